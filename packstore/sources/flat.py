@@ -182,6 +182,9 @@ class FlatSource(FolderSource):
             if records % _REPORT_EVERY == 0:
                 progress(Progress("scan", records, summary.rows, size_bytes))
         progress(Progress("scan", records, records, size_bytes))
+        lines = f"{summary.repeated:,} line{'s' * (summary.repeated > 1)}"
+        repeats = f"{printable(labels.path.name)} repeats {lines}; each image is packed once"
+        notes = (repeats,) if summary.repeated else ()
         return Survey(
             splits=splits,
             columns=(Column("label", "fixed", "int64", classes=summary.classes, type="label"),),
@@ -191,6 +194,7 @@ class FlatSource(FolderSource):
             size_counts=size_counts,
             key_bytes=key_bytes,
             ledger=self.ledger(claims, split),
+            notes=notes,
         )
 
     def _summarise_once(self, labels: LabelsFile) -> LabelsSummary:
@@ -252,11 +256,13 @@ class LabelsSummary:
         classes: Sorted class names; None if all labels are class numbers.
         splits: Names of the splits in packing order; ``("",)`` without that column.
         rows: Number of rows without repeated ones.
+        repeated: Number of lines that repeat a file.
     """
 
     classes: tuple[str, ...] | None
     splits: tuple[str, ...]
     rows: int
+    repeated: int
 
 
 class LabelsFile:
@@ -446,6 +452,7 @@ class LabelsFile:
             tuple(sorted(names)) if names else None,
             tuple(sorted(splits, key=lambda name: (known.get(name, len(known)), name))),
             len(ordered) - len(self._repeats),
+            len(self._repeats),
         )
 
     def _find_repeats(self, suspects: set[int]) -> set[int]:

@@ -276,7 +276,7 @@ class FoundSource(FileRowSource):
         return self._seen.fields
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split, with class numbers."""
+        """Yields a row for each image of a split, with class numbers. An image that a list repeats is yielded once."""
         classes = {name: getattr(field, "classes", None) for name, field in self._seen.fields.items()}
         numbers = {
             name: {text: n for n, text in enumerate(names)} for name, names in classes.items() if names is not None
@@ -290,7 +290,7 @@ class FoundSource(FileRowSource):
                     values[name] = _number_classes(value, of_column)
             return FileRow(prefix + found.image, values, found.key, found.is_folder)
 
-        return self._find(Files(self, split), make_row)
+        return self.skip_repeated(split, self._find(Files(self, split), make_row))
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the files of a row: by :attr:`parsers`, JSON and texts by the fields of their columns.

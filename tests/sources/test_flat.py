@@ -188,6 +188,13 @@ def test_a_file_with_two_labels_of_one_number_is_an_error(images: Path) -> None:
         labelled(images, "file,label\na.jpg,7\na.jpg,007\n").survey()
 
 
+def test_a_line_that_is_repeated_is_noted_and_packed_once(images: Path) -> None:
+    source = labelled(images, "file,label\nb.jpg,1\na.jpg,7\n./b.jpg,1\nb.jpg,1\n")
+    survey = source.survey()
+    assert (survey.records, survey.notes) == (2, ("labels.csv repeats 2 lines; each image is packed once",))
+    assert [key for key, _, _ in listed(source)] == ["b.jpg", "a.jpg"]
+
+
 def test_the_largest_class_number(images: Path) -> None:
     source = labelled(images, "file,label\na.jpg,9223372036854775807\nb.jpg,7\n")
     assert source.survey().columns[0].classes is None

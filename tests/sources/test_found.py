@@ -51,6 +51,31 @@ def test_splits_and_classes_follow_from_the_images(tmp_path: Path) -> None:
         assert (survey.ledger.count(Role.PACKED), survey.ledger.left) == (3, {"not images (.txt)": 1})
 
 
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_line_that_a_list_repeats_is_noted_and_packed_once(repeats: int, tmp_path: Path) -> None:
+    def generate(files: Files) -> Iterator[Found]:
+        for split in files.each_split("train", "val"):
+            for name, number in files.lines(f"{split}.txt"):
+                yield Found(f"{name}.jpg", split, {"label": number})
+
+    fill(tmp_path, {"train.txt": "b 1\n" + "a 2\n" * (1 + repeats), "val.txt": "a 2\n"})
+    with closing(opened(tmp_path, generate)) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"train": 2, "val": 1}
+        lines = f"{repeats} line{'s' if repeats > 1 else ''}"
+        assert survey.notes == (f"the lists repeat {lines}, such as a.jpg; each image is packed once",)
+        assert [entry.key for entry in source.entries()] == ["b.jpg", "a.jpg", "a.jpg"]
+
+
+def test_an_image_that_a_list_names_with_other_values_is_no_repeated_line(tmp_path: Path) -> None:
+    def generate(files: Files) -> Iterator[Found]:
+        for number, (name, _) in enumerate(files.lines("list.txt")):
+            yield from (Found(f"{name}.jpg", values={"count": number}, key=f"{name}/{n}") for n in range(2))
+
+    with closing(opened(tmp_path, generate)) as source:
+        assert (source.survey().records, source.survey().notes) == (6, ())
+
+
 def test_with_declared_classes_one_image_of_each_split_is_read_first(tmp_path: Path) -> None:
     read = []
 

@@ -226,7 +226,8 @@ def test_a_line_that_a_set_repeats_is_noted_and_packed_once(repeats: int, tmp_pa
     file.write_text(file.read_text() + "2007_000001\n" * repeats)
     with closing(open_source(tmp_path / "set")) as source:
         survey = source.survey()
-        lines = f"repeat {repeats} line{'s' if repeats > 1 else ''}, such as 2007_000001; each image is packed once"
+        first = f"{BASE}/JPEGImages/2007_000001.jpg; each image is packed once"
+        lines = f"repeat {repeats} line{'s' if repeats > 1 else ''}, such as {first}"
         assert [note for note in survey.notes if lines in note] == list(survey.notes)
         assert survey.splits == {"train": 4, "val": 2}
         assert [entry.key for entry in source.entries()] == expected

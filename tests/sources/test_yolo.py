@@ -393,7 +393,6 @@ def test_an_archive_of_darknet(tmp_path: Path) -> None:
         ("obj.data", "train = obj\nnames = obj.names", "its images are missing.*train: obj"),
         ("train.txt", "../x.jpg", r"'\.\./x\.jpg', which is not a path within the source"),
         ("train.txt", "/etc/../../x.jpg", "is not a path within the source"),
-        ("train.txt", "obj/0.jpg\nobj/0.jpg", "obj/0.jpg is in train and again in train"),
         ("valid.txt", "obj/0.jpg", "obj/0.jpg is in train and again in valid"),
     ],
 )
@@ -401,6 +400,18 @@ def test_darknet_that_cannot_be(name: str, text: str, said: str, tmp_path: Path)
     (darknet(tmp_path, "", "") / name).write_text(text)
     with pytest.raises(SourceError, match=said), closing(open_source(tmp_path)) as source:
         source.survey()
+
+
+def test_a_line_that_a_list_repeats_is_noted_and_packed_once(tmp_path: Path) -> None:
+    root = darknet(tmp_path / "set", "", "")
+    (root / "train.txt").write_text("obj/2.jpg\nobj/0.jpg\nobj/2.jpg\nobj/2.jpg\n")
+    with closing(open_source(root)) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"train": 2, "valid": 1}
+        assert [entry.key for entry in source.entries("train")] == ["obj/2.jpg", "obj/0.jpg"]
+        assert "the lists repeat 2 lines, such as obj/2.jpg; each image is packed once" in survey.notes
+    convert(root, tmp_path / "x.lmdb")
+    assert verify(tmp_path / "x.lmdb", against=root).ok
 
 
 def test_a_list_of_a_split_that_darknets_file_does_not_name(tmp_path: Path) -> None:

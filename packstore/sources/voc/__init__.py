@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,10 +18,9 @@ from typing import Any
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 from packstore.core.fields import Field, Image
 from packstore.core.manifest import Manifest
-from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.annotations import find_all_annotations
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, SourceOptions, Survey
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import (
     clean_path,
     find_suffixes_other_than_jpg,
@@ -120,7 +118,6 @@ class VocSource(FileRowSource):
             parts = [images, *annotated, *(folder.rpartition("/")[2] for folder in self._masks.values())]
             self.left_images = "images in none of the sets"  # type: ignore[misc]
         self._sets = _find_sets(self.tree, self._base, self._pairs)
-        self._repeated: Counter[str] = Counter()
         folder = f" and the sets {', '.join(in_packing_order(self._sets))} of {self._set_folder}" if self._sets else ""
         self.evidence = ", ".join(parts) + folder
         if self.options.layout is None and self.facts.files:
@@ -167,10 +164,17 @@ class VocSource(FileRowSource):
         return find_matching_palette(self.tree, [self._base or ""], self._infer_mask_field(folder))
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split. Raises :class:`SourceError` for a path out of the source, and for all errors
-        of :meth:`splits`."""
+        """Yields the rows of a split; those that a list repeats once. Raises :class:`SourceError` for a path out of the
+        source, and for all errors of :meth:`splits`."""
+        rows = self._make_rows(split)
+        return self.skip_repeated(split, rows) if self._sets else rows
+
+    def _make_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of the images in a list, or in the folders of a split."""
         for images, xml in self._pairs["" if self._sets else split]:
-            for name in self._list_set(split) if self._sets else self.tree.list(images).images:
+            stems = self._list_stems(self._sets[split]) if self._sets else ()
+            listed = (f"{stem}{self._odd_suffixes.get(stem, '.jpg')}" for stem in stems)
+            for name in listed if self._sets else self.tree.list(images).images:
                 stem = stem_of(name)
                 values: dict[str, Any] = {
                     column: InTree(join(folder, f"{stem}.png"), optional=True) for column, folder in self._masks.items()
@@ -178,14 +182,6 @@ class VocSource(FileRowSource):
                 if xml is not None:
                     values["json"] = InTree(join(xml, f"{stem}.xml"), optional=True)
                 yield FileRow(join(images, name), values)
-
-    def _list_set(self, split: str) -> Iterator[str]:
-        """Yields the names of the images of a set, repeated ones once."""
-        suffixes, known = self._odd_suffixes, set()
-        for stem in self._list_stems(self._sets[split]):
-            if stem not in known:
-                yield f"{stem}{suffixes.get(stem, '.jpg')}"
-            known |= {stem} & self._repeated.keys()
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image with its masks, and parses its annotation. With a palette, adds the columns of class numbers.
@@ -218,21 +214,15 @@ class VocSource(FileRowSource):
             )
         self.options = replace(self.options, layout=recorded)
 
-    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Adds a note if the boxes were found to count from 0, and if lists repeat images."""
-        survey, notes = super().survey(split, progress), []
-        if not self._says_layout and self.options.layout == CORNERS and self.facts.from_zero:
-            notes.append(
-                f"{printable(self.facts.from_zero)} has a box at 0, so all boxes count pixels from 0 and are kept as "
-                f"they are written; --layout {VOC} reads them as counted from 1"
-            )
-        if self._repeated:
-            count, first = self._repeated.total(), next(iter(self._repeated))
-            notes.append(
-                f"the lists in {printable(self._set_folder)} repeat {count:,} line{'s' * (count > 1)}, such as "
-                f"{printable(first)}; each image is packed once"
-            )
-        return replace(survey, notes=(*survey.notes, *notes))
+    def notes(self) -> tuple[str, ...]:
+        """Adds a note if the boxes were found to count from 0."""
+        if self._says_layout or self.options.layout != CORNERS or not self.facts.from_zero:
+            return super().notes()
+        return (
+            *super().notes(),
+            f"{printable(self.facts.from_zero)} has a box at 0, so all boxes count pixels from 0 and are kept as "
+            f"they are written; --layout {VOC} reads them as counted from 1",
+        )
 
     def describing_files(self) -> Iterable[str]:
         """Returns the paths of the lists of images and of the files of the palette."""
@@ -296,8 +286,7 @@ class VocSource(FileRowSource):
 
     @cached_property
     def _odd_suffixes(self) -> dict[str, str]:
-        """Suffix of each image that does not end in ``.jpg``, by the image's name without suffix. Counts the lines that
-        repeat an image of the same set.
+        """Suffix of each image that does not end in ``.jpg``, by the image's name without suffix.
 
         Raises :class:`AmbiguousSourceError` for an image in several sets; the answers leave out these sets, or all.
         Raises :class:`SourceError` for images that differ only by their suffixes.
@@ -309,15 +298,12 @@ class VocSource(FileRowSource):
         seen: dict[str, str] = {}
         for file in self._sets.values():
             for stem in self._list_stems(file):
-                first = seen.get(stem, file)
-                if first != file:
+                if (first := seen.setdefault(stem, file)) != file:
                     raise AmbiguousSourceError(
                         f"{self.tree.name(self._set_folder)}: {printable(stem)} is in two sets, {printable(first)} and "
                         f"{printable(file)}: remove it from one, or leave lists out with --ignore",
                         [Answer(ignore_paths(each)) for each in self._list_paths_to_ignore(first, file)],
                     )
-                self._repeated.update([stem] if stem in seen else [])
-                seen[stem] = file
         return suffixes
 
 

@@ -84,7 +84,7 @@ class YoloSource(FileRowSource):
     def splits(self) -> Sequence[str]:
         """Returns the splits in packing order. Lists all images at the first call.
 
-        Raises :class:`SourceError` for an image that is listed twice.
+        Raises :class:`SourceError` for an image in two splits.
         """
         self._label_folders  # noqa: B018 - raises for images in several splits
         return tuple(self._layout.splits)
@@ -105,8 +105,8 @@ class YoloSource(FileRowSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each image of a split, with the path of its file of labels. This file may be missing."""
-        for image in self._list_images(split):
-            yield FileRow(image, {"labels": InTree(self._label_path(image), optional=True)})
+        labels = ((image, InTree(self._label_path(image), optional=True)) for image in self._list_images(split))
+        yield from self.skip_repeated(split, (FileRow(image, {"labels": file}) for image, file in labels))
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image and parses its labels. Boxes and keypoints are in pixels, polygons as in the file.
@@ -147,17 +147,15 @@ class YoloSource(FileRowSource):
 
     @cached_property
     def _label_folders(self) -> frozenset[str]:
-        """Folders of the files of labels of all images. Raises :class:`SourceError` for an image that is listed
-        twice."""
+        """Folders of the files of labels of all images. Raises :class:`SourceError` for an image in two
+        splits."""
         seen: dict[str, str] = {}
         for split in self._layout.splits:
             for image in self._list_images(split):
-                if image in seen:
+                if seen.setdefault(image, split) != split:
                     raise SourceError(
-                        f"{self.tree.name(image)} is in {printable(seen[image] or 'the list')} and again in "
-                        f"{printable(split or 'it')}"
+                        f"{self.tree.name(image)} is in {printable(seen[image])} and again in {printable(split)}"
                     )
-                seen[image] = split
         return frozenset(self._label_path(image).rpartition("/")[0] for image in seen)
 
     def _label_path(self, image: str) -> str:
@@ -175,8 +173,8 @@ class YoloSource(FileRowSource):
         return super().reason_to_leave_out(folder, name)
 
     def notes(self) -> tuple[str, ...]:
-        """Returns notes about splits that no file lists, and about keypoints without ``kpt_shape``."""
-        return tuple(self._layout.notes)
+        """Adds notes about splits that no file lists, and about keypoints without ``kpt_shape``."""
+        return (*super().notes(), *self._layout.notes)
 
     def _first_label_lines(self) -> Iterator[list[bytes]]:
         """Yields the words of each line in the first 64 files of labels that can be read."""
