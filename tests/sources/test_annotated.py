@@ -925,3 +925,43 @@ def test_entities_of_receipts_without_words(folder: str, tmp_path: Path) -> None
         assert [column.name for column in source.survey().columns] == ["entities", "entities_valid"]
         found = [source.read(entry).values.get("entities") for entry in source.entries()]
     assert found == [*texts, None]
+
+
+@pytest.mark.parametrize("count", [2, 40])
+@pytest.mark.parametrize(
+    ("images", "files", "splits"),
+    [
+        ("images", "annotated", {""}),
+        ("photos", "photos/notes", {""}),
+        ("data/img", "made/with/labelme", {""}),
+        ("train/pictures", "train/outlines", {"train"}),
+        ("images/train", "annotated/train", {"train"}),
+    ],
+)
+def test_files_of_labelme_are_found_by_the_stems_of_the_images(
+    images: str, files: str, splits: set[str], count: int, tmp_path: Path
+) -> None:
+    """Folders may have any names; a split without annotations is kept."""
+    shapes = json.dumps({"shapes": [{"label": "cat", "points": [[1, 2], [5, 6]], "shape_type": "rectangle"}]})
+    made: dict[str, str | bytes] = {f"{images}/a{n}.jpg": jpeg(n) for n in range(count)}
+    made |= {f"{files}/a{n}.json": shapes for n in range(count - 1)}
+    if images == "images/train":
+        made |= {f"images/test/b{n}.jpg": jpeg(n) for n in range(count)}
+    path = fill(tmp_path / "set", made)
+    archive = Path(shutil.make_archive(str(tmp_path / "set"), "zip", path))
+    for place in (path, archive):
+        with closing(open_source(place)) as source:
+            survey = source.survey()
+            assert (source.kind, survey.ledger.left) == ("labelme", {})
+            assert {*survey.splits} - {"test"} == splits
+            values = {
+                e.key.rpartition("/")[2]: source.read(e).values["boxes"] for e in source.entries() if e.split != "test"
+            }
+        assert values == {f"a{n}.jpg": [[1, 2, 5, 6]] for n in range(count - 1)} | {f"a{count - 1}.jpg": None}
+
+
+def test_two_folders_of_pictures_of_equal_stems_are_no_labelme(tmp_path: Path) -> None:
+    made: dict[str, str | bytes] = {f"{folder}/a{n}.jpg": jpeg(n) for n in range(4) for folder in ("one", "two")}
+    made |= {f"annotated/a{n}.json": '{"shapes": []}' for n in range(4)}
+    with pytest.raises(AmbiguousSourceError):
+        open_source(fill(tmp_path, made))

@@ -10,11 +10,14 @@ from __future__ import annotations
 import posixpath
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
 from packstore.core.fields import Field
@@ -24,7 +27,7 @@ from packstore.sources.annotation_formats.shapes import Parts, Picture
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join, raise_suffix, read_text
-from packstore.sources.contents import list_contents, stem_of
+from packstore.sources.contents import Contents, list_contents, stem_of
 from packstore.sources.encodings import convert_start
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
@@ -278,12 +281,49 @@ def find_folders(tree: Tree, format: SidecarFormat) -> list[AnnotatedFolder]:
             folders.append(AnnotatedFolder(path, match[1], ""))
             used.add(match[0].lower())
     taken = {folder.annotations for folder in folders}
+    parents = set()
+    if ("", "") in format.folders:
+        for path, place in _pair_by_stems(contents, unpaired, with_files - taken, suffixes):
+            if format.annotates_images(tree, path, place):
+                folders.append(AnnotatedFolder(path, place, ""))
+                parents.add(path.rpartition("/")[0])
+    taken = {place for folder in folders for place in (folder.images, folder.annotations)}
     for path in unpaired:
         words = path.lower().split("/")
-        if path not in taken and any(image in words if image else is_split(path) for image in used):
+        above, _, name = path.rpartition("/")
+        known = any(image in words if image else is_split(path) for image in used) or (
+            above in parents and is_split(name)
+        )
+        if path not in taken and known:
             folders.append(AnnotatedFolder(path, None, ""))
     splits = find_splits_of_folders((each.images for each in folders), some=True)
     return [folder._replace(split=splits.get(folder.images, "")) for folder in folders]
+
+
+def _pair_by_stems(
+    contents: Contents, images: Iterable[str], places: Collection[str | None], suffixes: Collection[str]
+) -> list[tuple[str, str]]:
+    """Pairs folders of images with those of ``places``, without images, whose files have the stems of at least half of
+    the images, or of which half have the stem of an image. Of several, takes the folder whose path has most in common.
+    Leaves out images with the same stems as those in another folder."""
+    notes = {
+        path: np.unique(np.concatenate([each.others[suffix].stems for suffix in suffixes & each.others.keys()]))
+        for path, each in contents.folders.items()
+        if path in places and not each.images.count
+    }
+    pairs: dict[str, str] = {}
+    for path in images:
+        own = contents.folders[path].images
+        shared = {place: own.count_shared(stems) for place, stems in notes.items()}
+        ranks = [
+            (count, len({*path.split("/")} & {*place.split("/")}), place)
+            for place, count in shared.items()
+            if 0 < min(own.count, len(notes[place])) <= 2 * count
+        ]
+        if ranks:
+            pairs[path] = max(ranks)[-1]
+    owners = Counter(pairs.values())
+    return [(path, place) for path, place in pairs.items() if owners[place] == 1]
 
 
 def _list_places(path: str, images: str, annotations: str) -> Iterator[str]:

@@ -45,11 +45,7 @@ _OPEN = ("point", "points", "line", "linestrip")
 
 @beside(
     "LabelMe: a JSON file with shapes beside each image",
-    folders=[
-        *(("", name) for name in ("", "annotations", "labels")),
-        *(("images", name) for name in ("annotations", "labels", "json", "jsons", "labelme")),
-        ("imgs", "json"),
-    ],
+    folders=[("", "")],
     signature=rb'"shapes"\s*:\s*\[|"imageData"\s*:\s*(null|"/9j|"iVBOR)',
     upright="jpeg",  # apply_exif_orientation in labelme/utils/image.py
 )
