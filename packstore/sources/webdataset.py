@@ -26,7 +26,8 @@ from packstore.sources.columns import ANY, FILE, ValueType, choose_main_image, g
 from packstore.sources.encodings import active_encoding
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.records.shards import ShardSource, find_shards, read_class_names
+from packstore.sources.records import ShardSource, find_shards
+from packstore.sources.records.facts import read_class_names
 from packstore.sources.rows import Row
 from packstore.sources.webdataset_files import (
     ShardIndex,

@@ -16,7 +16,7 @@ from packstore.sources.base import Certainty, SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.needs import PresentNames
-from packstore.sources.records.shards import find_shards
+from packstore.sources.records import find_shards
 from packstore.sources.refusals import first_bytes
 from packstore.sources.webdataset_files import LABELS, has_image, has_image_pair, is_hidden, split_key
 

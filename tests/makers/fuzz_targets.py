@@ -775,8 +775,8 @@ TARGETS = (
         ("records/litdata.py", "records/mds.py", "records/typed.py"),
         _repair_json,
     ),
-    Target("mds", _mds, (PackstoreError,), ("records/mds.py", "records/shards.py", "records/typed.py"), _repair_json),
-    Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_either),
+    Target("mds", _mds, (PackstoreError,), ("records/mds.py", "records/__init__.py", "records/typed.py"), _repair_json),
+    Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/examples.py"), _repair_either),
     Target("idx", _idx, (PackstoreError,), ("arrays/idx.py",)),
     Target("n5_block", _n5_block, (PackstoreError,), ("arrays/n5.py",)),
     Target(

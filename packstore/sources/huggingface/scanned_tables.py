@@ -33,7 +33,7 @@ from packstore.sources.huggingface.open_table import (
     pyarrow_errors,
     unreadable_message,
 )
-from packstore.sources.records.shards import ShardSource
+from packstore.sources.records import ShardSource
 from packstore.sources.rows import PROBED
 from packstore.sources.splits import lower_known_split
 

@@ -28,7 +28,7 @@ from packstore.core.protobuf import Message
 from packstore.images.engine import highway_hash
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind
-from packstore.sources.records.shards import OpenFiles, recognise_shards
+from packstore.sources.records import RecordFiles, recognise_shards
 from packstore.sources.records.tfrecord import TfrecordSource
 
 SUFFIXES = (".array_record", ".arrayrecord")
@@ -79,7 +79,7 @@ class _ChunkIndex:
     firsts: NDArray[np.int64]
 
 
-class ArrayRecordFiles:
+class ArrayRecordFiles(RecordFiles):
     """Reads records of ArrayRecord files by their numbers; thread-safe. Caches the last chunks: always two, at most 64,
     and up to 64 MiB. Raises :class:`SourceError` for chunks compressed by Zstandard if its library is not
     installed."""
@@ -87,8 +87,7 @@ class ArrayRecordFiles:
     fault = "{}, record {}: its chunk cannot be read"
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
-        self._files = OpenFiles(paths, lambda _: None)
+        super().__init__(paths)
         self._footers: dict[int, _ChunkIndex] = {}
         self._kept: OrderedDict[tuple[int, int], tuple[list[bytes], int]] = OrderedDict()
         self._lock = threading.Lock()
@@ -109,7 +108,7 @@ class ArrayRecordFiles:
                 record = None if records is None else records[i]
                 yield first + i, len(record or b""), None if record is None else Message.from_bytes(record)
         if why and not read:
-            raise SourceError(f"{printable(str(self._paths[number]))} cannot be read as ArrayRecord: {why}")
+            raise SourceError(f"{printable(str(self.paths[number]))} cannot be read as ArrayRecord: {why}")
 
     def read_record(self, number: int, place: int, length: int) -> bytes | None:
         """Reads record ``place`` of file ``number``; returns None if its chunk is damaged or has no such record.
@@ -126,7 +125,7 @@ class ArrayRecordFiles:
 
     def close(self) -> None:
         """Closes the files, and empties the cache of chunks; reading opens the files again."""
-        self._files.close()
+        super().close()
         with self._lock:
             self._kept.clear()
 
@@ -139,7 +138,7 @@ class ArrayRecordFiles:
             return kept[0]
         footer = self._load_chunk_index(number)
         expected = int(footer.firsts[chunk + 1] - footer.firsts[chunk])
-        records = _read_records(self._files[number], int(footer.places[chunk]), _MAX_CHUNK)
+        records = _read_records(self.opened[number], int(footer.places[chunk]), _MAX_CHUNK)
         if len(records) != expected:
             raise ValueError(f"a chunk has {len(records)} records, and the index says {expected}")
         with self._lock:
@@ -154,9 +153,9 @@ class ArrayRecordFiles:
         """Returns the index of chunks of a file; reads it at the first call. Raises :class:`SourceError` if the file
         has no valid index."""
         if number not in self._footers:
-            path = self._paths[number]
+            path = self.paths[number]
             try:
-                self._footers[number] = _read_chunk_index(self._files[number])
+                self._footers[number] = _read_chunk_index(self.opened[number])
             except ValueError as error:
                 raise SourceError(f"{printable(str(path))} cannot be read as ArrayRecord: {error}") from None
         return self._footers[number]
@@ -324,7 +323,10 @@ class ArrayRecordSource(TfrecordSource):
     format_name = "ArrayRecord"
     suffixes = SUFFIXES
     is_shard = staticmethod(is_riegeli)
-    record_files = ArrayRecordFiles
+
+    def open_records(self, paths: Sequence[Path]) -> RecordFiles:
+        """Returns a reader of ArrayRecord files."""
+        return ArrayRecordFiles(paths)
 
 
 KIND = Kind(

@@ -23,7 +23,7 @@ from packstore.images.encode.png import encode_png
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import BYTES, FILE, JSON, PIXELS, ValueType
-from packstore.sources.records.shards import OpenFiles, find_shards, folder_has_images, list_first_shards
+from packstore.sources.records import OpenFiles, find_shards, folder_has_images, list_first_shards
 from packstore.sources.records.typed import Shard, Span, TypedSource
 from packstore.sources.rows import Row
 

@@ -1,40 +1,43 @@
-"""Reads shards of TFRecord whose records are ``tf.train.Example``: an index of records, and facts about their
-features.
+"""Reads shards whose records are ``tf.train.Example``: the files of TFRecord, and one declaration and decoding of
+features for all formats of examples.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from abc import abstractmethod
-from array import array
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Boxes, Field, Image, Images, Json, Label, Labels, Mask
 from packstore.core.protobuf import Feature, Message, read_example
 from packstore.core.tfrecord import CHECK, HEADER, parse_record_length, verify_data
 from packstore.images.orientation import upright_size
-from packstore.images.sniff import HeaderError
+from packstore.images.sniff import HeaderError, max_file_bytes
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import detect_compression, open_decompressor
-from packstore.sources.base import SourceOptions
-from packstore.sources.records.facts import ExampleFacts
-from packstore.sources.records.shards import OpenFiles, ShardSource, explain_damage
-from packstore.sources.rows import Row
-from packstore.stores.link_files import Location
+from packstore.sources.columns import BYTES, JSON, TEXT, ValueType, guess
+from packstore.sources.records import DamageError, RecordFiles, RecordIndex, WalkedSource, explain_damage
+from packstore.sources.records.facts import UNCHANGED, ExampleFacts, Numbering
 
 KEYS = ("key", "image/filename", "file_name", "filename", "image/file_name")
 """Features that are the samples' keys if all their values differ."""
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz", ".tfrecord.zlib")
 """Suffixes of TFRecord files."""
 MAX_RECORD = (1 << 31) - 1
+BOX_FORMATS = ("XYXY", "YXYX", "XYWH", "REL_XYXY", "REL_YXYX")
+_PLAIN = frozenset(("image", "mask", "text", "bytes", "class", "box"))
+"""Kinds of columns that are no arrays of numbers."""
 _WINDOW = 1 << 11
 _MAX_KEY = 4096
 _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
@@ -67,137 +70,17 @@ def find_compression(path: Path) -> str | None:
     return None
 
 
-class Example:
-    """A ``tf.train.Example``, whose values are read when they are asked for.
-
-    Attributes:
-        message: The bytes of the example.
-        features: Location of the values of each feature.
-    """
-
-    def __init__(self, message: Message) -> None:
-        """Locates the features. Raises :class:`ValueError` for any other message."""
-        self.message, self.features = message, read_example(message)
-
-    def byte_values(self, name: str) -> list[bytes]:
-        """Reads the values of a feature of bytes; ``[]`` without values. Raises :class:`ValueError` for numbers, and if
-        the feature is missing."""
-        feature = self.find(name)
-        if feature.kind not in ("bytes", ""):
-            raise ValueError("found numbers, expected texts or files")
-        return feature.bytes(self.message)
-
-    def only_bytes(self, name: str) -> bytes:
-        """Reads the only value of a feature of bytes. Raises :class:`ValueError` for any other number or type of
-        values."""
-        values = self.byte_values(name)
-        if len(values) != 1:
-            raise ValueError(f"found {len(values)} values, expected one of bytes")
-        return values[0]
-
-    def numbers(self, name: str, dtype: str = "") -> NDArray[Any]:
-        """Reads the numbers of a feature. Raises :class:`ValueError` for bytes, for numbers beyond an integer
-        ``dtype``, and if the feature is missing."""
-        feature = self.find(name)
-        if feature.kind == "bytes":
-            raise ValueError("found bytes, expected numbers")
-        numbers = feature.numbers(self.message)
-        if not dtype or numbers.dtype.name == dtype:
-            return numbers
-        if dtype == "uint64" and numbers.dtype == np.int64:
-            return numbers.view(np.uint64)
-        values = numbers.astype(dtype)
-        if dtype != "uint64" and values.dtype.kind in "iub" and not np.array_equal(values, numbers):
-            raise ValueError(f"found numbers beyond {dtype}")
-        return values
-
-    def only_number(self, name: str) -> Any:
-        """Reads the only number of a feature; None if the feature is missing or has no values. Raises
-        :class:`ValueError` for several numbers or bytes."""
-        numbers = self.numbers(name) if name in self.features else np.zeros(0)
-        if len(numbers) > 1:
-            raise ValueError(f"found {len(numbers)} numbers, expected one")
-        return numbers[0] if len(numbers) else None
-
-    def has_values(self, name: str) -> bool:
-        """Tells if a feature is there, and has a type of values."""
-        return name in self.features and self.features[name].kind != ""
-
-    def find(self, name: str) -> Feature:
-        """Returns a feature. Raises :class:`ValueError` if it is missing."""
-        if name not in self.features:
-            raise ValueError(f"it has no feature {name}")
-        return self.features[name]
-
-
-@dataclass(slots=True)
-class _ExampleIndex:
-    """Index of the records of a shard. A record takes 24 bytes and its key.
-
-    Attributes:
-        places: Offset of the data of each record.
-        lengths: Bytes of the data.
-        sizes: Bytes of the main image.
-        keys: Keys of the records; None for records without one, and for damaged ones.
-        damaged: Offset and reason if the rest of the file cannot be read.
-    """
-
-    places: array[int] = field(default_factory=lambda: array("q"))
-    lengths: array[int] = field(default_factory=lambda: array("q"))
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    keys: list[str | None] = field(default_factory=list)
-    damaged: tuple[int, str] | None = None
-
-
-class RecordFiles(Protocol):
-    """Reader of numbered files of records.
-
-    Attributes:
-        fault: Message for a damaged record, with placeholders for file name and offset.
-    """
-
-    fault: str
-
-    def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
-        """Yields place, size and message of each record of file ``number``; the message of a damaged record is None.
-        Raises :class:`DamageError` if the rest of the file cannot be read, and :class:`SourceError` if no record can
-        be read."""
-
-    def read_record(self, number: int, place: int, length: int) -> bytes | None:
-        """Reads the data of a record, and verifies its checksum. Returns None for a damaged record."""
-
-    def locate_span(self, number: int, place: int, length: int) -> Location | None:
-        """Locates the data of a record. Returns None if they are not plain bytes of the file."""
-
-    def close(self) -> None:
-        """Closes all files; reading opens them again."""
-
-
-class DamageError(ValueError):
-    """Damage after which the rest of a file of records cannot be read.
-
-    Attributes:
-        at: Offset of the damage in bytes.
-    """
-
-    def __init__(self, at: int, reason: str) -> None:
-        super().__init__(reason)
-        self.at = at
-
-
-class TfrecordFiles:
+class TfrecordFiles(RecordFiles):
     """Reads records of TFRecord files, also compressed ones, by the offsets of their data."""
 
-    fault = "{}, byte {}: the record does not match its checksum"
-
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._files = OpenFiles(paths, find_compression)
+        super().__init__(paths, find_compression)
 
     def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
         """Yields offset, size and message of each record. Reads only headers, and the first bytes of data. A message
         reads further bytes when the caller asks for them. Does not verify checksums of data. Raises
         :class:`DamageError` for a damaged header, and for a record larger than an example can be."""
-        file = self._files[number]
+        file = self.opened[number]
         at, end = 0, os.fstat(file.descriptor).st_size
         while at < end:
             start = file.read(HEADER + _WINDOW, at)
@@ -214,112 +97,285 @@ class TfrecordFiles:
     def read_record(self, number: int, place: int, length: int) -> bytes | None:
         """Reads the ``length`` bytes of a record's data at offset ``place``; returns None if they do not match the
         checksum."""
-        return verify_data(self._files[number].read(length + CHECK, place), length)
-
-    def locate_span(self, number: int, place: int, length: int) -> Location | None:
-        """Locates the data of a record. Returns None if the file is compressed, or has been replaced."""
-        return self._files.locate_span(number, place, length)
-
-    def close(self) -> None:
-        """Closes all files; reading opens them again."""
-        self._files.close()
+        return verify_data(self.opened[number].read(length + CHECK, place), length)
 
 
-class ExampleSource(ShardSource):
+def _make_range_reader(file: OpenFile, place: int, length: int) -> Callable[[int, int], bytes]:
+    """Returns a function ``(size, offset)`` that reads bytes of one record. It reads fewer at the record's end."""
+    return lambda size, at: file.read(min(size, length - at), place + at)
+
+
+class Example:
+    """A ``tf.train.Example``, whose values are read when they are asked for.
+
+    Attributes:
+        message: The bytes of the example.
+        features: Location of the values of each feature.
+    """
+
+    def __init__(self, message: Message) -> None:
+        """Locates the features. Raises :class:`ValueError` for any other message."""
+        self.message, self.features = message, read_example(message)
+
+    def byte_values(self, name: str) -> list[bytes]:
+        """Reads the values of a feature of bytes; ``[]`` without values. Raises :class:`ValueError` for numbers, and if
+        the feature is missing."""
+        feature = self._find(name)
+        if feature.kind not in ("bytes", ""):
+            raise ValueError("found numbers, expected texts or files")
+        return feature.bytes(self.message)
+
+    def only_bytes(self, name: str) -> bytes:
+        """Reads the only value of a feature of bytes. Raises :class:`ValueError` for any other number or type of
+        values."""
+        values = self.byte_values(name)
+        if len(values) != 1:
+            raise ValueError(f"found {len(values)} values, expected one of bytes")
+        return values[0]
+
+    def numbers(self, name: str, dtype: str = "") -> NDArray[Any]:
+        """Reads the numbers of a feature. Raises :class:`ValueError` for bytes, for numbers beyond an integer
+        ``dtype``, and if the feature is missing."""
+        feature = self._find(name)
+        if feature.kind == "bytes":
+            raise ValueError("found bytes, expected numbers")
+        numbers = feature.numbers(self.message)
+        if not dtype or numbers.dtype.name == dtype:
+            return numbers
+        if dtype == "uint64" and numbers.dtype == np.int64:
+            return numbers.view(np.uint64)
+        values = numbers.astype(dtype)
+        if dtype != "uint64" and values.dtype.kind in "iub" and not np.array_equal(values, numbers):
+            raise ValueError(f"found numbers beyond {dtype}")
+        return values
+
+    def only_number(self, name: str) -> int | None:
+        """Reads the only number of a feature; None if the feature is missing or has no values. Raises
+        :class:`ValueError` for several numbers or bytes."""
+        numbers = self.numbers(name) if name in self.features else np.zeros(0)
+        if len(numbers) > 1:
+            raise ValueError(f"found {len(numbers)} numbers, expected one")
+        return int(numbers[0]) if len(numbers) else None
+
+    def has_values(self, name: str) -> bool:
+        """Tells if a feature is there, and has a type of values."""
+        return name in self.features and self.features[name].kind != ""
+
+    def _find(self, name: str) -> Feature:
+        """Returns a feature. Raises :class:`ValueError` if it is missing."""
+        if name not in self.features:
+            raise ValueError(f"it has no feature {name}")
+        return self.features[name]
+
+
+@dataclass(frozen=True)
+class FeatureColumn:
+    """Column of a feature.
+
+    Attributes:
+        feature: Name in an example.
+        kind: ``image``, ``mask``, ``pixels``, ``text``, ``bytes``, ``class``, ``box``; or the dtype of numbers.
+        shape: Shape of one value; -1 for any size.
+        lengths: Lengths of the sequences that contain it, outermost first; -1 for any length.
+        optional: An example may lack it.
+        numbering: Converts class numbers.
+        of: Column of boxes to which the classes of a sequence belong; False for none.
+        encoding: Encoding of numbers that are packed into bytes, ``bytes`` or ``zlib``; format of boxes. Else ``""``.
+    """
+
+    feature: str
+    kind: str
+    shape: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    optional: bool = False
+    numbering: Numbering = UNCHANGED
+    of: str | bool = False
+    encoding: str = ""
+
+    def declare(self) -> Field:
+        """Declares the column. Pixels, labels of sequences, sequences of sequences and arrays of any length are never
+        optional."""
+        shape = (*self.lengths, *self.shape)
+        if len(self.lengths) > 1:
+            return Json()
+        match self.kind:
+            case "image":
+                return Images(optional=self.optional) if self.lengths else Image(optional=self.optional)
+            case "mask":
+                return Mask(optional=self.optional)
+            case "pixels":
+                return Image("uint8")
+            case "class" if self.lengths:
+                return Labels(self.numbering.classes, of=self.of)
+            case "class":
+                return Label(self.numbering.classes, optional=self.optional)
+            case "box":
+                return Boxes(optional=self.optional)
+            case "text" | "bytes":
+                single = TEXT if self.kind == "text" else BYTES
+                return replace(guess("", ValueType(JSON if shape else single)), optional=self.optional)
+        declared = guess("", ValueType(self.kind, shape))
+        return declared if getattr(declared, "ragged", False) else replace(declared, optional=self.optional)
+
+    def decode(self, example: Example, limit: int) -> Any:
+        """Decodes the value of the column. Returns None if it is missing or the label -1. Numbers become an array;
+        nested lists if any length but the first varies. Sequences of other values become lists. Raises
+        :class:`ValueError` for a value that does not fit the feature, and for more than ``limit`` compressed bytes."""
+        name, shape = self.feature, (*self.lengths, *self.shape)
+        if len(self.lengths) > 1:
+            flat = f"{name}/ragged_flat_values"
+            items = self._decode_items(example, flat) if flat in example.features else []
+            rows = (f"{name}/ragged_row_lengths_{i}" for i in range(len(self.lengths) - 1))
+            return _nest_rows(items, [example.numbers(row).tolist() if row in example.features else [] for row in rows])
+        numeric, dtype = self.kind not in _PLAIN, "int64" if self.kind == "class" else self.kind
+        if numeric and self.shape.count(-1) > 1:
+            name, shape = f"{name}/value", (*self.lengths, *self._read_shape(example))
+        if not (name in example.features if shape else example.has_values(name)):
+            is_list = (numeric or self.kind == "class") and shape[:1] == (-1,) and -1 not in shape[1:]
+            return np.zeros((0, *shape[1:]), dtype) if is_list else None
+        if self.kind in ("image", "mask"):
+            return example.byte_values(name) if self.lengths else self._only(example.byte_values(name))
+        if numeric:
+            if not shape and not self.encoding and not len(example.numbers(name)):
+                return None
+            array = self._decode_array(example, name, shape, limit)
+            varies = -1 in (*self.lengths, *self.shape)[1:] and self.kind != "pixels"
+            return array.tolist() if varies else array
+        items = self._decode_items(example, name)
+        if self.kind == "box":
+            return np.array(items, np.float64).reshape(-1, 4)
+        if self.shape and -1 not in self.shape:  # of strings
+            return np.array(items, object).reshape(self.shape).tolist()
+        if self.kind == "class" and self.lengths and None in items:
+            raise ValueError("found -1 among numbers of classes")
+        return items if shape else self._only(items)
+
+    def _only(self, items: Sequence[Any]) -> Any:
+        """Returns the only item; None if there is none. Raises :class:`ValueError` for several."""
+        if len(items) > 1:
+            raise ValueError(f"found {len(items)} values, expected one")
+        return items[0] if items else None
+
+    def _read_shape(self, example: Example) -> tuple[int, ...]:
+        """Reads the shape of an array with several axes of any length. Raises :class:`ValueError` if it does not fit
+        :attr:`shape`."""
+        name, shape = f"{self.feature}/shape", self.shape
+        said = example.numbers(name).tolist() if name in example.features else []
+        if len(said) != len(shape) or any(most >= 0 and most != n for n, most in zip(said, shape, strict=True)):
+            raise ValueError(f"found the shape {said}, expected {list(shape)}")
+        return tuple(said)
+
+    def _decode_items(self, example: Example, name: str) -> list[Any]:
+        """Decodes the values of a feature to a list of plain values. Raises :class:`ValueError` for values of another
+        type, and for a text that is not UTF-8."""
+        if self.kind in ("text", "bytes"):
+            values = example.byte_values(name)
+            return [value.decode("utf-8") for value in values] if self.kind == "text" else list(values)
+        if self.kind == "class":
+            return list(map(self.numbering, example.numbers(name, "int64").tolist()))
+        shape = (-1, 4) if self.kind == "box" else (-1, *self.shape)
+        return list(self._decode_array(example, name, shape, 1 << 30).tolist())
+
+    def _decode_array(self, example: Example, name: str, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
+        """Decodes the numbers of a feature to an array of ``shape``. Raises :class:`ValueError` for numbers that do not
+        fit the shape or an integer dtype. Also raises it for compressed numbers of more than ``limit`` bytes."""
+        dtype = {"pixels": "uint8", "box": "float32"}.get(self.kind, self.kind)
+        if self.encoding in ("bytes", "zlib"):
+            data = example.only_bytes(name)
+            if self.encoding == "zlib":
+                inflate = zlib.decompressobj()
+                data = inflate.decompress(data, limit)
+                if not inflate.eof:
+                    raise ValueError(f"it is cut off, or larger than {limit} bytes")
+            array = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
+        else:
+            array = example.numbers(name, dtype)
+        if -1 not in shape and array.size != math.prod(shape):
+            raise ValueError(f"found {array.size} numbers, expected {math.prod(shape)}")
+        return array.reshape(shape)
+
+
+def _nest_rows(items: list[Any], row_lengths: Sequence[list[int]]) -> list[Any]:
+    """Nests values in lists of lists. ``row_lengths`` has the lengths of the rows of each level, outermost first.
+    Raises :class:`ValueError` if they do not add up."""
+    for lengths in reversed(row_lengths):
+        if sum(lengths) != len(items) or any(length < 0 for length in lengths):
+            raise ValueError(f"{len(items)} values do not make rows of {sum(lengths)}")
+        rows = iter(items)
+        items = [list(islice(rows, length)) for length in lengths]
+    return items
+
+
+class ExampleSource(WalkedSource):
     """Base of sources whose shards hold ``tf.train.Example`` records.
 
-    The first listing reads all records except their images. A record with a wrong checksum is a bad sample. If a length
-    is wrong, the rest of the file is one bad sample.
+    The first listing reads all records except their images. A record with a wrong checksum is a bad sample.
 
     Attributes:
         label_names: Features that name the class of a label, by the feature of the label.
-        record_files: Class that reads the records of the shards.
     """
 
     label_names: Mapping[str, tuple[str, ...]] = {}
-    record_files: Callable[[Sequence[Path]], RecordFiles] = TfrecordFiles
 
-    def __init__(self, path: Path, options: SourceOptions, shards: Sequence[tuple[str, Path]]) -> None:
-        super().__init__(path, options)
-        self.shards = shards
-        self._files = self.record_files([file for _, file in self.shards])
+    def open_records(self, paths: Sequence[Path]) -> RecordFiles:
+        """Returns a reader of TFRecord files."""
+        return TfrecordFiles(paths)
 
-    @abstractmethod
-    def decode_example(self, example: Example) -> dict[str, Any]:
-        """Decodes the values of an example, by column. Raises :class:`ValueError` for a value that does not fit its
-        column."""
+    @property
+    def example_columns(self) -> Mapping[str, FeatureColumn]:
+        """Columns by name, the image among them. Read once all records are indexed."""
+        raise NotImplementedError
 
-    def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each record. If the rest of a shard is damaged, yields one more row, and reading that row
-        raises an error. If :attr:`has_keys`, rows have the keys of their records; a damaged record has file name and
-        offset as key. Else all rows take ``keys``."""
-        index, name = self.index[number], self.shards[number][1].name
-        for i, (place, length, size) in enumerate(zip(index.places, index.lengths, index.sizes, strict=True)):
-            key, own = next(keys), index.keys[i]
-            if self.has_keys:
-                key = f"{name}#{place}" if own is None else own
-            yield Row(key, (number, place, length), size, length - size)
-        if index.damaged is not None:
-            at, reason = index.damaged
-            yield Row(f"{next(keys)}…", (number, at, -1, f"{name}, byte {at}: {reason}"), 0)
+    def fields(self) -> Mapping[str, Field]:
+        """Declares the columns. The first call indexes all records."""
+        assert self.index
+        return {name: column.declare() for name, column in self.example_columns.items()}
 
-    def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads a record, verifies its checksum, and decodes it. Raises :class:`ValueError` if the record is damaged,
-        or a value does not fit its column."""
-        number, place, length, *reason = ref
-        if reason:
-            raise ValueError(f"{reason[0]}; the rest of this file cannot be read")
-        data = self._files.read_record(number, place, length)
-        if data is None:
-            raise ValueError(self._files.fault.format(self.shards[number][1].name, place))
+    def decode_record(self, data: bytes) -> dict[str, Any]:
+        """Decodes an example, see :meth:`decode_example`."""
         return self.decode_example(Example(Message.from_bytes(data)))
 
-    def locate_row(self, ref: Any) -> Location | None:
-        """Locates the data of the record that has the image. Returns None if these data are not plain bytes of the
-        file, or cannot be read."""
-        number, place, length, *reason = ref
-        return None if reason else self._files.locate_span(number, place, length)
-
-    def close(self) -> None:
-        """Closes the source and its open shards."""
-        super().close()
-        self._files.close()
+    def decode_example(self, example: Example) -> dict[str, Any]:
+        """Decodes the features of an example, by column; a missing one to None. Raises :class:`ValueError`, with the
+        name of the feature, for a value that does not fit its column."""
+        values, limit = {}, max_file_bytes(self.options.max_pixels)
+        for name, column in self.example_columns.items():
+            try:
+                values[name] = column.decode(example, limit)
+            except (ValueError, zlib.error, OverflowError) as error:
+                raise ValueError(f"{printable(column.feature)}: {error}") from error
+        return values
 
     @cached_property
     def facts(self) -> ExampleFacts:
         """Facts about the features of all records; complete once :attr:`index` is."""
         return ExampleFacts(self.label_names)
 
-    @cached_property
-    def index(self) -> list[_ExampleIndex]:
-        """Indexes of the shards. The first use reads all records, and collects :attr:`facts`. Raises
-        :class:`SourceError` if there are no records, or none is an example."""
-        indexes = [self._index_file(number) for number in range(len(self.shards))]
-        if not any(len(index.places) or index.damaged for index in indexes):
-            raise SourceError(f"{printable(str(self.path))}: its files hold no records")
-        if not self.facts.parsed:
-            reason = next((index.damaged[1] for index in indexes if index.damaged), "none of its records is an example")
-            raise SourceError(f"{printable(str(self.path))}: {self._pickle_advice(indexes) or reason}")
-        return indexes
+    def check_index(self, indexes: Sequence[RecordIndex]) -> None:
+        """Raises :class:`SourceError` if no record is an example."""
+        if self.facts.parsed:
+            return
+        reason = next((index.damaged[1] for index in indexes if index.damaged), "none of its records is an example")
+        if self._are_pickles(indexes):
+            reason = (
+                "its records are pickles, which packstore does not unpickle, since that can run code: read them with "
+                "the program that wrote them, and write tf.train.Example, or files"
+            )
+        raise SourceError(f"{printable(str(self.path))}: {reason}")
 
-    def _pickle_advice(self, indexes: Sequence[_ExampleIndex]) -> str | None:
-        """Returns advice for the user if records are pickles, else None. The first record decides, by its first and
-        last bytes."""
+    def _are_pickles(self, indexes: Sequence[RecordIndex]) -> bool:
+        """Tells by the first and last bytes of the first record if records are pickles."""
         number = next(number for number, index in enumerate(indexes) if index.places or index.damaged)
         index = indexes[number]
-        data = self._files.read_record(number, index.places[0], index.lengths[0]) if index.places else None
-        if not data or data[0] != 0x80 or data[1:2] not in (b"\2", b"\3", b"\4", b"\5") or data[-1:] != b".":
-            return None
+        data = self.record_files.read_record(number, index.places[0], index.lengths[0]) if index.places else None
         return (
-            "its records are pickles, which packstore does not unpickle, since that can run code: read them with the "
-            "program that wrote them, and write tf.train.Example, or files"
+            data is not None and data[1:2] in (b"\2", b"\3", b"\4", b"\5") and (data[:1], data[-1:]) == (b"\x80", b".")
         )
 
     @cached_property
     def key_feature(self) -> str | None:
         """Name of the feature with the samples' keys; None unless :attr:`has_keys`."""
-        assert self.index
-        return self._first_key_feature if self.has_keys else None
+        return next((name for name in KEYS if name in self.facts.features), "") if self.has_keys else None
 
     @cached_property
     def has_keys(self) -> bool:
@@ -342,7 +398,7 @@ class ExampleSource(ShardSource):
             if digest not in twice:
                 continue
             index = self.index[number]
-            if self._files.read_record(number, index.places[i], index.lengths[i]) is None:
+            if self.record_files.read_record(number, index.places[i], index.lengths[i]) is None:
                 index.keys[i] = None
             elif digest in good:
                 return True
@@ -350,43 +406,16 @@ class ExampleSource(ShardSource):
                 good.add(digest)
         return False
 
-    @cached_property
-    def _first_key_feature(self) -> str:
-        """First of the usual features of keys that occurs in a record; ``""`` if none does."""
-        return next((name for name in KEYS if name in self.facts.features), "")
-
-    def _index_file(self, number: int) -> _ExampleIndex:
-        """Indexes the records of file ``number``, and adds to :attr:`facts`. Stops at a wrong length, and records its
-        place as damage."""
-        index = _ExampleIndex()
-        try:
-            for place, length, message in self._files.walk_records(number):
-                size, key = (length, None) if message is None else self.index_record(number, place, message)
-                index.places.append(place)
-                index.lengths.append(length)
-                index.sizes.append(size)
-                index.keys.append(key)
-        except DamageError as damage:
-            index.damaged = damage.at, str(damage)
-        return index
-
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
         """Returns the size of a record's image, and its key or None; adds to :attr:`facts`. For an invalid record,
         returns the size of the record and None. Reads only the needed parts of a record. If the record has new facts,
         reads all of it, and discards the facts if its checksum is wrong."""
         try:
-            example = Example(message)
-            self.facts.add_example(
-                example.features, message, lambda: self._files.read_record(number, place, message.size) is not None
-            )
-            return measure_largest_value(example.features), _read_key(example)
+            example, read = Example(message), self.record_files.read_record
+            self.facts.add_example(example.features, message, lambda: read(number, place, message.size) is not None)
+            return measure_largest_value(example.features), read_key(example)
         except ValueError:
             return message.size, None  # reported when it is read
-
-
-def _make_range_reader(file: OpenFile, place: int, length: int) -> Callable[[int, int], bytes]:
-    """Returns a function ``(size, offset)`` that reads bytes of one record. It reads fewer at the record's end."""
-    return lambda size, at: file.read(min(size, length - at), place + at)
 
 
 def measure_largest_value(features: Mapping[str, Feature]) -> int:
@@ -395,7 +424,7 @@ def measure_largest_value(features: Mapping[str, Feature]) -> int:
     return max((stop - start for _, start, stop in spans), default=0)
 
 
-def _read_key(example: Example) -> str | None:
+def read_key(example: Example) -> str | None:
     """Reads the key of an example from the first of :data:`KEYS` among its features. Returns None unless the value is
     printable text of less than 4,096 bytes. Raises :class:`ValueError` for a text that is not UTF-8."""
     feature = example.features.get(next((name for name in KEYS if name in example.features), ""), Feature())
@@ -411,15 +440,20 @@ def _digest_key(key: str | None) -> int:
     return 0 if key is None else xxhash.xxh3_64_intdigest(key.encode()) or 1
 
 
-def scale_boxes(boxes: NDArray[np.float64], image: Any) -> NDArray[np.float64]:
-    """Converts boxes ``(n, 4)`` as fractions of the image to pixels. ``image``: the bytes of its file, or an array.
-    Raises :class:`ValueError` if its size cannot be read."""
-    if isinstance(image, np.ndarray):
-        height, width = image.shape[:2]
-    else:
+def to_pixels(form: str, boxes: NDArray[np.float64], image: Any) -> NDArray[np.float32]:
+    """Converts boxes ``(n, 4)`` of a format in :data:`BOX_FORMATS` to left, top, right, bottom in pixels, float32.
+    ``image``: the bytes of its file, or an array. Raises :class:`ValueError` for another format, and for relative boxes
+    if the size of the image cannot be read."""
+    if form not in BOX_FORMATS:
+        raise ValueError(f"found boxes in the format {printable(form)}; expected {', '.join(BOX_FORMATS)}")
+    if form.endswith("YXYX"):
+        boxes = boxes[:, [1, 0, 3, 2]]
+    elif form.endswith("XYWH"):
+        boxes = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
+    if form.startswith("REL_"):
         try:
-            width, height = upright_size(image or b"")
+            height, width = image.shape[:2] if isinstance(image, np.ndarray) else upright_size(image or b"")[::-1]
         except HeaderError as error:
             raise ValueError(error.reason) from None
-    scaled: NDArray[np.float64] = boxes * (width, height, width, height)
-    return scaled
+        boxes = boxes * (width, height, width, height)
+    return boxes.astype(np.float32)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.files import read_bounded
+from packstore.core.files import read_bounded, read_text
 from packstore.core.protobuf import Feature, Message
 from packstore.images.sniff import begins_like_image
 
@@ -60,40 +61,8 @@ class FeatureFacts(NamedTuple):
         return FeatureFacts(self.kinds | {kind}, looks, low, high, self.missing, max(self.largest, largest))
 
 
-@dataclass(slots=True)
-class LabelFacts:
-    """Class numbers of a label feature in all examples, with the names beside them.
-
-    Attributes:
-        names: By class number, the value of each feature that names the class; None if examples disagree.
-        missing: Some examples have -1, which means no label.
-    """
-
-    names: dict[int, dict[str, bytes | None]] = field(default_factory=dict)
-    missing: bool = False
-
-    def would_change(self, number: int, named: Mapping[str, bytes]) -> bool:
-        """Tells if :meth:`add_label` of this number and these names would change the facts."""
-        if number == -1:
-            return not self.missing
-        known = self.names.get(number)
-        if known is None:
-            return len(self.names) < _MAX_LABELS
-        return any(value is not None and named.get(name) != value for name, value in known.items())
-
-    def add_label(self, number: int, named: Mapping[str, bytes]) -> None:
-        """Adds a class number with its names; -1 means a missing label. A name that differs from an earlier one becomes
-        None. Ignores new numbers after 131,072."""
-        if number == -1:
-            self.missing = True
-        elif number not in self.names:
-            if len(self.names) < _MAX_LABELS:
-                self.names[number] = dict(named)
-        else:
-            known = self.names[number]
-            for name in known:
-                if named.get(name) != known[name]:
-                    known[name] = None
+LabelFacts = dict[int, dict[str, bytes | None]]
+"""By class number, the value of each feature that names the class; None if examples disagree. -1 means no label."""
 
 
 class ExampleFacts:
@@ -133,10 +102,8 @@ class ExampleFacts:
         if len(self._shapes) >= _MAX_SHAPES:
             self._shapes.clear()
         self._shapes.add(shape)
-        for label, numbers in labels.items():
-            facts = self.labels.setdefault(label, LabelFacts())
-            for number, named in numbers:
-                facts.add_label(number, named)
+        for label, news in labels.items():
+            self.labels.setdefault(label, {}).update(news)
 
     def _merge_shape(self, shape: _ExampleShape, largest: Mapping[str, float]) -> dict[str, FeatureFacts]:
         """Returns the facts about all features with those of one more example."""
@@ -146,27 +113,34 @@ class ExampleFacts:
             merged[name] = facts.add(kind, count, look, largest.get(name, 0.0))
         return merged
 
-    def _find_new_labels(
-        self, features: Mapping[str, Feature], message: Message
-    ) -> dict[str, list[tuple[int, dict[str, bytes]]]]:
-        """Returns class numbers with their names, by label feature. Leaves out label features without a new number or
-        name. Remembers combinations without news, to skip them next time."""
-        news = {}
+    def _find_new_labels(self, features: Mapping[str, Feature], message: Message) -> dict[str, LabelFacts]:
+        """Returns the new facts about each label feature that an example changes. Ignores new numbers after 131,072.
+        Remembers combinations without news, to skip them next time."""
+        news: dict[str, LabelFacts] = {}
         for label, naming in self._label_names.items():
             feature = features.get(label)
             if feature is None or feature.kind != "ints":
                 continue
-            given = [its for name in naming if (its := features.get(name)) is not None and its.kind == "bytes"]
-            whole = (label.encode(), *(value for its in (feature, *given) for value in its.bytes(message)))
+            given = {name: its for name in naming if (its := features.get(name)) is not None and its.kind == "bytes"}
+            whole = (label.encode(), *(value for its in (feature, *given.values()) for value in its.bytes(message)))
             if whole in self._namings:
                 continue
             numbers = feature.numbers(message).tolist()
-            named = {name: features[name] for name in naming if name in features and features[name] in given}
-            values = {name: its.bytes(message) for name, its in named.items() if len(its.spans) == len(numbers)}
-            said = [(number, {name: each[i] for name, each in values.items()}) for i, number in enumerate(numbers)]
-            known = self.labels.get(label, LabelFacts())
-            if any(known.would_change(number, names) for number, names in said):
-                news[label] = said
+            values = {name: its.bytes(message) for name, its in given.items() if len(its.spans) == len(numbers)}
+            known, new = self.labels.get(label, {}), LabelFacts()
+            for i, number in enumerate(numbers):
+                named: dict[str, bytes | None] = {name: each[i] for name, each in values.items()}
+                old = new.get(number, known.get(number))
+                if old is not None:
+                    named = {name: value if named.get(name) == value else None for name, value in old.items()}
+                elif number == -1:
+                    named = {}
+                elif len(known) + len(new) >= _MAX_LABELS:
+                    continue
+                if named != old:
+                    new[number] = named
+            if new:
+                news[label] = new
             elif sum(map(len, whole)) <= _NAMING_BYTES:
                 if len(self._namings) >= _MAX_NAMINGS:
                     self._namings.clear()
@@ -227,14 +201,12 @@ class Numbering:
     """Converts class numbers in the data to packstore's, which count from 0.
 
     Attributes:
-        first: Number of the first class in the data.
-        numbers: Maps class numbers in the data to packstore's; None to subtract ``first`` instead.
+        numbers: Maps class numbers in the data to packstore's; None if they are the same.
         classes: Names of the classes; None if unknown.
         by: Feature whose values are the names.
         why: Reason for this numbering, for people.
     """
 
-    first: int = 0
     numbers: Mapping[int, int] | None = None
     classes: tuple[str, ...] | None = None
     by: str | None = None
@@ -245,10 +217,14 @@ class Numbering:
         :class:`ValueError` for a number that no class has."""
         if number == -1:
             return None
-        class_number = number - self.first if self.numbers is None else self.numbers.get(number, -1)
+        class_number = number if self.numbers is None else self.numbers.get(number, -1)
         if class_number < 0 or (self.classes is not None and class_number >= len(self.classes)):
             raise ValueError(f"{number} is the number of no class")
         return class_number
+
+
+UNCHANGED = Numbering()
+"""Numbering of classes that count from 0 and have no names."""
 
 
 def find_class_names(folder: Path) -> ClassNameFile | None:
@@ -276,6 +252,32 @@ def find_class_names(folder: Path) -> ClassNameFile | None:
     if len(set(numbers)) < len(numbers):
         raise SourceError(f"{printable(str(files[0]))} has two names for one number")
     return ClassNameFile(files[0].name, names, tuple(numbers) if numbers else None)
+
+
+def read_class_names(file: Path, count: int = 0, by: str = "") -> tuple[str, ...] | None:
+    """Reads a file with the name of a class on each line. Returns None if there is no such file. If a name occurs
+    twice, as ``crane`` does in some lists of ImageNet, logs a warning, and returns None.
+
+    Raises :class:`SourceError` if the file cannot be read, or does not have ``count`` names, as a file ``by`` says. A
+    ``count`` of 0 allows any number."""
+    if not file.is_file():
+        return None
+    try:
+        names = tuple(line.strip() for line in read_text(file).split("\n") if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{printable(str(file))} cannot be read: {error}") from None
+    if count and len(names) != count:
+        raise SourceError(f"{printable(str(file))} has {len(names)} names; {by} says {count}")
+    return _without_duplicates(printable(str(file)), names)
+
+
+def _without_duplicates(file: str, names: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Returns names of classes. If a name occurs twice, logs a warning, and returns None."""
+    twice = next((name for name, times in Counter(names).items() if times > 1), None)
+    if twice is None:
+        return names
+    _log.warning("%s names %r twice: classes are packed as numbers alone", file, printable(twice))
+    return None
 
 
 def _parse_lines(text: str) -> list[tuple[int | None, str]]:
@@ -326,22 +328,22 @@ def find_numbering(
         AmbiguousSourceError: Nothing tells if the classes count from 0 or from 1.
         SourceError: The names beside the data do not fit its numbers.
     """
-    seen = sorted(facts.names)
+    seen = sorted(facts.keys() - {-1})
     if beside is not None:
         return _number_by_file(path, label, seen, beside)
     if not seen:
         return Numbering()
     row = seen == list(range(seen[0], seen[0] + len(seen)))
-    for by in facts.names[seen[0]]:
-        values = [facts.names[n].get(by) for n in seen]
+    for by in facts[seen[0]]:
+        values = [facts[n].get(by) for n in seen]
         names = [value.decode("utf-8", "replace") for value in values if value]
         if len(set(names)) < len(seen):
             continue
         if row and (seen[0] == 0 or (seen[0] == 1 and label.startswith("image/"))):
             why = f"{label} is {seen[0]} to {seen[-1]}, and {by} names each"
-            return Numbering(seen[0], None, tuple(names), by, why)
+            return Numbering(_count_from(seen[0], len(seen)), tuple(names), by, why)
         if seen[0] > 0 and by == "image/class/synset" and seen[-1] <= 1000 and _are_imagenet_classes(values):
-            return Numbering(1, why=f"{label} is numbered from 1 as TF-slim numbers ImageNet")
+            return Numbering(_count_from(1, 1000), why=f"{label} is numbered from 1 as TF-slim numbers ImageNet")
     if seen[0] == 0 or named:
         return Numbering(why=f"{label} is {seen[0]} to {seen[-1]}, packed as it is")
     raise AmbiguousSourceError(
@@ -351,6 +353,11 @@ def find_numbering(
         [Answer(("--source", kind))],
         path,
     )
+
+
+def _count_from(first: int, count: int) -> dict[int, int]:
+    """Numbers classes that count from ``first`` on."""
+    return {first + i: i for i in range(count)}
 
 
 def _are_imagenet_classes(values: Sequence[bytes | None]) -> bool:
@@ -386,8 +393,4 @@ def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNa
         raise SourceError(f"{printable(str(path))}: {printable(label)} has {strange}, for which {file} has no name")
     names = tuple(beside.names[i] for i in order)
     why = f"classes from {file}"
-    if len(set(names)) < count:
-        twice = next(name for name in names if names.count(name) > 1)
-        _log.warning("%s names %r twice: classes are packed as numbers alone", file, printable(twice))
-        return Numbering(0, places, None, None, why)
-    return Numbering(0, places, names, None, why)
+    return Numbering(places, _without_duplicates(file, names), None, why)

@@ -25,8 +25,8 @@ from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import ZSTANDARD, detect_compression, load_zstandard, write_temporary
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType
+from packstore.sources.records import INDEX, OpenFiles, check_file_name, find_indexes, read_index
 from packstore.sources.records.mds import Layout, MdsSource, decode_value
-from packstore.sources.records.shards import INDEX, OpenFiles, check_file_name, find_indexes, read_index
 from packstore.sources.records.typed import PICKLE, Shard
 
 _TYPES = {

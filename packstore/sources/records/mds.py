@@ -28,7 +28,7 @@ from packstore.sources.archives.tar import detect_compression
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType, choose_main_image
 from packstore.sources.exported_rows import ExportedRows, open_with
-from packstore.sources.records.shards import INDEX, MAX_INDEX, OpenFiles, check_file_name, find_indexes, read_index
+from packstore.sources.records import INDEX, MAX_INDEX, OpenFiles, check_file_name, find_indexes, read_index
 from packstore.sources.records.typed import LEFT, PICKLE, Shard, Span, TypedSource
 from packstore.sources.rows import in_packing_order
 

@@ -10,26 +10,34 @@ from __future__ import annotations
 import os
 import re
 import struct
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Field, Image, Label
+from packstore.core.protobuf import Message
 from packstore.core.recordio import HEADER, LAST, MAGIC, MIDDLE, find_parts
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
-from packstore.sources.records.shards import OpenFiles, ShardSource, find_shards, recognise_shards
+from packstore.sources.records import (
+    DamageError,
+    RecordFiles,
+    RecordIndex,
+    WalkedSource,
+    find_shards,
+    recognise_shards,
+)
 from packstore.sources.refusals import first_bytes
-from packstore.sources.rows import Row
-from packstore.stores.link_files import Location
 
 _SUFFIXES = (".rec",)
 _MAX_LABELS = 1 << 16
@@ -38,37 +46,46 @@ _FACES_LINE = re.compile(r"[01]\t([^\t]*[^\t\d.][^\t]*)\t\d+(?:\.0)?(?:\t[^\t]*)
 """Line of InsightFace's lists: aligned or not, path, class; its record has the number of the line."""
 EXACT = 1 << 24
 """Limit up to which float32 represents every integer."""
+_HEADER = np.dtype([("label", "<f4"), ("flag", "<u4"), ("id", "<u8"), ("id2", "<u8")])
+"""Header of an indexed record: first label, number of labels after the header (0 if the only label is in it), and its
+two numbers."""
+_PACKED = struct.Struct("<fIQQ")
 
 
-_RECORD = np.dtype(
-    [("place", "<i8"), ("size", "<i8"), ("label", "<f4"), ("flag", "<u4"), ("id", "<u8"), ("id2", "<u8")]
-)
-"""Indexed record: offset of its first part, bytes of its image (-1 if it ends before), first label, number of labels
-after the header (0 if the only label is in the header), and its two numbers. 40 bytes."""
-_PACKED = struct.Struct("<qqfIQQ")
+class RecordioFiles(RecordFiles):
+    """Reads records of RecordIO files by the offsets of their first parts. A record is its framed bytes."""
+
+    max_bytes = 0
+    """Maximum bytes of a record with an image."""
+
+    def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
+        """Yields offset, framed size and message of each record. Reads only headers: a message has the bytes of the
+        record's header and first label, and the size of the whole record. Raises :class:`DamageError` for a damaged
+        part."""
+        file = self.opened[number]
+        at, end = 0, os.fstat(file.descriptor).st_size
+        while at < end:
+            try:
+                parts = list(_find_parts(file, at))
+            except ValueError as error:
+                raise DamageError(at, str(error)) from None
+            (_, start, first), (_, last, size) = parts[0], parts[-1]
+            total = sum(size for *_, size in parts) + 4 * (len(parts) - 1)
+            head = file.read(min(first, HEADER.size + 4), start)
+            yield at, last + size - at, Message(total, lambda size, at: b"", head)
+            at = last + size + -size % 4
+
+    def read_record(self, number: int, place: int, length: int) -> bytes:
+        """Reads the parts of a record. Raises :class:`ValueError` if one is damaged, or they are too large."""
+        file, data = self.opened[number], b""
+        for flag, at, size in _find_parts(file, place):
+            if len(data) + size > self.max_bytes + 4 * _MAX_LABELS:
+                raise ValueError(f"it has more bytes than the {self.max_bytes} of an image within max_pixels")
+            data += (MAGIC if flag in (MIDDLE, LAST) else b"") + file.read(size, at)
+        return data
 
 
-class _RecordIndex(NamedTuple):
-    """Index of the samples of a file.
-
-    Attributes:
-        table: A :data:`_RECORD` for each sample.
-        ids: Some record's number is not its position.
-        further: Some record has a second number.
-        without: Number of InsightFace's records without an image.
-        listed: Paths by number in the list beside the file; None without a list.
-        damaged: Offset and reason if the rest of the file cannot be read.
-    """
-
-    table: NDArray[Any]
-    ids: bool
-    further: bool
-    without: int
-    listed: dict[int, str] | None
-    damaged: tuple[int, str] | None
-
-
-class RecordioSource(ShardSource):
+class RecordioSource(WalkedSource):
     """Source of ``.rec`` files: one file, or all in a folder. Refuses a path without such files. Their names decide
     their splits. InsightFace's records without an image are left out.
 
@@ -78,13 +95,19 @@ class RecordioSource(ShardSource):
     kind = "recordio"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options)
-        self.shards = self.list_shards()
+        self.path = path
+        super().__init__(path, options, self.list_shards())
         if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no .rec files")
-        self._files = OpenFiles([file for _, file in self.shards], lambda file: None)
-        self._max_bytes = max_file_bytes(options.max_pixels)
+        self._tables: list[NDArray[Any]] = []
+        self._has_ids, self._without = False, 0
         self.evidence = f"the magic number of {self.shards[0][1].name}"
+
+    def open_records(self, paths: Sequence[Path]) -> RecordFiles:
+        """Returns a reader of RecordIO files."""
+        files = RecordioFiles(paths)
+        files.max_bytes = max_file_bytes(self.options.max_pixels)
+        return files
 
     def list_shards(self) -> list[tuple[str, Path]]:
         """Lists split and path of each file."""
@@ -103,8 +126,9 @@ class RecordioSource(ShardSource):
         Raises :class:`AmbiguousSourceError` for class numbers from 2^24 on, which float32 rounds. If the user named the
         kind, accepts them.
         """
+        assert self.index
         columns: dict[str, Field] = {"image": Image()}
-        labels = np.concatenate([index.table["label"] for index in self._indexes])
+        labels = np.concatenate([table["label"] for table in self._tables])
         whole = bool(len(labels)) and bool(np.all((labels >= 0) & (labels == np.floor(labels))))
         single, counts = self._has_single_label, self._label_counts
         if single and whole:
@@ -123,9 +147,9 @@ class RecordioSource(ShardSource):
             count = max(counts)
             name = "labels" if single else "label"
             columns[name] = Array("float32", (count,)) if counts == {count} else Array("float32", ragged=True)
-        if self._listed_keys is None and any(index.ids for index in self._indexes):
+        if not self.has_keys and self._has_ids:
             columns["id"] = Array("uint64")
-        if any(index.further for index in self._indexes):
+        if any(np.any(table["id2"]) for table in self._tables):
             columns["id2"] = Array("uint64")
         return columns
 
@@ -133,52 +157,39 @@ class RecordioSource(ShardSource):
     def _has_single_label(self) -> bool:
         """True if each record has at most one label. Also True for InsightFace's records, whose first label is the
         class."""
-        return self._label_counts <= {0, 1} or any(index.without for index in self._indexes)
+        return self._label_counts <= {0, 1} or self._without > 0
 
     @cached_property
     def _label_counts(self) -> set[int]:
         """Numbers of labels that records have after their headers."""
-        tables = [index.table for index in self._indexes]
-        flags = np.concatenate([table["flag"][table["size"] >= 0] for table in tables])
+        flags = np.concatenate([table["flag"] for table in self._tables])
         return set(np.unique(flags[flags <= _MAX_LABELS]).tolist())
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts InsightFace's records without an image, and lines of lists without a record. Counts all lines if the
         lists are incomplete and therefore not used."""
-        listed, keys = sum(len(index.listed or ()) for index in self._indexes), self._listed_keys
-        counts = Counter(
+        listed, records = sum(len(each or ()) for each in self._lists), sum(map(len, self._tables))
+        return +Counter(
             {
-                "records without an image (of InsightFace)": sum(index.without for index in self._indexes),
-                "lines of lists without a record": 0 if keys is None else listed - sum(map(len, keys)),
-                "lines of lists that do not name all records": listed if keys is None else 0,
+                "records without an image (of InsightFace)": self._without,
+                "lines of lists without a record": listed - records if self.has_keys else 0,
+                "lines of lists that do not name all records": 0 if self.has_keys else listed,
             }
         )
-        return +counts
 
-    def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each record. Its key is the path from the list if the lists are complete. If the rest of the
-        file is damaged, yields one more row, and reading that row raises an error."""
-        index, paths = self._indexes[number], None if self._listed_keys is None else self._listed_keys[number]
-        places, sizes = (map(int, index.table[name]) for name in ("place", "size"))
-        for i, (place, size) in enumerate(zip(places, sizes, strict=True)):
-            key = next(keys)
-            yield Row(key if paths is None else paths[i], (number, place), max(0, size))
-        if index.damaged is not None:
-            at, reason = index.damaged
-            reason = f"{self.shards[number][1].name}, byte {at}: {reason}"
-            yield Row(f"{next(keys)}…", (number, at, reason), 0)
+    def index_record(self, number: int, place: int, message: Message) -> tuple[int, None]:
+        """Returns the size of the image, -1 if the record ends before it. Keeps the record's header."""
+        flag, label, identity, further = 0, 0.0, len(self._packed) // _PACKED.size, 0
+        with suppress(ValueError):  # reported when it is read
+            flag, label, identity, further = HEADER.unpack(message.get(0, HEADER.size))
+            if flag:
+                (label,) = struct.unpack("<f", message.get(HEADER.size, HEADER.size + 4))
+        size = max(-1, message.size - HEADER.size - 4 * flag)
+        self._packed += _PACKED.pack(label, flag if size >= 0 else _MAX_LABELS + 1, identity, further)
+        return size, None
 
-    def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads image, labels and numbers of a record. Raises :class:`ValueError` if it is damaged or too large."""
-        number, place, *reason = ref
-        if reason:
-            raise ValueError(f"{reason[0]}; the rest of this file cannot be read")
-        file = self._files[number]
-        data = b""
-        for flag, at, size in _find_parts(file, place):
-            if len(data) + size > self._max_bytes + 4 * _MAX_LABELS:
-                raise ValueError(f"it has more bytes than the {self._max_bytes} of an image within max_pixels")
-            data += (MAGIC if flag in (MIDDLE, LAST) else b"") + file.read(size, at)
+    def decode_record(self, data: bytes) -> dict[str, Any]:
+        """Decodes image, labels and numbers of a record. Raises :class:`ValueError` if it is damaged."""
         if len(data) < HEADER.size:
             raise ValueError("it ends within its header")
         flag, label, identity, further = HEADER.unpack_from(data)
@@ -198,16 +209,6 @@ class RecordioSource(ShardSource):
         further_values = {"id": np.uint64(identity), "id2": np.uint64(further)}
         return values | {name: value for name, value in further_values.items() if name in self.schema_fields}
 
-    def locate_row(self, ref: Any) -> Location | None:
-        """Locates the record, from the first part to the last. If the record is one part, its bytes contain the image
-        as it is. Returns None for a damaged record, and if the file has been replaced."""
-        number, place = ref[:2]
-        try:
-            *_, (_, start, size) = _find_parts(self._files[number], place)
-        except ValueError:
-            return None  # reported when it is read
-        return self._files.locate_span(number, place, start + size - place)
-
     @cached_property
     def schema_fields(self) -> Mapping[str, Field]:
         """Columns that :meth:`fields` declares, computed once."""
@@ -219,22 +220,18 @@ class RecordioSource(ShardSource):
             yield path
             yield from (file for file in (path.with_suffix(".lst"),) if file.is_file())
 
-    def close(self) -> None:
-        """Closes the source and its open files."""
-        super().close()
-        self._files.close()
-
     @cached_property
-    def _listed_keys(self) -> list[list[str]] | None:
-        """Paths of the images of each file, from the lists beside the files; None without lists. A list that lacks a
+    def has_keys(self) -> bool:
+        """True if lists beside the files name all records. Enters these keys in :attr:`index`. A list that lacks a
         record, or has a path twice, raises :class:`AmbiguousSourceError`. If the user named the kind, the value is
-        None instead."""
-        if all(index.listed is None for index in self._indexes):
-            return None
-        key_lists, seen, reason = [], set[str](), ""
-        for index, (_, path) in zip(self._indexes, self.shards, strict=True):
-            listed, name = index.listed, printable(path.with_suffix(".lst").name)
-            ids = index.table["id"].tolist()
+        False instead."""
+        assert self.index
+        if all(listed is None for listed in self._lists):
+            return False
+        key_lists: list[list[str | None]] = []
+        seen, reason = set[str | None](), ""
+        for listed, table, (_, path) in zip(self._lists, self._tables, self.shards, strict=True):
+            name, ids = printable(path.with_suffix(".lst").name), table["id"].tolist()
             lacking = [identity for identity in ids if identity not in (listed or ())]
             keys = [] if listed is None or lacking else [listed[identity] for identity in ids]
             if listed is None:
@@ -245,66 +242,51 @@ class RecordioSource(ShardSource):
             elif twice := len(keys) - len(set(keys)) + len(seen.intersection(keys)):
                 reason = reason or f"{name} has paths that come twice ({twice:,})"
             seen.update(keys)
-            key_lists.append(keys)
-        if not reason:
-            return key_lists
-        if self.options.named:
-            return None
-        raise AmbiguousSourceError(
-            f"{printable(str(self.path))}: {reason}, so that the paths of the images are not known: complete the list, "
-            f"or number the images with --source {self.kind}",
-            [Answer(("--source", self.kind))],
-            self.path,
-        )
+            key_lists.append([*keys])
+        if reason and not self.options.named:
+            raise AmbiguousSourceError(
+                f"{printable(str(self.path))}: {reason}, so that the paths of the images are not known: complete the "
+                f"list, or number the images with --source {self.kind}",
+                [Answer(("--source", self.kind))],
+                self.path,
+            )
+        for index, own in zip(self.index, key_lists, strict=True):
+            index.keys = index.keys if reason else own
+        return not reason
 
     @cached_property
-    def _indexes(self) -> list[_RecordIndex]:
-        """Index of each file. The first use reads the headers of all records. Raises
-        :class:`SourceError` if there are no records."""
-        indexes = [self._index_file(number) for number in range(len(self.shards))]
-        if not any(len(index.table) or index.damaged for index in indexes):
-            raise SourceError(f"{printable(str(self.path))}: its files hold no records of images")
-        return indexes
+    def _lists(self) -> list[dict[int, str] | None]:
+        """Paths by number in the list beside each file; None without a list."""
+        return [self._read_list(path) for _, path in self.shards]
 
-    def _index_file(self, number: int) -> _RecordIndex:
-        """Indexes the records of file ``number`` up to the first damage. Reads the list beside the file. Drops
-        InsightFace's records without an image."""
-        file, path = self._files[number], self.shards[number][1]
-        at, end, packed, damaged = 0, os.fstat(file.descriptor).st_size, bytearray(), None
-        listed = self._read_list(path)
-        while at < end:
-            try:
-                parts = list(_find_parts(file, at))
-            except ValueError as error:
-                damaged = at, str(error)
-                break
-            _, start, size = parts[0]
-            total = sum(size for *_, size in parts) + 4 * (len(parts) - 1)
-            head = file.read(min(size, HEADER.size + 4), start)
-            flag, label, identity, further = 0, 0.0, len(packed) // _PACKED.size, 0
-            if len(head) >= HEADER.size:
-                flag, label, identity, further = HEADER.unpack_from(head)
-            if flag and len(head) >= HEADER.size + 4:
-                (label,) = struct.unpack_from("<f", head, HEADER.size)
-            packed += _PACKED.pack(at, max(-1, total - HEADER.size - 4 * flag), label, flag, identity, further)
-            _, last, size = parts[-1]
-            at = last + size + -size % 4
-        table = np.frombuffer(bytes(packed), _RECORD)
-        samples = self.find_samples(table)
-        ids = bool(np.any(table["id"] != np.arange(len(table), dtype=np.uint64)))
-        without = len(table) - (samples.stop - samples.start)
-        return _RecordIndex(table[samples], ids, bool(np.any(table["id2"])), without, listed, damaged)
+    def index_file(self, number: int) -> RecordIndex:
+        """Indexes the records of file ``number``. Drops InsightFace's records without an image."""
+        self._packed = bytearray()
+        index = super().index_file(number)
+        table, sizes = np.frombuffer(bytes(self._packed), _HEADER), np.frombuffer(index.sizes, np.int64)
+        samples = self.find_samples(sizes, table["flag"])
+        self._has_ids |= bool(np.any(table["id"] != np.arange(len(table), dtype=np.uint64)))
+        self._without += len(table) - (samples.stop - samples.start)
+        self._tables.append(table[samples])
+        sizes = np.maximum(sizes[samples], 0)
+        return RecordIndex(
+            index.places[samples],
+            index.lengths[samples],
+            array("q", sizes.tobytes()),
+            index.keys[samples],
+            index.damaged,
+        )
 
-    def find_samples(self, table: NDArray[Any]) -> slice:
+    def find_samples(self, sizes: NDArray[np.int64], flags: NDArray[np.uint32]) -> slice:
         """Returns the place of the samples among indexed records: all but InsightFace's records without an image. They
         are the first record, and the records of identities at the end. If the numbers of labels are not InsightFace's,
         all records are samples."""
-        some = np.flatnonzero(table["size"])
+        some = np.flatnonzero(sizes)
         stop = int(some[-1]) + 1 if len(some) else 0
-        trailing = table["flag"][stop:]
-        first = int(stop > 0 and not table["size"][0])
-        is_faces = (first and (len(trailing) or table["flag"][0])) or (len(trailing) and trailing.min() > 1)
-        return slice(first, stop) if stop and is_faces else slice(0, len(table))
+        trailing = flags[stop:]
+        first = int(stop > 0 and not sizes[0])
+        is_faces = (first and (len(trailing) or flags[0])) or (len(trailing) and trailing.min() > 1)
+        return slice(first, stop) if stop and is_faces else slice(0, len(sizes))
 
     def _read_list(self, path: Path) -> dict[int, str] | None:
         """Reads paths of images by number from the ``.lst`` file beside a file. Returns None if there is none. A line
@@ -350,9 +332,9 @@ class ExportedRecordio(ExportedRows, RecordioSource):
         """Returns the label as an integer; an empty dict if the export holds no labels."""
         return {"label": int(labels[0])} if "label" in self.export_manifest.held else {}
 
-    def find_samples(self, table: NDArray[Any]) -> slice:
+    def find_samples(self, sizes: NDArray[np.int64], flags: NDArray[np.uint32]) -> slice:
         """Returns all records: an export has no records of identities, which have no image."""
-        return slice(0, len(table))
+        return slice(0, len(sizes))
 
     def _read_list(self, path: Path) -> None:
         """Returns None: the export manifest has the keys, so lists are not used."""

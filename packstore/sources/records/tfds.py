@@ -1,44 +1,58 @@
 """Reads TensorFlow Datasets: folders of TFRecord with ``dataset_info.json`` and ``features.json``
-(https://www.tensorflow.org/datasets/external_tfrecord).
+(https://www.tensorflow.org/datasets/external_tfrecord). Also reads exports of packstore in this format.
 
-Features become examples as in ``tensorflow_datasets/core/example_serializer.py``, version 4.9.
+Features become examples as in ``tensorflow_datasets/core/example_serializer.py``, version 4.9. ``features.json`` has
+the messages of ``tensorflow_datasets/core/proto/feature.proto`` as JSON. The Python classes that it names are neither
+imported nor needed.
 """
 
 from __future__ import annotations
 
-import math
 import re
-import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.column import Column
+from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.fields import Boxes, Field, Image, Images, Json, Label, Labels, Mask
-from packstore.images.sniff import max_file_bytes
+from packstore.core.export_manifest import StoredBytes
+from packstore.core.protobuf import PACKED, Message
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.columns import BYTES, JSON, TEXT, ValueType, guess
-from packstore.sources.exported_rows import open_with
+from packstore.sources.columns import make_column_name
+from packstore.sources.exported_rows import ExportedRows, open_with
+from packstore.sources.records import RecordFiles, RecordIndex, list_first_shards, read_index
 from packstore.sources.records.arrayrecord import ArrayRecordFiles
-from packstore.sources.records.examples import SUFFIXES, Example, ExampleSource, is_tfrecord, scale_boxes
-from packstore.sources.records.exported import ExportedTfds
-from packstore.sources.records.shards import list_first_shards, read_index
-from packstore.sources.records.tfds_features import FEATURES, Leaf, is_mask_leaf, is_pixel_tensor, read_feature_columns
+from packstore.sources.records.examples import (
+    KEYS,
+    SUFFIXES,
+    Example,
+    ExampleSource,
+    FeatureColumn,
+    is_tfrecord,
+    measure_largest_value,
+    to_pixels,
+)
+from packstore.sources.records.facts import Numbering, read_class_names
 from packstore.sources.schema import RELATIVE
 
-INFO = "dataset_info.json"
+INFO, FEATURES = "dataset_info.json", "features.json"
 _MAX_JSON = 1 << 26
-_BOX_FORMATS = ("XYXY", "YXYX", "XYWH", "REL_XYXY", "REL_YXYX")
 _MAX_SHARDS = 1 << 20
+_MAX_COLUMNS, _MAX_DEPTH = 1000, 16
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_KINDS = {"image": "image", "tensor": "", "classLabel": "class", "boundingBox": "box", "text": "text"}
+_DTYPES = frozenset(
+    ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
+)
 
 
 class TfdsSource(ExampleSource):
@@ -49,34 +63,38 @@ class TfdsSource(ExampleSource):
     kind = "tfds"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
-        folder = _find_version(path)
+        self._folder = folder = _find_version(path)
         info, features = (read_index(folder / name, _MAX_JSON) for name in (INFO, FEATURES))
         if "featuresDict" not in features:
             raise SourceError(
                 f"{printable(str(folder / FEATURES))} is of an old version of TensorFlow Datasets: write it again with "
                 "tfds.builder_from_directory(…).info.write_to_directory(…) of version 4.7 or later"
             )
-        form = str(info.get("fileFormat", "tfrecord"))
-        if form not in ("tfrecord", "array_record"):
+        self._format = str(info.get("fileFormat", "tfrecord"))
+        if self._format not in ("tfrecord", "array_record"):
             raise SourceError(
-                f"{printable(str(folder))} holds {printable(form)} files; packstore reads tfrecord and array_record"
+                f"{printable(str(folder))} holds {printable(self._format)} files; packstore reads tfrecord and "
+                "array_record"
             )
-        if form == "array_record":
-            self.record_files = ArrayRecordFiles
         shards = list(_list_shards(folder, info))
         if not shards:
             raise SourceError(f"{printable(str(folder / INFO))} names no shards")
         super().__init__(path, options, [(split, file) for split, file, _ in shards])
         self._counts = [count for _, _, count in shards]
-        self._folder = folder
         try:
-            self._described = read_feature_columns(features, folder)
+            self._described, self._ignored = _read_columns(features, folder)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise SourceError(f"{printable(str(folder / FEATURES))} cannot be used: {printable(str(error))}") from None
-        labels = (leaf.feature for leaf in self._described.leaves.values() if leaf.what == "classLabel")
-        self.label_names = dict.fromkeys(labels, ())
+        self.label_names = {each.feature: () for each in self._described.values() if each.kind == "class"}
+        image = self._described["image"]
+        if image.kind == "pixels" and -1 not in image.shape:
+            self.shape = (*image.shape[:2], 3)
         plural = "s" * (len(shards) != 1)
         self.evidence = f"{FEATURES} and {len(shards)} shard{plural} of {printable(str(info.get('name', '')))}"
+
+    def open_records(self, paths: Sequence[Path]) -> RecordFiles:
+        """Returns a reader of TFRecord or ArrayRecord files."""
+        return ArrayRecordFiles(paths) if self._format == "array_record" else super().open_records(paths)
 
     def files(self) -> Iterator[Path]:
         """Yields the shards, the two JSON files that describe them, and the files of class names."""
@@ -86,183 +104,150 @@ class TfdsSource(ExampleSource):
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts features that no column can hold, by reason."""
-        return self._described.ignored
-
-    def fields(self) -> Mapping[str, Field]:
-        """Declares a column for each feature that a column can hold. The text with the keys has no column. The first
-        call indexes all records."""
-        assert self.index
-        return {name: self._declare_column(name, leaf) for name, leaf in self._column_leaves.items()}
+        return self._ignored
 
     def decode_example(self, example: Example) -> dict[str, Any]:
-        """Decodes the features of an example, by column. A missing feature becomes None. Converts boxes to pixels.
-        Raises :class:`ValueError`, with the name of the feature, for a value that does not fit its column."""
-        values: dict[str, Any] = {}
-        for name, leaf in self._column_leaves.items():
-            try:
-                values[name] = self._decode_leaf(leaf, example)
-            except (ValueError, zlib.error, OverflowError) as error:
-                raise ValueError(f"{printable(leaf.feature)}: {error}") from error
-        for name, leaf in self._column_leaves.items():
-            if leaf.what == "boundingBox" and values[name] is not None:
-                values[name] = _boxes_to_pixels(leaf, values[name], values["image"])
-                values[RELATIVE] = str(leaf.said.get("bboxFormat") or "REL_YXYX").startswith("REL_")
+        """Decodes the features of an example, by column. A missing feature becomes None. Converts boxes to pixels."""
+        values = super().decode_example(example)
+        for name, column in self.example_columns.items():
+            if column.kind == "box" and len(column.lengths) < 2 and values[name] is not None:
+                values[name] = to_pixels(column.encoding, values[name], values["image"])
+                values[RELATIVE] = column.encoding.startswith("REL_")
         return values
 
-    def _index_file(self, number: int) -> Any:
+    def index_file(self, number: int) -> RecordIndex:
         """Indexes a shard. If it has more or fewer records than ``dataset_info.json`` says, keeps the records, and
         records damage at byte 0."""
-        index = super()._index_file(number)
+        index = super().index_file(number)
         found, expected = len(index.places), self._counts[number]
         if index.damaged is None and found != expected:
             index.damaged = 0, f"it has {found} records, and {INFO} says {expected}"
         return index
 
     @cached_property
-    def _column_leaves(self) -> dict[str, Leaf]:
-        """Feature of each column, by name, without the text feature that has the keys."""
-        key = self.key_feature
-        leaves = self._described.leaves
-        return {name: leaf for name, leaf in leaves.items() if leaf.feature != key or leaf.what != "text"}
-
-    def _declare_column(self, name: str, leaf: Leaf) -> Field:
-        """Declares the column of a feature by ``features.json``; optional if an example lacks the feature. Main images,
-        labels of sequences, sequences of sequences and ragged arrays are never optional. Sets :attr:`shape` for main
-        images that are pixels of one shape."""
-        facts, labels = self.facts.features.get(leaf.feature), self.facts.labels.get(leaf.feature)
-        some = facts is None or facts.missing or (labels is not None and labels.missing)
-        if name == "image":
-            if is_pixel_tensor(leaf) and -1 not in leaf.shape:
-                self.shape = (*leaf.shape[:2], 3)
-            return Image("uint8" if is_pixel_tensor(leaf) else None)
-        if len(leaf.lengths) > 1:
-            return Json()
-        match leaf.what:
-            case "image" if leaf.lengths:
-                return Images(optional=some)
-            case "image":
-                return Mask(optional=some) if is_mask_leaf(leaf) else Image(optional=some)
-            case "classLabel" if leaf.lengths:
-                return Labels(leaf.classes, of=self._described.parallel.get(name, False))
-            case "classLabel":
-                return Label(leaf.classes, optional=some)
-            case "boundingBox":
-                return Boxes(optional=some)
-        shape = (*leaf.lengths, *leaf.shape)
-        if leaf.what == "text" or leaf.dtype == "string":
-            looks = facts.looks if facts is not None and leaf.what != "text" else frozenset()
-            plain = TEXT if not looks or "text" in looks else BYTES
-            return replace(guess("", ValueType(JSON if shape else plain)), optional=some)
-        declared = guess("", ValueType(leaf.dtype, shape))
-        return declared if getattr(declared, "ragged", False) else replace(declared, optional=some)
-
-    def _decode_leaf(self, leaf: Leaf, example: Example) -> Any:
-        """Decodes the value of a column. Returns None if it is missing or the label -1. Numbers become an array; nested
-        lists if any length but the first varies. Sequences of other values become lists. Raises :class:`ValueError` for
-        a value that does not fit the feature."""
-        name, shape = leaf.feature, (*leaf.lengths, *leaf.shape)
-        if len(leaf.lengths) > 1:
-            flat, rows = (
-                f"{name}/ragged_flat_values",
-                [f"{name}/ragged_row_lengths_{i}" for i in range(len(leaf.lengths) - 1)],
-            )
-            items = _decode_items(leaf, example, flat) if flat in example.features else []
-            return _nest_rows(items, [example.numbers(row).tolist() if row in example.features else [] for row in rows])
-        dynamic = leaf.shape.count(-1) > 1 and leaf.what == "tensor"
-        if (name := f"{name}/value" if dynamic else name) not in example.features:
-            return None
-        if leaf.what == "image":
-            return example.byte_values(name) if leaf.lengths else example.only_bytes(name)
-        if leaf.what == "tensor" and (leaf.byte_encoding or leaf.dtype != "string"):
-            if dynamic:
-                shape = _read_shape(leaf, example)
-            array = _decode_tensor(leaf, example, name, shape, max_file_bytes(self.options.max_pixels))
-            return array.tolist() if -1 in (*leaf.lengths, *leaf.shape)[1:] and not is_pixel_tensor(leaf) else array
-        items = _decode_items(leaf, example, name)
-        if leaf.what == "boundingBox":
-            return np.array(items, np.float64).reshape(-1, 4)
-        if leaf.what == "tensor" and leaf.shape:  # of strings
-            return items if -1 in leaf.shape else np.array(items, object).reshape(leaf.shape).tolist()
-        if leaf.lengths:
-            return items
-        if len(items) != 1:
-            raise ValueError(f"found {len(items)} values, expected one")
-        return None if leaf.what == "classLabel" and items[0] == -1 else items[0]
+    def example_columns(self) -> Mapping[str, FeatureColumn]:
+        """Column of each feature, by name, without the text feature that has the keys. Columns are optional if an
+        example lacks the feature, or has the label -1. Strings are bytes if none looks like a text."""
+        columns, key = {}, self.key_feature
+        for name, column in self._described.items():
+            facts, labels = self.facts.features.get(column.feature), self.facts.labels.get(column.feature, {})
+            some = name != "image" and (facts is None or facts.missing or -1 in labels)
+            kind = column.kind
+            if kind == "string":
+                kind = "bytes" if facts is not None and facts.looks and "text" not in facts.looks else "text"
+            if column.kind != "text" or column.feature != key:
+                columns[name] = replace(column, optional=some, kind=kind)
+        return columns
 
 
-def _read_shape(leaf: Leaf, example: Example) -> tuple[int, ...]:
-    """Reads the shape of a tensor with several axes of any length. Raises :class:`ValueError` if it does not fit
-    ``features.json``."""
-    name, shape = f"{leaf.feature}/shape", leaf.shape
-    said = example.numbers(name).tolist() if name in example.features else []
-    if len(said) != len(shape) or any(most >= 0 and most != n for n, most in zip(said, shape, strict=True)):
-        raise ValueError(f"found the shape {said}, expected {list(shape)}")
-    return (*leaf.lengths, *said)
+def _read_columns(features: Mapping[str, Any], folder: Path) -> tuple[dict[str, FeatureColumn], Counter[str]]:
+    """Converts ``features.json`` to columns. Counts features that no column can hold, by reason. The first image that
+    is no mask becomes ``image``, unless there is such a column. Reads names of classes from files in ``folder``. The
+    only sequence of boxes becomes ``boxes``, and the only class label beside it ``labels``.
+
+    Raises :class:`ValueError` if there are no images, more than 1,000 columns, or two columns with one name. Raises
+    other errors for invalid content.
+    """
+    columns: dict[str, FeatureColumn] = {}
+    ignored = Counter[str]()
+    for path, what, said, lengths in _walk_features(features, (), (), 0):
+        made = _make_column("/".join(path), what, said, lengths)
+        if isinstance(made, str):
+            ignored[f"features that are {made}"] += 1
+            continue
+        if made.kind == "class":
+            where = "-".join(part.replace("/", ".") for part in path)
+            names = read_class_names(folder / f"{where}.labels.txt", int(said.get("numClasses") or 0), FEATURES)
+            made = replace(made, numbering=Numbering(classes=names))
+        name = make_column_name(made.feature if made.feature in KEYS else "_".join(path))
+        if name in columns:
+            raise ValueError(f"two features would be the column {name!r}")
+        if len(columns) >= _MAX_COLUMNS:
+            raise ValueError(f"it has more than {_MAX_COLUMNS:,} features")
+        columns[name] = made
+    columns = _rename_boxes(columns)
+    images = [name for name, each in columns.items() if each.kind == "image" and not each.lengths]
+    own = columns.get("image")
+    if own is not None and own.kind == "uint8" and len(own.shape) == 3 and own.shape[2] in (1, 3):
+        columns["image"] = replace(own, kind="pixels")
+        images.append("image")
+    if not images:
+        raise ValueError(f"it has no images, but {', '.join(columns) or 'nothing'}")
+    if "image" not in images:
+        if "image" in columns:
+            raise ValueError(f"its feature 'image' is none, and {images[0]!r} is")
+        columns = {"image" if name == images[0] else name: each for name, each in columns.items()}
+    return columns, ignored
 
 
-def _decode_items(leaf: Leaf, example: Example, name: str) -> list[Any]:
-    """Decodes the values of a feature to a list of plain values. If a string of a tensor is not UTF-8, all strings of
-    the tensor stay bytes. Raises :class:`ValueError` for values of another type, another text that is not UTF-8, and
-    too large class numbers. Negative class numbers pass."""
-    if leaf.what == "text" or leaf.dtype == "string":
-        values = example.byte_values(name)
-        try:
-            return [value.decode("utf-8") for value in values]
-        except UnicodeDecodeError:
-            if leaf.lengths or leaf.what == "text":
-                raise
-            return list(values)
-    if leaf.what == "boundingBox":
-        return list(_decode_tensor(leaf, example, name, (-1, 4), 1 << 30).tolist())
-    dtype = "int64" if leaf.what == "classLabel" else leaf.dtype
-    numbers = _decode_tensor(replace(leaf, said={"dtype": dtype}), example, name, (-1, *leaf.shape), 1 << 30)
-    if leaf.what == "classLabel" and leaf.classes is not None and numbers.size and numbers.max() >= len(leaf.classes):
-        raise ValueError(f"{numbers.max()} is none of {len(leaf.classes)} classes")
-    return list(numbers.tolist())
+def _rename_boxes(columns: dict[str, FeatureColumn]) -> dict[str, FeatureColumn]:
+    """Renames the only sequence of boxes to ``boxes``, and the class label beside it to ``labels``. Several labels
+    beside it keep their names. Renames none if another column has such a name. Sets the boxes of labels."""
+    boxes = [name for name, each in columns.items() if each.kind == "box" and len(each.lengths) == 1]
+    for box in boxes:
+        beside = columns[box].feature.rpartition("/")[0]
+        labels = [
+            name
+            for name, each in columns.items()
+            if each.kind == "class" and len(each.lengths) == 1 and each.feature.rpartition("/")[0] == beside != ""
+        ]
+        names = {box: "boxes"} | ({labels[0]: "labels"} if len(labels) == 1 else {})
+        if len(boxes) > 1 or (set(names.values()) - set(names)) & columns.keys():
+            names = {}
+        columns = {
+            names.get(name, name): replace(each, of=names.get(box, box)) if name in labels else each
+            for name, each in columns.items()
+        }
+    return columns
 
 
-def _decode_tensor(leaf: Leaf, example: Example, name: str, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
-    """Decodes the numbers of a feature to an array of ``shape``. Raises :class:`ValueError` for numbers that do not fit
-    the shape or an integer dtype. Also raises it for compressed numbers of more than ``limit`` bytes."""
-    dtype = leaf.dtype or "float32"
-    if leaf.byte_encoding:
-        data = example.only_bytes(name)
-        if leaf.byte_encoding == "zlib":
-            inflate = zlib.decompressobj()
-            data = inflate.decompress(data, limit)
-            if not inflate.eof:
-                raise ValueError(f"it is cut off, or larger than {limit} bytes")
-        array = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
+def _walk_features(
+    node: Mapping[str, Any], path: tuple[str, ...], lengths: tuple[int, ...], depth: int
+) -> Iterator[tuple[tuple[str, ...], str, Mapping[str, Any], tuple[int, ...]]]:
+    """Yields path, type, description and lengths of the sequences of each single feature within groups and sequences.
+    Raises :class:`ValueError` for more than 16 levels."""
+    if depth > _MAX_DEPTH:
+        raise ValueError("its features are nested too deeply")
+    if "featuresDict" in node:
+        for name, child in node["featuresDict"].get("features", {}).items():
+            yield from _walk_features(child, (*path, str(name)), lengths, depth + 1)
+    elif "sequence" in node:
+        length = int(node["sequence"].get("length", -1))
+        yield from _walk_features(node["sequence"]["feature"], path, (*lengths, length), depth + 1)
     else:
-        array = example.numbers(name, dtype)
-    if -1 not in shape and array.size != math.prod(shape):
-        raise ValueError(f"found {array.size} numbers, expected {math.prod(shape)}")
-    return array.reshape(shape)
+        others = (name for name in node if name not in ("pythonClassName", "description"))
+        what = next((name for name in _KINDS if name in node), None) or next(others, "of no known kind")
+        said = node.get(what, {})
+        yield path, what, said if isinstance(said, dict) else {}, lengths
 
 
-def _nest_rows(items: list[Any], row_lengths: Sequence[list[int]]) -> list[Any]:
-    """Nests values in lists of lists. ``row_lengths`` has the lengths of the rows of each level, outermost first.
-    Raises :class:`ValueError` if they do not add up."""
-    for lengths in reversed(row_lengths):
-        if sum(lengths) != len(items) or any(length < 0 for length in lengths):
-            raise ValueError(f"{len(items)} values do not make rows of {sum(lengths)}")
-        rows = iter(items)
-        items = [list(islice(rows, length)) for length in lengths]
-    return items
-
-
-def _boxes_to_pixels(leaf: Leaf, boxes: NDArray[np.float64], image: Any) -> NDArray[np.float32]:
-    """Converts boxes of any format of TensorFlow Datasets to left, top, right, bottom in pixels, float32. The default
-    ``bboxFormat`` is ``REL_YXYX``. Raises :class:`ValueError` for an unknown format, and for relative boxes if the size
-    of the image cannot be read."""
-    form = str(leaf.said.get("bboxFormat") or "REL_YXYX")
-    if form not in _BOX_FORMATS:
-        raise ValueError(f"found boxes in the format {printable(form)}; expected {', '.join(_BOX_FORMATS)}")
-    if form.endswith("YXYX"):
-        boxes = boxes[:, [1, 0, 3, 2]]
-    elif form.endswith("XYWH"):
-        boxes = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], 1)
-    return (scale_boxes(boxes, image) if form.startswith("REL_") else boxes).astype(np.float32)
+def _make_column(feature: str, what: str, said: Mapping[str, Any], lengths: tuple[int, ...]) -> FeatureColumn | str:
+    """Makes the column of a feature, or returns the reason why no column can hold it."""
+    if what not in _KINDS:
+        return what
+    shape = tuple(int(n) for n in said.get("shape", {}).get("dimensions", ()))
+    dtype, encoding = str(said.get("dtype", "")), str(said.get("encoding", "none")).lower()
+    if what == "image":
+        # A mask is a PNG of one channel, with such a name or with labels in its description.
+        named = "mask" in feature or "segmentation" in feature or "label" in said
+        is_mask = shape[-1:] == (1,) and said.get("encodingFormat") == "png" and named
+        reason = "images of float32" if dtype == "float32" else ""
+        if len(lengths) > 1:
+            reason = "sequences of sequences of images"
+        return reason or FeatureColumn(feature, "mask" if is_mask and not lengths else "image", (), lengths)
+    if what == "boundingBox":
+        form = str(said.get("bboxFormat") or "REL_YXYX")
+        if len(lengths) > 1:
+            return "sequences of sequences of boxes"
+        return FeatureColumn(feature, "box", (), lengths, encoding=form)
+    if what != "tensor":
+        return FeatureColumn(feature, _KINDS[what], (), lengths)
+    packed = "" if encoding in ("", "none") else encoding
+    if dtype not in _DTYPES and (dtype != "string" or packed):
+        return f"tensors of {printable(dtype)}"
+    if packed not in ("", "bytes", "zlib") or (packed and lengths):
+        return "sequences of packed tensors"
+    return FeatureColumn(feature, dtype, shape, lengths, encoding=packed)
 
 
 def _list_shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, Path, int]]:
@@ -342,6 +327,80 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO  # others have such a file, too
     _find_version(path)  # several are a question
     return Certainty.CERTAIN
+
+
+class ExportedTfds(ExportedRows, ExampleSource):
+    """Source of TFRecord shards that packstore exported; the feature ``key`` has the keys."""
+
+    kind = "tfds"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        self.path = path  # for the export manifest
+        super().__init__(path, options, self.list_shards())
+
+    def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
+        """Returns the size of the image and the key. For an invalid record, returns the size of the record and None.
+        Counts the example, but collects no facts: the export manifest has the columns."""
+        try:
+            example = Example(message)
+            self.facts.parsed += 1
+            key = example.only_bytes("key").decode("utf-8", "surrogateescape")
+            return measure_largest_value(example.features), key
+        except ValueError:
+            return message.size, None
+
+    @cached_property
+    def has_keys(self) -> bool:
+        """Always True: every exported record has a key."""
+        return True
+
+    @cached_property
+    def _held_columns(self) -> Sequence[Column]:
+        """Columns whose values are in the examples, not in other files of the export."""
+        return [column for column in self.columns_at_rest if column.name in self.export_manifest.held]
+
+    def decode_example(self, example: Example) -> dict[str, Any]:
+        """Decodes the image and the values of the exported columns; leaves out values that are missing. Raises
+        :class:`ValueError` for a missing image, and for a value that does not fit its column."""
+        image = self.export_manifest.manifest.image
+        files = image.layout is None or self.export_manifest.image == "png"
+        values = {"image": example.only_bytes("image") if files else _decode_array(image, example)}
+        for column in self._held_columns:
+            valid = example.features.get(column.valid_name) if column.nullable else None
+            if valid is None or valid.numbers(example.message).any():
+                try:
+                    values[column.name] = _decode_column(column, example)
+                except ValueError as error:
+                    raise ValueError(f"{column.name}: {error}") from error
+        return values
+
+
+def _decode_column(column: Column, example: Example) -> Any:
+    """Decodes the value of a column to an array, a list of files, or :class:`StoredBytes`. Raises :class:`ValueError`
+    for a missing feature, or another type of values."""
+    if column.layout is not None or column.kind == "fixed":
+        return _decode_array(column, example)
+    if column.form == "numbers":
+        return StoredBytes(_decode_numbers(column, example).tobytes())
+    return example.byte_values(column.name) if column.form == "files" else StoredBytes(example.only_bytes(column.name))
+
+
+def _decode_array(column: Column, example: Example) -> NDArray[Any]:
+    """Decodes the array of a column. Raises :class:`ValueError` if its numbers do not fit its dtype or shape."""
+    if column.kind == "ragged":
+        shape = [int(n) for n in example.numbers(f"{column.name}/shape").tolist()]
+        return np.frombuffer(example.only_bytes(f"{column.name}/value"), NUMPY_DTYPE[column.dtype]).reshape(shape)
+    if column.layout is not None:
+        return np.frombuffer(example.only_bytes(column.name), NUMPY_DTYPE[column.dtype]).reshape(column.shape)
+    return _decode_numbers(column, example).reshape(column.shape)
+
+
+def _decode_numbers(column: Column, example: Example) -> NDArray[Any]:
+    """Decodes the numbers of a column to its dtype. A dtype in :data:`PACKED` has bytes in the example. Raises
+    :class:`ValueError` for another type of values, and for numbers beyond an integer dtype."""
+    if column.dtype in PACKED:
+        return np.frombuffer(example.only_bytes(column.name), NUMPY_DTYPE[column.dtype])
+    return example.numbers(column.name, NUMPY_DTYPE[column.dtype].name)
 
 
 KIND = Kind("tfds", "a folder of TensorFlow Datasets", _recognise, open_with(TfdsSource, ExportedTfds))

@@ -10,22 +10,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Boxes, Field, Image, Label, Labels
+from packstore.core.fields import Boxes, Field
 from packstore.images.encode.png import encode_png
 from packstore.sources.base import Kind, SourceOptions
-from packstore.sources.columns import BYTES, FILE, JSON, TEXT, ValueType, guess, make_column_name
-from packstore.sources.records.examples import SUFFIXES, Example, ExampleSource, is_tfrecord, scale_boxes
+from packstore.sources.columns import make_column_name
+from packstore.sources.records import find_shards, recognise_shards, refuse_missing_shards
+from packstore.sources.records.examples import (
+    SUFFIXES,
+    Example,
+    ExampleSource,
+    FeatureColumn,
+    is_tfrecord,
+    to_pixels,
+)
 from packstore.sources.records.facts import Numbering, find_class_names, find_numbering
-from packstore.sources.records.shards import find_shards, recognise_shards, refuse_missing_shards
 from packstore.sources.schema import RELATIVE, STATED_SIZE
 
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
@@ -44,22 +50,6 @@ _SIDES = ("image/width", "image/height")
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 _PIXELS = 2.0
 """Edges of boxes beyond this are pixels, not fractions of the image."""
-
-
-class _ExampleColumn(NamedTuple):
-    """Column of a feature.
-
-    Attributes:
-        field: Its declaration.
-        feature: Name of the feature.
-        type: Type of its values.
-        numbering: Converts its class numbers; None if it has none.
-    """
-
-    field: Field
-    feature: str
-    type: ValueType
-    numbering: Numbering | None = None
 
 
 class TfrecordSource(ExampleSource):
@@ -92,11 +82,9 @@ class TfrecordSource(ExampleSource):
         )
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns of :meth:`_example_columns`, and ``boxes`` for the four features of edges. The first
-        call indexes all records."""
-        return {name: part.field for name, part in self._example_columns.items()} | (
-            {"boxes": Boxes()} if self._box_features is not None else {}
-        )
+        """Declares the columns of :attr:`example_columns`, and ``boxes`` for the four features of edges. The first call
+        indexes all records."""
+        return {**super().fields(), **({"boxes": Boxes()} if self._box_features is not None else {})}
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts features that repeat size or format of the image, and features whose values hold several files each.
@@ -108,31 +96,22 @@ class TfrecordSource(ExampleSource):
 
     def decode_example(self, example: Example) -> dict[str, Any]:
         """Decodes the features of an example, by column. Encodes raw pixels as PNG, and converts boxes to pixels. A
-        missing list becomes an empty array; other missing features are left out. Raises :class:`ValueError` for a
-        feature that no other record has, and for a value that does not fit its column."""
-        columns = self._example_columns
+        missing list becomes an empty array. Raises :class:`ValueError` for a feature that no other record has, and for
+        a value that does not fit its column."""
         unknown = example.features.keys() - self.facts.features.keys()
         if unknown:
             raise ValueError(f"it has a feature {printable(min(unknown))}, which no other record has")
-        values: dict[str, Any] = {}
-        for name, (_, feature, type, numbering) in columns.items():
-            if example.has_values(feature):
-                try:
-                    values[name] = _decode_value(example, feature, type, numbering)
-                except ValueError as error:
-                    raise ValueError(f"{printable(feature)}: {error}") from error
-            elif type.shape == (-1,):
-                values[name] = np.zeros(0, type.kind)
-        if self._raw_shape_features is not None and "image" in values:
+        values = super().decode_example(example)
+        if self._raw_shape_features is not None and values["image"] is not None:
             try:
                 values["image"] = _pixels_to_png(values["image"], *map(example.only_number, self._raw_shape_features))
             except ValueError as error:
                 raise ValueError(f"{printable(self._main_feature)}: {error}") from error
         if self._box_features is not None:
-            values["boxes"] = self._read_boxes(example, values.get("image"))
+            values["boxes"] = self._read_boxes(example, values["image"])
             values[RELATIVE] = self._box_features[1]
         if all(map(example.has_values, _SIDES)):
-            values[STATED_SIZE] = tuple(int(example.only_number(side) or 0) for side in _SIDES)
+            values[STATED_SIZE] = tuple(example.only_number(side) or 0 for side in _SIDES)
         return values
 
     def _read_boxes(self, example: Example, image: Any) -> NDArray[np.float32]:
@@ -148,8 +127,7 @@ class TfrecordSource(ExampleSource):
             return np.zeros((0, 4), np.float32)
         if len({len(edge) for edge in edges}) > 1 or len(edges) < len(_EDGES):
             raise ValueError(f"{printable(prefix)}: the edges of its boxes differ in number")
-        boxes = np.stack(edges, 1).astype(np.float64)
-        return (scale_boxes(boxes, image) if fractions else boxes).astype(np.float32)
+        return to_pixels("REL_XYXY" if fractions else "XYXY", np.stack(edges, 1).astype(np.float64), image)
 
     @cached_property
     def _main_feature(self) -> str:
@@ -251,7 +229,7 @@ class TfrecordSource(ExampleSource):
         return numberings
 
     @cached_property
-    def _example_columns(self) -> dict[str, _ExampleColumn]:
+    def example_columns(self) -> Mapping[str, FeatureColumn]:
         """Columns except boxes, by name, ``image`` first. Leaves out features
 
         - without values;
@@ -265,38 +243,27 @@ class TfrecordSource(ExampleSource):
         gone = edges | named | self._repeated_features | self._file_list_features | {main, self.key_feature}
         left = [name for name, facts in sorted(self.facts.features.items()) if name not in gone and facts.kinds != {""}]
         of = next((name for name in _OF_BOXES if name in self._numberings), None) if boxes else None
-        columns = {"image": _ExampleColumn(Image(), main, ValueType(FILE))}
-        for name, feature in _name_columns(left, of).items():
-            columns[name] = self._make_column(feature, of)
-        return columns
+        own = {name: self._make_column(feature, feature == of) for name, feature in _name_columns(left, of).items()}
+        return {"image": FeatureColumn(main, "image"), **own}
 
-    def _make_column(self, name: str, of: str | None) -> _ExampleColumn:
+    def _make_column(self, name: str, of_boxes: bool) -> FeatureColumn:
         """Makes the column of a feature by the facts about its values. Raises :class:`SourceError` if records hold
-        different types.
-
-        ``of``: name of the feature that labels the boxes, or None."""
-        facts, numbers = self.facts.features[name], self._numberings.get(name)
+        different types."""
+        facts, numbering = self.facts.features[name], self._numberings.get(name)
         missing = facts.missing or facts.low == 0
         kinds = facts.kinds - {""}
         if len(kinds) > 1:
             both = " and ".join(sorted(kinds))
             raise SourceError(f"{printable(str(self.path))}: {printable(name)} holds {both} in different records")
-        if numbers is not None and (name == of or facts.high > 1):
-            labels = Labels(numbers.classes, of="boxes" if name == of else False)
-            return _ExampleColumn(labels, name, ValueType("int64", (-1,)), numbers)
-        if numbers is not None:
-            label = Label(numbers.classes, optional=missing or self.facts.labels[name].missing)
-            return _ExampleColumn(label, name, ValueType("int64"), numbers)
-        shape: tuple[int, ...] = ()
+        shape = () if facts.high <= 1 else (facts.high if facts.low == facts.high else -1,)
+        if numbering is not None:
+            lengths = (-1,) if of_boxes or shape else ()
+            missing = missing or -1 in self.facts.labels[name]
+            return FeatureColumn(name, "class", (), lengths, missing, numbering, "boxes" if of_boxes else False)
         if kinds != {"bytes"}:
-            shape = () if facts.high <= 1 else (facts.high if facts.low == facts.high else -1,)
-            type = ValueType("float32" if kinds == {"floats"} else "int64", shape)
-        elif facts.high > 1:
-            type = ValueType(JSON)
-        else:
-            type = ValueType(FILE if facts.looks == {"image"} else TEXT if facts.looks <= {"text"} else BYTES)
-        declared = guess("", type)
-        return _ExampleColumn(declared if shape == (-1,) else replace(declared, optional=missing), name, type)
+            return FeatureColumn(name, "float32" if kinds == {"floats"} else "int64", shape, (), missing)
+        kind = "text" if shape or facts.looks <= {"text"} else "image" if facts.looks == {"image"} else "bytes"
+        return FeatureColumn(name, kind, (), (-1,) if shape else (), missing)
 
 
 def _pixels_to_png(data: bytes, height: Any, width: Any, channels: Any) -> bytes:
@@ -330,26 +297,6 @@ def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
             )
         columns[whole] = feature
     return columns
-
-
-def _decode_value(example: Example, name: str, type: ValueType, numbering: Numbering | None) -> Any:
-    """Decodes the values of a feature by its type, and class numbers by their numbering: the label -1 becomes None.
-    Raises :class:`ValueError` for values of another type, number or encoding, for a number that no class has, and for
-    -1 among several labels."""
-    if type.kind == JSON:
-        return [value.decode("utf-8") for value in example.byte_values(name)]
-    if type.kind in (FILE, BYTES, TEXT):
-        data = example.only_bytes(name) if example.byte_values(name) else None
-        return data.decode("utf-8") if data is not None and type.kind == TEXT else data
-    if not type.shape:
-        number = example.only_number(name)
-        return number if numbering is None or number is None else numbering(int(number))
-    if numbering is None:
-        return example.numbers(name)
-    labels = [numbering(number) for number in example.numbers(name).tolist()]
-    if None in labels:
-        raise ValueError("found -1 among numbers of classes")
-    return np.array(labels, np.int64)
 
 
 KIND = Kind(

@@ -19,7 +19,7 @@ from packstore.core.fields import Field, Image
 from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources.base import SourceOptions
 from packstore.sources.columns import ANY, BYTES, FILE, PIXELS, ValueType, choose_main_image, guess, name_columns
-from packstore.sources.records.shards import OpenFiles, ShardSource
+from packstore.sources.records import OpenFiles, ShardSource
 from packstore.sources.rows import PROBED, Row, in_packing_order
 from packstore.sources.values import names_an_image
 from packstore.stores.link_files import Location
