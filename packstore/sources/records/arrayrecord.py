@@ -10,23 +10,20 @@ headers of blocks are not used.
 from __future__ import annotations
 
 import bisect
-import importlib
 import os
 import struct
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.protobuf import Message
 from packstore.images.engine import highway_hash
 from packstore.sources.archives.index import OpenFile
+from packstore.sources.archives.tar import load_zstandard
 from packstore.sources.base import Kind
 from packstore.sources.records import RecordFiles, recognise_shards
 from packstore.sources.records.tfrecord import TfrecordSource
@@ -46,39 +43,6 @@ _COMPRESSIONS = {ord("b"): "Brotli", ord("s"): "Snappy"}
 _OTHER_CHUNKS = {ord("t"): "transposed chunks", ord("m"): "metadata", ord("p"): "padding", ord("s"): "a signature"}
 
 
-class _ChunkHeader(NamedTuple):
-    """Header of a chunk.
-
-    Attributes:
-        kind: Type of the chunk.
-        hash: Hash of the data, without headers of blocks.
-        place: Offset of the data in the file.
-        size: Bytes of the data, without headers of blocks.
-        records: Number of records.
-        decoded: Bytes of the decompressed records.
-    """
-
-    kind: int
-    hash: int
-    place: int
-    size: int
-    records: int
-    decoded: int
-
-
-@dataclass(frozen=True)
-class _ChunkIndex:
-    """Chunks of a file.
-
-    Attributes:
-        places: Offset of each chunk.
-        firsts: Number of the first record of each chunk, and the number of all records.
-    """
-
-    places: NDArray[np.int64]
-    firsts: NDArray[np.int64]
-
-
 class ArrayRecordFiles(RecordFiles):
     """Reads records of ArrayRecord files by their numbers; thread-safe. Caches the last chunks: always two, at most 64,
     and up to 64 MiB. Raises :class:`SourceError` for chunks compressed by Zstandard if its library is not
@@ -88,7 +52,7 @@ class ArrayRecordFiles(RecordFiles):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__(paths)
-        self._footers: dict[int, _ChunkIndex] = {}
+        self._indexes: dict[int, tuple[array[int], array[int]]] = {}
         self._kept: OrderedDict[tuple[int, int], tuple[list[bytes], int]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -96,27 +60,25 @@ class ArrayRecordFiles(RecordFiles):
         """Yields the number, size and message of each record of file ``number``. If a chunk cannot be read, each of its
         records has the size 0 and the message None. Raises :class:`SourceError` if the index or all chunks cannot be
         read."""
-        footer, read, why = self._load_chunk_index(number), 0, ""
-        for chunk in range(len(footer.places)):
-            first, stop = int(footer.firsts[chunk]), int(footer.firsts[chunk + 1])
+        read, why = 0, ""
+        for chunk, (first, stop) in enumerate(pairwise(self._load_index(number)[1])):
             try:
-                records: list[bytes] | None = self._load_chunk(number, chunk)
+                records = self._load_chunk(number, chunk)
                 read += 1
+                yield from ((first + i, len(each), Message.from_bytes(each)) for i, each in enumerate(records))
             except ValueError as error:
-                records, why = None, str(error)  # each is reported when it is read
-            for i in range(stop - first):
-                record = None if records is None else records[i]
-                yield first + i, len(record or b""), None if record is None else Message.from_bytes(record)
+                why = str(error)
+                yield from ((record, 0, None) for record in range(first, stop))  # reported when it is read
         if why and not read:
             raise SourceError(f"{printable(str(self.paths[number]))} cannot be read as ArrayRecord: {why}")
 
     def read_record(self, number: int, place: int, length: int) -> bytes | None:
         """Reads record ``place`` of file ``number``; returns None if its chunk is damaged or has no such record.
         Ignores ``length``. Raises :class:`SourceError` if the file has no valid index."""
-        footer = self._load_chunk_index(number)
-        chunk = bisect.bisect_right(footer.firsts, place) - 1
+        firsts = self._load_index(number)[1]
+        chunk = bisect.bisect_right(firsts, place) - 1
         try:
-            return self._load_chunk(number, chunk)[place - int(footer.firsts[chunk])]
+            return self._load_chunk(number, chunk)[place - firsts[chunk]]
         except (ValueError, IndexError):
             return None
 
@@ -136,9 +98,9 @@ class ArrayRecordFiles(RecordFiles):
             kept = self._kept.get((number, chunk))
         if kept is not None:
             return kept[0]
-        footer = self._load_chunk_index(number)
-        expected = int(footer.firsts[chunk + 1] - footer.firsts[chunk])
-        records = _read_records(self.opened[number], int(footer.places[chunk]), _MAX_CHUNK)
+        places, firsts = self._load_index(number)
+        expected = firsts[chunk + 1] - firsts[chunk]
+        records = _read_chunk(self.opened[number], places[chunk], _MAX_CHUNK)
         if len(records) != expected:
             raise ValueError(f"a chunk has {len(records)} records, and the index says {expected}")
         with self._lock:
@@ -149,16 +111,16 @@ class ArrayRecordFiles(RecordFiles):
                 self._kept.popitem(last=False)
         return records
 
-    def _load_chunk_index(self, number: int) -> _ChunkIndex:
-        """Returns the index of chunks of a file; reads it at the first call. Raises :class:`SourceError` if the file
-        has no valid index."""
-        if number not in self._footers:
-            path = self.paths[number]
+    def _load_index(self, number: int) -> tuple[array[int], array[int]]:
+        """Returns the index of a file, see :func:`_read_index`; reads it at the first call. Raises :class:`SourceError`
+        if it is not valid."""
+        if number not in self._indexes:
             try:
-                self._footers[number] = _read_chunk_index(self.opened[number])
+                self._indexes[number] = _read_index(self.opened[number])
             except ValueError as error:
-                raise SourceError(f"{printable(str(path))} cannot be read as ArrayRecord: {error}") from None
-        return self._footers[number]
+                path = printable(str(self.paths[number]))
+                raise SourceError(f"{path} cannot be read as ArrayRecord: {error}") from None
+        return self._indexes[number]
 
 
 def is_riegeli(path: Path) -> bool:
@@ -171,35 +133,36 @@ def is_riegeli(path: Path) -> bool:
         return False
 
 
-def _read_chunk_index(file: OpenFile) -> _ChunkIndex:
-    """Reads the index of chunks at the end of a file. Raises :class:`ValueError` if it is missing, damaged or
-    inconsistent."""
+def _read_index(file: OpenFile) -> tuple[array[int], array[int]]:
+    """Reads the index at the end of a file: the offset of each chunk, and the numbers of their first records, followed
+    by the number of all records. Raises :class:`ValueError` if it is missing, damaged or inconsistent."""
     size = os.fstat(file.descriptor).st_size
     if size < 2 * _BLOCK or size % _BLOCK:
         raise ValueError(
             f"it has {size} bytes, expected whole blocks of 64 KiB: it is cut off, or another Riegeli file"
         )
     try:
-        script = _parse_varints(_read_records(file, size - _BLOCK, _BLOCK)[0])
+        script = _parse_varints(_read_chunk(file, size - _BLOCK, _BLOCK)[0])
     except (ValueError, IndexError):
         raise ValueError("its last block has no index: it is cut off, or another Riegeli file") from None
     if script.get(2) != _MAGIC or not 0 < script.get(1, 0) < size:
         raise ValueError("its last block has no index of ArrayRecord")
-    metadata, *entries = _read_records(file, script[1], _MAX_CHUNK) or [b""]
+    metadata, *entries = _read_chunk(file, script[1], _MAX_CHUNK) or [b""]
     message = Message.from_bytes(metadata)
     spans = [(low, high) for field, wire, low, high in message.fields(0, message.size) if (field, wire) == (1, 2)]
     said = _parse_varints(metadata[spans[0][0] : spans[0][1]]) if spans else {}
     if said.get(1) != _VERSION:
         raise ValueError(f"its index has version {said.get(1)}, expected {_VERSION}")
-    places, counts = np.zeros(len(entries)), np.zeros(len(entries))
-    for i, entry in enumerate(entries):
+    places, counts = array("q"), array("q")
+    for entry in entries:
         row = _parse_varints(entry)
-        places[i], counts[i] = row.get(1, -1), row.get(3, 0)
-    if len(entries) != said.get(2, 0) or counts.sum() != said.get(3, 0) or counts.sum() > size:
+        places.append(min(row.get(1, -1), 1 << 62))
+        counts.append(min(row.get(3, 0), 1 << 62))
+    if len(entries) != said.get(2, 0) or sum(counts) != said.get(3, 0) or sum(counts) > size:
         raise ValueError("its index does not have as many chunks or records as it says")
-    if len(entries) and (places.min() < len(_SIGNATURE) or places.max() >= script[1] or counts.min() < 1):
+    if entries and (min(places) < len(_SIGNATURE) or max(places) >= script[1] or min(counts) < 1):
         raise ValueError("its index names a chunk where none can be")
-    return _ChunkIndex(places.astype(np.int64), np.cumsum([0, *counts], dtype=np.int64))
+    return places, array("q", accumulate(counts, initial=0))
 
 
 def _parse_varints(data: bytes) -> dict[int, int]:
@@ -213,28 +176,34 @@ def _parse_varints(data: bytes) -> dict[int, int]:
     }
 
 
-def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
+def _read_chunk(file: OpenFile, place: int, limit: int) -> list[bytes]:
     """Reads, verifies and decompresses the records of the chunk at ``place``. Raises :class:`ValueError` if it is
     damaged, of another type, or larger than ``limit`` bytes."""
-    chunk = _read_chunk_header(file, place)
-    if chunk.kind != ord("r"):
-        raise ValueError(f"{_OTHER_CHUNKS.get(chunk.kind, f'a chunk of type {chunk.kind}')}, where records should be")
-    if max(chunk.size, chunk.decoded) > limit:
-        raise ValueError(f"a chunk of {max(chunk.size, chunk.decoded)} bytes, more than {limit}")
-    data, _ = _read_without_block_headers(file, chunk.place, chunk.size)
-    if len(data) < max(1, chunk.size):
+    head, after = _read_without_block_headers(file, place, _CHUNK.size)
+    if len(head) < _CHUNK.size:
         raise ValueError("a chunk is cut off")
-    _check_hash(data, chunk.hash, "the data of a chunk")
-    message = Message.from_bytes(data)
-    size, at = message.read_varint(1, len(data))
+    own, size, its, kind, counted, decoded = _CHUNK.unpack(head)
+    _check_hash(head[8:], own, "the header of a chunk")
+    count, end = int.from_bytes(counted, "little"), os.fstat(file.descriptor).st_size
+    if size > end - after or count > end:
+        raise ValueError(f"a chunk of {size} bytes and {count} records, where none can be")
+    if kind != ord("r"):
+        raise ValueError(f"{_OTHER_CHUNKS.get(kind, f'a chunk of type {kind}')}, where records should be")
+    if max(size, decoded) > limit:
+        raise ValueError(f"a chunk of {max(size, decoded)} bytes, more than {limit}")
+    data, _ = _read_without_block_headers(file, after, size)
+    if len(data) < max(1, size):
+        raise ValueError("a chunk is cut off")
+    _check_hash(data, its, "the data of a chunk")
+    size, at = Message.from_bytes(data).read_varint(1, len(data))
     if at + size > len(data):
         raise ValueError("a chunk ends within the sizes of its records")
-    if chunk.records > _MAX_RECORDS:
-        raise ValueError(f"a chunk of {chunk.records} records, more than {_MAX_RECORDS}")
-    sizes = Message.from_bytes(_decompress(data[0], data[at : at + size], 10 * chunk.records))
-    values = _decompress(data[0], data[at + size :], chunk.decoded)
+    if count > _MAX_RECORDS:
+        raise ValueError(f"a chunk of {count} records, more than {_MAX_RECORDS}")
+    sizes = Message.from_bytes(_decompress(data[0], data[at : at + size], 10 * count))
+    values = _decompress(data[0], data[at + size :], decoded)
     records, start, at = [], 0, 0
-    for _ in range(chunk.records):
+    for _ in range(count):
         size, at = sizes.read_varint(at, sizes.size)
         if size > len(values) - start:
             raise ValueError("a chunk has records that are longer than itself")
@@ -243,21 +212,6 @@ def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
     if start != len(values) or at != sizes.size:
         raise ValueError("a chunk has more than its records")
     return records
-
-
-def _read_chunk_header(file: OpenFile, place: int) -> _ChunkHeader:
-    """Reads the header of a chunk. Raises :class:`ValueError` if the header is cut off, has a wrong hash, or sizes that
-    do not fit into the file."""
-    data, after = _read_without_block_headers(file, place, _CHUNK.size)
-    if len(data) < _CHUNK.size:
-        raise ValueError("a chunk is cut off")
-    own, size, its, kind, records, decoded = _CHUNK.unpack(data)
-    _check_hash(data[8:], own, "the header of a chunk")
-    end = os.fstat(file.descriptor).st_size
-    count = int.from_bytes(records, "little")
-    if size > end - after or count > end:
-        raise ValueError(f"a chunk of {size} bytes and {count} records, where none can be")
-    return _ChunkHeader(kind, its, after, size, count, decoded)
 
 
 def _check_hash(data: bytes, expected: int, what: str) -> None:
@@ -289,22 +243,17 @@ def _decompress(kind: int, data: bytes, limit: int) -> bytes:
         if len(data) > limit:
             raise ValueError(f"{len(data)} bytes, more than {limit}")
         return data
+    if kind in _COMPRESSIONS:
+        how = _COMPRESSIONS[kind]
+        raise ValueError(f"it is compressed by {how}, which packstore does not read: write it again with zstd")
     if kind != _ZSTD:
-        name = _COMPRESSIONS.get(kind)
-        raise ValueError(
-            f"it is compressed by {name}, which packstore does not read: write it again with zstd"
-            if name
-            else f"a compression of type {kind}"
-        )
+        raise ValueError(f"a compression of type {kind}")
     size, at = Message.from_bytes(data).read_varint(0, len(data))
     if size > limit:
         raise ValueError(f"{size} bytes, more than {limit}")
     if not size:
         return b""
-    try:
-        zstandard: Any = importlib.import_module("zstandard")
-    except ImportError:
-        raise SourceError("ArrayRecord compressed by Zstandard: pip install 'packstore[zstd]'") from None
+    zstandard = load_zstandard("ArrayRecord")
     try:
         with zstandard.ZstdDecompressor().stream_reader(data[at:]) as stream:
             content: bytes = stream.read(size + 1)

@@ -219,7 +219,8 @@ class Numbering:
             return None
         class_number = number if self.numbers is None else self.numbers.get(number, -1)
         if class_number < 0 or (self.classes is not None and class_number >= len(self.classes)):
-            raise ValueError(f"{number} is the number of no class")
+            what = "the number of no class" if self.classes is None else f"none of {len(self.classes)} classes"
+            raise ValueError(f"{number} is {what}")
         return class_number
 
 

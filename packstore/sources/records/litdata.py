@@ -8,7 +8,6 @@ a whole, by batches of items, or item by item, are decompressed to temporary fil
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import struct
@@ -25,9 +24,9 @@ from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import ZSTANDARD, detect_compression, load_zstandard, write_temporary
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType
-from packstore.sources.records import INDEX, OpenFiles, check_file_name, find_indexes, read_index
+from packstore.sources.records import OpenFiles, check_file_name, find_indexes, read_index
 from packstore.sources.records.mds import Layout, MdsSource, decode_value
-from packstore.sources.records.typed import PICKLE, Shard
+from packstore.sources.records.typed import NUMBERS, PICKLE, Shard, to_array
 
 _TYPES = {
     "jpeg": ValueType(FILE, (), "jpeg"), "image": ValueType(FILE, (), "jpeg"), "bytes": ValueType(BYTES, (), "bytes"),
@@ -37,11 +36,6 @@ _TYPES = {
     "numpy": ValueType(ANY, (), "numpy"),
 }  # fmt: skip
 """Types by the formats of LitData, with the encoding of MDS that has the same layout."""
-_DTYPES = (
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64"),
-)
-"""dtypes of arrays by number (``_NUMPY_DTYPES_MAPPING``), up to the last that columns support."""
 _ZSTD = re.compile(r"zstd(:\d+)?")
 _MAX_RATIO = 256
 """Maximum number of items for each byte of a compressed chunk."""
@@ -81,12 +75,10 @@ class LitdataSource(MdsSource):
         types = dict(zip(_parse_names(config["data_spec"], len(forms)), forms, strict=True))
         for chunk in plain["chunks"]:
             file = index.parent / check_file_name(chunk["filename"])
-            if not file.is_file():
-                raise SourceError(f"{printable(str(file))} is missing; {INDEX} names it")
-            samples, nbytes = int(chunk["chunk_size"]), file.stat().st_size
-            if not 0 <= samples <= (_MAX_RATIO * nbytes if compression else max(0, nbytes // 4 - 2)):
-                raise ValueError(f"{samples} items in {nbytes} bytes")
-            yield Shard(split, file, types, Layout(samples, (None,) * len(types), None if compression else nbytes))
+            nbytes = file.stat().st_size if file.is_file() else 0
+            most = _MAX_RATIO * nbytes if compression else max(0, nbytes // 4 - 2)
+            layout = Layout(int(chunk["chunk_size"]), (None,) * len(types), None if compression else nbytes)
+            yield self.make_shard(split, file, types, layout, most)
 
     def decode(self, type: ValueType, data: bytes, form: None = None) -> Any:
         """Decodes a value: arrays with and without a header, other values as MDS does. Raises :class:`ValueError` if it
@@ -95,14 +87,11 @@ class LitdataSource(MdsSource):
             return decode_value(type.encoding, data)
         if type.encoding != "numpy":  # one dimension, without a header
             return np.frombuffer(data, np.dtype(type.encoding).newbyteorder("<"))
-        code, rank = np.frombuffer(data[:8], "<u4").tolist() if len(data) >= 8 else (len(_DTYPES), 0)
-        if code >= len(_DTYPES) or rank > 8 or len(data) < 8 + 4 * rank:
+        code, rank = np.frombuffer(data[:8], "<u4").tolist() if len(data) >= 8 else (len(NUMBERS), 0)
+        if code >= len(NUMBERS) or rank > 8 or len(data) < 8 + 4 * rank:
             raise ValueError("found an array of no known dtype or shape")
         shape = np.frombuffer(data[8 : 8 + 4 * rank], "<u4").tolist()
-        dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
-        if len(data) - 8 - 4 * rank != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"found {len(data)} bytes, expected an array {dtype.name} of shape {tuple(shape)}")
-        return np.frombuffer(data, dtype, offset=8 + 4 * rank).reshape(shape)
+        return to_array(data[8 + 4 * rank :], NUMBERS[code], shape)
 
 
 def _parse_format(form: str) -> ValueType:
@@ -111,8 +100,8 @@ def _parse_format(form: str) -> ValueType:
     name, _, rest = form.partition(":")
     if name in _TYPES and (name != "numpy" or not rest):
         return _TYPES[name]
-    if name == "no_header_numpy" and rest.isdecimal() and int(rest) < len(_DTYPES):
-        return ValueType(ANY, encoding=_DTYPES[int(rest)])
+    if name == "no_header_numpy" and rest.isdecimal() and int(rest) < len(NUMBERS):
+        return ValueType(ANY, encoding=NUMBERS[int(rest)])
     raise ValueError(f"the format {form!r:.60}, which packstore does not read")
 
 

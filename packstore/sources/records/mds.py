@@ -29,19 +29,16 @@ from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType, choose_main_image
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.records import INDEX, MAX_INDEX, OpenFiles, check_file_name, find_indexes, read_index
-from packstore.sources.records.typed import LEFT, PICKLE, Shard, Span, TypedSource
+from packstore.sources.records.typed import LEFT, NUMBERS, PICKLE, Shard, Span, TypedSource, to_array
 from packstore.sources.rows import in_packing_order
 
 _MAX_COLUMNS = 1000
-_SCALARS = frozenset(
-    (*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
-)
 _CODES = {
     8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
     64: "uint64", 65: "int64", 66: "float64",
 }  # fmt: skip
 _KINDS = {
-    **{name: name for name in _SCALARS}, "int": "int64", "str_int": "int64", "str_float": "float64", "jpeg": FILE,
+    **{name: name for name in NUMBERS}, "int": "int64", "str_int": "int64", "str_float": "float64", "jpeg": FILE,
     "png": FILE, "pil": PIXELS, "bytes": BYTES, "str": TEXT, "str_decimal": TEXT, "json": JSON, "pkl": PICKLE,
     **dict.fromkeys(("list[pil]", "list[jpeg]", "list[png]", "jpeg_array", "jpegarray"), LEFT),
 }  # fmt: skip
@@ -93,6 +90,15 @@ class MdsSource(TypedSource):
             except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
                 raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
 
+    def make_shard(self, split: str, file: Path, types: Mapping[str, ValueType], layout: Layout, most: int) -> Shard:
+        """Makes a shard that an index names. Raises :class:`SourceError` if its file is missing, :class:`ValueError`
+        for a number of samples that is negative or more than ``most``."""
+        if not file.is_file():
+            raise SourceError(f"{printable(str(file))} is missing; {INDEX} names it")
+        if not 0 <= layout.samples <= most:
+            raise ValueError(f"{layout.samples} samples, more than fit into {printable(file.name)}")
+        return Shard(split, file, types, layout)
+
     def read_index_shards(self, split: str, index: Path) -> Iterator[Shard]:
         """Yields the shards that an index names. If an index names both forms of a shard, prefers the uncompressed
         file. Raises :class:`SourceError` for a missing shard, an unknown compression, and another version. Raises other
@@ -117,15 +123,11 @@ class MdsSource(TypedSource):
                 file = index.parent / check_file_name(packed["basename"])
                 if kind not in _COMPRESSED:
                     raise SourceError(f"{printable(str(file))} is compressed by {printable(kind)}: decompress it first")
-            if not file.is_file():
-                raise SourceError(f"{printable(str(file))} is missing; {INDEX} names it")
-            samples, nbytes = int(plain["samples"]), int(raw["bytes"])
-            if not 0 <= samples <= max(0, nbytes // 4 - 2):
-                raise ValueError(f"{samples} samples in {nbytes} bytes")
-            types = {
-                name: ValueType(_KINDS.get(its, ANY), encoding=its) for name, its in zip(names, encodings, strict=True)
-            }
-            yield Shard(split, file, types, Layout(samples, sizes, nbytes))
+            pairs = zip(names, encodings, strict=True)
+            types = {name: ValueType(_KINDS.get(its, ANY), encoding=its) for name, its in pairs}
+            nbytes = int(raw["bytes"])
+            layout = Layout(int(plain["samples"]), sizes, nbytes)
+            yield self.make_shard(split, file, types, layout, max(0, nbytes // 4 - 2))
 
     def places(self, number: int) -> Iterator[tuple[int, int, str]]:
         """Yields start and stop of each sample, and the reason why it cannot be read. A damaged shard has one reason
@@ -197,10 +199,7 @@ def decode_value(encoding: str, data: bytes) -> Any:
         return int(data)
     if encoding == "str_float":
         return float(data)
-    dtype = np.dtype(kind).newbyteorder("<")
-    if len(data) != dtype.itemsize:
-        raise ValueError(f"found {len(data)} bytes, expected one number {encoding}")
-    return np.frombuffer(data, dtype)[0]
+    return to_array(data, kind, ())[()]
 
 
 def decode_array(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
@@ -224,10 +223,7 @@ def decode_array(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
         if len(sizes) < count * width or count > 8:
             raise ValueError("it ends within its shape")
         shape, at = np.frombuffer(sizes, f"<u{width}").tolist(), at + 1 + count * width
-    kind = np.dtype(dtype).newbyteorder("<")
-    if len(data) - at != math.prod(shape) * kind.itemsize:
-        raise ValueError(f"found {len(data) - at} bytes, expected an array {dtype} of shape {tuple(shape)}")
-    return np.frombuffer(data, kind, offset=at).reshape(shape)
+    return to_array(data[at:], dtype, shape)
 
 
 def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
@@ -251,7 +247,7 @@ def _fixed_value_size(encoding: str) -> int | None:
     name, _, rest = encoding.partition(":")
     if name == "ndarray":
         dtype, _, shape = rest.partition(":")
-        if dtype and dtype not in _SCALARS:
+        if dtype and dtype not in NUMBERS:
             raise ValueError(f"an array of {dtype!r:.40}")
         if not shape:
             return None
@@ -261,7 +257,7 @@ def _fixed_value_size(encoding: str) -> int | None:
         return math.prod(sizes) * np.dtype(dtype).itemsize
     if rest or encoding not in _KINDS:
         raise ValueError(f"the encoding {encoding!r:.40}, which packstore does not know")
-    return 8 if encoding == "int" else np.dtype(encoding).itemsize if encoding in _SCALARS else None
+    return 8 if encoding == "int" else np.dtype(encoding).itemsize if encoding in NUMBERS else None
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
@@ -297,27 +293,22 @@ class ExportedMds(ExportedRows, MdsSource):
         images become :class:`StoredBytes`, the bytes that the store had. Raises :class:`ValueError` for a damaged
         value."""
         sample: dict[str, Any] = {}
+        held = {"image", *self.export_manifest.held}
         for column in (self.export_manifest.manifest.image, *self.export_manifest.columns):
-            if column.name not in raw or (column.name not in self.export_manifest.held and column.name != "image"):
+            name, data, numbers = column.name, raw.get(column.name), NUMPY_DTYPE[column.dtype]
+            if data is None or name not in held or (column.nullable and not any(raw[column.valid_name])):
                 continue
-            data = raw[column.name]
-            if column.nullable and not any(raw[column.valid_name]):
-                continue
-            if column.name == "image" and (column.layout is None or self.export_manifest.image == "png"):
-                sample["image"] = data
-            elif column.layout is not None and column.kind == "ragged":
-                sample[column.name] = decode_array("ndarray", data, NUMPY_DTYPE[column.dtype].name)
+            if name == "image" and (column.layout is None or self.export_manifest.image == "png"):
+                sample[name] = data
             elif column.kind == "fixed":
-                numbers = NUMPY_DTYPE[column.dtype]
-                values = np.zeros(0, numbers) if 0 in column.shape else np.frombuffer(data, numbers)
-                sample[column.name] = values.reshape(column.shape)
+                sample[name] = np.frombuffer(b"" if 0 in column.shape else data, numbers).reshape(column.shape)
+            elif column.layout is not None:
+                sample[name] = decode_array("ndarray", data, numbers.name)
             elif column.form == "numbers":
-                dtype = NUMPY_DTYPE[column.dtype].name
-                sample[column.name] = StoredBytes(
-                    decode_array("ndarray", data, "uint8" if dtype == "bool" else dtype).tobytes()
-                )
+                dtype = "uint8" if numbers == np.bool_ else numbers.name
+                sample[name] = StoredBytes(decode_array("ndarray", data, dtype).tobytes())
             else:
-                sample[column.name] = StoredBytes(data)
+                sample[name] = StoredBytes(data)
         return sample
 
 

@@ -98,6 +98,7 @@ class TfrecordSource(ExampleSource):
         """Decodes the features of an example, by column. Encodes raw pixels as PNG, and converts boxes to pixels. A
         missing list becomes an empty array. Raises :class:`ValueError` for a feature that no other record has, and for
         a value that does not fit its column."""
+        assert self.index
         unknown = example.features.keys() - self.facts.features.keys()
         if unknown:
             raise ValueError(f"it has a feature {printable(min(unknown))}, which no other record has")

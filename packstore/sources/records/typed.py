@@ -6,6 +6,7 @@ sample; and it decodes a value. Everything else is here.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,18 +15,26 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image
 from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources.base import SourceOptions
 from packstore.sources.columns import ANY, BYTES, FILE, PIXELS, ValueType, choose_main_image, guess, name_columns
 from packstore.sources.records import OpenFiles, ShardSource
-from packstore.sources.rows import PROBED, Row, in_packing_order
+from packstore.sources.rows import PROBED, Row
 from packstore.sources.values import names_an_image
 from packstore.stores.link_files import Location
 
 LEFT, PICKLE = "left", "pickle"
 """Kinds of values that no column holds, and of values that are refused."""
+NUMBERS = (
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64"),
+)
+"""dtypes of numbers and arrays."""
 _MAX_VALUE = 1 << 31
 
 
@@ -109,10 +118,6 @@ class TypedSource(ShardSource):
     def types(self) -> Mapping[str, ValueType]:
         """Type of each value."""
         return self.typed_shards[0].types
-
-    def splits(self) -> Sequence[str]:
-        """Returns the splits of all shards, in packing order."""
-        return in_packing_order(shard.split for shard in self.typed_shards)
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields a row for each sample of a shard, with the sizes of its values. Reading the row of a sample at an
@@ -246,3 +251,11 @@ class TypedSource(ShardSource):
 def _declare_main(type: ValueType) -> Field:
     """Declares the main image: files, or arrays of uint8."""
     return Image(None if type.kind in (FILE, BYTES) else "uint8")
+
+
+def to_array(data: bytes, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+    """Converts bytes, little-endian, to an array. Raises :class:`ValueError` for another number of bytes."""
+    if len(data) != math.prod(shape) * np.dtype(dtype).itemsize:
+        expected = f"an array {dtype} of shape {tuple(shape)}" if len(shape) else f"one number {dtype}"
+        raise ValueError(f"found {len(data)} bytes, expected {expected}")
+    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).reshape(shape)
