@@ -7,9 +7,11 @@ usually follow each other; those that lie apart in a shard are joined. Values ar
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain, islice
@@ -19,30 +21,47 @@ from typing import Any
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Bytes, Field, Images, Label
+from packstore.core.registry import SOURCES
 from packstore.images.sniff import max_file_bytes
-from packstore.sources.archives.tar import OpenTar
-from packstore.sources.base import Kind, SourceOptions
+from packstore.sources.archives import open_required_tree
+from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, is_tar, read_first_names
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.beside import join
 from packstore.sources.columns import ANY, FILE, ValueType, choose_main_image, guess, make_column_name
 from packstore.sources.encodings import active_encoding
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.ledger import Claims, Role
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.needs import PresentNames
 from packstore.sources.records import ShardSource, find_shards
 from packstore.sources.records.facts import read_class_names
+from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row
 from packstore.sources.webdataset_files import (
+    LABELS,
     ShardIndex,
     ask_about_dots,
     content_kind,
     decode_file,
     find_key_end,
+    has_image_pair,
+    is_hidden,
     make_own_column,
     make_usual_column,
     read_shard_index,
     refuse_scattered_samples,
+    split_key,
 )
-from packstore.sources.webdataset_recognition import SUFFIXES, recognise_webdataset
 from packstore.stores.link_files import Location
 
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
+_LOOKED_AT = 64
+"""Number of files of the first shard that recognition reads."""
+_LOOKED_AT_MOST = 1 << 16
+"""Number of files that it reads if the first are no pairs."""
+_CLASS_LISTS = frozenset(("classes", "labels/classes", "obj", "data/obj"))
+"""Keys of YOLO's lists of classes: ``classes.txt``, ``obj.names``."""
+_NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
 _CLASSES = "classnames.txt"
 _TYPES = {"image": FILE, "number": ANY, "array": ANY}
 """Types of columns by the kind of their files; others have the name of the kind."""
@@ -87,7 +106,8 @@ class WebDatasetSource(ShardSource):
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields a row for each sample of a shard, with the sample's own key. Sizes are those in the headers. The first
         call reads the headers of all files in all shards."""
-        main = {extension for extension in self._all_extensions if self._column_of(extension) == self._main}
+        assert self._shard_indexes
+        main = {extension for extension in self._extensions if self._column_of(extension) == self._main}
         for key, files in self._list_samples(number):
             size = modified = rest = 0
             has_main, sizes = False, Counter[str]()
@@ -102,13 +122,8 @@ class WebDatasetSource(ShardSource):
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads and decodes the files of a sample, by column. A list of numbered files becomes one value. Raises
         :class:`ValueError` for a damaged or too large file, and for two files of one column."""
-        return self._join_lists(self._read_files(ref))
-
-    def _read_files(self, ref: Any) -> dict[str, Any]:
-        """Reads and decodes the files of a sample. Returns the values by column. A file of a list has column and number
-        instead: ``view.1``. Raises the errors of :meth:`read_values`."""
         shard, files = ref
-        raw: dict[str, Any] = {}
+        raw: dict[str, Any] = {}  # a file of a list has column and number: view.1
         for extension, place, size, _ in files:
             limit = max_file_bytes(self.options.max_pixels) if content_kind(extension) == "image" else _MAX_VALUE
             if size > limit:
@@ -117,7 +132,7 @@ class WebDatasetSource(ShardSource):
             if name in raw:
                 raise ValueError(f".{extension} is there twice")
             raw[name] = self._read_value(extension, name, self._open(shard).read(place, size))
-        return raw
+        return self._join_lists(raw)
 
     def _join_lists(self, raw: dict[str, Any]) -> dict[str, Any]:
         """Joins the files of each list, ``view.0``, ``view.1`` …, to one list. Changes and returns ``raw``."""
@@ -221,7 +236,10 @@ class WebDatasetSource(ShardSource):
         kinds: dict[str, set[str]] = {}
         for extension, name in columns.items():
             kinds.setdefault(name, set()).add(content_kind(extension))
-        shared = {name for name, its in kinds.items() if len(its) > 1} | self._find_double_columns(columns)
+        shared = {name for name, its in kinds.items() if len(its) > 1}
+        for extensions in self._count_extensions():
+            names = Counter(columns[extension] for extension in set(extensions) if extension in columns)
+            shared.update(name for name, count in names.items() if count > 1)
         columns = {ext: make_own_column(ext) if name in shared else name for ext, name in columns.items()}
         columns |= self._places
         # the order of files that lie apart means nothing
@@ -246,14 +264,6 @@ class WebDatasetSource(ShardSource):
                 places[extension] = "image" if place < 0 else f"{make_column_name(column)}.{place}"
         return places
 
-    def _find_double_columns(self, columns: Mapping[str, str]) -> set[str]:
-        """Finds columns of which a sample has two files: ``a.jpg`` and ``a.png``."""
-        doubles: set[str] = set()
-        for extensions in self._count_extensions():
-            names = Counter(columns[extension] for extension in set(extensions) if extension in columns)
-            doubles.update(name for name, count in names.items() if count > 1)
-        return doubles
-
     def fields(self) -> dict[str, Field]:
         """Returns the field of each column. The extensions of all files and the values of the first 16 samples decide.
         A column that a sample lacks is optional, except the main image. Raises the errors of :meth:`_main` and
@@ -276,12 +286,6 @@ class WebDatasetSource(ShardSource):
                 if have[name] < total and name != self._main:
                     declared[name] = replace(declared[name], optional=True)
         return declared
-
-    @property
-    def _all_extensions(self) -> list[str]:
-        """Extensions of all files."""
-        assert self._shard_indexes
-        return self._extensions
 
     @cached_property
     def _main(self) -> str:
@@ -418,5 +422,72 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
         )
 
 
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Recognises tars by the first 64 files of the first tar, or by more if these are no pairs. A key is a file's path
+    without its extensions.
+
+    - ``CERTAIN``: at least half of the keys have an image and another known file. If the files are in several folders,
+      each key must have a label: folders alone may be classes.
+    - ``PARTIAL``: several numbered tars of images alone.
+    - ``POSSIBLE``: a folder of tars of which the first is damaged. Also tars that :func:`find_shards` refuses.
+    - ``NO``: anything else. Also a folder with images beside the tars, a tar of a kind with annotations beside each
+      image (LabelMe), and a tar with YOLO's list of classes.
+    """
+    try:
+        shards = find_shards(path, SUFFIXES).files
+    except SourceError:
+        return Certainty.POSSIBLE
+    if not shards or not is_tar(first_bytes(shards[0][1], 512)):
+        return Certainty.NO
+    if path.is_dir() and any(name.lower().endswith(IMAGE_SUFFIXES) for name in os.listdir(path)):
+        return Certainty.NO
+    try:
+        names = read_first_names(shards[0][1], _LOOKED_AT)
+    except (*TAR_FAULTS, SourceError):
+        return Certainty.POSSIBLE if path.is_dir() else Certainty.NO  # opening it reports what is wrong
+    samples, mostly_pairs = _group_names(names)
+    if not mostly_pairs and len(names) == _LOOKED_AT:  # the files of a sample may lie apart
+        samples, mostly_pairs = _group_names(_list_names(shards[0][1]))
+    extensions = frozenset[str]().union(*samples.values())
+    if path.is_file() and (samples.keys() & _CLASS_LISTS or _is_of_sidecar_kind(path, options, extensions)):
+        return Certainty.NO
+    pairs = any(map(has_image_pair, samples.values()))
+    folders = {key.rpartition("/")[0] for key in samples}
+    numbered = len(shards) > 1 and all(_NUMBERED.search(shard.name) for _, shard in shards)
+    if numbered and samples and len(folders) == 1 and not pairs:
+        images = (any(content_kind(each) == "image" for each in extensions) for extensions in samples.values())
+        return Certainty.PARTIAL if all(images) else Certainty.NO
+    sure = len(folders) == 1 or all(each & LABELS for each in samples.values())
+    return Certainty.CERTAIN if sure and mostly_pairs else Certainty.NO
+
+
+def _group_names(names: Iterable[str]) -> tuple[dict[str, set[str]], bool]:
+    """Groups names of files by key. Returns the extensions of each key, and True if at least half of the keys have an
+    image and another known file."""
+    samples: dict[str, set[str]] = {}
+    for name in names:
+        if not is_hidden(name):
+            key, extension = split_key(name)
+            samples.setdefault(key, set()).add(extension)
+    return samples, 2 * sum(map(has_image_pair, samples.values())) >= len(samples) > 0
+
+
+def _list_names(shard: Path) -> Iterator[str]:
+    """Yields the names of at most 65,536 files of a tar. Yields none if the tar cannot be read: opening it reports
+    why."""
+    with suppress(SourceError):
+        tree = open_required_tree(shard)
+        paths = (join(folder, name) for folder, names in tree.folders(is_passed_over) for name in names.files)
+        yield from islice(paths, _LOOKED_AT_MOST)
+
+
+def _is_of_sidecar_kind(path: Path, options: SourceOptions, extensions: frozenset[str]) -> bool:
+    """Tells if an archive is certainly of a kind with annotations beside each image (LabelMe).
+
+    ``extensions``: those in the archive. Kinds whose annotations have none of these extensions are not asked."""
+    kinds = (kind for kind in SOURCES.values(PresentNames(path).may_be) if kind.sidecar_extensions & extensions)
+    return any(kind.recognise(path, options) is Certainty.CERTAIN for kind in kinds)
+
+
 _open = open_with(WebDatasetSource, ExportedWebDataset)
-KIND = Kind("webdataset", "tar shards of WebDataset", recognise_webdataset, _open, takes_key=True)
+KIND = Kind("webdataset", "tar shards of WebDataset", _recognise, _open, takes_key=True)

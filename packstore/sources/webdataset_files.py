@@ -9,10 +9,9 @@ import tarfile
 import tokenize
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate, groupby, islice, takewhile
+from itertools import accumulate, groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -27,17 +26,19 @@ from packstore.sources.columns import make_column_name
 from packstore.sources.encodings import KEY, choose_name_encoding, to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
 
-_IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
-LABELS, _TEXTS, _JSON = (
-    frozenset({"cls", "class"}),
-    frozenset({"txt", "text", "transcript"}),
-    frozenset({"json", "jsn"}),
-)
-_NUMBERS = frozenset({"count", "index", "inx", "id"})
-_PICKLES = frozenset({"pyd", "pickle", "pkl", "pth", "pt"})
+LABELS = frozenset(("cls", "class"))
+_KINDS = {
+    **dict.fromkeys((suffix[1:] for suffix in IMAGE_SUFFIXES), "image"),
+    **dict.fromkeys((*LABELS, *(f"cls{digit}" for digit in "0123456789")), "label"),
+    **dict.fromkeys(("txt", "text", "transcript"), "text"),
+    **dict.fromkeys(("json", "jsn"), "json"),
+    **dict.fromkeys(("count", "index", "inx", "id"), "number"),
+    **dict.fromkeys(("pyd", "pickle", "pkl", "pth", "pt"), "pickle"),
+    "npy": "array",
+}
+"""Kinds of content by the last part of an extension; others are bytes."""
 _PER_FILE = 4
 """Numbers of a file in :attr:`ShardIndex.files`."""
-_KNOWN = LABELS | _TEXTS | _JSON | _NUMBERS | _PICKLES | {"npy", "npz"}
 _NUMBERED = re.compile(r"\d+[.][^.]+")
 _VERSION = re.compile(r"(.*[^a-z])?v\d+", re.I)
 _INDEX = re.compile(r"\d{3,}")
@@ -90,38 +91,29 @@ def read_shard_index(
     ``encoding``: encoding of names that are not UTF-8. ``keeps_names``: they keep their bytes. Raises
     :class:`SourceError` for a damaged tar, and :class:`AmbiguousSourceError` for names in an unknown encoding.
     """
-    unstated: list[bytes] = []
-    found = dict(numbers)
-    index = _index_samples(tar, path, found, key_end, partial(_keep_name, unstated))
+    found, unstated = dict(numbers), list[bytes]()
+    index = _index_samples(tar, path, found, key_end, "utf-8", unstated)
     chosen = "utf-8" if keeps_names else choose_name_encoding(unstated, encoding, printable(str(path)))
     if chosen != "utf-8":  # rare, so that most shards are read once
         found = dict(numbers)
-        index = _index_samples(tar, path, found, key_end, partial(_decode_name, chosen))
+        index = _index_samples(tar, path, found, key_end, chosen, unstated)
     numbers.update(found)
     return index
 
 
-def _keep_name(unstated: list[bytes], member: tarfile.TarInfo) -> str:
-    """Returns the name of a member. Adds it to ``unstated`` if it may be in another encoding than UTF-8."""
-    if not member.name.isascii() and not states_utf8(member):
-        unstated.append(member.name.encode("utf-8", "surrogateescape"))
-    return member.name
-
-
-def _decode_name(encoding: str, member: tarfile.TarInfo) -> str:
-    """Decodes the name of a member, unless it is UTF-8 for sure."""
-    return member.name if states_utf8(member) else member.name.encode("utf-8", "surrogateescape").decode(encoding)
-
-
 def _index_samples(
-    tar: OpenTar,
-    path: Path,
-    numbers: dict[str, int],
-    key_end: str | None,
-    read_name: Callable[[tarfile.TarInfo], str],
+    tar: OpenTar, path: Path, numbers: dict[str, int], key_end: str | None, encoding: str, unstated: list[bytes]
 ) -> ShardIndex:
-    """Reads the index of a shard with the names that ``read_name`` returns."""
+    """Reads the index of a shard. Decodes names that do not state to be UTF-8 by ``encoding``, and adds them to
+    ``unstated``."""
     index = ShardIndex()
+
+    def read_name(member: tarfile.TarInfo) -> str:
+        if member.name.isascii() or states_utf8(member):
+            return member.name
+        unstated.append(member.name.encode("utf-8", "surrogateescape"))
+        return unstated[-1].decode(encoding, "surrogateescape")
+
     try:
         members = (member for member in _resolve_hard_links(tar) if _is_sample_file(member, index.left))
         named = ((*split_key(read_name(member), key_end), member) for member in members)
@@ -215,10 +207,10 @@ def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
     """Yields all members. A hard link to an earlier file becomes a file with the same content. Other hard links stay
     links."""
     known: dict[str, tarfile.TarInfo] | None = None
-    for member in tar.walk_members():
+    for number, member in enumerate(tar.walk_members()):
         if member.islnk():
             if known is None:  # links are rare
-                before = takewhile(partial(_lies_before, member), tar.walk_members())
+                before = islice(tar.walk_members(), number)
                 known = {each.name.removeprefix("./"): each for each in before if each.isreg()}
             target = known.get(member.linkname.removeprefix("./"))
             if target is not None:
@@ -226,11 +218,6 @@ def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
         if known is not None and member.isreg():
             known[member.name.removeprefix("./")] = member
         yield member
-
-
-def _lies_before(member: tarfile.TarInfo, other: tarfile.TarInfo) -> bool:
-    """Tells if ``other`` is before ``member`` in the tar."""
-    return other.offset < member.offset
 
 
 def _is_sample_file(member: tarfile.TarInfo, left: Counter[str]) -> bool:
@@ -250,13 +237,7 @@ def is_hidden(name: str) -> bool:
 def content_kind(extension: str) -> str:
     """Returns the kind of content of a file, by the last part of its extension. Kinds are ``image``, ``label``,
     ``text``, ``json``, ``number``, ``pickle`` and ``array``; ``bytes`` for all others."""
-    last = extension.rpartition(".")[2]
-    if last in _IMAGES:
-        return "image"
-    if last in LABELS or re.fullmatch(r"cls\d", last):
-        return "label"
-    kinds = {"text": _TEXTS, "json": _JSON, "number": _NUMBERS, "pickle": _PICKLES, "array": {"npy"}}
-    return next((kind for kind, names in kinds.items() if last in names), "bytes")
+    return _KINDS.get(extension.rpartition(".")[2], "bytes")
 
 
 def make_usual_column(extension: str) -> str:
@@ -310,15 +291,11 @@ def decode_file(extension: str, data: bytes, encoding: str | None = None) -> Any
     return data
 
 
-def has_image(extensions: set[str]) -> bool:
-    """Tells if an image is among the files of a sample, by their extensions."""
-    return any(content_kind(name) == "image" for name in extensions)
-
-
 def has_image_pair(extensions: set[str]) -> bool:
     """Tells if a sample has an image and another known file, or two images."""
     images = {name for name in extensions if content_kind(name) == "image"}
-    return bool(images) and (len(images) > 1 or any(name.rpartition(".")[2] in _KNOWN for name in extensions - images))
+    others = {name.rpartition(".")[2] for name in extensions - images}
+    return bool(images) and (len(images) > 1 or not others.isdisjoint((*_KINDS, "npz")))
 
 
 def find_key_end(columns: Sequence[str]) -> str | None:
@@ -350,8 +327,8 @@ def ask_about_dots(path: Path, counts: Mapping[tuple[str, ...], int], kinds: Map
         kinds: Kind of content by extension.
         example: Key of a sample with the most files.
     """
-    versions = _are_few_numbered(counts, kinds, example) or _are_numbered_pairs(counts, kinds)
-    if not (versions or _have_several_stems(counts, kinds) or _have_many_images(counts, kinds)):
+    are_meant = (_are_few_numbered(counts, kinds, example), _are_numbered_pairs(counts, kinds))
+    if not any((*are_meant, _have_several_stems(counts, kinds), _have_many_images(counts, kinds))):
         return
     size = max(map(len, counts))
     shown = ", ".join(sorted(printable(f".{each}") for each in max(counts, key=len))[:4])

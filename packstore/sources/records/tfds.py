@@ -110,7 +110,7 @@ class TfdsSource(ExampleSource):
         """Decodes the features of an example, by column. A missing feature becomes None. Converts boxes to pixels."""
         values = super().decode_example(example)
         for name, column in self.example_columns.items():
-            if column.kind == "box" and len(column.lengths) < 2 and values[name] is not None:
+            if column.kind == "box" and values[name] is not None:
                 values[name] = to_pixels(column.encoding, values[name], values["image"])
                 values[RELATIVE] = column.encoding.startswith("REL_")
         return values
