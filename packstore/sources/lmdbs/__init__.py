@@ -107,10 +107,11 @@ class LmdbSource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._found = self.find_databases(path)
-        if not self._found:
+        found = self.find_databases(path)
+        if not found:
             raise SourceError(f"{printable(str(path))} holds no LMDB")
-        self.databases = [Database(each) for _, each in self._found]
+        self._splits = [split for split, _ in found]
+        self.databases = [Database(each) for _, each in found]
         wrong = next((d.path for d in self.databases if not self.is_of_kind(d)), None)
         if wrong is not None:
             raise SourceError(f"{printable(str(wrong))} is no LMDB of {self.kind}")
@@ -163,28 +164,24 @@ class LmdbSource(RowSource):
         except PermissionError:
             return Certainty.NO  # the general kinds name the folder that cannot be listed
         try:
-            for place in places:
-                database = Database(place)
+            for database in map(Database, places):
                 if any(database.read_value(key) is not None for key in _OWN) or not cls.is_of_kind(database):
                     return Certainty.NO
-        except (SourceError, ValueError) as error:
-            if isinstance(error, AmbiguousSourceError | RefusedLmdbError):
-                raise
+        except (AmbiguousSourceError, RefusedLmdbError):
+            raise
+        except (SourceError, ValueError):
             return Certainty.NO  # if it is a store, opening it tells the fault
-        if not places:
-            return Certainty.NO
-        cls.find_databases(path)
-        return Certainty.CERTAIN
+        return Certainty.CERTAIN if places and cls.find_databases(path) else Certainty.NO
 
     def splits(self) -> Sequence[str]:
         """Returns the splits of the databases, in packing order; ``[""]`` for a single database without split."""
-        return list(dict.fromkeys(split for split, _ in self._found))
+        return list(dict.fromkeys(self._splits))
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields a row for each sample of the databases of a split. Raises the errors of :meth:`walk_samples`."""
-        for number, (its, _) in enumerate(self._found):
-            if its == split:
-                for key, ref, size, rest in self.walk_samples(self.databases[number], split):
+        for number, database in enumerate(self.databases):
+            if self._splits[number] == split:
+                for key, ref, size, rest in self.walk_samples(database, split):
                     yield Row(key, (number, ref), size, rest)
 
     def read_values(self, ref: Any) -> dict[str, Any]:

@@ -24,13 +24,7 @@ from packstore.images.sniff import begins_like_image, excess_pixels_message
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
-from packstore.sources.lmdbs import (
-    Database,
-    LmdbSource,
-    RefusedLmdbError,
-    decode_key,
-    is_lmdb,
-)
+from packstore.sources.lmdbs import Database, LmdbSource, RefusedLmdbError, decode_key, is_lmdb
 from packstore.sources.rows import in_packing_order
 
 _LIST = "meta_info.txt"
@@ -86,9 +80,9 @@ class BasicSrSource(LmdbSource):
         return [*super().files(), *(database.path / _LIST for database in self.databases)]
 
 
-_CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
-_NUMBERS = (_CHANNELS, _HEIGHT, _WIDTH, _LABEL, _ENCODED)
-_BYTES = 2
+_DATA, _FLOATS, _BYTES = 4, 6, 2
+_NUMBERS = (1, 2, 3, 5, 7)
+"""Fields of a message: channels, height, width, label, and if the image is a file."""
 
 
 class _Datum(NamedTuple):
@@ -183,9 +177,8 @@ def parse_datum(data: bytes) -> _Datum:
             raise ValueError("it holds floating point numbers, which are no pixels")
         else:
             raise ValueError(f"it has a field {field} that a Datum does not have")
-    shape = numbers[_CHANNELS], numbers[_HEIGHT], numbers[_WIDTH]
-    label = numbers[_LABEL] - (1 << 64 if numbers[_LABEL] >= 1 << 63 else 0)
-    return _Datum(shape, place, label, bool(numbers[_ENCODED]))
+    *shape, label, encoded = numbers.values()
+    return _Datum((shape[0], shape[1], shape[2]), place, label - (label >> 63 << 64), bool(encoded))
 
 
 _LENGTH, _KEYS = b"__len__", b"__keys__"
