@@ -736,8 +736,8 @@ TARGETS = (
         _beside,
         (PackstoreError,),
         (
-            *("coco/documents.py", "coco/files.py", "yolo/__init__.py", "yolo/layout.py"),
-            *("voc/__init__.py", "voc/beside.py", "voc/objects.py"),
+            *("coco/documents.py", "yolo/__init__.py", "yolo/layout.py"),
+            "sources/voc.py",
             *("sources/captions.py", "core/plainxml.py", "core/yamltext.py", "training/coco_masks.py"),
         ),
         words=(b"\n", b" ", b"0.5", b"1e9", b"-1", b"[", b"{", b'"', b"../", b"nan", b"<object>", b"</object>", b"NaN"),

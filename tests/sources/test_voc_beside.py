@@ -14,8 +14,7 @@ from packstore.core.errors import SampleError
 from packstore.sources import Entry, ask_about_left, open_source
 from packstore.sources.ledger import Role
 from packstore.sources.tree import FolderTree
-from packstore.sources.voc import CLASSES
-from packstore.sources.voc.objects import find_folder_pairs
+from packstore.sources.voc import CLASSES, find_folder_pairs
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg, voc, voc_xml
 

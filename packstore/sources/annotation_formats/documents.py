@@ -96,12 +96,7 @@ class DocumentSource(AnnotatedSource):
         self._split_of = bytearray()
         self._file_of = array("I")
         self._earlier = array("q")  # by entry, number of earlier entries of the same image
-        try:
-            self._spool = Spool(self._read_files(files))
-        except OSError as error:
-            raise SourceError(
-                f"{self.tree.name()}: its annotations cannot be written to a temporary file: {error.strerror}"
-            ) from None
+        self._spool = Spool(self.tree.name(), self._read_files(files))
         self.expected = [start for each in self.documents for start in each.expected]
         self.evidence = ", ".join(map(printable, files))
 

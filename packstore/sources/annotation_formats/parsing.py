@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from packstore.core.plainjson import load_json
 from packstore.core.plainxml import load_xml
 
 T = TypeVar("T")
+U = TypeVar("U")
 _NUMBER = re.compile(r"(-?(?:0|[1-9]\d{0,17}))(?:\.0+)?", re.ASCII)
 _LARGEST_FLOAT = 1 << 53
 _SHOWN = 3
@@ -121,21 +122,31 @@ def parse_id(value: Any) -> int | str | None:
     return value if type(value) is int else None
 
 
-def parse_image_id(where: str, value: Any, annotation: Any) -> int | str:
-    """Returns the id of an annotation's image, as :func:`parse_id`. Raises :class:`SourceError` if it is no id.
+def match_images(
+    where: str, annotations: Iterable[tuple[Any, Any, T]], images: Mapping[Any, U]
+) -> Iterator[tuple[T, U | None]]:
+    """Yields each annotation with the value of its image in ``images``, None for an unlisted image.
 
     Args:
-        where: The file, for the message.
-        value: The value of ``image_id``.
-        annotation: The annotation's own id, for the message.
+        where: The file, for messages.
+        annotations: Id, id of the image, and annotation.
+        images: A value by the id of the image, as of :func:`parse_id`.
+
+    Raises:
+        SourceError: The id of an image is no id. At the end, if most annotations are of unlisted images.
     """
-    image_id = parse_id(value)
-    if image_id is None:
-        raise SourceError(
-            f"{where}: annotation {printable(f'{annotation!r:.40}')} has the image_id {printable(f'{value!r:.40}')}; "
-            "expected a whole number or a text. Correct it, or remove this annotation"
-        )
-    return image_id
+    unmatched, total = [], 0
+    for number, value, annotation in annotations:
+        image_id = parse_id(value)
+        if image_id is None:
+            raise SourceError(
+                f"{where}: annotation {printable(f'{number!r:.40}')} has the image_id {printable(f'{value!r:.40}')}; "
+                "expected a whole number or a text. Correct it, or remove this annotation"
+            )
+        image, total = images.get(image_id), total + 1
+        unmatched += [value] if image is None else []
+        yield annotation, image
+    check_most_match(where, "image_id", unmatched, total, images)
 
 
 def check_most_match(where: str, name: str, unmatched: Collection[Any], total: int, known: Collection[Any]) -> None:

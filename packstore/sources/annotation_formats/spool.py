@@ -18,18 +18,22 @@ from packstore.sources.tree import Tree
 
 class Spool:
     """List of values, written as JSON to a temporary file and read back by number. Takes 8 bytes of memory for each
-    value. Making one writes all values, and raises :class:`OSError` if that fails."""
+    value."""
 
-    def __init__(self, values: Iterable[Any]) -> None:
-        """Writes all values. Raises :class:`OSError` if the file cannot be written."""
+    def __init__(self, where: str, values: Iterable[Any], what: str = "its annotations") -> None:
+        """Writes all values. Raises :class:`SourceError` if the file cannot be written: ``where`` names the source, and
+        ``what`` the values."""
         self._ends = array("q", [0])
         end = 0
-        with tempfile.TemporaryFile() as file:
-            for value in values:
-                end += file.write(json.dumps(value, separators=(",", ":")).encode("ascii"))
-                self._ends.append(end)
-            file.flush()
-            self._file: OpenFile | None = OpenFile(os.dup(file.fileno()))
+        try:
+            with tempfile.TemporaryFile() as file:
+                for value in values:
+                    end += file.write(json.dumps(value, separators=(",", ":")).encode("ascii"))
+                    self._ends.append(end)
+                file.flush()
+                self._file: OpenFile | None = OpenFile(os.dup(file.fileno()))
+        except OSError as error:
+            raise SourceError(f"{where}: {what} cannot be written to a temporary file: {error.strerror}") from None
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -59,10 +63,7 @@ class ValuesByImage:
         self._paths: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
         owners = array("q")
-        try:
-            self._spool = Spool(self._assign_owners(values, owners))
-        except OSError as error:
-            raise SourceError(f"{tree.name()}: its rows need a temporary file: {error.strerror}") from None
+        self._spool = Spool(tree.name(), self._assign_owners(values, owners), "its rows")
         self._numbers.clear()
         images = np.array(owners, np.int64)
         self._order = np.argsort(images, kind="stable")

@@ -157,15 +157,14 @@ def funsd(content: Any, _: Picture) -> Parts:
 def _list_textocr(file: Document) -> Iterator[Listed]:
     """Lists the images with their words; the split is the image's ``set``, if it has one. Words of images that are not
     listed are left out. Raises :class:`SourceError` if most are."""
-    content, where = file.content, file.tree.name(file.path)
+    content = file.content
     words: dict[int | str | None, list[Any]] = {parsing.parse_id(number): [] for number in content["imgs"]}
-    unmatched: list[Any] = []
-    for name, each in content["anns"].items():
-        owner = words.get(parsing.parse_image_id(where, each["image_id"], name), unmatched)
-        owner.append(each)
-    unmatched = [each["image_id"] for each in unmatched]
-    parsing.check_most_match(where, "image_id", unmatched, len(content["anns"]), words)
-    file.leave("annotations of images that are not listed", len(unmatched))
+    listed = ((name, each["image_id"], each) for name, each in content["anns"].items())
+    for each, own in parsing.match_images(file.tree.name(file.path), listed, words):
+        if own is None:
+            file.leave("annotations of images that are not listed")
+        else:
+            own.append(each)
     for number, image in content["imgs"].items():
         yield Listed(image["file_name"], {"image": image, "words": words[parsing.parse_id(number)]}, image.get("set"))
 

@@ -16,7 +16,7 @@ import PIL.Image
 from packstore.core.errors import UsageError, printable
 from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels, Text
 from packstore.sources.annotation_formats.columns import Raw
-from packstore.sources.annotation_formats.parsing import check_most_match, parse_id, parse_image_id
+from packstore.sources.annotation_formats.parsing import match_images, parse_id
 from packstore.sources.annotation_formats.published import DONT_CARE
 from packstore.sources.annotation_formats.shapes import box_from_corner
 from packstore.sources.base import SourceOptions
@@ -28,7 +28,7 @@ from packstore.sources.bridges.items import AnnotatedItem, Objects
 from packstore.sources.coco.documents import parse_crowds
 from packstore.sources.encodings import active_encoding, to_utf8
 from packstore.sources.values import array_of
-from packstore.sources.voc.objects import CLASSES, counts_from_zero, parse_annotation
+from packstore.sources.voc import CLASSES, counts_from_zero, parse_annotation
 
 
 def _make_split_entries(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -176,11 +176,10 @@ def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
     names = {parse_id(number): each["name"] for number, each in sorted(data.coco.cats.items())}
     classes = [*names.values()]
     by_image: dict[Any, list[Any]] = {parse_id(number): [] for number in data.ids}
-    unmatched: list[Any] = []
-    listed = data.coco.dataset.get("annotations", ())
-    for each in listed:
-        by_image.get(parse_image_id("CocoDetection", each["image_id"], each.get("id")), unmatched).append(each)
-    check_most_match("CocoDetection", "image_id", [each["image_id"] for each in unmatched], len(listed), by_image)
+    listed = ((each.get("id"), each["image_id"], each) for each in data.coco.dataset.get("annotations", ()))
+    for annotation, own in match_images("CocoDetection", listed, by_image):
+        if own is not None:
+            own.append(annotation)
     for number in data.ids:
         annotations = by_image[parse_id(number)]
         objects: list[tuple[Any, ...]] = [

@@ -22,19 +22,17 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import holds_yolo_labels, infer_mask_field, is_file, join, number_repeated_names
 from packstore.sources.coco.documents import (
+    AnnotationFile,
     SplitAnnotations,
+    find_annotation_files,
+    find_image_folder,
+    find_mask_folder,
+    group_by_split,
     parse_boxes,
     parse_crowds,
     parse_keypoints,
     parse_labels,
     parse_segments,
-)
-from packstore.sources.coco.files import (
-    AnnotationFile,
-    find_annotation_files,
-    find_image_folder,
-    find_mask_folder,
-    group_by_split,
     separate_copies,
 )
 from packstore.sources.ledger import Claims, Role
@@ -137,16 +135,12 @@ class CocoSource(FileRowSource):
         self._classes = {kind: number_repeated_names([*names.values()], [*names]) for kind, names in categories.items()}
         self._numbers = {kind: {each: n for n, each in enumerate(names)} for kind, names in categories.items()}
         documents_of_all = [each.documents for each in self._splits.values()]
+        facts = set[str]().union(*(each.facts for each in documents_of_all))
         points = {documents.points for documents in documents_of_all if documents.annotated}
         self._points = points.pop() if len(points) == 1 else 0
-        self._has_crowds = any(documents.crowds for documents in documents_of_all)
-        self._points_alone = bool(
-            self._points
-            and any(documents.points_alone for documents in documents_of_all)
-            and not any(documents.boxes for documents in documents_of_all)
-        )
-        plain = not any(documents.boxed for documents in documents_of_all)
-        self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
+        self._has_crowds = "crowds" in facts
+        self._points_alone = bool(self._points) and "lone points" in facts and "boxes" not in facts
+        self._most_tags = 0 if "shapes" in facts else max(each.most for each in documents_of_all)
 
     def _find_image_folders(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
         """Finds the folder of the images, or of each of them, see :func:`find_image_places`."""

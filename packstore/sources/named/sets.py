@@ -15,7 +15,7 @@ from packstore.sources.named import published_set
 from packstore.sources.named.class_names import EUROSAT, FLOWERS
 from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number, to_whole_numbers
 from packstore.sources.rows import InTree, in_packing_order
-from packstore.sources.voc.objects import parse_annotation
+from packstore.sources.voc import parse_annotation
 
 
 @published_set("CelebA", "list_attr_celeba.txt", "list_eval_partition.txt", required=("img_align_celeba",))

@@ -22,10 +22,10 @@ from packstore.sources.annotation_formats.shapes import bounding_box, box_from_c
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, parse_finite, read_whole
-from packstore.sources.coco.files import READ_ORDER, find_annotation_files
+from packstore.sources.coco.documents import READ_ORDER, find_annotation_files
 from packstore.sources.rows import FileRow, FileRowSource, InTree
 from packstore.sources.schema import RELATIVE
-from packstore.sources.voc.objects import find_folder_pairs
+from packstore.sources.voc import find_folder_pairs
 from packstore.sources.yolo.layout import (
     LEAST_LINES,
     YoloLayout,
