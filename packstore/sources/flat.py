@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -311,23 +312,19 @@ class LabelsFile:
     def _read_lines(self, file: TextIO) -> Iterator[str]:
         """Yields the lines of the file. Raises :class:`SourceError` for a line that is too long for CSV, or not in the
         given encoding."""
-        number = 0
-        while line := self._read_line(file, number + 1):
-            number += 1
+        for number in count(1):
+            try:
+                line = file.readline(_MAX_LINE)
+            except UnicodeError:  # Python decodes ahead of the line
+                where = f"{self.name_line(number)} or after it"
+                raise SourceError(f"{where}: neither UTF-8 nor {self._encoding}") from None
             if len(line) == _MAX_LINE:
                 raise SourceError(
                     f"{self.name_line(number)}: longer than {_MAX_LINE:,} characters, so this is not a CSV file"
                 )
+            if not line:
+                return
             yield line
-
-    def _read_line(self, file: TextIO, number: int) -> str:
-        """Reads one line, at most 1,048,576 characters; empty at the end. Raises :class:`SourceError` for another
-        encoding."""
-        try:
-            return file.readline(_MAX_LINE)
-        except UnicodeError:  # Python decodes ahead of the line
-            where = f"{self.name_line(number)} or after it"
-            raise SourceError(f"{where}: neither UTF-8 nor {self._encoding}") from None
 
     def _open_regular(self, path: str, flags: int) -> int:
         """Opens a file without waiting for a pipe, and returns its descriptor. Raises :class:`SourceError` for pipes
@@ -369,7 +366,7 @@ class LabelsFile:
                 line,
                 self._parse_file(line, fields[file]),
                 self._strip_required(line, "label", fields[label]),
-                "" if split is None else self._parse_split(line, fields[split]),
+                "" if split is None else lower_known_split(self._strip_required(line, "split", fields[split])),
             )
 
     def _strip_required(self, line: int, column: str, value: str) -> str:
@@ -381,10 +378,6 @@ class LabelsFile:
         if not value.isascii():
             to_utf8(value.encode("utf-8", "surrogateescape"), None, self.name_line(line))
         return value
-
-    def _parse_split(self, line: int, value: str) -> str:
-        """Strips the name of a split, and lowers a known name. Raises the errors of :meth:`_strip_required`."""
-        return lower_known_split(self._strip_required(line, "split", value))
 
     def _parse_file(self, line: int, value: str) -> str:
         """Returns the path of a file without ``.`` and empty parts. Raises :class:`SourceError` for an empty path, and

@@ -280,12 +280,8 @@ def _own_name(split: str) -> str:
 def in_packing_order(splits: Iterable[str]) -> tuple[str, ...]:
     """Returns the different names of splits in packing order. First come names of :data:`SPLIT_ORDER`, whatever their
     case. Other names follow alphabetically."""
-    return tuple(sorted(set(splits), key=lambda name: (_packing_place(name), name)))
-
-
-def _packing_place(name: str) -> int:
-    """Returns the place of a split's name in :data:`SPLIT_ORDER`; the last place for other names."""
-    return SPLIT_ORDER.index(name.lower()) if name.lower() in SPLIT_ORDER else len(SPLIT_ORDER)
+    places = {name: n for n, name in enumerate(SPLIT_ORDER)}
+    return tuple(sorted(set(splits), key=lambda name: (places.get(name.lower(), len(places)), name)))
 
 
 class FileRow(NamedTuple):

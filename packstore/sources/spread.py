@@ -132,7 +132,7 @@ def _list_names_by_folder(
             if within and folder != within and not folder.endswith(f"/{within}"):
                 continue
             base = folder.removesuffix(within).rstrip("/")
-            others = {*base.lower().split("/"), *_folder_words(base.rpartition("/")[2])} & _NO_IMAGES
+            others = {*base.lower().split("/"), *_WORDS.split(base.rpartition("/")[2].lower())} & _NO_IMAGES
             if others or (splits and find_split_in_path(base) not in ("", *splits)):
                 continue
             if there is None:
@@ -169,11 +169,6 @@ def _drop_split(name: str) -> str:
     """Removes the word of the split from the name of a folder."""
     split = find_split(name)
     return name.lower().replace(split, "", 1) if split else name
-
-
-def _folder_words(folder: str) -> list[str]:
-    """Splits a path into words in lower case."""
-    return _WORDS.split(folder.lower())
 
 
 def _would_hide(ignored: Iterable[str], group: Iterable[str]) -> bool:

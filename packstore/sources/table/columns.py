@@ -216,7 +216,9 @@ def find_roles(
             runs = (n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].runs and free[n].filled_count)
             roles.runs = next(runs, "")
         free = {name: each for name, each in free.items() if name not in (*roles.boxes, roles.runs)}
-    roles.crowds = _find_crowd_column(free) if roles.boxes else ""
+    flagged = [name for name, each in free.items() if each.flags is not None and 1 in each.flags]
+    crowds = (name for name in flagged if roles.boxes and letters_and_digits(name) in _CROWD_NAMES)
+    roles.crowds = next(crowds, "")
     if "keypoints" in given:
         names = given["keypoints"]
         roles.points = tuple((_point_name(x), x, y) for x, y in zip(names[::2], names[1::2], strict=True))
@@ -243,12 +245,6 @@ def find_roles(
     return roles
 
 
-def _find_crowd_column(free: Mapping[str, ColumnFacts]) -> str:
-    """Finds a ``free`` column of flags that mark a crowd; ``""`` if there is none, or no flag is set."""
-    flags = (name for name, each in free.items() if each.flags is not None and 1 in each.flags)
-    return next((name for name in flags if letters_and_digits(name) in _CROWD_NAMES), "")
-
-
 def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str, str]:
     """Finds the columns of boxes among ``free`` columns. Returns them, their convention if the names imply it, and the
     column of classes.
@@ -269,8 +265,9 @@ def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tu
     four, convention = find_box_columns(name for name, each in free.items() if each.mostly_numeric)
     if four:
         return four, convention, ""
-    cells = [name for name, each in free.items() if each.filled_count and each.boxes and is_box_name(name)]
-    cells = [name for name in cells if letters_and_digits(name) == "bbox"] or cells
+    plain = {name: letters_and_digits(name) for name, each in free.items() if each.filled_count and each.boxes}
+    named = [name for name, text in plain.items() if _BOX_NAMES.fullmatch(text)]
+    cells = [name for name in named if plain[name] == "bbox"] or named
     said = free[cells[0]].boxes if len(cells) == 1 else None
     return ((cells[0],), "".join(said), "") if said is not None and len(said) == 1 else ((), "", "")
 
@@ -415,11 +412,6 @@ def find_box_columns(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
         if all(name in plain for name in four):
             return tuple(plain[name] for name in four), convention
     return (), ""
-
-
-def is_box_name(name: str) -> bool:
-    """Tells if a column has a name for boxes."""
-    return _BOX_NAMES.fullmatch(letters_and_digits(name)) is not None
 
 
 def parse_boxes(value: Any) -> tuple[list[list[Any]], str] | None:

@@ -313,16 +313,13 @@ class RowsByImage(ValuesByImage):
             if owner == len(self.table_of):
                 self.table_of.append(number)
             elif self.table_of[owner] != number:
-                raise self._named_twice_error(image, self._tables[self.table_of[owner]].file, table.file)
+                both = self._tables[self.table_of[owner]].file, table.file
+                raise AmbiguousSourceError(
+                    f"{self._tree.name(image)} is named by {' and by '.join(map(printable, both))}: leave one out with "
+                    "--ignore",
+                    [Answer(ignore_paths([each])) for each in both],
+                )
             for name, value in cells.items():
                 if name not in table.further:
                     self.facts.setdefault(name, ColumnFacts()).add_value(value, text=table.is_text)
             yield image, [place, cells]
-
-    def _named_twice_error(self, image: str, first: str, second: str) -> AmbiguousSourceError:
-        """Returns the error for an image that two tables name."""
-        return AmbiguousSourceError(
-            f"{self._tree.name(image)} is named by {printable(first)} and by {printable(second)}: leave one out with "
-            "--ignore",
-            [Answer(ignore_paths([each])) for each in (first, second)],
-        )

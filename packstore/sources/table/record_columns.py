@@ -189,7 +189,9 @@ class RecordColumns:
         classes = [each for cells in rows for each in self._list_classes(cells)]
         if not self._roles.several and label not in self._varying_columns:
             return {"label": classes[0] if classes else None}
-        kept = classes if self._pairs_classes else list(dict.fromkeys(classes))
+        # The classes belong row by row to other values that differ.
+        pairs = not self._varying_columns.isdisjoint(self._roles.rest)
+        kept = classes if pairs else list(dict.fromkeys(classes))
         return {"labels": kept if classes else None}
 
     def _read_points(self, cells: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,11 +240,6 @@ class RecordColumns:
         own = {name: f"column{name}" if name.isdigit() else name for name in (*further, *self._roles.rest)}
         names = make_column_names(own.values(), used)
         return {name: names[called] for name, called in own.items()}
-
-    @cached_property
-    def _pairs_classes(self) -> bool:
-        """True if other values of an image's rows differ, too. The classes then belong to them row by row."""
-        return any(name in self._varying_columns for name in self._roles.rest)
 
     def _lacks_values(self, name: str) -> bool:
         """Tells if some row has no value of a column, or an empty text."""
@@ -327,8 +324,11 @@ class RecordColumns:
 
     @cached_property
     def _class_titles(self) -> Mapping[str, str]:
-        """Names of classes by their identifiers, from Open Images' descriptions."""
-        return read_descriptions(self._tree, find_class_files(self._tree, self._files, _DESCRIPTIONS))
+        """Names of classes by their identifiers, from Open Images' descriptions: lines ``/m/011k07,Tortoise``. Raises
+        :class:`SourceError` for a file that is no CSV."""
+        files = find_class_files(self._tree, self._files, _DESCRIPTIONS)
+        rows = (row for file in files for _, row in read_cells(self._tree, file))
+        return {row[0]: row[1] for row in rows if len(row) == 2}
 
     @cached_property
     def _parents(self) -> Mapping[str, Sequence[str]]:
@@ -447,15 +447,6 @@ def find_class_files(tree: Tree, tables: Iterable[str], names: re.Pattern[str]) 
     """Finds files with a name that matches ``names`` in the folders of Open Images' tables."""
     folders = sorted({file.rpartition("/")[0] for file in tables if _OPEN_IMAGES.fullmatch(file)})
     return [join(folder, name) for folder in folders for name in tree.names(folder).files if names.fullmatch(name)]
-
-
-def read_descriptions(tree: Tree, files: Iterable[str]) -> dict[str, str]:
-    """Reads names of classes by their identifiers, from lines such as ``/m/011k07,Tortoise``. Skips other lines.
-
-    Raises :class:`SourceError` for a file that is no CSV.
-    """
-    rows = (row for file in files for _, row in read_cells(tree, file))
-    return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
 def read_hierarchy(tree: Tree, files: Iterable[str], titles: Mapping[str, str]) -> dict[str, list[str]]:
