@@ -350,12 +350,12 @@ def _open_recognised(
         apply_ignore_rules(place, compile_ignore_rules(options.ignore)),
         add_source_to_questions(place, options, None if named is None else named.name),
         cache_archives(),
+        cache_folders(),
         _cache_buckets(place),
     ):
         if named is None:
             try:
-                with cache_folders():
-                    named = recognise(place, options, clips)
+                named = recognise(place, options, clips)
             except NeedsCopyError:
                 raise
             except SourceError as error:

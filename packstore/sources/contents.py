@@ -7,7 +7,7 @@ compared. Nothing depends on the order in which a file system lists.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
@@ -269,17 +269,19 @@ def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderCon
 
 def _summarize_forms(images: Sequence[str]) -> tuple[dict[str, NDArray[np.int64]], bool]:
     """Returns :attr:`FolderContents.tails` and :attr:`FolderContents.is_uniform` for the names of images."""
-    shapes = set("\0".join(images).translate(_DIGITS).split("\0"))
-    first = _ZEROS.sub("0", next(iter(shapes)))
-    uniform = all(_ZEROS.sub("0", shape) == first for shape in shapes)
-    return _hash_stems_by_word(images, shapes), uniform
+    uniform, has_words = _compare_shapes(frozenset("\0".join(images).translate(_DIGITS).split("\0")))
+    return _hash_stems_by_word(images) if has_words else {}, uniform
 
 
-def _hash_stems_by_word(images: Sequence[str], shapes: Collection[str]) -> dict[str, NDArray[np.int64]]:
-    """Returns the hashes of the parts of names before a word, by word. ``shapes`` are the names with zeros for all
-    digits."""
-    if not any(split_tail(shape.rpartition(".")[0] or shape) for shape in shapes):  # numbers alone: most folders
-        return {}
+@lru_cache(1 << 8)
+def _compare_shapes(shapes: frozenset[str]) -> tuple[bool, bool]:
+    """Tells if names with zeros for all digits differ by numbers alone, and if any ends with a word."""
+    uniform = len(shapes) == 1 or len({_ZEROS.sub("0", shape) for shape in shapes}) == 1
+    return uniform, any(split_tail(shape.rpartition(".")[0] or shape) for shape in shapes)
+
+
+def _hash_stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    """Returns the hashes of the parts of names before a word, by word."""
     hashes: dict[str, list[int]] = {}
     for name in images:
         stem = name.rpartition(".")[0] or name

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 
 from packstore.images.engine import list_names
 
 _KEPT_BYTES = 32 << 20  # of names, in memory
+_UNKNOWN = -1
+_SETTLED_NS = 2_000_000_000
+"""Age from which the next change has another time: the coarsest clock of a file system, that of FAT, counts in 2 s."""
 _SHARED_NAMES = 1 << 16  # names of files in the objects that a cache shares
 
 
@@ -88,20 +92,33 @@ class NameCache:
         self._places: dict[str, tuple[int, int, str]] = {}
         self._shared: dict[str, Names] = {}
         self._shared_names = 0
+        self._changed: dict[str, int] = {}
+        self._expired: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> NameCache:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):  # not if Ctrl-C ended __init__()
             self._file.close()
 
-    def get_names(self, directory: str) -> Names | None:
-        """Returns the cached names of a directory, or None if none are cached."""
+    def close(self) -> None:
+        """Discards all names."""
+        self._file.close()
+
+    def get_names(self, directory: str, changed_ns: int | None = None) -> Names | None:
+        """Returns the cached names of a directory, or None if none are cached.
+
+        After :meth:`expire`, also returns None unless ``changed_ns``, the directory's time of change, is that of its
+        listing."""
+        if self._expired and directory in self._expired:
+            if changed_ns is None or changed_ns != self._expired[directory]:
+                return None
+            del self._expired[directory]
         shared = self._shared.get(directory)
         if shared is not None:
             return shared
@@ -116,12 +133,22 @@ class NameCache:
             self._share(directory, names)
         return names
 
-    def put_names(self, directory: str, names: Names) -> None:
-        """Caches the names of a directory; replaces names that are cached already."""
+    def put_names(self, directory: str, names: Names, changed_ns: int = _UNKNOWN) -> None:
+        """Caches the names of a directory; replaces names that are cached already. ``changed_ns``: the directory's time
+        of change, if the names may be used after :meth:`expire`."""
         with self._lock:
             self._places.pop(directory, None)
             self._shared.pop(directory, None)
+            self._expired.pop(directory, None)
             self._share(directory, names)
+            if changed_ns != _UNKNOWN:
+                self._changed[directory] = changed_ns
+
+    def expire(self) -> None:
+        """Makes :meth:`get_names` compare times of change."""
+        self._expired = {
+            directory: self._changed.get(directory, _UNKNOWN) for directory in (*self._places, *self._shared)
+        }
 
     def _share(self, directory: str, names: Names) -> None:
         """Keeps the decoded names of a directory. If all decoded names together would exceed 65,536, first encodes all
@@ -148,6 +175,13 @@ class NameCache:
         self._places[directory] = (place, len(raw), names.common_suffix)
 
 
+def settled_change_ns(status: os.stat_result) -> int:
+    """Returns the time of change of a directory, in ns. Returns -1 if it is so recent that the next change may have the
+    same time."""
+    changed = max(status.st_mtime_ns, status.st_ctime_ns)
+    return changed if changed < time.time_ns() - _SETTLED_NS else _UNKNOWN
+
+
 def list_directory_names(directory: int) -> Names:
     """Lists the names in a directory, by its file descriptor. A link to itself counts as a file. Raises
     :class:`OSError` if it cannot be listed."""
@@ -158,6 +192,18 @@ def list_directory_names(directory: int) -> Names:
     with os.scandir(directory) as entries:
         pairs = sorted((entry.name, is_directory(entry)) for entry in entries)
     return Names([name for name, is_folder in pairs if not is_folder], [name for name, is_folder in pairs if is_folder])
+
+
+def list_known_names(descriptor: int, status: os.stat_result, known: NameCache | None, key: str) -> Names:
+    """Returns the names in an open directory from a cache, or lists and caches them. Raises :class:`OSError` if it
+    cannot be listed."""
+    if known is None:
+        return list_directory_names(descriptor)
+    changed_ns = settled_change_ns(status)
+    names = known.get_names(key, changed_ns)
+    if names is None:
+        known.put_names(key, names := list_directory_names(descriptor), changed_ns)
+    return names
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:

@@ -18,7 +18,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.images.engine import stat_files
 from packstore.images.sniff import begins_like_image
 from packstore.images.unread import UNREAD_SUFFIXES
-from packstore.sources.folder_names import Names, is_directory, list_directory_names
+from packstore.sources.folder_names import NameCache, Names, is_directory, list_known_names
 from packstore.sources.ignoring import IGNORED, IgnoreRules
 
 IMAGE_SUFFIXES = (
@@ -94,15 +94,15 @@ class Listing:
 def list_directory(
     path: str,
     ignored: Counter[str] | None = None,
-    names: Names | None = None,
+    known: NameCache | None = None,
+    key: str = "",
     is_image: Callable[[str], bool | None] | None = None,
-    keep_names: Callable[[Names], None] | None = None,
 ) -> Listing:
     """Lists the images and folders of one directory. Adds the number of other entries to ``ignored``, by reason.
 
-    ``names`` are the directory's names if they are known; else ``keep_names`` is called with them. ``is_image``
-    replaces :func:`is_image_name`. If it returns None, the first bytes of the file decide. Follows links. A broken link
-    is a file, as for ``os.walk``. Raises :class:`SourceError` if the directory cannot be listed.
+    ``known`` caches names, those of this directory under ``key``. ``is_image`` replaces :func:`is_image_name`. If it
+    returns None, the first bytes of the file decide. Follows links. A broken link is a file, as for ``os.walk``. Raises
+    :class:`SourceError` if the directory cannot be listed.
     """
     images: list[str] = []
     directories: list[str] = []
@@ -112,10 +112,7 @@ def list_directory(
         descriptor = os.open(path, _DIRECTORY_FLAGS)
         try:
             status = os.fstat(descriptor)
-            if names is None:
-                names = list_directory_names(descriptor)
-                if keep_names is not None:
-                    keep_names(names)
+            names = list_known_names(descriptor, status, known, key)
             for name in names.folders:
                 (passed if is_passed_over(name) else directories).append(name)
             if names.common_suffix.lower() in _SAMPLES and "\0." not in names.text:

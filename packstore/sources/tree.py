@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import gc
 import heapq
 import os
 import stat
@@ -12,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.files import Location, open_regular
 from packstore.images.engine import read_files
 from packstore.sources.encodings import active_encoding
-from packstore.sources.folder_names import NameCache, Names, is_directory, list_directory_names
+from packstore.sources.folder_names import NameCache, Names, is_directory, list_known_names
 from packstore.sources.ignoring import IgnoreRules, active_rules
 from packstore.sources.listing import (
     ARRAY,
@@ -206,8 +207,9 @@ class Tree(ABC):
         """Yields each directory with all its names. Includes hidden names, and names that ``rules`` hide."""
         return self.folders(lambda _: False, every=True)
 
-    def cache_names(self) -> AbstractContextManager[None]:
-        """Caches listed names within the block, if the tree has such a cache. Does nothing in this base."""
+    def cache_names(self, keep: bool = False) -> AbstractContextManager[None]:
+        """Caches listed names within the block, if the tree has such a cache. With ``keep``, the next block may use
+        them, too. Does nothing in this base."""
         return nullcontext()
 
     def identity(self, directory: str) -> Identity | None:
@@ -246,45 +248,53 @@ class FolderTree(Tree):
         self.encoding = active_encoding()
         self.above = tuple(_directory_identity(parent) for parent in Path(self.root).resolve().parents)
         self._threads = threading.local()
-        self._known: NameCache | None = None
+        self._cached = _CachedNames()
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         """Lists a directory. Within :meth:`cache_names`, uses the cached names."""
-        known = self._known
-        names = None if known is None else known.get_names(directory)
-        keep = None if known is None else partial(known.put_names, directory)
         path = f"{self.root}/{directory}" if directory else self.root
-        return list_directory(path, ignored, names, self.is_image_name if self.has_arrays else None, keep)
+        is_image = self.is_image_name if self.has_arrays else None
+        return list_directory(path, ignored, self._cached.in_use, directory, is_image)
 
     def list_names(self, directory: str) -> Names:
         """Lists the names in a directory, or returns them from the cache. Returns no names if the directory cannot be
         listed."""
-        names = None if self._known is None else self._known.get_names(directory)
+        known = self._cached.in_use
+        names = None if known is None else known.get_names(directory)
         if names is not None:
             return names
         try:
             descriptor = os.open(f"{self.root}/{directory}", _LIST_FLAGS)
             try:
-                names = list_directory_names(descriptor)
+                return list_known_names(descriptor, os.fstat(descriptor), known, directory)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError):
             return Names()  # a listing reports why
-        if self._known is not None:
-            self._known.put_names(directory, names)
-        return names
 
     @contextmanager
-    def cache_names(self) -> Iterator[None]:
-        """Lists each directory only once within the block, even if it changes meanwhile."""
-        if self._known is not None:
+    def cache_names(self, keep: bool = False) -> Iterator[None]:
+        """Lists each directory only once within the block, even if it changes meanwhile. With ``keep``, the next such
+        block uses the names of directories that have not changed since."""
+        cached = self._cached
+        if cached.in_use is not None:
             yield
             return
-        with NameCache() as self._known:
-            try:
-                yield
-            finally:
-                self._known = None
+        cached.in_use = cached.kept or NameCache()
+        cached.kept = None
+        collects = gc.isenabled()
+        gc.disable()  # listings stay, and the garbage collector would search them again and again
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
+            if keep:
+                cached.in_use.expire()
+                cached.kept = cached.in_use
+            else:
+                cached.in_use.close()
+            cached.in_use = None
 
     def identity(self, directory: str) -> Identity | None:
         """Returns device and inode of a directory, or None if it cannot be reached."""
@@ -412,6 +422,14 @@ class FolderTree(Tree):
         if directory is None or directory.path != path:
             directory = self._threads.directory = _OpenDirectory(self.root, path)
         return directory.descriptor
+
+
+@dataclass(slots=True)
+class _CachedNames:
+    """Names of a folder, for a tree and its copies: those that are in use, and those that the next block will use."""
+
+    in_use: NameCache | None = None
+    kept: NameCache | None = None
 
 
 class _OpenDirectory:

@@ -1,6 +1,8 @@
 """Names in directories: what lists them, and what is asked of their text."""
 
+import gc
 import os
+from copy import copy
 from pathlib import Path
 from unittest import mock
 
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from packstore.sources import folder_names
 from packstore.sources.folder_names import NameCache, Names, list_directory_names
+from packstore.sources.tree import FolderTree
 
 NAMES = st.lists(
     st.one_of(
@@ -77,3 +80,37 @@ def test_names_are_kept_and_their_suffixes_found(files: list[str], folders: list
     for each in (names, again):
         assert each.common_suffix == common
         assert list(each.ending(".jpg", ".gz")) == [name for name in files if name.lower().endswith((".jpg", ".gz"))]
+
+
+def test_names_are_used_again_only_in_a_folder_that_has_not_changed(tmp_path: Path) -> None:
+    for name in ("old", "new", "recent"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jpg").touch()
+    tree = FolderTree(tmp_path)
+    with (
+        mock.patch.object(folder_names, "_SETTLED_NS", -1 << 62),  # as if time had passed
+        tree.cache_names(keep=True),
+    ):
+        assert [tree.names(name).files for name in ("old", "new")] == [["a.jpg"]] * 2
+        with mock.patch.object(folder_names, "_SETTLED_NS", 1 << 62):
+            assert tree.names("recent").files == ["a.jpg"]
+        (tmp_path / "old" / "b.jpg").touch()
+        os.utime(tmp_path / "old", (1 << 31, 1 << 31))  # another time even if the clock is coarse
+        assert tree.names("old").files == ["a.jpg"]
+    again = copy(tree)
+    with (
+        mock.patch.object(folder_names, "_SETTLED_NS", -1 << 62),
+        mock.patch.object(folder_names, "list_directory_names", wraps=list_directory_names) as lists,
+        again.cache_names(),
+    ):
+        assert again.list("new").images == ["a.jpg"]
+        assert lists.call_count == 0
+        assert again.list("old").images == ["a.jpg", "b.jpg"]
+        assert again.list("recent").images == ["a.jpg"]
+        assert lists.call_count == 2
+        again.list("old")
+        assert lists.call_count == 2
+    with again.cache_names():
+        (tmp_path / "new" / "c.jpg").touch()
+    assert again.names("new").files == ["a.jpg", "c.jpg"]
+    assert gc.isenabled()

@@ -55,7 +55,7 @@ def open_tree(path: Path) -> Tree | None:
             return FolderTree(path)
         if path not in known.trees:
             known.trees[path] = FolderTree(path)
-            known.stack.enter_context(known.trees[path].cache_names())
+            known.stack.enter_context(known.trees[path].cache_names(keep=True))
         return known.trees[path]
     if not path.is_file():
         return None
@@ -119,7 +119,7 @@ def cache_archives() -> Iterator[None]:
 @contextmanager
 def cache_folders() -> Iterator[None]:
     """Caches trees of folders, their listings and contents within the block. :func:`open_tree` returns the same tree
-    for the same folder. Only for recognition: changes to the folder are not seen."""
+    for the same folder. Only for recognition and opening: changes to the folder are not seen."""
     with ExitStack() as stack:
         token = _folders.set(_CachedFolders({}, stack))
         try:
