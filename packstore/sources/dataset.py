@@ -1,17 +1,27 @@
 """Packs datasets of a program: a map-style or iterable ``Dataset`` of torch, a list, a generator.
 
 A map-style dataset is read by index, so an interrupted conversion can resume; an iterable starts afresh.
+
+Worker processes instead of threads: a dataset is written for torch's ``DataLoader``, which gives each worker a copy.
+Many datasets share a file handle or a random generator, and threads would mix up their samples without an error. So
+``DataLoader`` reads here, too: its workers keep the order, hold a bounded number of samples, and end with this process.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
+import time
+import traceback
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import xxhash
@@ -24,7 +34,12 @@ from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey,
 from packstore.sources.schema import NamedSample, Schema, make_schema
 from packstore.sources.torchvision_files import find_image_files
 from packstore.sources.values import is_path, nbytes_of
-from packstore.sources.workers import DatasetReader, FailedSample, Ref, read_by_workers
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+Ref = tuple[int, int]
+"""Number of a dataset, and index in it."""
 
 PROBED = 16
 """Number of samples that are probed: the first ones, and in a map-style dataset as many spread over the rest."""
@@ -33,6 +48,57 @@ _BY_WORKERS = 1024
 processes takes about as long as they save."""
 KEY_DIGITS = 10
 """Number of digits of a key made from an index, as for records in LMDB."""
+_BATCH_BYTES = 1 << 20
+"""Approximate size of a batch of samples from a worker."""
+_MOST = 64
+_LOOK_SECONDS = 1.0
+"""Interval at which a worker tests if its parent is alive."""
+
+
+class FailedSample(NamedTuple):
+    """Sample that could not be read.
+
+    Attributes:
+        reason: The error.
+        trace: Traceback of the dataset, or ``""``.
+        nbytes: 0, since it takes no memory.
+    """
+
+    reason: str
+    trace: str = ""
+    nbytes: int = 0
+
+
+class _DatasetReader:
+    """Reads samples of several datasets, and names their values. A sample is indexed by the number of its dataset and
+    its index there. A sample that raises an error becomes a :class:`FailedSample`."""
+
+    def __init__(self, datasets: Sequence[Any], schema: Schema, *, in_process: bool) -> None:
+        """``in_process``: the main process reads. If so, samples keep the user's values, and threads convert the values
+        later."""
+        self._datasets = datasets
+        self._schema = schema
+        self._in_process = in_process
+
+    def __len__(self) -> int:
+        return sum(map(len, self._datasets))
+
+    def __getitem__(self, ref: Ref) -> NamedSample | FailedSample:
+        number, index = ref
+        try:
+            raw = self._datasets[number][index]
+        except Exception as error:
+            return FailedSample(f"sample {index}: {type(error).__name__}: {error}", traceback.format_exc())
+        return self.name_values(index, raw)
+
+    def name_values(self, index: int, raw: Any) -> NamedSample | FailedSample:
+        """Assigns names to the values of the sample ``raw``. In a worker process, also converts them to plain values.
+        Returns a :class:`FailedSample` for a sample that does not fit the schema."""
+        try:
+            taken = self._schema.assign_names(raw)
+            return taken if self._in_process else self._schema.to_plain(taken)
+        except ValueError as error:
+            return FailedSample(f"sample {index}: {error}")
 
 
 @dataclass
@@ -180,7 +246,7 @@ class DatasetSource(SampleSource):
         self.schema = make_schema(
             raw, fields, classes=classes, encoding=encoding, further=further, max_pixels=options.max_pixels
         )
-        self._reading = DatasetReader([part.data for part in self._parts], self.schema, in_process=True)
+        self._reading = _DatasetReader([part.data for part in self._parts], self.schema, in_process=True)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples of one split, or of all. If one of these is an iterable, all counts are 0. Estimates sizes
@@ -212,8 +278,8 @@ class DatasetSource(SampleSource):
                 continue
             # The loader takes indices long before it yields their samples.
             ahead: list[Entry] = []
-            reading = DatasetReader([each.data for each in self._parts], self.schema, in_process=False)
-            for taken in read_by_workers(reading, _record_refs(some, ahead), workers, sum(self._sizes)):
+            reading = _DatasetReader([each.data for each in self._parts], self.schema, in_process=False)
+            for taken in _read_by_workers(reading, _record_refs(some, ahead), workers, sum(self._sizes)):
                 yield ahead.pop(0)._replace(ref=taken)
 
     def read(self, entry: Entry) -> Sample:
@@ -454,3 +520,53 @@ def _update_digest(digest: Any, value: Any) -> None:
         digest.update(f"{value} {status.st_size} {status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
     else:
         digest.update(repr(value).encode("utf-8", "surrogatepass"))
+
+
+def _read_by_workers(
+    reading: _DatasetReader, refs: Iterable[Ref], workers: int, nbytes: int
+) -> Iterator[NamedSample | FailedSample]:
+    """Yields the samples ``refs`` in order, read by ``workers`` processes. ``nbytes`` is the mean size of a sample, and
+    decides how many of them a worker sends together.
+
+    Raises :class:`SourceError` if a worker process ends too early."""
+    from torch import Generator
+    from torch.utils.data import DataLoader
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # the user chose the number
+        loader: Any = DataLoader(
+            cast("Dataset[Any]", reading),
+            batch_size=max(1, min(_MOST, _BATCH_BYTES // max(1, nbytes))),
+            sampler=refs,
+            num_workers=workers,
+            collate_fn=list,
+            generator=Generator(),  # leaves the program's random state alone
+            worker_init_fn=_end_with_parent,
+        )
+    batches = iter(loader)
+    while True:
+        try:
+            batch = next(batches, None)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise SourceError(
+                f"a process that reads the dataset has ended ({str(error).partition('. ')[0]}); it may have run out of "
+                "memory, or the dataset ends its process: workers=1 reads without such processes"
+            ) from error
+        if batch is None:
+            return
+        yield from batch
+
+
+def _end_with_parent(worker: int) -> None:
+    """Starts a thread that kills this process soon after its parent has ended."""
+    # A worker of torch could wait forever: its samples have filled the pipe, which the other workers keep open.
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="packstore-parent", daemon=True).start()

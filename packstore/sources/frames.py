@@ -1,27 +1,31 @@
-"""Reads the frames of image files with several, and packs each as a record: ``--frames all``."""
+"""Reads the frames of image files with several, and packs each frame as a record (``--frames all``), or all of a clip
+as an array (``--frames clips``). Folders of numbered frames are clips, too."""
 
 from __future__ import annotations
 
+import re
 import threading
+from abc import abstractmethod
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
-from typing import Any
+from itertools import groupby, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.columns import ImageData
 from packstore.core.errors import DecodeError, SampleError, SourceError, UsageError, printable
+from packstore.core.fields import Array, column_of
 from packstore.core.files import Location
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.decoders import native, pillow
 from packstore.images.frames import count_frames
-from packstore.images.reading import ALL_FRAMES, Reading, convert_pixels
-from packstore.images.sniff import HeaderError, check_header
+from packstore.images.reading import ALL_FRAMES, CLIPS, FILE_CLIPS, Reading, convert_pixels
+from packstore.images.sniff import HeaderError, check_header, too_many_values
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.listing import key_size
 from packstore.sources.wrapped import WrappedSource
@@ -31,6 +35,8 @@ _BY_LIBRARY = ("avif", "heif", "jxl")
 """Image formats whose frames only a library counts."""
 _BROKEN = 0
 """Number of frames of a file that cannot be read."""
+_NUMBERED = re.compile(r"(.*?)(\d+)\.[^.]+", re.S)
+_COLUMN = "clip"
 
 
 class FrameFilesSource(WrappedSource):
@@ -71,25 +77,59 @@ class FrameFilesSource(WrappedSource):
             )
         return survey
 
+    @abstractmethod
+    def make_samples(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
+        """Yields the entry of each sample, its number of frames, and the pixels of one frame. ``files``: see
+        :meth:`list_files`."""
+
+    def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """Yields an entry for each sample. Before the first entry, reads all files once. Raises
+        :class:`NotInSourceError` at once for an unknown split."""
+        files = self.list_files(split)
+        return (entry for entry, *_ in self.make_samples(files))
+
+    def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+        """Yields ``count`` samples, ready for :meth:`read`; fewer if the source has fewer."""
+        return self.fetch(Source.pick_entries(self, split, records, count))
+
+    def count_samples(self, survey: Survey, split: str | None, mode: Mode, progress: ProgressCallback) -> Survey:
+        """Returns the survey of the samples, in place of that of the files. Adds the bytes of all frames to
+        :attr:`Survey.value_bytes`."""
+        splits = dict.fromkeys(survey.splits, 0)
+        size_bytes = key_bytes = value_bytes = 0
+        size_counts: Counter[int] = Counter()
+        for entry, frames, pixels in self.make_samples(self.list_files(split)):
+            nbytes = pixels * mode.pixel_bytes
+            splits[entry.split] += 1
+            size_bytes += nbytes
+            value_bytes += nbytes * frames
+            size_counts[round_up_size(nbytes)] += 1
+            key_bytes += key_size(entry.key)
+        records = sum(splits.values())
+        progress(Progress("scan", records, records, size_bytes))
+        return replace(
+            survey, splits=splits, encoding=mode.dtype, mode=None if mode == RGB else mode.name, shape=None,
+            size_bytes=size_bytes, size_counts=size_counts, key_bytes=key_bytes,
+            value_bytes=survey.value_bytes + value_bytes,
+        )  # fmt: skip
+
     def list_files(self, split: str | None = None) -> Iterator[tuple[Entry, int]]:
         """Yields files, each with its position in the results of :meth:`scan_files`. The call raises
         :class:`NotInSourceError` for an unknown split. The iterator raises :class:`SourceError` if the source has more
         files than were scanned."""
         entries = self._source.entries(split)  # raises for an unknown split at once
-        return self._number_files(entries, split)
 
-    def _number_files(self, entries: Iterator[Entry], split: str | None) -> Iterator[tuple[Entry, int]]:
-        """Scans all files if this has not been done. Yields files with their positions in the results, see
-        :meth:`list_files`."""
-        self.scan_files()
-        number = None if split is None else self._starts.get(split)
-        for place, entry in enumerate(entries):
-            if number is None:
-                number = self._starts[entry.split] if split is not None else 0
-            at = number + place
-            if at >= len(self._counts):
-                raise SourceError(f"{printable(str(self.path))} has changed while it was read; run this again")
-            yield entry, at
+        def number_files() -> Iterator[tuple[Entry, int]]:
+            self.scan_files()
+            start = 0
+            for place, entry in enumerate(entries):
+                if not place and split is not None:
+                    start = self._starts[entry.split]
+                if start + place >= len(self._counts):
+                    raise SourceError(f"{printable(str(self.path))} has changed while it was read; run this again")
+                yield entry, start + place
+
+        return number_files()
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """Yields the entries, with their files prepared by the wrapped source."""
@@ -208,34 +248,17 @@ class FramesSource(FrameFilesSource):
                 f"{printable(str(self.path))} reads its files as {survey.store.image.pixels}, and their frames are "
                 f"{mode}: pack the files that it was packed from, with --frames all"
             )
-        splits = dict.fromkeys(survey.splits, 0)
-        size_bytes = key_bytes = 0
-        size_counts: Counter[int] = Counter()
-        for entry in self.entries(split):
-            splits[entry.split] += 1
-            size_bytes += entry.size_bytes
-            size_counts[round_up_size(entry.size_bytes)] += 1
-            key_bytes += key_size(entry.key)
-        records = sum(splits.values())
-        progress(Progress("scan", records, records, size_bytes))
-        return replace(
-            survey, splits=splits, encoding=mode.dtype, mode=None if mode == RGB else mode.name, shape=None,
-            size_bytes=size_bytes, size_counts=size_counts, key_bytes=key_bytes,
-        )  # fmt: skip
+        return replace(self.count_samples(survey, split, mode, progress), value_bytes=survey.value_bytes)
 
-    def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields an entry for each frame. Before the first entry, reads all files once. Raises
-        :class:`NotInSourceError` at once for an unknown split."""
-        files = self.list_files(split)
-        return self._yield_frames(files)
-
-    def _yield_frames(self, files: Iterator[tuple[Entry, int]]) -> Iterator[Entry]:
-        """Yields an entry for each frame of the files. Yields one entry for a file that cannot be read."""
+    def make_samples(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
+        """Yields an entry for each frame of the files, and one for a file that cannot be read."""
+        pixel_bytes = self.scan_files().pixel_bytes
         for file, at in files:
-            count, nbytes = self._counts[at], self._pixels[at] * self.scan_files().pixel_bytes
+            count, pixels = self._counts[at], self._pixels[at]
             for frame in range(max(1, count)):
                 key = file.key if count <= 1 else f"{file.key}#{frame}"
-                yield file._replace(key=key, size_bytes=nbytes, ref=(frame, count, (tuple(file),)))
+                ref = (frame, count, (tuple(file),))
+                yield file._replace(key=key, size_bytes=pixels * pixel_bytes, ref=ref), 1, pixels
 
     def read(self, entry: Entry) -> ImageData | Sample:
         """Reads a file, and decodes one of its frames to the common mode. If the file has several frames and its sample
@@ -250,11 +273,244 @@ class FramesSource(FrameFilesSource):
         key = sample.key if sample.key is None or count <= 1 else f"{sample.key}#{frame}"
         return sample._replace(image=image, key=key)
 
-    def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields ``count`` frames, ready for :meth:`read`; fewer if the source has fewer. The step is ``records //
-        count``, so the last frames may be left out."""
-        step = max(1, records // count)
-        return self.fetch(islice(self.entries(split), 0, count * step, step))
+
+class _FrameFolder(NamedTuple):
+    """Files of a folder, as far as they decide if the folder is a clip.
+
+    Attributes:
+        file: Its first file.
+        suffixes: Suffixes of its files of one frame.
+        files: Number of its files.
+        several: Some file has several frames.
+    """
+
+    file: str
+    suffixes: frozenset[str] = frozenset()
+    files: int = 0
+    several: bool = False
+
+
+class ClipsSource(FrameFilesSource):
+    """Wraps a source of image files. Each clip is a sample.
+
+    The column ``clip`` has the frames, ``(frames, channels, height, width)``. The image is the middle frame. One pass
+    over the files finds the mode that holds all frames.
+
+    - If any file has several frames, each file is a clip, with its key, labels and other values.
+    - Else, in an image folder, each folder of numbered frames is a clip, and its path is the key. All frames have one
+      size. A folder of clips is a class.
+
+    ``options.frames`` becomes ``clips:files`` when the first case is found. The survey, not the constructor, refuses a
+    store, a column ``clip``, and a source in neither case.
+    """
+
+    def __init__(self, source: Source, frames: str = CLIPS) -> None:
+        super().__init__(source, frames)
+        self._reading: Reading | None = None
+        self._sizes: dict[tuple[int, int], str] = {}
+        self._depths: dict[bool, str] = {}
+        self._folders: dict[str, _FrameFolder] = {}
+        self._unnumbered = self._animated = ""
+        self._animated_suffixes: set[str] = set()
+        self._is_decided = frames == FILE_CLIPS
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Counts clips; reads all files of all splits first. Raises the errors of :meth:`_are_files`. Raises
+        :class:`UsageError`
+
+        - for a store, and a source without image files;
+        - for a source that has a column ``clip``;
+        - if each folder is a clip, and the source has values of single files.
+        """
+        survey = self.survey_files(split)
+        if survey.store is not None:
+            raise UsageError(
+                f"{printable(str(self.path))} is a store, which frames=clips does not read: pack the files that it was "
+                "packed from"
+            )
+        if any(column.name == _COLUMN for column in survey.columns):
+            raise UsageError(f"{printable(str(self.path))} has a column {_COLUMN} already; leave frames=clips out")
+        self.scan_files(progress, survey.records)
+        mode, by_file = self._target.pixels, self._are_files()
+        companions = {companion.name for column in survey.columns for companion in column.companions}
+        if not by_file and (named := survey.sampled - companions):
+            raise UsageError(
+                f"{printable(str(self.path))}: each folder is a clip, and {', '.join(sorted(named))} is of each file; "
+                "leave it out (--column keep=geo)"
+            )
+        clip = column_of(_COLUMN, Array(mode.dtype, spatial="DCHW", smooth=True))
+        others = survey.columns if by_file or self._has_classes else ()
+        return replace(
+            self.count_samples(survey, split, mode, progress),
+            columns=(*others, clip, *clip.companions),
+            sampled=survey.sampled | {each.name for each in (clip, *clip.companions)},
+        )
+
+    def read_as(self, reading: Reading) -> bool:
+        """Sets the reading of all frames, which replaces the mode that holds all frames. Returns True."""
+        self._reading = reading
+        return True
+
+    @property
+    def _target(self) -> Reading:
+        """Reading of frames: the choice of :meth:`read_as`, else the mode that holds all frames. Without a choice, the
+        first use scans all files."""
+        return self._reading or Reading(self.scan_files().name)
+
+    def read(self, entry: Entry) -> ImageData | Sample:
+        """Decodes all frames of a clip, and returns the middle frame as its image. A clip that is a file also has the
+        other values of the file. Raises :class:`SampleError` for a bad frame, frames of different sizes, and too large
+        a clip."""
+        counts, files = entry.ref
+        reading, clip, at = self._target, np.empty(0), 0
+        size = None if self._are_files() else next(iter(self._sizes))
+        sample: ImageData | Sample = b""
+        for count, file in zip(counts, (Entry(*each) for each in files), strict=True):
+            sample, reader = self.read_file(file.key, file)
+            if not count:
+                self.raise_damage(file.key, reader)
+            for frame in range(count):
+                pixels = self.read_frame(file.key, reader, frame, reading)
+                size = size or pixels.shape[:2]
+                if pixels.shape[:2] != size:
+                    raise SampleError(
+                        file.key, f"frame {frame} has {pixels.shape[0]} x {pixels.shape[1]} pixels, other frames "
+                        f"{size[0]} x {size[1]}; all frames of a clip have one size"
+                    )  # fmt: skip
+                if not at:
+                    clip = self._allocate_clip(file.key, sum(counts), pixels)
+                clip[at] = pixels.transpose(2, 0, 1)
+                at += 1
+        image = to_record_layout(clip[at // 2].transpose(1, 2, 0))
+        if isinstance(sample, Sample) and self._are_files():
+            return sample._replace(image=image, values={**sample.values, _COLUMN: clip})
+        return Sample(image, {_COLUMN: clip})
+
+    def _allocate_clip(self, key: str, frames: int, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Allocates an array for ``frames`` frames like ``pixels``. Raises :class:`SampleError` if it would be too
+        large."""
+        height, width, channels = pixels.shape
+        shown = f"a clip of {frames:,} frames of {width} x {height} pixels"
+        reason = too_many_values(shown, frames * pixels.size, self.options.max_pixels)
+        if reason is not None:
+            raise SampleError(key, f"{reason}, or take --frames all")
+        return np.empty((frames, channels, height, width), pixels.dtype)
+
+    def make_samples(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
+        """Makes a clip of each file, or of each folder of frames. Frames of a folder are in the order of their numbers.
+        Yields the entry of each clip, its number of frames, and the pixels of one frame."""
+        if self._are_files():
+            for file, at in files:
+                count = self._counts[at]
+                yield file._replace(ref=((count,), (tuple(file),))), count, self._pixels[at]
+            return
+        height, width = next(iter(self._sizes))
+        for (folder, split), group in groupby((file for file, _ in files), _folder_and_split):
+            frames = sorted(group, key=_frame_number)
+            first = frames[0]
+            yield first._replace(
+                key=folder, split=split, labels=first.labels if self._has_classes else (),
+                size_bytes=sum(frame.size_bytes for frame in frames),
+                ref=((1,) * len(frames), tuple(map(tuple, frames))),
+                modified_ns=max(frame.modified_ns for frame in frames),
+                changed_ns=max(frame.changed_ns for frame in frames),
+            ), len(frames), height * width  # fmt: skip
+
+    def scan_file(self, entry: Entry) -> tuple[int, tuple[int, int], set[Mode]]:
+        """Scans a file, and returns the same as the base. Records the facts that decide if files or folders are
+        clips."""
+        facts = super().scan_file(entry)
+        count, size, _ = facts
+        name, suffix = entry.key.rpartition("/")[0], entry.key.rpartition(".")[2].lower()
+        folder = self._folders.get(name, _FrameFolder(entry.key))
+        suffixes = folder.suffixes if count > 1 else folder.suffixes | {suffix}
+        self._folders[name] = _FrameFolder(folder.file, suffixes, folder.files + 1, folder.several or count > 1)
+        if count > 1:
+            self._animated = self._animated or entry.key
+            self._animated_suffixes.add(suffix)
+        if count:
+            self._sizes.setdefault(size, entry.key)
+        if _NUMBERED.fullmatch(entry.key.rpartition("/")[2]) is None:
+            self._unnumbered = self._unnumbered or entry.key
+        self._depths.setdefault(_count_folders(entry) > 1, entry.key)
+        return facts
+
+    @property
+    def _has_classes(self) -> bool:
+        """True if folders of clips are in folders of classes. Valid only after a scan of all files."""
+        return next(iter(self._depths))
+
+    def _are_files(self) -> bool:
+        """Tells if each file is a clip; if not, each folder is. Unless the user has chosen ``clips:files``, the first
+        call scans all files, and sets ``options.frames``. Raises :class:`SourceError` if neither is clear. Raises
+        :class:`UsageError` if there are neither files of several frames nor folders of frames."""
+        if not self._is_decided:
+            self.scan_files()
+            if self._animated:
+                self._refuse_folders_of_frames()
+                self.options = replace(self.options, frames=FILE_CLIPS)
+            else:
+                self._refuse_other_folders()
+            self._is_decided = True
+        return self.options.frames == FILE_CLIPS
+
+    def _refuse_folders_of_frames(self) -> None:
+        """Raises :class:`SourceError` if a folder also seems to be a clip of numbered frames. Tests only image
+        folders."""
+        for folder in self._folders.values() if self.kind == "imagefolder" else ():
+            is_numbered = _NUMBERED.fullmatch(folder.file.rpartition("/")[2]) is not None
+            if folder.files > 1 and is_numbered and not folder.several and folder.suffixes - self._animated_suffixes:
+                raise SourceError(
+                    f"{printable(self._animated)} has several frames, and {printable(folder.file)} seems to be a frame "
+                    "of a folder of frames: leave one kind out with --ignore, or take --frames clips:files, which "
+                    "makes each file a clip"
+                )
+
+    def _refuse_other_folders(self) -> None:
+        """Raises :class:`SourceError` if no file can be read, or if folders are not clips. Clips are folders of
+        numbered frames, all of one size and at one depth. Raises :class:`UsageError` for a source that is no image
+        folder."""
+        path = printable(str(self.path))
+        if not self._sizes:
+            raise SourceError(f"{path}: no file can be read")
+        if self.kind != "imagefolder":
+            raise UsageError(
+                f"{path} ({self.kind}) has no file of several frames, and is not a folder of folders of frames: leave "
+                "frames=clips out, or take frames=clips:files, which makes each file a clip of one frame"
+            )
+        if self._unnumbered:
+            raise SourceError(
+                f"{printable(self._unnumbered)} is not a numbered frame (frame_0001.jpg), and no file has several "
+                "frames: leave it out with --ignore, or take --frames clips:files, which makes each file a clip"
+            )
+        differing: Iterable[tuple[str, dict[Any, str]]] = (
+            ("sizes", self._sizes),
+            ("depths of folders", self._depths),
+        )
+        for what, several in differing:
+            if len(several) > 1:
+                one, other = list(several.values())[:2]
+                raise SourceError(
+                    f"{path}: all clips need one size, and folders of classes, or none; {printable(one)} and "
+                    f"{printable(other)} have different {what}"
+                )
+
+
+def _folder_and_split(entry: Entry) -> tuple[str, str]:
+    """Returns the folder of a frame, and its split."""
+    return entry.key.rpartition("/")[0], entry.split
+
+
+def _count_folders(entry: Entry) -> int:
+    """Counts the folders above a frame, without the folder of its split."""
+    folders = entry.key.split("/")[:-1]
+    return len(folders) - bool(entry.split)
+
+
+def _frame_number(entry: Entry) -> int:
+    """Returns the last number in the name of a frame; 0 without one."""
+    match = _NUMBERED.fullmatch(entry.key.rpartition("/")[2])
+    return int(match[2]) if match is not None else 0
 
 
 def to_record_layout(pixels: NDArray[Any]) -> NDArray[Any]:

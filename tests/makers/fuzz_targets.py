@@ -749,7 +749,7 @@ TARGETS = (
         "hf_imagefolder",
         _hf_imagefolder,
         (PackstoreError,),
-        ("huggingface/metadata.py", "huggingface/card.py", "huggingface/imagefolder.py", "huggingface/splits.py"),
+        ("huggingface/metadata.py", "huggingface/imagefolder.py", "huggingface/splits.py"),
         None,
         (
             b"file_name",

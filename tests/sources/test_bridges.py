@@ -28,10 +28,9 @@ from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
 from packstore.sources import open_source
 from packstore.sources.base import SourceOptions
+from packstore.sources.bridges import restrict_library
 from packstore.sources.bridges.datasets import DatasetsSource
-from packstore.sources.bridges.guard import restrict_library
-from packstore.sources.bridges.samples import find_class_names
-from packstore.sources.bridges.torchvision import ARGUMENTS, SPLITS
+from packstore.sources.bridges.torchvision import ARGUMENTS, SPLITS, find_class_names
 from packstore.stores import open_store
 from tests.makers import annotation_formats, layouts
 from tests.makers.all_layouts import idx

@@ -25,7 +25,7 @@ from packstore import PackedDataset, convert, verify
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
 from packstore.sources.huggingface import tables
-from packstore.sources.huggingface.cells import array_reader
+from packstore.sources.huggingface.columns import array_reader
 from packstore.sources.rows import RowSource
 from packstore.testing import SourceSuite
 from tests.makers.images import encode, tiny
@@ -452,7 +452,7 @@ def test_a_table_that_lies_about_its_rows(tmp_path: Path, out: Path, monkeypatch
 def test_large_groups_are_decoded_in_parts_and_fetched_in_order(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packstore.sources.huggingface.parquet.STEP_BYTES", 300)
+    monkeypatch.setattr("packstore.sources.huggingface.files.STEP_BYTES", 300)
     monkeypatch.setattr(tables, "_PIECE_BYTES", 500)
     found = table(range(40), None, n=[*range(40)])
     if kind == "parquet":
@@ -476,8 +476,8 @@ def test_large_groups_are_decoded_in_parts_and_fetched_in_order(
 
 
 def test_a_large_row_group_is_never_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packstore.sources.huggingface.parquet.STEP_BYTES", 200_000)
-    monkeypatch.setattr("packstore.sources.huggingface.parquet._BUFFER", 50_000)
+    monkeypatch.setattr("packstore.sources.huggingface.files.STEP_BYTES", 200_000)
+    monkeypatch.setattr("packstore.sources.huggingface.files._BUFFER", 50_000)
     size = 50_000
     images = [tiny(n) + np.random.default_rng(n).bytes(size) for n in range(100)]
     options = {"compression": "none", "use_dictionary": False, "data_page_size": size, "write_batch_size": 1}

@@ -1,8 +1,11 @@
-"""``datasets:PATH``: a dataset that the library ``datasets`` of Hugging Face loads.
+"""Datasets that a library converts to its own files, which packstore reads.
 
-PATH is a folder that ``load_dataset`` takes (Parquet, CSV, JSON, images …), a folder that ``save_to_disk`` wrote, or a
-folder of the library's cache; ``PATH:CONFIG`` is one of several configurations. The library converts it to Arrow files
-in its cache, and packstore reads these.
+``datasets:PATH`` is a dataset that the library ``datasets`` of Hugging Face loads. PATH is a folder that
+``load_dataset`` takes (Parquet, CSV, JSON, images …), a folder that ``save_to_disk`` wrote, or a folder of the
+library's cache; ``PATH:CONFIG`` is one of several configurations. The library converts it to Arrow files in its cache.
+
+``tfds:NAME:DATA_DIR`` is a dataset that TensorFlow Datasets has prepared, of the version that it chooses. Its records
+are read by :mod:`packstore.sources.records.tfds`, without TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ from typing import Any
 from packstore.core.errors import SourceError, UsageError, printable
 from packstore.sources.base import SourceOptions
 from packstore.sources.bridges import require_path
-from packstore.sources.huggingface.arrow import ArrowSource
+from packstore.sources.huggingface.files import ArrowSource
 from packstore.sources.huggingface.tables import HfTableSource
+from packstore.sources.records.tfds import TfdsSource
 
 _INFO = "dataset_info.json"
 
 
-def read_dataset(rest: str, options: SourceOptions) -> DatasetsSource:
+def read_datasets(rest: str, options: SourceOptions) -> DatasetsSource:
     """Loads the dataset of a folder, or of ``FOLDER:CONFIG``, with all its splits and without connections.
 
     Raises :class:`UsageError` for a missing path, and for a file. Also raises it for a version of the library below 4,
@@ -143,3 +147,17 @@ class DatasetsSource(ArrowSource):
         super().close()
         self._splits = {}
         self._copies.cleanup()
+
+
+def read_tfds(rest: str, options: SourceOptions) -> TfdsSource:
+    """Finds the folder of the dataset ``name/config:version`` and opens it. Raises :class:`UsageError` for another form
+    of the name, and for a missing folder. Raises the errors of the library."""
+    name, _, folder = rest.rpartition(":")
+    if not name or not folder:
+        raise UsageError(f"tfds:{printable(rest)}: write tfds:NAME:DATA_DIR")
+    if not Path(folder).is_dir():
+        raise UsageError(f"{printable(folder)}: no such directory")
+    from tensorflow_datasets.core import read_only_builder
+
+    builder = read_only_builder.builder_from_files(name, data_dir=folder)
+    return TfdsSource(Path(builder.data_path), options)

@@ -1,59 +1,52 @@
-"""Columns of Arrow tables as fields of a dataset, declared by types, Hugging Face's features and the first files."""
+"""Columns of Arrow tables as fields of a dataset, and functions that convert their values.
+
+Cells are a function of a row number, which returns the converted value of this row. A cell reader makes the cells of an
+array.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any, NamedTuple
+from uuid import UUID
 
-from packstore.core.column import CROWD, ITEM_SIZE
+import numpy as np
+
+from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import BOXES_ARE, Array, Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
+from packstore.core.fields import BOXES_ARE, Array, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.images.sniff import begins_like_image
 from packstore.sources.boxes import CONVENTIONS
 from packstore.sources.columns import make_column_names
-from packstore.sources.huggingface.arrow_types import (
-    is_binary,
-    is_file_struct,
-    is_list,
-    is_number,
-    is_text,
-    load_pyarrow,
-    value_type,
-)
-from packstore.sources.huggingface.cells import (
-    CellReader,
-    Cells,
-    TableFile,
-    array_reader,
-    class_name_reader,
-    converting_reader,
-    file_cells,
-    file_list_cells,
-    first_file_cells,
-    json_cells,
-    label_cells,
-    later_files_cells,
-    python_cells,
-    text_cells,
-    vector_cells,
-)
-from packstore.sources.huggingface.features import (
-    class_names,
-    drop_repeated_names,
-    feature_type,
-    is_label,
-    is_other_file,
-    item_feature,
-    warn_of_lost_names,
-)
-from packstore.sources.huggingface.objects import ObjectColumn, ValueKind, find_object_column
+from packstore.sources.huggingface import features as hf
+from packstore.sources.huggingface.features import ObjectColumn, is_file_struct, is_list, load_pyarrow
 from packstore.sources.values import infer_field, names_an_image
 
+Cells = Callable[[int], Any]
+"""Function that returns the converted value of a row."""
+CellReader = Callable[[Any], Cells]
+"""Function that makes the cells of an array."""
 _DTYPES = {**{name: name for name in ITEM_SIZE}, "halffloat": "float16", "float": "float32", "double": "float64"}
 """Dtypes by the names of Arrow's types."""
 _COLOUR_TYPE, _GRAY_OR_PALETTE = 25, (0, 3)  # byte of a PNG, and its values for one channel
 _MAX_DEPTH = 32
+
+
+class TableFile(NamedTuple):
+    """Image or other file in a table.
+
+    Attributes:
+        data: Its bytes; None if the table holds only its path.
+        path: Its path; None if it has none.
+        address: Address of the bytes in memory, in the table's buffers; 0 if unknown.
+    """
+
+    data: bytes | None
+    path: str | None
+    address: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +57,7 @@ class TableColumn:
         name: Name of the field.
         column: Name of the column.
         field: Declaration of the field.
-        cells: Function of an array of the column that returns a function of a row number.
+        cells: Makes the cells of an array of the column.
         path: Name of the field for the paths of files; None if there is none.
     """
 
@@ -93,6 +86,156 @@ class TableFacts(NamedTuple):
     objects: ObjectColumn | None = None
 
 
+def scalar_cells(convert: Callable[[Any], Any]) -> CellReader:
+    """Returns a reader of cells that convert the Arrow scalar of their row."""
+
+    def read(array: Any) -> Cells:
+        return lambda row: convert(array[row])
+
+    return read
+
+
+def _to_class_number(scalar: Any) -> int | None:
+    """Converts a scalar to a class number. A number below 0 becomes None: an unknown class, as in test splits."""
+    value = scalar.as_py()
+    return None if value is None or value < 0 else value
+
+
+def _to_text(scalar: Any) -> str | None:
+    """Converts a scalar to a text. Dates and times have ISO format; null becomes None."""
+    return None if (value := to_json(scalar)) is None else str(value)
+
+
+def _to_vector(scalar: Any) -> Any:
+    """Converts a list of numbers to a NumPy array; null becomes None. Raises :class:`ValueError` for a null in it."""
+    values = scalar.values
+    if values is None:
+        return None
+    if values.null_count:
+        raise ValueError(f"{values.null_count} of the {len(values)} numbers in a list are null")
+    return values.to_numpy(zero_copy_only=False)
+
+
+def _to_file_list(scalar: Any) -> list[Any] | None:
+    """Converts a list of files to a list of :class:`TableFile`, or of bytes if they are plain bytes. Null becomes
+    None."""
+    if not scalar.is_valid:
+        return None
+    cells = (file_cells if is_file_struct(scalar.values.type) else python_cells)(scalar.values)
+    return [cells(row) for row in range(len(scalar.values))]
+
+
+def to_json(scalar: Any) -> Any:
+    """Converts an Arrow scalar to a value of JSON. Dates, times, decimals and UUIDs become texts.
+
+    Raises :class:`ValueError` for a struct with a field twice.
+    """
+    try:
+        return _plain_to_json(scalar.as_py())
+    except ValueError:  # nanoseconds, which Python's dates and times lack
+        types = load_pyarrow("pyarrow.types")
+        if types.is_map(scalar.type):
+            return [[to_json(item[0]), to_json(item[1])] for item in scalar.values]
+        if is_list(scalar.type):
+            return [to_json(item) for item in scalar.values]
+        if not types.is_struct(scalar.type):
+            plain = str(scalar.cast("string"))
+            return f"{plain} ns" if plain.lstrip("-").isdigit() else plain.replace(" ", "T")
+        if len({*(names := [field.name for field in scalar.type])}) < len(names):
+            raise
+        return {name: to_json(scalar[name]) for name in names}
+
+
+def _plain_to_json(value: Any) -> Any:
+    """Converts a plain Python value of Arrow to JSON. Dates and times get ISO format.
+
+    Durations, decimals and UUIDs become texts. Keeps other values.
+    """
+    if isinstance(value, dict):
+        return {str(name): _plain_to_json(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_to_json(each) for each in value]
+    if isinstance(value, (date, datetime, time)):
+        return value.isoformat()
+    return str(value) if isinstance(value, (timedelta, Decimal, UUID)) else value
+
+
+python_cells = scalar_cells(lambda scalar: scalar.as_py())
+file_list_cells = scalar_cells(_to_file_list)
+
+
+def file_cells(array: Any) -> Cells:
+    """Returns cells that read a :class:`TableFile` of an ``array`` of the type of ``datasets.Image``."""
+    parts = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
+    data, paths = parts["bytes"], parts.get("path")
+    width = {"binary": np.int32, "large_binary": np.int64}.get(str(data.type))
+    starts: Any = None
+    content: Any = None
+    if width is not None:
+        _, starts, content = data.buffers()
+    # The address tells linked stores the place of the bytes in the source.
+    offsets = None if starts is None or content is None else np.frombuffer(starts, width)[data.offset :]
+
+    def read(row: int) -> TableFile:
+        path, file = None if paths is None else paths[row].as_py(), data[row].as_py()
+        address = 0 if file is None or offsets is None else content.address + int(offsets[row])
+        return TableFile(file, path, address)
+
+    return read
+
+
+def _first_file_cells(array: Any) -> Cells:
+    """Returns cells that read the first file of a list. An empty list and null become None."""
+    cells = file_list_cells(array)
+    return lambda row: next(iter(cells(row) or ()), None)
+
+
+def _later_files_cells(array: Any) -> Cells:
+    """Returns cells that read the files after the first of a list. Null becomes None."""
+    cells = file_list_cells(array)
+    return lambda row: None if (files := cells(row)) is None else files[1:]
+
+
+def _class_name_reader(names: Sequence[str]) -> CellReader:
+    """Returns a reader of cells that convert a class name to its number, and keep None. They raise :class:`ValueError`
+    for another name."""
+    numbers: dict[str | None, int | None] = {None: None, **{name: number for number, name in enumerate(names)}}
+
+    def number(scalar: Any) -> int | None:
+        name = scalar.as_py()
+        if name not in numbers:
+            raise ValueError(f"{printable(str(name))!r} is not one of the classes: its table has changed")
+        return numbers[name]
+
+    return scalar_cells(number)
+
+
+def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
+    """Returns a reader of cells that convert nested lists to a NumPy array of ``shape`` and ``dtype``; null becomes
+    None.
+
+    Reading a cell raises :class:`ValueError` for lists of another size, for values of another type, and for a null in
+    a list.
+    """
+
+    def numbers(scalar: Any) -> Any:
+        value = scalar.as_py()
+        try:
+            cell = None if value is None else np.array(value, dtype).reshape(shape)
+        except TypeError:
+            raise ValueError(f"its lists hold a null, or other values than {dtype}") from None
+        if cell is not None and cell.dtype.kind == "f" and np.isnan(cell).any() and _has_null(value):
+            raise ValueError("its lists hold a null")  # of which NumPy makes NaN
+        return cell
+
+    return scalar_cells(numbers)
+
+
+def _has_null(values: Sequence[Any]) -> bool:
+    """Tells if nested lists hold None."""
+    return any(_has_null(each) if isinstance(each, list) else each is None for each in values)
+
+
 def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) -> list[TableColumn]:
     """Chooses the columns and fields of tables whose first rows are the record batch ``first``.
 
@@ -106,30 +249,52 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
     schema, objects = first.schema, facts.objects
     declared = _declare_each(first, features, facts)
     main = _choose_main_image(schema, declared)
+    labels = [name for name in schema.names if hf.feature_type(features.get(name)) == "ClassLabel"]
+    labels += [facts.classes[0]] if facts.classes is not None else []
+    usual = {main: "image"} | ({labels[0]: "label"} if len(labels) == 1 and "label" not in declared else {})
+    names = usual | make_column_names((name for name in declared if name not in usual), usual.values())
+    used = set(names.values())
+
+    def take_name(wanted: str) -> str:
+        (name,) = make_column_names([wanted], used).values()
+        used.add(name)
+        return name
+
+    columns: list[TableColumn] = []
     is_first_of_list = isinstance(declared[main][0], Images)
     if is_first_of_list:  # a record needs a main image
-        declared[main] = (Image(), first_file_cells)
-    names = _choose_field_names(main, [*declared], _list_class_columns(schema, features, facts))
-    used = set(names.values())
-    columns = [_declare_later_images(main, facts, used)] if is_first_of_list else []
-    boxes = [] if objects is None else _declare_box_columns(objects, facts, names[objects.column], used)
-    columns += boxes
+        declared[main] = (Image(), _first_file_cells)
+        further = take_name(f"further_{main}")
+        path = None if main in facts.pathless else take_name(f"{further}_paths")
+        columns.append(TableColumn(further, main, Images(), _later_files_cells, path))
+    if objects is not None:
+        parts = objects.declare_parts(names[objects.column], used, objects.column in facts.optional)
+        used |= parts.keys()
+        for name, (field, convert) in parts.items():
+            columns.append(TableColumn(name, objects.column, field, _converting_reader(convert)))
     for name, (field, cells) in declared.items():
         if objects is not None and name == objects.column:
             if not objects.has_rest:
                 continue
-            cells = converting_reader(objects.rest_of)
+            cells = _converting_reader(objects.rest_of)
         elif objects is not None and not objects.boxes and name == objects.labels:
-            field, cells = Labels(objects.classes, of=boxes[0].name), converting_reader(objects.labels_of)
+            field = Labels(objects.classes, of=names[objects.column])
+            cells = _converting_reader(objects.labels_of)
         path, is_list_of_files = None, isinstance(field, Images)
         has_files = is_file_struct(schema.field(name).type) or is_list_of_files or (is_first_of_list and name == main)
         if has_files and name not in facts.pathless:
-            path = _take_path_name("path" if name == main else f"{names[name]}_path", is_list_of_files, used)
+            wanted = "path" if name == main else f"{names[name]}_path"
+            path = take_name(f"{wanted}s" if is_list_of_files else wanted)
         missing = name in facts.optional or (isinstance(field, Label) and name in facts.negative)
         # In JSON, null is a value.
         optional = missing and name != main and not isinstance(field, Json)
         columns.append(TableColumn(names[name], name, replace(field, optional=optional), cells, path))
     return columns
+
+
+def _converting_reader(convert: Callable[[Any], Any]) -> CellReader:
+    """Returns a reader of cells that apply ``convert`` to the row as a value of JSON."""
+    return scalar_cells(lambda scalar: convert(to_json(scalar)))
 
 
 def declare_column(name: str, array: Any, feature: Any = None) -> tuple[Field, Cells]:
@@ -138,7 +303,7 @@ def declare_column(name: str, array: Any, feature: Any = None) -> tuple[Field, C
 
     Raises :class:`ValueError` for bytes, and for a type that no field holds.
     """
-    if is_binary(array.type) or is_file_struct(array.type):
+    if hf.is_binary(array.type) or is_file_struct(array.type):
         raise ValueError(f"{printable(name)} holds bytes, expected values of the files that other columns name")
     field, cells = _declare_column(name, array.type, feature, array, TableFacts(negative=(name,)))
     return field, cells(array)
@@ -150,14 +315,14 @@ def find_box_column(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | 
 
     The convention of the boxes is known only if packstore has written the table.
     """
-    objects = find_object_column({name: _classify_type(schema.field(name).type) for name in schema.names})
+    objects = hf.find_object_column({name: hf.classify_type(schema.field(name).type) for name in schema.names})
     if objects is None:
         return None
     feature = features.get(objects.column)
-    inner = item_feature(feature) or feature
+    inner = hf.item_feature(feature) or feature
     beside = inner if objects.boxes and isinstance(inner, dict) else features
     label = beside.get(objects.labels)
-    classes = class_names(label) or class_names(item_feature(label))
+    classes = hf.class_names(label) or hf.class_names(hf.item_feature(label))
     convention = (schema.field(objects.column).metadata or {}).get(BOXES_ARE, b"").decode("ascii", "replace")
     return replace(objects, classes=classes, convention=convention if convention in CONVENTIONS else "")
 
@@ -193,69 +358,6 @@ def _choose_main_image(schema: Any, declared: Mapping[str, tuple[Field, CellRead
     raise SourceError(f"no column holds images; columns: {columns[:500]}")
 
 
-def _list_class_columns(schema: Any, features: Mapping[str, Any], facts: TableFacts) -> list[str]:
-    """Lists the columns that are declared as classes, by their features or by all their texts."""
-    labels = [name for name in schema.names if feature_type(features.get(name)) == "ClassLabel"]
-    return labels + ([facts.classes[0]] if facts.classes is not None else [])
-
-
-def _choose_field_names(main: str, columns: list[str], labels: list[str]) -> dict[str, str]:
-    """Returns the field name of each column.
-
-    - ``image`` for the main image.
-    - ``label`` for the only column of classes, unless another column has this name.
-    - For all others, the column's name, made valid and unique.
-    """
-    usual = {main: "image"} | ({labels[0]: "label"} if len(labels) == 1 and "label" not in columns else {})
-    return usual | make_column_names((name for name in columns if name not in usual), usual.values())
-
-
-def _take_path_name(wanted: str, is_list: bool, used: set[str]) -> str:
-    """Makes the name of the field for the paths of files, and adds it to ``used``. ``wanted``: the name, unless it is
-    used.
-
-    A list of paths gets a plural.
-    """
-    name = next(iter(make_column_names([f"{wanted}s" if is_list else wanted], used).values()))
-    used.add(name)
-    return name
-
-
-def _declare_later_images(column: str, facts: TableFacts, used: set[str]) -> TableColumn:
-    """Returns a column of the images that follow the first in each cell's list. Its ``path`` names a column of their
-    paths.
-
-    Adds the names to ``used``. There is no column of paths if no image has a path.
-    """
-    name = next(iter(make_column_names([f"further_{column}"], used).values()))
-    used.add(name)
-    path = None if column in facts.pathless else _take_path_name(f"{name}_path", True, used)
-    return TableColumn(name, column, Images(), later_files_cells, path)
-
-
-def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, used: set[str]) -> list[TableColumn]:
-    """Returns the column of boxes, and those of labels and crowd regions if the same column holds them. Adds their
-    names to ``used``.
-
-    ``name``: name of the field, if the column holds the boxes alone.
-    """
-    optional = objects.column in facts.optional
-    if not objects.boxes:
-        return [TableColumn(name, objects.column, Boxes(optional=optional), converting_reader(objects.boxes_of))]
-    parts = {"boxes": True, "labels": bool(objects.labels), CROWD: bool(objects.crowds)}
-    names = make_column_names([part for part, there in parts.items() if there], used)
-    used |= set(names.values())
-    boxes = Boxes(optional=optional)
-    columns = [TableColumn(names["boxes"], objects.column, boxes, converting_reader(objects.boxes_of))]
-    if objects.labels:
-        labels = Labels(objects.classes, of=names["boxes"], optional=optional)
-        columns.append(TableColumn(names["labels"], objects.column, labels, converting_reader(objects.labels_of)))
-    if objects.crowds:
-        crowds = Labels(of=names["boxes"], optional=optional)
-        columns.append(TableColumn(names[CROWD], objects.column, crowds, converting_reader(objects.crowds_of)))
-    return columns
-
-
 def _declare_column(
     name: str, type: Any, feature: Any, array: Any, facts: TableFacts, boxes: bool = False
 ) -> tuple[Field, CellReader]:
@@ -266,53 +368,58 @@ def _declare_column(
 
     Raises :class:`ValueError` for a type that no field holds.
     """
-    types, type = load_pyarrow("pyarrow.types"), value_type(type)
-    if is_file_struct(type) or is_binary(type):
+    types, type = load_pyarrow("pyarrow.types"), hf.value_type(type)
+    if is_file_struct(type) or hf.is_binary(type):
         cells = file_cells if is_file_struct(type) else python_cells
-        return (Bytes() if is_other_file(feature) else _infer_file_field(name, cells(array), feature)), cells
+        if hf.is_other_file(feature):
+            return Bytes(), cells
+        return _infer_file_field(name, map(cells(array), range(len(array))), feature), cells
     if _holds_image_lists(type, feature, array):
         return Images(), file_list_cells
-    if is_label(name, type, feature):
-        names = drop_repeated_names(name, class_names(feature))
-        return Label(names), label_cells if name in facts.negative else python_cells
-    if is_number(type):
+    if hf.is_label(name, type, feature):
+        names = hf.drop_repeated_names(name, hf.class_names(feature))
+        return Label(names), scalar_cells(_to_class_number) if name in facts.negative else python_cells
+    if hf.is_number(type):
         return Array(_DTYPES[str(type)]), python_cells
-    if is_text(type):
+    if hf.is_text(type):
         if facts.classes is not None and name == facts.classes[0]:
-            return Label(facts.classes[1]), class_name_reader(facts.classes[1])
+            return Label(facts.classes[1]), _class_name_reader(facts.classes[1])
         return Text(), python_cells
     if types.is_temporal(type) or types.is_decimal(type):
-        return Text(), text_cells
-    if feature_type(feature) in ("Array2D", "Array3D", "Array4D", "Array5D"):
+        return Text(), scalar_cells(_to_text)
+    if hf.feature_type(feature) in ("Array2D", "Array3D", "Array4D", "Array5D"):
         shape, dtype = _read_array_shape(feature)
         return Array(dtype, shape), array_reader(shape, dtype)
-    if is_list(type) and is_number(type.value_type):
-        item, inner = type.value_type, item_feature(feature)
-        if types.is_integer(item) and feature_type(inner) == "ClassLabel":
-            return Labels(drop_repeated_names(name, class_names(inner)), of=False), vector_cells
-        if types.is_fixed_size_list(type):
-            return Array(_DTYPES[str(item)], (type.list_size,)), vector_cells
-        return Array(_DTYPES[str(item)], ragged=True), vector_cells
+    if is_list(type) and hf.is_number(type.value_type):
+        item, inner = type.value_type, hf.item_feature(feature)
+        if types.is_integer(item) and hf.feature_type(inner) == "ClassLabel":
+            return Labels(hf.drop_repeated_names(name, hf.class_names(inner)), of=False), scalar_cells(_to_vector)
+        fixed = bool(types.is_fixed_size_list(type))
+        return Array(_DTYPES[str(item)], (type.list_size,) if fixed else (), ragged=not fixed), scalar_cells(_to_vector)
     _refuse_non_json(type)
     if not boxes:
-        warn_of_lost_names(name, feature)
-    return Json(), json_cells
+        hf.warn_of_lost_names(name, feature)
+    return Json(), scalar_cells(to_json)
 
 
-def _infer_file_field(name: str, cells: Cells, feature: Any) -> Field:
+def _infer_file_field(name: str, values: Iterable[Any], feature: Any) -> Field:
     """Infers if a column of files has images, masks or bytes, by its feature, name and first file.
 
     Without a file, a column with a feature or the name of an image has images; any other has bytes.
     """
-    values = (cells(row) for row in range(getattr(cells, "rows", 0)))
-    data = next((data for value in values if (data := value.data if isinstance(value, TableFile) else value)), b"")
+    data = _find_first_file(values)
     if not data:
         return Bytes() if feature is None and not names_an_image(name) else Image()
     field = infer_field(name.lower(), [data])
     if isinstance(field, Mask) and (len(data) <= _COLOUR_TYPE or data[_COLOUR_TYPE] not in _GRAY_OR_PALETTE):
         return Image()
-    is_image = feature_type(feature) == "Image" or begins_like_image(data[:16])
+    is_image = hf.feature_type(feature) == "Image" or begins_like_image(data[:16])
     return Image() if is_image and isinstance(field, Bytes) else field
+
+
+def _find_first_file(values: Iterable[Any]) -> bytes:
+    """Returns the bytes of the first file that has any. ``values``: bytes, :class:`TableFile` or None."""
+    return next((data for each in values if (data := each.data if isinstance(each, TableFile) else each)), b"")
 
 
 def _read_array_shape(feature: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
@@ -326,52 +433,19 @@ def _read_array_shape(feature: Mapping[str, Any]) -> tuple[tuple[int, ...], str]
 def _holds_image_lists(type: Any, feature: Any, array: Any) -> bool:
     """Tells if an array holds lists of images, by its feature. Without a feature, decides by the beginning of the
     first file."""
-    if not is_list(type) or not (is_file_struct(type.value_type) or is_binary(type.value_type)):
+    if not is_list(type) or not (is_file_struct(type.value_type) or hf.is_binary(type.value_type)):
         return False
-    if (inner := item_feature(feature)) is not None:
-        return feature_type(inner) == "Image"
+    if (inner := hf.item_feature(feature)) is not None:
+        return hf.feature_type(inner) == "Image"
     cells = file_list_cells(array)
-    files = (each for row in range(len(array)) for each in cells(row) or ())
-    data = next((data for each in files if (data := each.data if isinstance(each, TableFile) else each)), b"")
-    return begins_like_image(data[:16])
+    return begins_like_image(_find_first_file(each for row in range(len(array)) for each in cells(row) or ())[:16])
 
 
 def _refuse_non_json(type: Any, depth: int = 0) -> None:
     """Raises :class:`ValueError` for a type that JSON cannot hold: bytes, or more than 32 levels."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"is nested more than {_MAX_DEPTH} levels deep")
-    if is_binary(type):
+    if hf.is_binary(type):
         raise ValueError("holds files in structs, or in lists of other files than images: write them one a column")
     for number in range(type.num_fields):
         _refuse_non_json(type.field(number).type, depth + 1)
-
-
-def _classify_type(type: Any) -> ValueKind:
-    """Returns the kind of a column's type: ``boxes``, ``numbers``, ``names`` or ``""``.
-
-    - A struct: a dictionary with the kind of each member's list items.
-    - A list of structs: a dictionary with the kind of each member.
-    - Any other type: the kind of its list items.
-    """
-    types = load_pyarrow("pyarrow.types")
-    if types.is_struct(type):
-        return {(each := type.field(n)).name: _classify_list_items(each.type) for n in range(type.num_fields)}
-    if is_list(type) and types.is_struct(type.value_type):
-        item = type.value_type
-        return {(each := item.field(n)).name: _classify_item(each.type) for n in range(item.num_fields)}
-    return _classify_list_items(type)
-
-
-def _classify_list_items(type: Any) -> str:
-    """Returns the kind of the items of a list, or ``""`` for other types."""
-    return _classify_item(type.value_type) if is_list(type) else ""
-
-
-def _classify_item(type: Any) -> str:
-    """Returns the kind of an item: ``boxes`` for lists of numbers, ``numbers`` for integers, ``names`` for texts.
-    Other types have ``""``."""
-    types = load_pyarrow("pyarrow.types")
-    if is_list(type):
-        item = type.value_type
-        return "boxes" if types.is_integer(item) or types.is_floating(item) else ""
-    return "numbers" if types.is_integer(type) else "names" if is_text(type) else ""

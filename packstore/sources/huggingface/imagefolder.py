@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -11,18 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.column import CROWD
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
-from packstore.core.fields import Array, Boxes, Field, Image, Images, Json, Label, Labels, Mask
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Array, Field, Image, Images, Json, Label, Labels, Mask
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.columns import make_column_names
 from packstore.sources.flat import hash_path
-from packstore.sources.huggingface.card import CARD, Card, parse_card
-from packstore.sources.huggingface.metadata import FILES, MetadataRow, has_file_names, names_lists, read_metadata
-from packstore.sources.huggingface.objects import (
+from packstore.sources.huggingface.features import (
     ObjectColumn,
     ObjectFacts,
     ValueKind,
@@ -30,7 +27,17 @@ from packstore.sources.huggingface.objects import (
     find_object_column,
     merge_kinds,
 )
-from packstore.sources.huggingface.splits import Patterns, choose_word_patterns, find_splits, matches_pattern
+from packstore.sources.huggingface.metadata import FILES, MetadataRow, has_file_names, names_lists, read_metadata
+from packstore.sources.huggingface.splits import (
+    CARD,
+    Card,
+    Patterns,
+    choose_word_patterns,
+    find_splits,
+    list_upper_files,
+    matches_pattern,
+    read_card,
+)
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.schema import RELATIVE
@@ -38,8 +45,6 @@ from packstore.sources.splits import lower_known_split
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
-_CARD_BYTES = 8 << 20
-_LEVELS = 4
 _PROBED_MASKS = 64
 
 
@@ -61,7 +66,7 @@ class HfImageFolderSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._card = _read_card(self.tree, path)
+        self._card = read_card(self.tree, path)
         files = list(_find_metadata(self.tree, self.options.skip_bad))
         self._metadata = read_metadata(self.tree, files, self._card.features) if files else None
         if not files and self._card.data_files is None:
@@ -92,18 +97,16 @@ class HfImageFolderSource(FileRowSource):
             if name in self._field_names:
                 columns[self._field_names[name]] = Images() if names_lists(name) else self._declare_further_image(name)
         columns |= {self._field_names[name]: field for name, field in self._metadata.fields.items()}
-        objects = self._object_column
-        if objects is None:
+        if self._object_column is None:
             return columns
-        boxes, labels, crowds = self._object_names
-        optional = self._metadata.fields[objects.column].optional or any(
-            row.values.get(objects.column) is None for row in self._metadata.rows()
-        )
+        objects, name, parts = self._object_column
         if objects.boxes and not objects.has_rest:
-            del columns[self._field_names[objects.column]]
-        columns[boxes] = Boxes(optional=optional)
-        columns |= {labels: Labels(objects.classes, of=boxes, optional=optional)} if objects.labels else {}
-        return columns | ({crowds: Labels(of=boxes, optional=optional)} if objects.crowds else {})
+            del columns[name]
+        columns |= {part: field for part, (field, _) in parts.items()}
+        if objects.labels and not objects.boxes:
+            optional = columns[name].optional
+            columns[self._field_names[objects.labels]] = Labels(objects.classes, of=name, optional=optional)
+        return columns
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the files and values of a row. Converts its boxes, if any, to corners in pixels.
@@ -112,21 +115,19 @@ class HfImageFolderSource(FileRowSource):
         labels.
         """
         values = dict(super().read_values(ref))
-        objects = self._object_column
-        if objects is None:
+        if self._object_column is None:
             return values
-        boxes, labels, crowds = self._object_names
-        value = values[self._field_names[objects.column]]
-        if objects.labels:
-            values[labels] = objects.labels_of(value if objects.boxes else values[labels])
-        if objects.crowds:
-            values[crowds] = objects.crowds_of(value)
+        objects, name, parts = self._object_column
+        value = values.pop(name) if objects.boxes else values[name]
+        values |= {part: convert(value) for part, (_, convert) in parts.items()}
         if objects.has_rest:
-            values[self._field_names[objects.column]] = objects.rest_of(value)
-        elif objects.boxes:
-            del values[self._field_names[objects.column]]
-        raw = objects.boxes_of(value)
-        values[boxes] = None if raw is None else to_corners(raw, objects.convention, values["image"])
+            values[name] = objects.rest_of(value)
+        if objects.labels and not objects.boxes:
+            labels = self._field_names[objects.labels]
+            values[labels] = objects.labels_of(values[labels])
+        boxes = next(iter(parts))
+        if values[boxes] is not None:
+            values[boxes] = to_corners(values[boxes], objects.convention, values["image"])
         return values | {RELATIVE: objects.convention.endswith("n")}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -177,9 +178,12 @@ class HfImageFolderSource(FileRowSource):
         return None
 
     @cached_property
-    def _object_column(self) -> ObjectColumn | None:
-        """Column of the metadata that holds boxes, with their convention; None if there is none, or boxes stay JSON.
-        Reads all rows. Raises :class:`AmbiguousSourceError` if the convention is not clear."""
+    def _object_column(self) -> tuple[ObjectColumn, str, Mapping[str, tuple[Field, Callable[[Any], Any]]]] | None:
+        """Column of the metadata that holds boxes, with their convention; the name of its field; and its
+        :meth:`ObjectColumn.declare_parts`. None if there is none, or boxes stay JSON.
+
+        Reads all rows. Raises :class:`AmbiguousSourceError` if the convention is not clear.
+        """
         metadata, layout = self._metadata, self.options.layout
         if metadata is None or layout == NOT_CONVERTED:
             return None
@@ -192,20 +196,16 @@ class HfImageFolderSource(FileRowSource):
         objects = find_object_column({name: kind for name, kind in kinds.items() if kind is not None})
         if objects is None:
             return None
-        facts = ObjectFacts(objects)
+        facts, optional = ObjectFacts(objects), metadata.fields[objects.column].optional
         for row in metadata.rows():
             sides = (row.values.get("width"), row.values.get("height"))
             facts.add_row(row.values.get(objects.column), row.values.get(objects.labels), sides)
-        return facts.decide_convention(layout, printable(str(self.path)), self.path)
-
-    @cached_property
-    def _object_names(self) -> tuple[str, str, str]:
-        """Names of the fields of boxes, of their labels, and of flags of crowd regions; ``""`` without these."""
-        assert self._object_column is not None
-        if self._object_column.boxes:
-            names = make_column_names(["boxes", "labels", CROWD], ["image", *self._field_names.values()])
-            return names["boxes"], names["labels"], names[CROWD]
-        return self._field_names[self._object_column.column], self._field_names.get(self._object_column.labels, ""), ""
+            optional |= row.values.get(objects.column) is None
+        decided = facts.decide_convention(layout, printable(str(self.path)), self.path)
+        if decided is None:
+            return None
+        name = self._field_names[objects.column]
+        return decided, name, decided.declare_parts(name, ["image", *self._field_names.values()], optional)
 
     @cached_property
     def _main_column(self) -> str:
@@ -323,39 +323,12 @@ class HfImageFolderSource(FileRowSource):
         return splits[0] if splits else ""
 
 
-def _read_card(tree: Tree, path: Path) -> Card:
-    """Reads the dataset card (``README.md``) of a tree; an empty one if there is none.
-
-    Raises :class:`SourceError` for a malformed card. Raises :class:`AmbiguousSourceError` for several configurations
-    without a default.
-    """
-    try:
-        return parse_card(tree.first_bytes(CARD, _CARD_BYTES), path)
-    except AmbiguousSourceError:
-        raise
-    except ValueError as error:
-        raise SourceError(f"{tree.name(CARD)}: its head {error}") from error
-
-
 def _find_metadata(tree: Tree, skip_cycles: bool) -> Iterator[str]:
     """Yields the paths of all metadata files, in all folders. ``skip_cycles``: skips links that form a cycle."""
     for directory, _ in tree.walk("", tree.above, skip_cycles=skip_cycles):
         for name in tree.names(directory).ending(".csv", ".jsonl", ".parquet"):
             if name in FILES:
                 yield join(directory, name)
-
-
-def _list_upper_files(tree: Tree, *suffixes: str) -> Iterator[str]:
-    """Yields the files of some suffixes in the upper four levels of folders, those near the top first. Skips hidden
-    folders."""
-    folders = [""]
-    for _ in range(_LEVELS):
-        below = []
-        for folder in folders:
-            names = tree.names(folder)
-            below += [join(folder, name) for name in names.folders if name[0] != "."]
-            yield from (join(folder, name) for name in names.ending(*suffixes))
-        folders = below
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
@@ -368,16 +341,16 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    tables = _list_upper_files(tree, ".csv", ".jsonl", ".parquet")
+    tables = list_upper_files(tree, ".csv", ".jsonl", ".parquet")
     metadata = [file for file in tables if file.rpartition("/")[2] in FILES]
-    has_images = any(_list_upper_files(tree, *IMAGE_SUFFIXES))
+    has_images = any(list_upper_files(tree, *IMAGE_SUFFIXES))
     if metadata:
         named = all(has_file_names(tree, file) for file in metadata)
         return Certainty.CERTAIN if named and has_images else Certainty.NO
-    card = _read_card(tree, path) if has_images else Card()
+    card = read_card(tree, path) if has_images else Card()
     patterns = [pattern for its in (card.data_files or {}).values() for pattern in its]
     matches = patterns and any(
-        matches_pattern(pattern, file) for file in _list_upper_files(tree, *IMAGE_SUFFIXES) for pattern in patterns
+        matches_pattern(pattern, file) for file in list_upper_files(tree, *IMAGE_SUFFIXES) for pattern in patterns
     )
     return Certainty.CERTAIN if matches else Certainty.NO
 

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -17,10 +17,8 @@ from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Array, Field, Json, Label, Text
 from packstore.core.plainjson import load_json, parse_float64
 from packstore.sources.beside import clean_path, join, read_text, read_whole
-from packstore.sources.huggingface.arrow_types import load_pyarrow
 from packstore.sources.huggingface.columns import declare_column
-from packstore.sources.huggingface.features import class_names, read_features
-from packstore.sources.huggingface.open_table import pyarrow_errors
+from packstore.sources.huggingface.features import class_names, load_pyarrow, pyarrow_errors, read_features
 from packstore.sources.tree import Tree
 
 FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -57,29 +55,23 @@ class MetadataRow:
     def list_paths(self, name: str) -> list[str]:
         """Returns the paths in the tree of all files that a cell names; none for an empty cell.
 
-        Raises :class:`SourceError` for a value that is no path within the source. Cells of a column of lists must hold
-        lists of paths.
+        Raises :class:`SourceError` for a URL, and for a value that is no path within the source. Cells of a column of
+        lists must hold lists of paths.
         """
         value = self.values.get(name)
         if value is None or value == "":
             return []
-        if not names_lists(name):
-            return [self._clean_path(name, value)]
-        if not isinstance(value, list):
+        if names_lists(name) and not isinstance(value, list):
             raise SourceError(f"{self.place}: {printable(name)} is {printable(repr(value)[:80])}, expected a list")
-        return [self._clean_path(name, each) for each in value]
-
-    def _clean_path(self, name: str, value: Any) -> str:
-        """Converts a path relative to the file's folder to a path in the tree.
-
-        Raises :class:`SourceError` for a URL, a path that leads out of the source, and a value that is no text.
-        """
-        if not isinstance(value, str) or "://" in value:
-            raise SourceError(f"{self.place}: {printable(name)} is {printable(repr(value)[:80])}, expected a path")
-        try:
-            return join(self.folder, clean_path(value))
-        except ValueError as error:
-            raise SourceError(f"{self.place}: {printable(name)} {error}") from None
+        paths = []
+        for each in value if names_lists(name) else [value]:
+            if not isinstance(each, str) or "://" in each:
+                raise SourceError(f"{self.place}: {printable(name)} is {printable(repr(each)[:80])}, expected a path")
+            try:
+                paths.append(join(self.folder, clean_path(each)))
+            except ValueError as error:
+                raise SourceError(f"{self.place}: {printable(name)} {error}") from None
+        return paths
 
 
 @dataclass
@@ -334,7 +326,7 @@ def _derive_image_name(name: str) -> str:
 def _read_csv(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields line and values of each row. Skips blank lines; a short row lacks the last columns.
 
-    Raises :class:`SourceError` for a repeated column, too many fields, malformed CSV, and another encoding than UTF-8.
+    Raises :class:`SourceError` for a repeated column, too many fields, and malformed CSV.
     """
     reader = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), strict=True)
     try:
@@ -348,19 +340,6 @@ def _read_csv(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"line {reader.line_num}", dict(zip(header, cells, strict=False))
     except csv.Error as error:
         raise SourceError(f"{shown}, line {reader.line_num}: not CSV: {printable(str(error))}") from None
-    except UnicodeDecodeError:
-        # The reader's line number is too low, as many lines are decoded at a time.
-        line = next(n for n, line in enumerate(io.BytesIO(data), 1) if not _is_utf8(line))
-        raise SourceError(f"{shown}, line {line}: not UTF-8; write it again in that encoding") from None
-
-
-def _is_utf8(line: bytes) -> bool:
-    """Tells if a line is valid UTF-8."""
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def read_json_lines(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -382,15 +361,12 @@ def read_parquet_rows(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, 
     """Yields number and values of each row of a Parquet file. Raises :class:`SourceError` for a damaged file, and for a
     column that no field holds."""
     number = 0
-    try:
-        with closing(_open_parquet(data)) as file:
-            for batch in file.iter_batches(1024):
-                cells = {name: declare_column(name, batch.column(name))[1] for name in batch.schema.names}
-                for row in range(len(batch)):
-                    yield f"row {number}", {name: its(row) for name, its in cells.items()}
-                    number += 1
-    except pyarrow_errors() as error:
-        raise SourceError(f"{shown} cannot be read: {error_line(error)}") from error
+    with _open_parquet(data, shown) as file:
+        for batch in file.iter_batches(1024):
+            cells = {name: declare_column(name, batch.column(name))[1] for name in batch.schema.names}
+            for row in range(len(batch)):
+                yield f"row {number}", {name: its(row) for name, its in cells.items()}
+                number += 1
 
 
 def _declare_parquet_columns(
@@ -401,23 +377,26 @@ def _declare_parquet_columns(
     Returns each column's field, and the function that converts its values; ``{}`` if no file has rows. Raises
     :class:`SourceError` for a damaged file, and for a column that no field holds.
     """
-    fields: dict[str, Field] = {}
     for file in files:
-        try:
-            with closing(_open_parquet(read_whole(tree, file, _MAX_BYTES))) as parquet:
-                for batch in islice(parquet.iter_batches(1024), 1):
-                    own = {**features, **read_features(batch.schema)}
-                    fields = {
-                        name: declare_column(name, batch.column(name), own.get(name))[0] for name in batch.schema.names
-                    }
-        except pyarrow_errors() as error:
-            raise SourceError(f"{tree.name(file)} cannot be read: {error_line(error)}") from error
-        if fields:
-            break
-    return {name: (each, _to_class_number if isinstance(each, Label) else _keep_value) for name, each in fields.items()}
+        with _open_parquet(read_whole(tree, file, _MAX_BYTES), tree.name(file)) as parquet:
+            for batch in islice(parquet.iter_batches(1024), 1):
+                own = {**features, **read_features(batch.schema)}
+                names = batch.schema.names
+                fields = {name: declare_column(name, batch.column(name), own.get(name))[0] for name in names}
+                return {
+                    name: (each, _to_class_number if isinstance(each, Label) else _keep_value)
+                    for name, each in fields.items()
+                }
+    return {}
 
 
-def _open_parquet(data: bytes) -> Any:
-    """Opens the bytes of a Parquet file. Raises :class:`SourceError` if pyarrow is not installed, and pyarrow's
-    errors for a damaged file."""
-    return load_pyarrow("pyarrow.parquet").ParquetFile(load_pyarrow().BufferReader(data))
+@contextmanager
+def _open_parquet(data: bytes, shown: str) -> Iterator[Any]:
+    """Opens the bytes of a Parquet file. Converts pyarrow's errors in the block to :class:`SourceError`, which it also
+    raises if pyarrow is not installed."""
+    parquet = load_pyarrow("pyarrow.parquet")
+    try:
+        with closing(parquet.ParquetFile(load_pyarrow().BufferReader(data))) as file:
+            yield file
+    except pyarrow_errors() as error:
+        raise SourceError(f"{shown} cannot be read: {error_line(error)}") from error

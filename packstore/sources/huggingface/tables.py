@@ -7,36 +7,116 @@ large group only a part is in memory at a time.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from itertools import chain, groupby, islice
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Mask, Text
 from packstore.core.parallel import ordered_flat_map
-from packstore.images.sniff import max_file_bytes
+from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
 from packstore.sources.base import Entry, SourceOptions
-from packstore.sources.boxes import to_corners
-from packstore.sources.huggingface.card import CARD
-from packstore.sources.huggingface.cells import Cells, TableFile
-from packstore.sources.huggingface.columns import TableColumn
-from packstore.sources.huggingface.open_table import OpenTable, pyarrow_errors
-from packstore.sources.huggingface.scanned_tables import ScannedTables
-from packstore.sources.huggingface.splits import list_folder_files
+from packstore.sources.boxes import NOT_CONVERTED, to_corners
+from packstore.sources.columns import LabelTexts
+from packstore.sources.dataset import FailedSample
+from packstore.sources.huggingface import columns as hf_columns
+from packstore.sources.huggingface import features as hf
+from packstore.sources.huggingface.columns import Cells, TableColumn, TableFacts, TableFile
+from packstore.sources.huggingface.features import ObjectColumn, ObjectFacts, load_pyarrow, pyarrow_errors
+from packstore.sources.huggingface.splits import CARD, list_folder_files
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.records import ShardSource
+from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import PROBED, Row
 from packstore.sources.schema import RELATIVE
+from packstore.sources.splits import lower_known_split
 from packstore.sources.values import nbytes_of
-from packstore.sources.workers import FailedSample
 from packstore.stores.link_files import Location
 
 _PIECE_BYTES = 4 << 20
 _AHEAD_BYTES = 32 << 20
-_MAX_OPEN, _RECENT_BLOCKS = 4, 4
+_KEPT = 4
+
+
+class RowGroup(NamedTuple):
+    """Group of rows in a table.
+
+    Attributes:
+        rows: Number of rows.
+        nbytes: Uncompressed bytes of each column, by name.
+    """
+
+    rows: int
+    nbytes: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class TableOverview:
+    """Summary of a table from its metadata, or from a pass over it.
+
+    Attributes:
+        schema: Its Arrow schema.
+        groups: Its groups, in order.
+        optional: Columns that may have rows without a value.
+        negative: Columns of integers that may be below 0.
+        with_paths: Columns of files that may have paths.
+    """
+
+    schema: Any
+    groups: list[RowGroup] = field(default_factory=list)
+    optional: set[str] = field(default_factory=set)
+    negative: set[str] = field(default_factory=set)
+    with_paths: set[str] = field(default_factory=set)
+
+
+class OpenTable(ABC):
+    """An open table, for one thread: rows in groups. Its methods raise the exceptions in :func:`pyarrow_errors`."""
+
+    @abstractmethod
+    def read_overview(self) -> TableOverview:
+        """Summarises the table from its metadata, or by reading all rows."""
+
+    @abstractmethod
+    def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
+        """Yields the record batches of a group in order. Batches have ``rows`` rows if the format allows. The first
+        rows then cost less than the group."""
+
+    @abstractmethod
+    def read_column(self, name: str) -> Iterator[Any]:
+        """Yields the arrays of one column, in order."""
+
+    def require_readable(self) -> None:
+        """Raises :class:`ValueError` if its rows cannot be read safely any more. The base never raises.
+
+        Called before each row, maybe after :meth:`close`.
+        """
+        return
+
+    def locate(self, address: int) -> Location | None:
+        """Converts an address in memory to a place in the file. Returns None if the file is not mapped there; the
+        base always does."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes its file. Arrays that were read stay valid."""
+
+
+class _GroupSizes(NamedTuple):
+    """Number of rows of a group, and mean bytes of a row: of the main image, of all other columns together, and of each
+    further field of images."""
+
+    rows: int
+    image: int
+    rest: int
+    further: Mapping[str, int]
 
 
 class _RowValues(dict[str, Any]):
@@ -57,33 +137,25 @@ class _Block(NamedTuple):
         first: Number of the first row in the group.
         stop: Number behind the last row.
         cells: Functions that return the value of a row, by column.
-        require_readable: :meth:`OpenTable.require_readable` of the file.
-        locate: :meth:`OpenTable.locate` of the file.
+        table: The table; it may be closed.
     """
 
     place: tuple[int, int]
     first: int
     stop: int
     cells: tuple[Cells, ...]
-    require_readable: Callable[[], None]
-    locate: Callable[[int], Location | None]
-
-    def contains(self, file: int, group: int, row: int) -> bool:
-        """Tells if a row of a group is among the decoded rows."""
-        return self.place == (file, group) and self.first <= row < self.stop
+    table: OpenTable
 
 
-_NO_BLOCK = _Block((-1, -1), 0, 0, (), lambda: None, lambda _: None)
-
-
-class HfTableSource(ScannedTables):
+class HfTableSource(ShardSource):
     """Base of sources whose samples are rows of tables, with keys of split and number.
 
     Keeps image files unchanged. The paths beside their bytes in the cells become further columns. If a cell has only a
     path, the file is read from the table's folder; a path out of this folder is a bad sample. A class number below 0 is
     a missing label.
 
-    Opening raises :class:`SourceError` if there are no tables, or none with images.
+    Opening raises :class:`SourceError` if there are no tables, or none with images. The first use of the columns scans
+    all files. It raises :class:`SourceError` if one has other columns or classes than the first.
     """
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
@@ -94,24 +166,45 @@ class HfTableSource(ScannedTables):
         if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no files of kind {self.kind}")
         self._max_bytes = max_file_bytes(options.max_pixels)
-        self._open_tables: OrderedDict[int, OpenTable] = OrderedDict()
-        self._recent: deque[_Block] = deque(maxlen=_RECENT_BLOCKS)
+        self._reader = _BlockReader(self, _KEPT)
         self._lock = threading.Lock()
         main = next(column.column for column in self._probed_columns if column.name == "image")
         files = "1 file" if len(self.shards) == 1 else f"{len(self.shards)} files"
         self.evidence = f"{files} of kind {self.kind}, with images in the column {printable(main)!r}"
 
-    @property
-    def has_images_by_path(self) -> bool:
-        """True if tables may hold only the path of some image, not its bytes. Scans all files on first use."""
-        return any(each.column in self._facts.optional for each in self._columns if each.path is not None)
+    @abstractmethod
+    def find_tables(self) -> Iterable[tuple[str, Path]]:
+        """Yields split and path of each file; the files of a split come in order. Raises :class:`SourceError` for
+        damaged lists of files."""
+
+    @abstractmethod
+    def open_table(self, path: Path) -> OpenTable:
+        """Opens a file. Raises one of the exceptions in :func:`pyarrow_errors` if it is damaged."""
+
+    def list_shards(self) -> list[tuple[str, Path]]:
+        """Lists split and path of each file. Known names of splits are in lower case."""
+        return [(lower_known_split(split), file) for split, file in self.find_tables()]
+
+    def card_features(self) -> Mapping[str, Any]:
+        """Returns features by column from a dataset card, for tables whose schema has none. The base returns none."""
+        return {}
+
+    def open_shard(self, number: int) -> OpenTable:
+        """Opens the table of a shard. Raises :class:`ValueError` if it is missing or damaged."""
+        path = self.shards[number][1]
+        if not path.is_file():
+            raise ValueError(f"{printable(str(path))} is not a file")
+        try:
+            return self.open_table(path)
+        except pyarrow_errors() as error:
+            raise ValueError(f"{printable(str(path))} cannot be read: {error_line(error)}") from error
 
     def claim_files(self, claims: Claims) -> None:
         """Claims the tables and the card. If some table holds a path instead of bytes, claims all images beside the
         tables."""
         super().claim_files(claims)
         claims.claim(CARD, Role.EVIDENCE)
-        if self.path.is_dir() and self.has_images_by_path:
+        if self.path.is_dir() and any(each.column in self._facts.optional for each in self._columns if each.path):
             for name in list_folder_files(self.path):
                 if name.lower().endswith(IMAGE_SUFFIXES):
                     claims.claim(name)
@@ -132,11 +225,9 @@ class HfTableSource(ScannedTables):
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields the rows of a file, each with the next of ``keys``. Their sizes are means of their row group."""
-        file = self._file_sizes[number]
-        for group, (count, image, rest) in enumerate(zip(file.rows, file.image, file.rest, strict=True)):
-            sizes = {name: each[group] for name, each in file.further.items()}
+        for group, (count, image, rest, further) in enumerate(self._scan_result[0][number]):
             for row, key in enumerate(islice(keys, count)):
-                yield Row(key, (number, group, row), image, rest, sizes=sizes)
+                yield Row(key, (number, group, row), image, rest, sizes=further)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Returns the values of a row. Reads the row unless :meth:`fetch` has read it.
@@ -149,11 +240,8 @@ class HfTableSource(ScannedTables):
             raise ValueError(ref.reason)
         number, group, row = ref
         with self._lock:
-            block = next((each for each in self._recent if each.contains(number, group, row)), None)
-            if block is None:
-                few = PROBED if row < PROBED else None  # the first rows are often read alone, to probe the source
-                block = _find_block(self._decode_group(self._open_shard_table(number), number, group, few), row)
-                self._recent.append(block)
+            # The first rows are often read alone, to probe the source.
+            block = self._reader.find_block((number, group), row, PROBED if row < PROBED else None)
         return self._read_row(block, row)
 
     def locate_row(self, ref: Any) -> Location | None:
@@ -175,9 +263,155 @@ class HfTableSource(ScannedTables):
     def close(self) -> None:
         """Closes all tables, and drops decoded rows."""
         with self._lock:
-            self._recent.clear()
-            while self._open_tables:
-                self._open_tables.popitem()[1].close()
+            self._reader.close()
+
+    @contextmanager
+    def _open_for_scan(self, number: int) -> Iterator[OpenTable]:
+        """Opens the table of a shard, and closes it at the end of the block. Converts errors in the block to
+        :class:`SourceError` with the name of the file."""
+        try:
+            with closing(self.open_shard(number)) as table:
+                yield table
+        except pyarrow_errors() as error:
+            raise SourceError(_unreadable_message(self.shards[number][1], error)) from error
+
+    @property
+    def _facts(self) -> TableFacts:
+        """Facts about the columns of all files; scans them on first use."""
+        return self._scan_result[1]
+
+    @cached_property
+    def _columns(self) -> list[TableColumn]:
+        """Columns, declared by all facts; scans all files on first use."""
+        return self._declare_columns(self._facts)
+
+    @cached_property
+    def _probed_columns(self) -> list[TableColumn]:
+        """Columns, declared by the first rows alone, without a scan."""
+        return self._declare_columns(TableFacts())
+
+    def _declare_columns(self, facts: TableFacts) -> list[TableColumn]:
+        """Chooses the columns by the first rows and ``facts``.
+
+        Raises :class:`SourceError` with the path of the source, for a column that no field holds and for tables without
+        images.
+        """
+        try:
+            return self._choose_columns(facts)
+        except SourceError as error:
+            raise SourceError(f"{printable(str(self.path))}: {error}") from error
+
+    def _choose_columns(self, facts: TableFacts) -> list[TableColumn]:
+        """Chooses the columns by the first rows and ``facts``. Raises :class:`SourceError` for a column that no field
+        holds, and for tables without images."""
+        return hf_columns.declare_columns(self._first_batch, self._features, facts)
+
+    @cached_property
+    def _first_batch(self) -> Any:
+        """Record batch of the first rows, in the first file that has any. Raises :class:`SourceError` if no file has
+        rows."""
+        for number in range(len(self.shards)):
+            with self._open_for_scan(number) as table:
+                for group, rows in enumerate(table.read_overview().groups):
+                    if rows.rows:
+                        return next(table.read_group(group, PROBED))
+        raise SourceError(f"{printable(str(self.path))} holds no samples, so there is nothing to pack")
+
+    @cached_property
+    def _features(self) -> Mapping[str, Any]:
+        """Features in the schema of the first rows. If that has none, those in the card. Raises :class:`SourceError`
+        if they are damaged."""
+        try:
+            return hf.read_features(self._first_batch.schema) or self.card_features()
+        except ValueError as error:
+            raise SourceError(_unreadable_message(self.shards[0][1], error)) from error
+
+    @cached_property
+    def _scan_result(self) -> tuple[list[list[_GroupSizes]], TableFacts]:
+        """Sizes of all groups by file, and facts, from the overviews of all files. Reads columns of possible classes
+        and boxes.
+
+        Raises :class:`SourceError` for a damaged file. Raises it also for a file with other columns or classes than the
+        first, and for more rows than bytes.
+        """
+        images = {each.name: each.column for each in self._probed_columns if isinstance(each.field, (Image, Images))}
+        main = images.pop("image")
+        whole = TableOverview(self._first_batch.schema)
+        sizes: list[list[_GroupSizes]] = []
+        for number, (_, path) in enumerate(self.shards):
+            with self._open_for_scan(number) as table:
+                overview = table.read_overview()
+                self._refuse_other_columns(overview.schema)
+                file_bytes = path.stat().st_size
+            sizes.append([])
+            for rows, nbytes in overview.groups:
+                if not 0 <= rows <= file_bytes:
+                    raise SourceError(f"{printable(str(path))} says that {file_bytes} bytes hold {rows} rows")
+                count, image = max(1, rows), max(0, nbytes.get(main, 0))
+                further = {name: max(0, nbytes.get(column, 0)) // count for name, column in images.items()}
+                rest = max(0, sum(nbytes.values()) - image) // count
+                sizes[-1].append(_GroupSizes(rows, image // count, rest, further))
+            whole.optional |= overview.optional
+            whole.negative |= overview.negative
+            whole.with_paths |= overview.with_paths
+        pathless = set(whole.schema.names) - whole.with_paths
+        classes, objects = self._find_text_classes(), self._find_objects()
+        return sizes, TableFacts(whole.optional, whole.negative, pathless, classes, objects)
+
+    def _find_text_classes(self) -> tuple[str, tuple[str, ...]] | None:
+        """Finds the only column of texts that certainly names the class of each row. Returns its name and the classes.
+
+        Returns None for none or several such columns, and if a column has class numbers. Reads the whole column.
+        """
+        schema = self._first_batch.schema
+        columns = [(name, schema.field(name).type, self._features.get(name)) for name in schema.names]
+        named = [name for name, type, feature in columns if hf.is_text_label(name, type, feature)]
+        if len(named) != 1 or any(hf.is_label(*each) for each in columns):
+            return None
+        texts, compute = LabelTexts(), load_pyarrow("pyarrow.compute")
+        for number in range(len(self.shards)):
+            with self._open_for_scan(number) as table:
+                for values in table.read_column(named[0]):
+                    texts.add_texts(compute.unique(values.drop_null()).to_pylist(), len(values) - values.null_count)
+        coded = load_pyarrow("pyarrow.types").is_dictionary(schema.field(named[0]).type)
+        classes = texts.decide_classes(coded=coded)
+        return None if classes is None else (named[0], classes)
+
+    def _find_objects(self) -> ObjectColumn | None:
+        """Finds the column that holds boxes, and decides their convention. Reads the column unless the convention is
+        known.
+
+        Returns None if there is no such column, or boxes stay JSON. If boxes stay JSON, warns in the log of names of
+        classes that are lost. Raises :class:`AmbiguousSourceError` if the convention is not clear.
+        """
+        objects, layout = hf_columns.find_box_column(self._first_batch.schema, self._features), self.options.layout
+        if objects is None or (objects.convention and layout is None and not objects.named):
+            return objects
+        facts = ObjectFacts(objects)
+        sides = [name for name in ("width", "height") if name in self._first_batch.schema.names]
+        names = [objects.column, objects.labels if objects.labels and not objects.boxes else objects.column, *sides]
+        for number in range(len(self.shards)) if layout != NOT_CONVERTED else ():
+            with self._open_for_scan(number) as table:
+                columns = [map(hf_columns.to_json, chain.from_iterable(table.read_column(name))) for name in names]
+                for value, labels, *size in zip(*columns, strict=True):
+                    facts.add_row(value, labels, (size[0], size[1]) if len(size) == 2 else None)
+        decided = facts.decide_convention(layout or objects.convention or None, printable(str(self.path)), self.path)
+        if decided is None:
+            hf.warn_of_lost_names(objects.column, self._features.get(objects.column))
+        return decided
+
+    def _refuse_other_columns(self, schema: Any) -> None:
+        """Raises :class:`ValueError` if a schema has other columns or classes than that of the first file."""
+        first, first_name = self._first_batch.schema, self.shards[0][1].name
+        if dict(zip(schema.names, schema.types, strict=True)) != dict(zip(first.names, first.types, strict=True)):
+            differing = sorted({*schema.names} ^ {*first.names}) or [
+                name for name in first.names if schema.field(name).type != first.field(name).type
+            ]
+            columns = ", ".join(map(printable, differing))
+            raise ValueError(f"its columns are not those of {first_name} ({columns}): pack them apart")
+        for name, feature in hf.read_features(schema).items():
+            if name in self._features and hf.class_names(feature) != hf.class_names(self._features[name]):
+                raise ValueError(f"the classes of {printable(name)!r} are not those of {first_name}")
 
     def _read_pieces(self, entries: Iterator[Entry]) -> Iterator[tuple[list[Entry], int]]:
         """Yields lists of entries, of some 4 MB each, with the size of each list. The last list may be empty.
@@ -186,15 +420,18 @@ class HfTableSource(ScannedTables):
         """
         piece: list[Entry] = []
         size = 0
-        for number, run in groupby(entries, lambda entry: int(self._row_ref(entry)[0])):
-            with closing(_RowReader(self, number)) as cursor:
-                for entry in run:
-                    entry = self._replace_ref(entry, cursor.read(*self._row_ref(entry)[1:]))
-                    piece.append(entry)
-                    size += self.nbytes(entry)
-                    if size >= _PIECE_BYTES:
-                        yield piece, size
-                        piece, size = [], 0
+        with closing(_BlockReader(self, 1)) as reader:
+            for entry in entries:
+                number, group, row = self._row_ref(entry)
+                try:
+                    values: Any = self._read_row(reader.find_block((number, group), row), row)
+                except ValueError as error:
+                    values = FailedSample(str(error))
+                piece.append(self._replace_ref(entry, values))
+                size += self.nbytes(piece[-1])
+                if size >= _PIECE_BYTES:
+                    yield piece, size
+                    piece, size = [], 0
         yield piece, size
 
     def _row_ref(self, entry: Entry) -> Any:
@@ -205,16 +442,7 @@ class HfTableSource(ScannedTables):
         """Replaces the reference of an entry's row by its values."""
         return entry._replace(ref=values)
 
-    def _open_shard_table(self, number: int) -> OpenTable:
-        """Returns the open table of a shard; opens it if necessary. Closes the least recently used table if more
-        than four are open."""
-        table = self._open_tables.pop(number, None) or self.open_shard(number)
-        self._open_tables[number] = table
-        while len(self._open_tables) > _MAX_OPEN:
-            self._open_tables.popitem(last=False)[1].close()
-        return table
-
-    def _decode_group(self, table: OpenTable, number: int, group: int, rows: int | None = None) -> Iterator[_Block]:
+    def decode_group(self, table: OpenTable, place: tuple[int, int], rows: int | None) -> Iterator[_Block]:
         """Decodes the rows of a group block by block. ``rows``: rows of a block; None lets the table choose.
 
         Raises :class:`ValueError` for a damaged group.
@@ -222,9 +450,9 @@ class HfTableSource(ScannedTables):
         first = 0
         columns = self._columns
         try:
-            for batch in table.read_group(group, rows):
+            for batch in table.read_group(place[1], rows):
                 cells = tuple(column.cells(batch.column(column.column)) for column in columns)
-                yield _Block((number, group), first, first + len(batch), cells, table.require_readable, table.locate)
+                yield _Block(place, first, first + len(batch), cells, table)
                 first += len(batch)
         except pyarrow_errors() as error:
             raise ValueError(f"its rows cannot be read: {error_line(error)}") from error
@@ -235,34 +463,28 @@ class HfTableSource(ScannedTables):
         Converts boxes to corners. Raises :class:`ValueError` for a bad value.
         """
         values = _RowValues()
-        block.require_readable()
+        block.table.require_readable()
         for column, cells in zip(self._columns, block.cells, strict=True):
             try:
                 value = cells(row - block.first)
             except pyarrow_errors() as error:
                 raise ValueError(f"{column.name}: {error_line(error)}") from error
             if column.path is not None:
-                values[column.path] = _collect_paths(value)
+                paths = [getattr(each, "path", None) for each in (value if isinstance(value, list) else [value])]
+                values[column.path] = paths if isinstance(value, list) else paths[0]
             if column.name == "image" and isinstance(value, TableFile) and value.address:
-                values.location = block.locate(value.address)
-            values[column.name] = self._read_content(column, block, value)
-        objects = self._facts.objects
-        if objects is not None:
+                values.location = block.table.locate(value.address)
+            if isinstance(column.field, Images) and value is not None:
+                files = [self._read_file(column, block, each) for each in value]
+                if None in files:
+                    raise ValueError(f"{column.name}: image {files.index(None)} of the list is null")
+                values[column.name] = files
+            else:
+                values[column.name] = self._read_file(column, block, value)
+        if (objects := self._facts.objects) is not None:
             self._convert_boxes(values, objects.convention)
             values[RELATIVE] = objects.convention.endswith("n")
         return values
-
-    def _read_content(self, column: TableColumn, block: _Block, value: Any) -> Any:
-        """Reads the file in a cell, or each file of a list; see :meth:`_read_file`. Returns other values unchanged.
-
-        Raises :class:`ValueError` for a missing image in a list, too.
-        """
-        if isinstance(column.field, Images) and value is not None:
-            files = [self._read_file(column, block, each) for each in value]
-            if None in files:
-                raise ValueError(f"{column.name}: image {files.index(None)} of the list is null")
-            return files
-        return self._read_file(column, block, value)
 
     def _read_file(self, column: TableColumn, block: _Block, value: Any) -> Any:
         """Returns the bytes of a file, or the file's path if the table lacks the bytes. Returns other values unchanged.
@@ -282,17 +504,15 @@ class HfTableSource(ScannedTables):
     def _resolve_path(self, number: int, path: str | None) -> Path | None:
         """Returns the path of a file that a table only names, in the table's folder; None for None.
 
-        Raises :class:`ValueError` for an absolute path, for ``..`` in it, and for a null character. Does not look if
-        the file exists.
+        Raises :class:`ValueError` for a path that leads out of the folder. Does not look if the file exists.
         """
         if path is None:
             return None
-        named = Path(path)
-        if named.is_absolute() or ".." in named.parts or "\0" in path:
+        if leads_outside(path):
             raise ValueError(
                 f"the table holds only the path {printable(path)!r}; expected one within the table's folder"
             )
-        return self.shards[number][1].parent / named
+        return self.shards[number][1].parent / path
 
     def _convert_boxes(self, values: dict[str, Any], convention: str) -> None:
         """Converts the boxes of a row to corners in pixels, in place; keeps None. Reads the image's file if boxes are
@@ -301,77 +521,82 @@ class HfTableSource(ScannedTables):
         Raises :class:`ValueError` for boxes of other than four numbers. Raises it also for fractions of an image whose
         size cannot be read.
         """
+        (name,) = (column.name for column in self._columns if isinstance(column.field, Boxes))
+        if values[name] is None:
+            return
         image = values["image"]
-        for column in self._columns:
-            boxes = values[column.name] if isinstance(column.field, Boxes) else None
-            if boxes is None:
-                continue
-            if convention.endswith("n") and isinstance(image, Path):
-                image = image.read_bytes()
-            try:
-                values[column.name] = to_corners(boxes, convention, image)
-            except ValueError as error:
-                raise ValueError(f"{column.name}: {error}") from error
+        if convention.endswith("n") and isinstance(image, Path):
+            image = image.read_bytes()
+        try:
+            values[name] = to_corners(values[name], convention, image)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
-class _RowReader:
-    """Reads rows of one file in order, and decodes each block once; does not decode a damaged group again.
+class _BlockReader:
+    """Reads blocks of rows. In order, decodes each block once, and a damaged group only once.
 
-    If the file cannot be opened, every row is a :class:`FailedSample`. To read a row that comes before the last one,
-    decodes its group again.
+    Keeps the last blocks and open tables. To read a row before the last block and not in a kept one, decodes its group
+    again.
     """
 
-    def __init__(self, source: HfTableSource, number: int) -> None:
-        self._source, self._number = source, number
-        self._table: OpenTable | None = None
-        self._error = ""
-        self._failed_group: tuple[int, str] = (-1, "")
-        self._block = _NO_BLOCK
+    def __init__(self, source: HfTableSource, kept: int) -> None:
+        """``kept``: number of blocks, and of tables."""
+        self._source, self._kept = source, kept
+        self._tables: OrderedDict[int, OpenTable] = OrderedDict()
+        self._recent: deque[_Block] = deque(maxlen=kept)
+        self._place, self._next_row, self._error = (-1, -1), 0, ""
         self._blocks: Iterator[_Block] = iter(())
-        try:
-            self._table = source.open_shard(number)
-        except ValueError as error:
-            self._error = str(error)
 
-    def read(self, group: int, row: int) -> Any:
-        """Reads the values of a row; returns a :class:`FailedSample` if they cannot be read."""
+    def find_block(self, place: tuple[int, int], row: int, rows: int | None = None) -> _Block:
+        """Returns the block that has a row of the file and group ``place``. Raises :class:`ValueError` for each row of
+        a damaged group, and of a file that cannot be opened.
+
+        ``rows``: rows of a block if the group is decoded from its beginning.
+        """
+        for block in self._recent:
+            if block.place == place and block.first <= row < block.stop:
+                return block
         try:
-            return self._source._read_row(self._decode_to(group, row), row)
+            if self._place != place or row < self._next_row:
+                self._place, self._next_row, self._error = place, 0, ""
+                self._blocks = self._source.decode_group(self._open(place[0]), place, rows)
+            if self._error:
+                raise ValueError(self._error)
+            for block in self._blocks:
+                self._next_row = block.stop
+                if row < block.stop:
+                    self._recent.append(block)
+                    return block
+            raise ValueError("its table has fewer rows than it says")
         except ValueError as error:
-            return FailedSample(str(error))
+            self._next_row, self._error = 0, str(error)
+            raise
+
+    def _open(self, number: int) -> OpenTable:
+        """Returns the open table of a shard; opens it if necessary. Closes the least recently used tables."""
+        table = self._tables.pop(number, None) or self._source.open_shard(number)
+        self._tables[number] = table
+        while len(self._tables) > self._kept:
+            self._tables.popitem(last=False)[1].close()
+        return table
 
     def close(self) -> None:
-        """Closes the file, if it could be opened."""
-        if self._table is not None:
-            self._table.close()
-
-    def _decode_to(self, group: int, row: int) -> _Block:
-        """Decodes the blocks up to that of a row, and returns this block. Raises :class:`ValueError` for each row of
-        a damaged group, or of a file that cannot be opened."""
-        if self._table is None:
-            raise ValueError(self._error)
-        if group == self._failed_group[0]:
-            raise ValueError(self._failed_group[1])
-        if not self._block.contains(self._number, group, row):
-            if self._block.place != (self._number, group) or row < self._block.first:
-                self._blocks = self._source._decode_group(self._table, self._number, group)
-            try:
-                self._block = _find_block(self._blocks, row)
-            except ValueError as error:
-                self._block, self._failed_group = _NO_BLOCK, (group, str(error))
-                raise
-        return self._block
+        """Closes all tables, and drops all blocks."""
+        self._recent.clear()
+        self._place, self._blocks = (-1, -1), iter(())
+        while self._tables:
+            self._tables.popitem()[1].close()
 
 
-def _find_block(blocks: Iterator[_Block], row: int) -> _Block:
-    """Decodes the blocks up to that of a row, and returns this block. Raises :class:`ValueError` if no block has the
-    row."""
-    block = next((each for each in blocks if each.first <= row < each.stop), None)
-    if block is None:
-        raise ValueError("its table has fewer rows than it says")
-    return block
+def leads_outside(name: str) -> bool:
+    """Tells if a name is an absolute path, or has ``..`` or a null character."""
+    return Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name
 
 
-def _collect_paths(value: Any) -> Any:
-    """Returns the path of a file, or the list of paths of a list of files. Any other value has None."""
-    return [getattr(each, "path", None) for each in value] if isinstance(value, list) else getattr(value, "path", None)
+def _unreadable_message(path: Path, error: Exception) -> str:
+    """Returns the message for a file that could not be read. It says so if the file is a pointer of Git LFS."""
+    if first_bytes(path, len(LFS_POINTER)) == LFS_POINTER:
+        return f"{printable(str(path))} {IS_LFS_POINTER}"
+    text = error_line(error)
+    return text if text.startswith(printable(str(path))) else f"{printable(str(path))} cannot be read: {text}"

@@ -1,0 +1,468 @@
+"""Parquet with images in it, as on the Hugging Face Hub, and Arrow as ``datasets.Dataset.save_to_disk`` writes it.
+
+Parquet is one file, or a folder whose file names show the splits. Of saved datasets, ``dataset_dict.json`` names the
+splits, ``state.json`` the files of a split. These have Arrow's IPC format, as streams or as files.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packstore.core.column import Column
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.errors import SourceError, printable
+from packstore.core.export_manifest import MANIFEST_FILE, StoredBytes
+from packstore.core.fields import Bytes, Image, Images
+from packstore.sources.archives import open_required_tree, open_tree
+from packstore.sources.base import Certainty, Entry, Kind, SourceOptions
+from packstore.sources.exported_rows import ExportedRows, open_with
+from packstore.sources.huggingface.columns import (
+    CellReader,
+    Cells,
+    TableColumn,
+    TableFacts,
+    file_cells,
+    file_list_cells,
+    python_cells,
+    scalar_cells,
+)
+from packstore.sources.huggingface.features import (
+    is_image_column,
+    is_label,
+    is_list,
+    load_pyarrow,
+    pyarrow_errors,
+    read_features,
+)
+from packstore.sources.huggingface.splits import (
+    Card,
+    group_by_split,
+    list_folder_files,
+    list_upper_files,
+    read_card,
+    refuse_missing_shards,
+)
+from packstore.sources.huggingface.tables import HfTableSource, OpenTable, RowGroup, TableOverview, leads_outside
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.records import read_index
+from packstore.sources.refusals import first_bytes
+from packstore.stores.link_files import Location
+
+STEP_BYTES = 16 << 20
+"""About the bytes of a group of Parquet that are decoded at a time."""
+_BUFFER = 1 << 20
+_DATASET_DICT, _STATE = "dataset_dict.json", "state.json"
+_PARQUET, _ARROW, _STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
+_MAX_STATE = 16 << 20
+
+
+class _ArrowFile(OpenTable):
+    """Arrow file mapped into memory: only rows that are read take memory.
+
+    Opening raises :class:`ValueError` for a stream with dictionary-encoded columns. A read beyond the end of a mapped
+    file ends the process. Therefore the size of the file is checked again before reads.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._size = path, path.stat().st_size
+        self._pa, self._ipc = load_pyarrow(), load_pyarrow("pyarrow.ipc")
+        self._file = self._pa.memory_map(str(path))
+        try:
+            self._is_stream = self._size == 0 or first_bytes(path, len(_ARROW)) != _ARROW
+            self._reader = (self._ipc.open_stream if self._is_stream else self._ipc.open_file)(self._file)
+            self._schema = self._reader.schema
+            if self._is_stream and any(self._pa.types.is_dictionary(type) for type in self._schema.types):
+                raise ValueError("has dictionary-encoded columns in a stream, which packstore does not read")
+        except BaseException:
+            self._file.close()
+            raise
+        position = self._file.tell()
+        self._file.seek(0)
+        self._base = self._file.read_buffer(1).address
+        self._file.seek(position)
+
+    @cached_property
+    def _batch_starts(self) -> Sequence[int]:
+        """Positions of a stream's record batches; the numbers of a file's."""
+        if not self._is_stream:
+            return range(self._reader.num_record_batches)
+        starts = array("q")
+        while True:
+            self.require_readable()
+            position = self._file.tell()
+            try:
+                self._reader.read_next_batch()
+            except StopIteration:
+                return starts
+            starts.append(position)
+
+    def _read_batch(self, start: int) -> Any:
+        """Reads a record batch at one of :attr:`_batch_starts`. Raises :class:`ValueError` if the file became
+        shorter."""
+        self.require_readable()
+        if not self._is_stream:
+            return self._reader.get_batch(start)
+        self._file.seek(start)
+        return self._ipc.read_record_batch(self._ipc.read_message(self._file), self._schema)
+
+    def require_readable(self) -> None:
+        """Raises :class:`ValueError` if the file has become shorter since it was opened."""
+        size = self._path.stat().st_size
+        if size < self._size:
+            raise ValueError(f"{printable(str(self._path))} was cut from {self._size} to {size} bytes meanwhile")
+
+    def read_overview(self) -> TableOverview:
+        """Reads all record batches, without checking their values; each is a group of the overview. Finds the columns
+        with nulls, paths and negative labels."""
+        overview = TableOverview(self._schema)
+        features = read_features(self._schema)
+        for batch in map(self._read_batch, self._batch_starts):
+            batch.validate()
+            columns = dict(zip(self._schema.names, batch.columns, strict=True))
+            for name, column in columns.items():
+                self._summarise_column(overview, name, column, features.get(name))
+            overview.groups.append(RowGroup(len(batch), {name: column.nbytes for name, column in columns.items()}))
+        return overview
+
+    def _summarise_column(self, overview: TableOverview, name: str, column: Any, feature: Any) -> None:
+        """Adds a column to the sets of an overview if its array has nulls, paths or negative labels."""
+        parts = {}
+        inner = column.flatten() if is_list(column.type) else column
+        if self._pa.types.is_struct(inner.type):
+            parts = {inner.type.field(n).name: part for n, part in enumerate(inner.flatten())}
+        has_files = parts.keys() <= {"bytes", "path"} and "bytes" in parts
+        if column.null_count or (has_files and parts["bytes"].null_count):
+            overview.optional.add(name)
+        if "path" in parts and parts["path"].null_count < len(inner):
+            overview.with_paths.add(name)
+        if is_label(name, column.type, feature):
+            least = load_pyarrow("pyarrow.compute").min(column).as_py()
+            if least is not None and least < 0:
+                overview.negative.add(name)
+
+    def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
+        """Yields the record batch ``group``, validated, as a whole: ``rows`` has no effect.
+
+        The first call for a stream reads all batches to find their positions. Raises :class:`ValueError` if the file
+        became shorter.
+        """
+        batch = self._read_batch(self._batch_starts[group])
+        batch.validate(full=True)
+        yield batch
+
+    def read_column(self, name: str) -> Iterator[Any]:
+        """Yields a column's array of each record batch."""
+        return (self._read_batch(start).column(name) for start in self._batch_starts)
+
+    def locate(self, address: int) -> Location | None:
+        """Converts a memory address to a place in the mapped file; None outside of it."""
+        inside = 0 <= address - self._base < self._size
+        return Location(str(self._path.absolute()), address - self._base) if inside else None
+
+    def close(self) -> None:
+        """Closes the file; rows that were read stay valid."""
+        self._reader = None
+        self._file.close()
+
+
+class _ParquetFile(OpenTable):
+    """Parquet file. Opening reads its metadata. Of a large row group, only some pages of each column are in memory."""
+
+    def __init__(self, path: Path) -> None:
+        parquet = load_pyarrow("pyarrow.parquet")
+        metadata = parquet.read_metadata(path)
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        large = any(group.total_byte_size > 2 * STEP_BYTES for group in groups)
+        # Without a buffer pyarrow reads whole column chunks; with prefetching, all chunks of a row group.
+        buffer_size = _BUFFER if large else 0
+        self._file = parquet.ParquetFile(path, metadata=metadata, buffer_size=buffer_size, pre_buffer=False)
+
+    def read_overview(self) -> TableOverview:
+        """Summarises the table from the file's metadata. Reads a column of lists if its statistics do not exclude
+        nulls."""
+        metadata = self._file.metadata
+        overview = TableOverview(self._file.schema_arrow)
+        names = sorted(overview.schema.names, key=len, reverse=True)
+        leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+        tops = [next((n for n in names if leaf.path == n or leaf.path.startswith(f"{n}.")), "") for leaf in leaves]
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            nbytes: dict[str, int] = dict.fromkeys(names, 0)
+            for place, (leaf, top) in enumerate(zip(leaves, tops, strict=True)):
+                nbytes[top] = nbytes.get(top, 0) + group.column(place).total_uncompressed_size
+                self._summarise_chunk(overview, number, leaf, top, group.column(place))
+            overview.groups.append(RowGroup(group.num_rows, nbytes))
+        return overview
+
+    def _summarise_chunk(self, overview: TableOverview, group: int, leaf: Any, top: str, chunk: Any) -> None:
+        """Adds a column to an overview's sets if a chunk may have nulls, paths or negative numbers. Decides by
+        statistics.
+
+        Reads a chunk of lists if its statistics do not exclude nulls.
+
+        Args:
+            overview: Summary of the table; changed.
+            group: Number of the row group.
+            leaf: The chunk's column in Parquet's schema: ``top`` or a part of it.
+            top: Name of the column.
+            chunk: Metadata of the chunk.
+        """
+        statistics = chunk.statistics if chunk.is_stats_set else None
+        nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
+        if leaf.path in (f"{top}.path", f"{top}.list.element.path", f"{top}.list.item.path"):
+            if nulls is None or nulls < chunk.num_values:
+                overview.with_paths.add(top)
+        elif (
+            leaf.max_definition_level
+            and nulls != 0
+            and top not in overview.optional
+            # For lists, the statistics also count empty ones.
+            and (not leaf.max_repetition_level or any(each.null_count for each in self.read_column(top, [group])))
+        ):
+            overview.optional.add(top)
+        # Times are INT64, too, and pyarrow does not convert nanoseconds to Python's times.
+        is_number = str(leaf.physical_type).startswith("INT") and leaf.logical_type.type in ("NONE", "INT")
+        if is_number and top == leaf.path:
+            least = statistics.min if statistics is not None and statistics.has_min_max else -1
+            if isinstance(least, int) and least < 0:
+                overview.negative.add(top)
+
+    def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
+        """Yields batches of at most ``rows`` rows; None sets no such limit.
+
+        If the group has more than 32 MiB, a batch has at most about 16 MiB, too.
+        """
+        about = self._file.metadata.row_group(group)
+        count, nbytes = about.num_rows, about.total_byte_size
+        step = count if nbytes <= 2 * STEP_BYTES else count * STEP_BYTES // nbytes
+        return iter(self._file.iter_batches(max(1, min(step, rows or step)), row_groups=[group]))
+
+    def read_column(self, name: str, groups: Sequence[int] | None = None) -> Iterator[Any]:
+        """Yields a column's arrays, batch by batch; None reads all groups."""
+        return (batch.column(0) for batch in self._file.iter_batches(row_groups=groups, columns=[name]))
+
+    def close(self) -> None:
+        """Closes the file; rows that were read stay valid."""
+        self._file.close(force=True)
+
+
+class ArrowSource(HfTableSource):
+    """Source for the folder of a saved ``Dataset`` or ``DatasetDict``, or for one Arrow file. Splits keep their names.
+
+    Opening raises :class:`SourceError` for a dataset of an older version that has indices.
+    """
+
+    kind = "arrow"
+
+    def find_tables(self) -> Iterator[tuple[str, Path]]:
+        """Yields split and path of each file that ``state.json`` names. For an Arrow file, yields only this file, with
+        the split ``""``.
+
+        Raises :class:`SourceError` if a list of files or splits is damaged, or names a path outside its folder. Raises
+        it also for an old version with indices.
+        """
+        if self.path.is_file():
+            yield "", self.path
+            return
+        named = self.path / _DATASET_DICT
+        splits: Any = [""]
+        if named.is_file():
+            splits = read_index(named, _MAX_STATE).get("splits")
+            if not isinstance(splits, list) or any(
+                not isinstance(each, str) or not each or leads_outside(each) for each in splits
+            ):
+                raise SourceError(f"{printable(str(named))} has no usable list of splits")
+        for split in splits:
+            place = self.path / split / _STATE
+            state = read_index(place, _MAX_STATE)
+            if state.get("_indices_data_files"):
+                raise SourceError(
+                    f"{printable(str(place.parent))} has indices of an older version of datasets: flatten and save it "
+                    "again"
+                )
+            files = state.get("_data_files")
+            if not isinstance(files, list) or not all(isinstance(each, dict) for each in files):
+                raise SourceError(f"{printable(str(place))} names no data files")
+            for each in files:
+                name = each.get("filename")
+                if not isinstance(name, str) or leads_outside(name):
+                    raise SourceError(f"{printable(str(place))} names a file outside its folder")
+                yield split, place.parent / name
+
+    def files(self) -> Iterator[Path]:
+        """Yields the data files, and ``state.json`` of each split."""
+        yield from super().files()
+        if self.path.is_dir():
+            yield from sorted({file.parent / _STATE for file in super().files()})
+
+    def open_table(self, path: Path) -> OpenTable:
+        """Opens an Arrow file. Raises one of the exceptions in :func:`pyarrow_errors` if it is damaged."""
+        return _ArrowFile(path)
+
+
+def _recognise_arrow(path: Path, options: SourceOptions) -> Certainty:
+    """Returns ``CERTAIN`` in three cases, else ``NO``:
+
+    - a folder with the files that ``save_to_disk`` writes beside the data;
+    - an Arrow file;
+    - an Arrow stream with the suffix ``.arrow``.
+    """
+    if path.is_dir():
+        one = (path / _STATE).is_file() and (path / "dataset_info.json").is_file()
+        return Certainty.CERTAIN if one or (path / _DATASET_DICT).is_file() else Certainty.NO
+    arrow = path.suffix.lower() == ".arrow" and first_bytes(path, 4) == _STREAM
+    return Certainty.CERTAIN if arrow or first_bytes(path, 6) == _ARROW else Certainty.NO
+
+
+class ParquetSource(HfTableSource):
+    """Source for Parquet files, in the order of their names within a split. The dataset card, or else the names of
+    files and folders, tell the splits.
+
+    Opening reads the card. It raises :class:`SourceError` for a malformed card, and if numbered files are missing.
+    """
+
+    kind = "parquet"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        self._card = read_card(open_required_tree(path), path) if path.is_dir() else Card()
+        super().__init__(path, options)
+
+    def find_tables(self) -> Iterator[tuple[str, Path]]:
+        """Yields split and path of each Parquet file. A single file has the split ``""``; in a folder, the card or the
+        names tell the splits.
+
+        Raises :class:`SourceError` if numbered files are missing. Raises it also for a file of two splits, and for a
+        split of the card without files.
+        """
+        if self.path.is_file():
+            yield "", self.path
+            return
+        names = [name for name in list_folder_files(self.path) if name.lower().endswith(".parquet")]
+        refuse_missing_shards(self.path, names)
+        for split, files in group_by_split(self.path, names, self._card).items():
+            for name in files:
+                yield split, self.path / name
+
+    def open_table(self, path: Path) -> OpenTable:
+        """Opens a Parquet file. Raises one of the exceptions in :func:`pyarrow_errors` if it is damaged."""
+        return _ParquetFile(path)
+
+    def card_features(self) -> Mapping[str, Any]:
+        """Returns the features in the dataset card."""
+        return self._card.features
+
+
+def _recognise_parquet(path: Path, options: SourceOptions) -> Certainty:
+    """Returns ``CERTAIN`` for a Parquet file whose schema has a column of images, and for a folder whose first Parquet
+    file is one. Returns ``NO`` for others, and for folders with tars.
+
+    If the file is alone, without images beside it, more is possible:
+
+    - Columns of bytes count as images.
+    - Other and damaged files are ``POSSIBLE``.
+    - Without pyarrow, every file is ``CERTAIN``.
+    """
+    file, alone = path, True
+    if path.is_file():
+        if first_bytes(path, 4) != _PARQUET:
+            return Certainty.NO
+    else:
+        tree = open_tree(path) if path.is_dir() else None
+        found = [] if tree is None else sorted(list_upper_files(tree, ".parquet"))
+        first = next((path / name for name in found if (path / name).is_file()), None)
+        if tree is None or first is None or any(list_upper_files(tree, ".tar", ".tar.gz", ".tgz")):
+            return Certainty.NO
+        file, alone = first, not any(list_upper_files(tree, *IMAGE_SUFFIXES))
+    otherwise = Certainty.POSSIBLE if alone else Certainty.NO
+    try:
+        schema = load_pyarrow("pyarrow.parquet").read_schema(file)
+        features = read_features(schema)
+    except SourceError:
+        return Certainty.CERTAIN if alone else Certainty.NO  # without pyarrow, opening raises the error
+    except pyarrow_errors():
+        return otherwise
+    types = ((schema.field(name).type, features.get(name)) for name in schema.names)
+    return Certainty.CERTAIN if any(is_image_column(*each, only_files=not alone) for each in types) else otherwise
+
+
+class ExportedParquet(ExportedRows, ParquetSource):
+    """Export of packstore to Parquet. The export manifest, ``packstore.json``, lists its columns."""
+
+    def _row_ref(self, entry: Entry) -> Any:
+        """Returns the table's own ``ref``, without the record's number."""
+        return entry.ref[1]
+
+    def _replace_ref(self, entry: Entry, values: Any) -> Entry:
+        """Replaces the table's own ``ref`` by values; keeps the record's number."""
+        return entry._replace(ref=(entry.ref[0], values))
+
+    def _choose_columns(self, facts: TableFacts) -> list[TableColumn]:
+        """Returns the image and the columns that the export manifest lists as held by the tables. Ignores ``facts``.
+        Raises :class:`SourceError` if one is missing."""
+        held, names = self.export_manifest.held, self._first_batch.schema.names
+        missing = next((name for name in ("image", *held) if name not in names), None)
+        if missing is not None:
+            raise SourceError(f"the tables have no column {missing!r}, which {MANIFEST_FILE} names")
+        return [TableColumn("image", "image", Image(), file_cells)] + [
+            TableColumn(each.name, each.name, Images() if each.form == "files" else Bytes(), _choose_cell_reader(each))
+            for each in self.export_manifest.columns
+            if each.name in held
+        ]
+
+    def _find_text_classes(self) -> None:
+        """Returns None: the export manifest has the classes."""
+
+    def _find_objects(self) -> None:
+        """Returns None: the export manifest has the columns of boxes."""
+
+
+def _choose_cell_reader(column: Column) -> CellReader:
+    """Returns a reader of cells that convert values to the form in which the store holds them. Null becomes None."""
+    if column.form in ("file", "files"):
+        return file_cells if column.form == "file" else file_list_cells
+    if column.form in ("text", "bytes"):
+        return scalar_cells(lambda scalar: StoredBytes(scalar.as_buffer()) if scalar.is_valid else None)
+    dtype = NUMPY_DTYPE[column.dtype]
+    ragged = column.kind == "ragged"
+    if not ragged and not column.shape:
+        return lambda array: _number_cells(array, dtype)
+
+    def numbers(scalar: Any) -> Any:
+        values = scalar.values
+        if values is None:
+            return None
+        while values.type.num_fields:
+            values = values.flatten()
+        if values.null_count:
+            raise ValueError(f"{column.name}: {values.null_count} numbers of a list are null")
+        cell = values.to_numpy(zero_copy_only=False).reshape((-1, *column.shape) if ragged else column.shape)
+        # Boxes are kept unchecked, as they were in the store.
+        return StoredBytes(cell.tobytes()) if ragged and column.classes is None and cell.dtype == dtype else cell
+
+    return scalar_cells(numbers)
+
+
+def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
+    """Returns cells that read a number. If the array has this dtype, the number is NumPy's and keeps all bits.
+    Otherwise it is Python's. Null becomes None."""
+    if dtype == np.bool_ or array.type != load_pyarrow().from_numpy_dtype(dtype):
+        return python_cells(array)
+    # Conversion to Python's numbers would change the bits of a NaN.
+    values = np.frombuffer(array.buffers()[1], dtype)[array.offset :]
+    return lambda row: values[row] if array[row].is_valid else None
+
+
+ARROW = Kind("arrow", "Arrow files of datasets.save_to_disk", _recognise_arrow, ArrowSource, takes_boxes=True)
+PARQUET = Kind(
+    "parquet",
+    "Parquet files with images in them, as Hugging Face's",
+    _recognise_parquet,
+    open_with(ParquetSource, ExportedParquet),
+    takes_boxes=True,
+)
