@@ -367,7 +367,17 @@ def _open_recognised(
         takes = named.takes_arrays or named.takes_boxes
         if packed_as is not None and packed_as.origin.kind == named.name and takes:
             options = replace(options, **_recorded_array_names(packed_as, options))
-        return named.open(place, options)
+        try:
+            return named.open(place, options)
+        except AmbiguousSourceError:
+            raise
+        except SourceError as error:
+            from packstore.sources.needs import PresentNames
+
+            missing = PresentNames(place).describe_missing(named.name) if options.named else ""
+            if type(error) is SourceError and missing:
+                raise SourceError(f"{error} ({named.name} needs {missing})") from None
+            raise
 
 
 def _cache_buckets(place: Path) -> AbstractContextManager[None]:

@@ -21,18 +21,20 @@ from packstore.core.urls import UrlPath
 from packstore.sources.annotations import NO_ANNOTATION
 from packstore.sources.archives import cache_archives, open_tree
 from packstore.sources.base import Source, SourceOptions, Survey
-from packstore.sources.contents import list_contents
+from packstore.sources.contents import list_contents, path_and_parents
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Role, list_files, suffix_for_count
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.nested import find_repeated_names
 from packstore.sources.pairing import NO_SIDECARS
 from packstore.sources.questions import ask_about_clips, ask_about_left
-from packstore.sources.splits import find_split
+from packstore.sources.refusals import name_splits
+from packstore.sources.splits import MEANINGS, find_split
 from packstore.sources.tree import Tree
 
 _MOST_FILES = 200_000
 _ASKED_IN_A_ROW, _FEWEST_CLASSES, _TOPS, _SHOWN = 2, 5, 8, 4
+_OWN = "original"
+"""Name of the split of images beside a folder of their copies."""
 _RENAMED = {"source": "kind", "column": "columns"}
 _LISTS = ("ignore", "columns", "splits", "pair", "sidecar", "masks")
 _UNTRIED = ("annotation_frame",)
@@ -74,7 +76,8 @@ class Outcome:
             return False
         if self.kind != "imagefolder" or not self.survey.counted:
             return True
-        splits = bool(names) and all(map(find_split, names))
+        words = [MEANINGS.get(find_split(name)) for name in names]
+        splits = bool(names) and (all(words) or len({*words} - {None}) > 1)
         return not (splits or self.repeats_classes) and not (len(names) >= _FEWEST_CLASSES and 2 * len(names) > records)
 
     def describe(self) -> str:
@@ -109,9 +112,12 @@ def try_answers(
     """Returns the answers to offer for a question about ``place``, each with its note. ``opener`` is
     :func:`packstore.sources.open_source`.
 
-    If none of the question's own answers keeps all files, adds further ones; then those that leave out least come
-    first. Returns them untried, with a note that says so, at a URL and for more than 200,000 files.
+    Answers that all have a note are returned as they are. If none of the question's own answers keeps all files, adds
+    further ones; then those that leave out least come first. Returns them untried, with a note that says so, at a URL
+    and for more than 200,000 files.
     """
+    if error.answers and all(answer.note for answer in error.answers):
+        return list(error.answers)
     files = None if isinstance(place, UrlPath) else _count_files(place)
     if files is None:
         why = "not tried: at a URL" if isinstance(place, UrlPath) else f"not tried: more than {_MOST_FILES:,} files"
@@ -125,7 +131,7 @@ def try_answers(
                 more = trial.run(_propose(place, options, not tried), frozenset([str(error)]), _ASKED_IN_A_ROW)
                 further = [(answer, outcome) for answer, outcome in more if outcome and not outcome.has_one_class]
                 if further:
-                    tried = sorted([*tried, *further], key=lambda each: each[1].left.total() if each[1] else 0)
+                    tried = sorted([*tried, *further], key=_count_left)
     finally:
         _trying.reset(token)
     return list(dict.fromkeys(answer for answer, _ in tried))
@@ -170,7 +176,7 @@ class _Trial:
             except (PackstoreError, OSError):
                 continue
             else:
-                if outcome.is_useful:
+                if outcome.is_useful and not (depth and outcome.has_one_class):
                     yield replace(answer, note=outcome.describe()), outcome
 
     def _survey(self, answer: Answer, names: Sequence[str]) -> Outcome:
@@ -197,10 +203,16 @@ class _Trial:
             outcome = Outcome(survey, source.kind, left)
             tree = getattr(source, "tree", None)
             if source.kind == "imagefolder" and isinstance(tree, Tree):
-                classes, inside = {*outcome.classes}, list_contents(tree).folders
-                own = [path for path in inside if _name_of(path) in classes]
-                outcome = replace(outcome, repeats_classes=bool(find_repeated_names(inside, own)))
+                own = [path for path in list_contents(tree).folders if _name_of(path) in {*outcome.classes}]
+                repeats = any(parent in own for path in own for parent in path_and_parents(path.rpartition("/")[0]))
+                outcome = replace(outcome, repeats_classes=repeats)
             return outcome
+
+
+def _count_left(tried: tuple[Answer, Outcome | None]) -> tuple[int, bool]:
+    """Returns the number of files that an answer leaves out, and if it is another path, to sort answers."""
+    answer, outcome = tried
+    return outcome.left.total() if outcome else 0, answer.source is not None
 
 
 def _name_of(path: str) -> str:
@@ -243,18 +255,29 @@ def _to_keywords(options: SourceOptions, kind: str | None) -> dict[str, Any]:
 
 
 def _propose(place: Path, options: SourceOptions, alone: bool) -> Iterator[Answer]:
-    """Yields further answers to a question about a folder: to leave out one of its folders, and with
-    ``alone`` to pack one alone."""
-    tree = open_tree(place) if place.is_dir() else None
+    """Yields further answers to a question about a folder or archive: copies of the classes are a split of their own;
+    to leave out one of its folders; and with ``alone`` to pack one alone."""
+    tree = open_tree(place)
     if tree is None or options.splits:
         return
-    images = {path: folder.images.count for path, folder in list_contents(tree).folders.items() if folder.images.count}
+    folders = list_contents(tree).folders
+    images = {path: folder.images.count for path, folder in folders.items() if folder.images.count}
     base = os.path.commonpath(images) if images else ""
+    prefix = f"{base}/" if base else ""
+    classes = [path for path in images if path and path.rpartition("/")[0] == base]
+    copies = {
+        path: _name_of(path)
+        for path, folder in folders.items()
+        if sum(prefix + n in images for n in folder.folders) > 1
+    }
+    copies = {path: name for path, name in copies.items() if path != base and name != _OWN}
+    if 1 < len(classes) <= _TOPS and copies:
+        yield name_splits({**dict.fromkeys(classes, _OWN), **copies})
     counts: Counter[str] = Counter()
     for path, count in images.items():
         counts["/".join(path.split("/")[: len(base.split("/")) + bool(base)])] += count
     for path in filter(None, counts) if 1 < len(counts) <= _TOPS else ():
         if 2 * counts[path] < counts.total():
             yield Answer(ignore_paths([path]))
-        if alone:
+        if alone and place.is_dir():
             yield Answer(source=place / path)

@@ -33,6 +33,7 @@ from packstore.sources.listing import (
     key_size,
     no_images_message,
 )
+from packstore.sources.refusals import name_splits
 from packstore.sources.splits import find_splits
 
 _MOST_IGNORED = 16
@@ -205,8 +206,7 @@ class ImageFolderSource(FolderSource):
                 if not self.options.splits:
                     if self._share_classes((*split_folders.splits, *split_folders.others)):
                         named = {**split_folders.splits, **{name: name for name in split_folders.others}}
-                        pairs = (f"{split}=/{escape_pattern(name)}" for name, split in named.items())
-                        answers.append(Answer(("--splits", ",".join(pairs))))
+                        answers.append(name_splits(named))
                     answers += [Answer(("--split", split)) for split in split_folders.splits.values()]
                 raise AmbiguousSourceError(split_folders.describe_others(self.name()), answers, self.path)
         if split_folders is None:
@@ -235,7 +235,7 @@ class ImageFolderSource(FolderSource):
             loose, classes = len(inside.images), tuple(sorted(inside.directories))
             _count_loose_images(ignored, loose if classes else 0, "class")
             folders[directory] = _SplitFolder(split, directory, classes, loose, (*above, inside.identity))
-        folders = self._enter_image_folders(folders, ignored)
+        folders = _join_class_folders(self._enter_image_folders(folders, ignored))
         if cycles and not (self.options.skip_bad and folders):
             raise cycle_error(self.tree.name(cycles[0].images[0]))
         first, *others = folders.values()
@@ -296,11 +296,19 @@ class ImageFolderSource(FolderSource):
         unlabelled = [folder.split for folder in folders if folder.is_unlabelled]
         labelled = [folder.split for folder in folders if folder.classes]
         if unlabelled and labelled:
+            apart = {
+                f"{folder.directory}/{name}".lstrip("/") if name else folder.directory: name or folder.split
+                for folder in folders
+                for name in folder.classes or [""]
+            }
             raise AmbiguousSourceError(
                 f"in {self.name()} the images of {' and '.join(unlabelled)} are not in class folders, those of "
                 f"{' and '.join(labelled)} are: pack the splits one at a time with --split, or give labels for all "
                 "with --labels labels.csv (columns file,label,split)",
-                [Answer(("--split", folder.split)) for folder in folders],
+                [
+                    *([name_splits(apart)] if len(apart) <= _MOST_IGNORED and not self.options.splits else []),
+                    *(Answer(("--split", folder.split)) for folder in folders),
+                ],
                 self.path,
             )
         return folders
@@ -373,6 +381,25 @@ class ImageFolderSource(FolderSource):
                 [Answer(ignore_patterns(patterns))] if may_ignore else [],
                 self.path,
             )
+
+
+def _join_class_folders(folders: dict[str, _SplitFolder]) -> dict[str, _SplitFolder]:
+    """Makes one split of several folders of a split that have images, if other splits have class folders: these are
+    classes themselves (``--splits own=/cat,own=/dog,copies=/copies``)."""
+    bare: dict[tuple[str, str], list[_SplitFolder]] = {}
+    for folder in folders.values() if any(each.classes for each in folders.values()) else ():
+        if folder.is_unlabelled:
+            bare.setdefault((folder.split, folder.directory.rpartition("/")[0]), []).append(folder)
+    for (split, parent), inside in bare.items():
+        if len(inside) > 1:
+            names = tuple(sorted(each.directory.rpartition("/")[2] for each in inside))
+            own = {each.directory for each in inside}
+            folders = {
+                key: _SplitFolder(split, parent, names, 0, each.above[:-1]) if each is inside[0] else each
+                for key, each in folders.items()
+                if each is inside[0] or each.directory not in own
+            }
+    return folders
 
 
 def _describe_evidence(folders: Sequence[_SplitFolder], labelled: bool) -> str:

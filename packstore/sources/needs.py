@@ -20,7 +20,7 @@ from packstore.sources.tree import Tree
 ONE_FILE = "*"
 ODD_SUFFIX = "."
 RELATED_NAMES = "="
-_START = 512
+_START, _MOST_TOLD = 512, 6
 _USUAL = re.compile(r"\.[a-z][a-z0-9]*")
 _MAT, _GZIP = b"MATLAB", b"\x1f\x8b\x08"
 _LMDB = (".mdb", ".lmdb", ODD_SUFFIX, ONE_FILE)
@@ -178,6 +178,16 @@ class PresentNames:
         """Tells if the path may be of a kind, by the kind's row in :data:`NEEDS`."""
         needs = NEEDS.get(kind)
         return needs is None or self._unknown or any(map(self._has, needs))
+
+    def describe_missing(self, kind: str) -> str:
+        """Returns the names without which the path is not of a kind, for people: ``.xml, jpegimages/ or imagesets/``.
+        Empty if it may be of the kind."""
+        told = [need for need in NEEDS.get(kind, ()) if isinstance(need, str) and re.search(r"\w", need)]
+        if self.may_be(kind) or not told:
+            return ""
+        if len(told) > _MOST_TOLD:
+            return ", ".join(told[:_MOST_TOLD]) + " …"
+        return " or ".join(filter(None, (", ".join(told[:-1]), told[-1])))
 
     def _list(self) -> None:
         """Lists the path. Raises :class:`SourceError` or :class:`OSError` if it cannot be listed."""

@@ -19,7 +19,8 @@ from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import is_image_name, is_passed_over
 from packstore.sources.splits import SPLIT_ORDER, find_split, find_split_folders, is_split
 
-_TRIED, _DEPTH, _SHOWN = 16, 3, 4
+_TRIED, _DEPTH, _SHOWN, _SITTINGS = 16, 3, 4, 3
+_COUNTED = re.compile(r"\d+")
 _NO_CLASS = re.compile(
     r"images?(_\d+)?|imgs?(_\d+)?|jpegimages|photos?|pictures?|frames?|rgb|nir|swir|depths?|thermal|infrared|sketch(es)?|"
     r"masks?|labels?|annotations?|targets?|instances?|semantic(_rgb)?|segmentations?|gt(_.*)?|ground_?truth|"
@@ -149,6 +150,16 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
         if (len(below[path]) > 1 or path in repeating) and not contents.folders[path].images.count
     ]
     flat = [path for path in classes if contents.folders[path].images.count and not below[path]]
+    # left/1 and left/2 beside right are sittings, Digits/0 and Digits/1 beside examples are classes.
+    hollow = [
+        path
+        for path in hollow
+        if path in repeating
+        or len(below[path]) > max(_SITTINGS, len(flat))
+        or len({_COUNTED.sub("#", name) for name in below[path]}) > 1
+        or "0" in below[path]
+        or not flat
+    ]
     if hollow and flat and len(hollow) < len(flat) + len(hollow) and len(hollow) <= len(flat):
         return f"holds folders of images, and folders of such folders ({_join_names(hollow)})", hollow, False
     if len(hollow) > 1 and len(hollow) == len(classes) and not found and not clips:

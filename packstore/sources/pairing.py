@@ -40,7 +40,7 @@ from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
 _SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
-_MOST_COMPARED, _ENOUGH, _FEW = 4, 48, 10
+_MOST_COMPARED, _ENOUGH, _FEW, _LEAST_SHAPES = 4, 48, 10, 8
 _WORD = re.compile(r"[^\W\d_]+")
 _PHOTOS = (".jpg", ".jpeg")
 PROSE = (".txt", ".caption", ".cap")
@@ -143,15 +143,18 @@ class _Relation:
 
     @property
     def merely_counts(self) -> bool:
-        """True if names are no evidence: common parts hardly differ by other than numbers, decimal or hexadecimal."""
+        """True if names are no evidence: common parts hardly differ by other than numbers, decimal or hexadecimal, or
+        are few."""
         if self.folders is not None and {*self.one.tokens, *self.other.tokens} & {*map(str.lower, self.folders)}:
             return True  # names that begin with their folder's, as those of classes do
         # Names of folders are no evidence either: art/cat/art1.jpg, real/cat/real1.jpg
         parts = {part for image, _ in self.pairs for part in image.lower().split("/")[:-1]}
         words = (_WORD.sub(lambda word: "" if word[0].lower() in parts else word[0], base) for base in self.bases)
         shapes = Counter(NUMBER.sub("0", base) for base in words)
+        if len(shapes) < _LEAST_SHAPES:  # smile/anna.jpg, frown/anna.jpg
+            return True
         others = sum(count for shape, count in shapes.items() if "0" not in shape)  # one may be example.jpg
-        return _FEW * others <= len(self.bases) and (len(shapes) == 1 or 4 * len(shapes) <= len(self.bases))
+        return _FEW * others <= len(self.bases) and 4 * len(shapes) <= len(self.bases)
 
     def add(self, images: _Names, files: _Names) -> None:
         """Adds the pairs among the names of two folders."""

@@ -5,18 +5,26 @@ from __future__ import annotations
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, printable
 from packstore.core.registry import SOURCES
 from packstore.images.reading import CLIPS
+from packstore.images.unread import UNREAD_BYTES, find_unread_file_kind
 from packstore.sources.base import Certainty, Kind, Source, Survey
 from packstore.sources.contents import is_clip_name
+from packstore.sources.folder import FolderSource
+from packstore.sources.ignoring import escape_pattern, ignore_patterns
+from packstore.sources.listing import is_image_name
 from packstore.sources.recognition import MODALITIES, PLAIN_KINDS, find_left_by_source
 from packstore.sources.refusals import (
     add_kinds,
     incomplete_error,
 )
 
+_SHOWN = 4
+
 
 def ask_about_left(source: Source, survey: Survey) -> None:
     """Raises :class:`AmbiguousSourceError` if a source leaves out files that seem to annotate its images. Does nothing
-    if the user has named the kind, and for image folders, flat folders and stores."""
+    if the user has named the kind, and for stores; for image folders and flat folders, only asks about names."""
+    if source.kind in PLAIN_KINDS:
+        _ask_about_names(source, survey)
     if source.options.named or source.kind in PLAIN_KINDS or survey.store is not None:
         return
     annotations = find_left_by_source(source, survey)
@@ -25,6 +33,28 @@ def ask_about_left(source: Source, survey: Survey) -> None:
     if annotations:
         error = incomplete_error(source.path, SOURCES[source.kind], [each[:2] for each in annotations])
         raise add_kinds(error, last=_find_partial_kinds(source))
+
+
+def _ask_about_names(source: Source, survey: Survey) -> None:
+    """Raises :class:`AmbiguousSourceError` for images whose names do not end as those of images, unless bad samples are
+    skipped."""
+    if source.options.skip_bad or not (isinstance(source, FolderSource) and source.by_suffix):
+        return
+    if not any(is_image_name(f"x{suffix}") is None for suffix in survey.ledger.suffixes):
+        return
+    keys = [entry.key for entry in source.entries() if is_image_name(entry.key.rpartition("/")[2]) is None]
+    if keys and find_unread_file_kind(keys[0], source.tree.first_bytes(keys[0], UNREAD_BYTES)) is None:
+        suffixes = dict.fromkeys(key.rpartition("/")[2].rpartition(".")[2] if "." in key else "" for key in keys)
+        patterns = [f"*.{escape_pattern(suffix)}" for suffix in suffixes if suffix][:_SHOWN]
+        patterns += [f"/{escape_pattern(key)}" for key in keys if "." not in key][:_SHOWN]
+        more = f" and {len(keys) - 1:,} others" if len(keys) > 1 else ""
+        note = f"leaves out {len(keys):,} image{'s' * (len(keys) > 1)}"
+        raise AmbiguousSourceError(
+            f"{printable(keys[0])}: is an image by its first bytes, but not by its name: rename it (.jpg, .png …)"
+            f"{more}, or leave it out",
+            [Answer(ignore_patterns(patterns), note=note), Answer(("--on-error", "skip"), note=note)],
+            source.path,
+        )
 
 
 def ask_about_clips(source: Source, survey: Survey) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
@@ -118,12 +118,16 @@ def no_classes_error(
     folders. ``why`` is the reason, a phrase that continues the path."""
     answers = [Answer(source=path / name) for name in folders[:_SHOWN] if path.is_dir()]
     if may_be_splits and len(folders) > 1:
-        pairs = (f"{name.rpartition('/')[2]}=/{escape_pattern(name)}" for name in folders)
-        answers.append(Answer(("--splits", ",".join(pairs))))
+        answers.append(name_splits({name: name.rpartition("/")[2] for name in folders}))
     answers.append(Answer(ignore_paths(folders)))  # dropped when it is tried, if these are all folders
     unpack = "" if path.is_dir() else f": unpack it to give one of them ({_join(folders)})"
     answers.append(Answer(("--source", kind)))
     return AmbiguousSourceError(f"{printable(str(path))} {why}{unpack}", answers, path, lists_answers=True)
+
+
+def name_splits(folders: Mapping[str, str]) -> Answer:
+    """Returns the answer that makes folders splits; ``folders`` has the name of the split of each path."""
+    return Answer(("--splits", ",".join(f"{split}=/{escape_pattern(path)}" for path, split in folders.items())))
 
 
 def _join(names: Sequence[str]) -> str:

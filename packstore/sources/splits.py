@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from packstore.core.errors import UsageError, printable
-from packstore.sources.ignoring import compile_ignore_rules
+from packstore.sources.ignoring import compile_ignore_rules, escape_pattern
 
 if TYPE_CHECKING:
     from packstore.sources.listing import Identity
@@ -193,19 +193,25 @@ def find_splits(
     unknown = [name for name in names if name not in splits]
     if not splits or (unknown and not chosen and not any(_contains_classes(tree, name, above) for name in splits)):
         return None
-    if not any(name in splits for name in names):  # they are deeper
-        unknown = [name for name in names if not any(each.startswith(f"{name}/") for each in splits)]
+    unknown = [name for name in unknown if not any(each.startswith(f"{name}/") for each in splits)]
     others = tuple(name for name in unknown if tree.holds_images(name, above))
     return SplitFolders(splits, others, tuple(name for name in unknown if name not in others))
 
 
 def _find_chosen(tree: Tree, patterns: SplitPatterns, folders: Sequence[str], depth: int = 4) -> dict[str, str]:
-    """Finds the splits among folders by patterns; if none matches, among the folders in them, four levels deep. Returns
-    splits by path, in the order of the patterns."""
+    """Finds the splits among folders by patterns; if none matches, among the folders in them, four levels deep. Folders
+    in others are splits, too, if a pattern begins with the path of these. Returns splits by path, in the order of the
+    patterns."""
     found = {path: split for path in folders if (split := patterns.find_split(path, True))}
-    if not found and depth:
-        deeper = (f"{path}/{name}" for path in folders for name in tree.list(path).directories)
-        return _find_chosen(tree, patterns, sorted(deeper), depth - 1) if folders else {}
+    texts = [each.partition("=")[2] for each in patterns.given]
+    further = [
+        path
+        for path in folders
+        if not found or (path not in found and any(text.startswith(f"/{escape_pattern(path)}/") for text in texts))
+    ]
+    if further and depth:
+        deeper = (f"{path}/{name}" for path in further for name in tree.list(path).directories)
+        found |= _find_chosen(tree, patterns, sorted(deeper), depth - 1)
     return dict(sorted(found.items(), key=lambda item: (patterns.names.index(item[1]), item[0])))
 
 

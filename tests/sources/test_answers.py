@@ -6,7 +6,8 @@ import re
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ from click.testing import CliRunner
 from packstore.cli import cli
 from packstore.cli.common import suggest_commands
 from packstore.core.errors import AmbiguousSourceError
+from packstore.sources import SourceOptions, add_source_to_questions, open_source
 from packstore.sources import answers as module
-from packstore.sources import open_source
 from tests.makers.annotated import fill, jpeg, mask
 from tests.makers.command import run
 
 Files = dict[str, str | bytes]
 
 
-def classes(prefix: str, names: str = "ab", count: int = 5, form: str = "{}.jpg") -> Files:
+def classes(prefix: str, names: Sequence[str] = "ab", count: int = 5, form: str = "{}.jpg") -> Files:
     return {f"{prefix}{name}/{form.format(n)}": jpeg(n) for name in names for n in range(count)}
 
 
@@ -56,6 +57,13 @@ def splits_and_others(splits: tuple[str, ...], other: str) -> Files:
 
 LAYOUTS: dict[str, Callable[[], Files]] = {
     "copies": lambda: originals_and_copies(("yes", "no"), "augmented data", "models/a.model"),
+    "copies further down": lambda: originals_and_copies(("cats", "dogs"), "augmented/flip", "notes.md"),
+    "unlabelled images beside splits": lambda: {
+        **classes("train/"), **classes("test/"), **{f"unlabeled/{n}.jpg": jpeg(n) for n in range(5)},
+    },
+    "a split of images and a split of folders": lambda: {
+        **{f"train/{n}.png": jpeg(n) for n in range(7)}, **classes("test/", ["BSD68", "Set12"]),
+    },
     "copies without others": lambda: originals_and_copies(("cat", "dog"), "more", "notes.md"),
     "one image a folder": lambda: folder_for_each_image(12, "masks"),
     "one image a folder, other word": lambda: folder_for_each_image(7, "labels"),
@@ -145,6 +153,7 @@ def test_an_answer_that_changes_nothing_or_fails_is_not_offered(tmp_path: Path) 
         open_source(root)
     # It fails for an empty class; and without that, the copies of all classes are a class.
     assert not [answer for answer in caught.value.answers if "imagefolder" in answer.options]
+    assert caught.value.answers[0].options == ("--splits", "original=/no,original=/yes,augmented data=/augmented data")
     (whole,) = (each for each in caught.value.answers if each.options == ("--ignore", "/augmented data"))
     assert whole.note == "10 samples in 2 classes (no, yes); leaves out 6 images, 1 .model file"
 
@@ -171,3 +180,46 @@ def test_notes_are_comments_above_their_lines(tmp_path: Path) -> None:
     lines = run("convert", root, tmp_path / "s.lmdb").stderr.splitlines()[1:]
     assert len(lines) >= 2
     assert all(line.startswith("  # " if number % 2 == 0 else "  packstore ") for number, line in enumerate(lines))
+
+
+@pytest.mark.parametrize("name", ["copies", "copies further down", "a split of images and a split of folders"])
+def test_a_line_keeps_all_images(name: str, tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", LAYOUTS[name]())
+    with pytest.raises(AmbiguousSourceError) as caught, closing(open_source(root)) as source:
+        source.survey()
+    with pytest.raises(AmbiguousSourceError) as tried, add_source_to_questions(root, SourceOptions()):
+        raise caught.value
+    first = tried.value.answers[0]
+    with closing(open_source(root, splits=first.options[1])) as source:
+        survey = source.survey()
+        assert survey.records == sum(path.suffix in (".jpg", ".png") for path in root.rglob("*"))
+        keys = [(entry.key, entry.split, entry.labels) for entry in source.entries()]
+    label = next((column for column in survey.columns if column.name == "label"), None)
+    for key, split, values in keys:
+        folder = key.split("/")
+        if label is not None and label.classes is not None:
+            assert label.classes[values[0]] == folder[-2]
+            assert split == ("original" if len(folder) == 2 else folder[-3])
+        else:
+            assert split == folder[-2]
+
+
+def test_no_line_drops_a_class_or_makes_one_of_splits(tmp_path: Path) -> None:
+    for name in ("copies further down", "unlabelled images beside splits"):
+        with pytest.raises(AmbiguousSourceError) as caught:
+            open_source(fill(tmp_path / name, LAYOUTS[name]()))
+        options = [answer.options for answer in caught.value.answers]
+        assert not {("--ignore", "/cats"), ("--ignore", "/dogs"), ("--source", "imagefolder")} & {*options}
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_images_without_the_name_of_one_are_a_question_before_packing(flat: bool, tmp_path: Path) -> None:
+    names = ("1.jpg", "2.jpg_1088Wx1632H", "3.jpg_1088Wx1632H", "photo", "notes")
+    files = {f"{place}{name}": jpeg(1) for place in ([""] if flat else ["a/", "b/"]) for name in names[:-1]}
+    root = fill(tmp_path / "set", {**files, "notes": "x"})
+    question = ask(["info", str(root)])
+    assert question is not None
+    assert question.answers[0].options[:2] == ("--ignore", "*.jpg_1088Wx1632H")
+    assert question.answers[0].note == f"leaves out {3 if flat else 6} images"
+    for answer in question.answers:
+        assert ask(["convert", str(root), str(tmp_path / f"{answer.options[0]}.lmdb"), *answer.options]) is None

@@ -396,10 +396,40 @@ def test_forms_beside_a_folder_of_other_names(tmp_path: Path) -> None:
     assert found[0][1::2] == tuple(f"bright/{{s}}.*={form}/{{s}}.*" for form in forms[1:])
 
 
-def test_folders_of_equal_names_may_be_classes(tmp_path: Path) -> None:
-    names = ("anna", "bob", "carol", "dave")
-    files = {f"{c}/{name}.png": encode(photo(n + 9 * (c == "b")), "PNG") for c in "ab" for n, name in enumerate(names)}
-    assert ("--source", "imagefolder") in question(fill(tmp_path, files))
+NAMES = ("anna", "bob", "carol", "dave", "erik", "fay", "gus", "hal", "ida")
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 9])
+@pytest.mark.parametrize("alike", [False, True])
+def test_folders_of_equal_names_may_be_classes(count: int, alike: bool, tmp_path: Path) -> None:
+    """Few equal names are no evidence, but pictures that resemble each other are."""
+    files = {
+        f"{c}/{name}.png": encode(noisy(photo(n + 99 * (c == "b" and not alike)), 50 * n + ord(c)), "PNG")
+        for c in "ab"
+        for n, name in enumerate(NAMES[:count])
+    }
+    path = fill(tmp_path, files)
+    if count == 9 or (alike and count > 1):
+        assert ("--source", "imagefolder") in question(path)
+        return
+    with closing(open_source(path)) as source:
+        assert (source.kind, source.survey().records) == ("imagefolder", 2 * count)
+
+
+@pytest.mark.parametrize("form", ["{0}", "{0}_icon"])
+def test_an_icon_of_each_class_is_no_pair_of_its_images(form: str, tmp_path: Path) -> None:
+    """Names that are those of their folders prove nothing."""
+    files = {
+        f"{split}/{name}/{name}_{n:03}.jpg": encode(photo(99 + 9 * len(split) + 3 * ord(name[0]) + n), "JPEG")
+        for split in ("train", "test")
+        for name in ("Pear", "Milk", "Kiwi")
+        for n in range(3)
+    }
+    files |= {
+        f"icons/{name}/{form.format(name)}.jpg": encode(photo(k), "JPEG")
+        for k, name in enumerate(("Pear", "Milk", "Kiwi"))
+    }
+    assert ("--ignore", "/icons") in question(fill(tmp_path, files))
 
 
 def test_forms_and_masks_of_equal_names_in_each_folder(tmp_path: Path) -> None:

@@ -73,6 +73,12 @@ CLASSES: dict[str, dict[str, str]] = {
         f"{name}/v_{name}_{v}/{n}.jpg": "" for name in ("Dive", "Golf") for v in range(3) for n in range(9)
     },
     "hands": {f"{name}/{n}{name}.jpg": "" for name in ("left", "right") for n in range(30)},
+    "sittings of a class": {
+        f"{place}/{n}.jpg": "" for place in ("open", "fist", "left-hand/1", "left-hand/2") for n in range(9)
+    },
+    "years of the only other class": {
+        f"{place}/{n}.jpg": "" for place in ("oak", "elm/2019", "elm/2020") for n in "12"
+    },
     "unlabelled splits": {f"{split}/images/{split}{n}.jpg": "" for split in ("train", "val") for n in range(9)},
 }
 

@@ -776,3 +776,25 @@ def test_some_landmarks_lie_outside_their_picture(outside: int, points: bool, tm
     with closing(open_source(tmp_path)) as source:
         names = [column.name for column in source.survey().columns]
         assert ("keypoints" in names, "part_0_x" in names) == (points, not points)
+
+
+@pytest.mark.parametrize("line", ["{0} im{0}.png basic", "im{0}.png", "im{0} 1"])
+def test_lists_of_splits(line: str, tmp_path: Path) -> None:
+    files = {f"images/im{n}.png": jpeg(n) for n in range(9)}
+    lists = {"train": range(5), "validate": range(5, 7), "quiz": range(7, 9)}
+    texts = {f"{name}.lst": "".join(line.format(n) + "\n" for n in numbers) for name, numbers in lists.items()}
+    with closing(open_source(fill(tmp_path, files | texts))) as source:
+        assert source.survey().splits == {"train": 5, "validate": 2, "quiz": 2}
+        assert {entry.key: entry.split for entry in source.entries()} == {
+            f"images/im{n}.png": name for name, numbers in lists.items() for n in numbers
+        }
+
+
+def test_lists_of_images_in_class_folders_are_no_tables(tmp_path: Path) -> None:
+    files = {f"{name}/{name}{n}.png": jpeg(n) for name in ("cat", "dog") for n in range(4)}
+    texts = {
+        f"{s}.txt": "".join(f"{c}/{c}{n}.png\n" for c in ("cat", "dog") for n in r)
+        for s, r in (("train", (0, 1, 2)), ("test", (3,)))
+    }
+    with pytest.raises(AmbiguousSourceError, match="names the images"):
+        open_source(fill(tmp_path, files | texts))

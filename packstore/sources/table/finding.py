@@ -66,6 +66,7 @@ class Table:
         further: Other columns that name other images.
         split: Split that the path names; ``""`` for none.
         joined: Tables of the same images whose columns are added to its rows.
+        is_list: It has one column.
     """
 
     file: str
@@ -75,6 +76,7 @@ class Table:
     further: dict[str, Naming] = field(default_factory=dict)
     split: str = ""
     joined: tuple[Table, ...] = ()
+    is_list: bool = False
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -150,8 +152,13 @@ def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> 
     index = ImageIndex(tree)
     if not len(index):
         return []
-    tables = [examine_table(tree, file, index, given, named) for file in files]
-    return [table for table in tables if table is not None]
+    found = [table for file in files if (table := examine_table(tree, file, index, given, named)) is not None]
+    lists = [] if named else [table for table in found if table.is_list]
+    splits = {table.split for table in lists if table.split}
+    one_folder = sum(folder.images.count > 0 for folder in list_contents(tree).folders.values()) == 1
+    if lists and (len(splits) < 2 or not one_folder):  # folders may be classes, which a list does not tell
+        found = [table for table in found if not table.is_list]
+    return found
 
 
 def separate_repeated_tables(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
@@ -210,8 +217,7 @@ def examine_table(
 
     - No column certainly names images in at least half of the rows.
     - The table has no rows, or lacks the user's column.
-    - The table has one column, or is a damaged text or JSON file that may be something else. Neither applies if the
-      user named the kind.
+    - The table is a damaged text or JSON file that may be something else, and the user did not name the kind.
     """
     counters: dict[str, NamingCounter] = {}
     first: dict[str, Any] = {}
@@ -251,7 +257,7 @@ def examine_table(
         if wanted[0] not in ways:
             return None
         likely = {wanted[0]: ways[wanted[0]]} | {n: w for n, w in likely.items() if n != wanted[0]}
-    if not likely or rows < 1 or (len(first) < 2 and not named):
+    if not likely or rows < 1:
         return None
     main = wanted[0] if wanted else _find_main_column(tree, file, likely)
     way = likely[main]
@@ -267,7 +273,7 @@ def examine_table(
         for name, other in likely.items()
         if name != main and not other.by_stem and counters[name].list_named() != counters[main].list_named()
     }
-    return Table(file, header, main, way, further, find_split_of_file(file))
+    return Table(file, header, main, way, further, find_split_of_file(file), is_list=len(first) < 2)
 
 
 def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming]) -> bool:
@@ -519,8 +525,10 @@ def _split_lines(suffix: str, data: bytes, shown: str) -> Iterator[tuple[int, li
     if suffix not in (".tsv", ".csv") and (delimiter == "\t" or delimiter not in first):
         for number, line in enumerate(lines, 1):
             if text := line.strip():
-                match = _NAMED.fullmatch(text)
-                yield number, [match[1], *(match[2] or "").split()] if match else text.split()
+                words = text.split()
+                numbered = suffix == ".lst" and words[0].isdecimal()  # 0 a.png basic
+                match = None if numbered else _NAMED.fullmatch(text)
+                yield number, [match[1], *(match[2] or "").split()] if match else words
         return
     reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
     begin = 1
