@@ -18,19 +18,17 @@ from typing import Any
 
 from packstore.core.errors import printable
 from packstore.core.fields import Field, Images
-from packstore.sources.annotation_formats.documents import DocumentFormat, DocumentSource
+from packstore.sources.annotation_formats.documents import DocumentFormat, DocumentSource, find_documents
 from packstore.sources.annotation_formats.parsing import parse_json
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Value
-from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import join
+from packstore.sources.annotation_formats.source import make_kind
+from packstore.sources.base import SourceOptions
 from packstore.sources.contents import list_contents
 from packstore.sources.encodings import convert_start
 from packstore.sources.rows import FileRow, InTree
 from packstore.sources.tree import Tree
 
 _log = logging.getLogger(__name__)
-_FEW = 16
 _TURNS = {"conversations": ("from", "value"), "messages": ("role", "content")}
 _FURTHER = "further_images"
 _ABSENT, _ALONE = "conversations whose images are not here", "conversations without images"
@@ -47,18 +45,14 @@ class ConversationSource(DocumentSource):
     allows_repeats = True
     absent_reason = _ABSENT
 
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options, _FORMAT)
+    def __init__(self, path: Path, options: SourceOptions, format: DocumentFormat) -> None:
+        super().__init__(path, options, format)
         for what, done in ((self.absent_reason, " are left out"), (_ALONE, " are left out"), (_MARKED, "")):
             first = [each for document in self.documents for each in document.first_ignored.get(what, ())][:4]
             if first:
                 count = sum(document.ignored[what] for document in self.documents)
                 named = ", ".join(map(printable, first)) + (" …" if count > len(first) else "")
                 _log.warning("%s: %s%s: %d (%s)", printable(self.evidence), what, done, count, named)
-
-    def find_files(self) -> list[str]:
-        """Finds the files of conversations."""
-        return _find_files(self.tree)
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts conversations that are left out, by reason. Those with too many marks are packed."""
@@ -123,16 +117,9 @@ def _find_images_in_messages(turns: Sequence[Any], text: str) -> Iterator[str]:
                 yield image
 
 
-def _find_files(tree: Tree) -> list[str]:
-    """Finds JSON files that begin like conversations; none in a tree without images. Skips folders with more than 16
-    files of the suffix."""
-    contents, files = list_contents(tree), []
-    for folder, its in contents.folders.items() if contents.image_count else ():
-        for suffix in (".json", ".jsonl"):
-            names = its.others.get(suffix)
-            paths = [join(folder, name) for name in names.first] if names and names.count <= _FEW else []
-            files += [each for each in paths if _FORMAT.begins(tree, each)]
-    return files
+def _find_files(tree: Tree, format: DocumentFormat) -> list[str]:
+    """Finds the files of conversations; none in a tree without images."""
+    return find_documents(tree, format) if list_contents(tree).image_count else []
 
 
 def _parse_document(data: bytes) -> Any:
@@ -166,24 +153,14 @@ def _read_parts(item: Any, _: Picture) -> Parts:
     yield Value("json", item[1])
 
 
-def _recognise(path: Path, _: SourceOptions) -> Certainty:
-    """Recognition is certain of each path with a file of conversations."""
-    tree = open_tree(path)
-    return Certainty.CERTAIN if tree is not None and _find_files(tree) else Certainty.NO
-
-
 _FORMAT = DocumentFormat(
     kind="conversations",
-    help="a list of conversations",
+    help="conversations about images, one or several a sample: LLaVA, ShareGPT, messages",
     signature=rb'(?s)\A\s*\[?\s*\{.*?"(conversations|messages)"\s*:\s*\[\s*\{\s*"(from|role|value|content)"\s*:',
     read_parts=_read_parts,
     parse=_parse_document,
     list_images=_list_images,
+    suffixes=(".json", ".jsonl"),
+    max_depth=8,
 )
-KIND = Kind(
-    "conversations",
-    "conversations about images, one or several a sample: LLaVA, ShareGPT, messages",
-    _recognise,
-    ConversationSource,
-    in_objects=True,
-)
+KIND = make_kind(_FORMAT, _find_files, ConversationSource)

@@ -142,7 +142,11 @@ def read_torchvision(rest: str, options: SourceOptions) -> BridgedData:
         ):
             parts[split] = made(root=str(root), **{**arguments, **chosen})
     if name in _OBJECTS:
-        items = {split: _list_annotated_items(name, part, split, root) for split, part in parts.items()}
+        items: dict[str, list[AnnotatedItem]] = {split: [] for split in parts}
+        for split, part in parts.items():
+            for path, raw in _OBJECTS[name](part):
+                key = f"{split}/{_relative_name(path, root)}".lstrip("/")
+                items[split].append(AnnotatedItem(key, path, None if raw is None else Raw(raw)))
         annotated = AnnotatedItems(Path(rest), items, "objects", _read_objects)
         annotated.listed = next((raw.item[2] for raw in annotated.raw_annotations() if len(raw.item) > 2), ())
         return annotated.to_bridged_data()
@@ -348,17 +352,8 @@ def _encode_npy(values: Any) -> bytes:
 
 def _read_objects(item: Any, _: Picture) -> Parts:
     """Reads the list of objects. The value of ``json`` is the annotation as it was read."""
-    yield from (AnnotatedObject(*each) for each in item[0])
+    yield from item[0]
     yield Value("json", item[1])
-
-
-def _list_annotated_items(name: str, data: Any, split: str, root: Path) -> list[AnnotatedItem]:
-    """Lists the images of a dataset with objects, with their raw annotations. A key is split and path."""
-    images = ((_relative_name(path, root), path, raw) for path, raw in _OBJECTS[name](data))
-    return [
-        AnnotatedItem(f"{split}/{key}".lstrip("/"), path, None if raw is None else Raw(raw))
-        for key, path, raw in images
-    ]
 
 
 def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
@@ -373,15 +368,14 @@ def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
             own.append(annotation)
     for number in data.ids:
         annotations = by_image[parse_id(number)]
-        objects: list[tuple[Any, ...]] = [
-            (
-                names[parse_id(a["category_id"])],
-                box_from_corner(*a["bbox"]),
-                a.get("segmentation") or None,
-                {},
-                bool(crowd),
+        objects = [
+            AnnotatedObject(
+                names[parse_id(each["category_id"])],
+                box_from_corner(*each["bbox"]),
+                each.get("segmentation") or None,
+                crowd=bool(crowd),
             )
-            for a, crowd in zip(annotations, parse_crowds(annotations), strict=True)
+            for each, crowd in zip(annotations, parse_crowds(annotations), strict=True)
         ]
         yield Path(data.root, data.coco.imgs[number]["file_name"]), (objects, annotations, classes)
 
@@ -389,14 +383,12 @@ def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
 def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
     """Yields path and raw annotation of each image of KITTI, sorted by path. The raw annotation is for
     :func:`_read_objects`, and None for test images."""
-    for number, path in sorted(
-        enumerate(data.images), key=lambda each: each[1]
-    ):  # sorted: the list has the order of the disk
+    for number in sorted(range(len(data.images)), key=data.images.__getitem__):  # the list has the order of the disk
         annotations = data._parse_target(number) if data.train else None
-        objects: list[tuple[Any, ...]] = [
-            (each["type"], each["bbox"], None, {}, each["type"] == DONT_CARE) for each in annotations or ()
+        objects = [
+            AnnotatedObject(each["type"], each["bbox"], crowd=each["type"] == DONT_CARE) for each in annotations or ()
         ]
-        yield Path(path), None if annotations is None else (objects, annotations)
+        yield Path(data.images[number]), None if annotations is None else (objects, annotations)
 
 
 def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
@@ -412,9 +404,9 @@ def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
             each["boxes"] = [[left - 1, top - 1, right, bottom] for left, top, right, bottom in each["boxes"]]
     own = {label for annotation in annotations for label in annotation["labels"]} <= set(CLASSES)
     for image, annotation in zip(data.images, annotations, strict=True):
-        values = [{"difficult": each} for each in annotation["difficult"]]
-        objects = zip(annotation["labels"], annotation["boxes"], [None] * len(values), values, strict=True)
-        yield Path(image), ([*objects], annotation["json"], CLASSES if own else ())
+        parts = zip(annotation["labels"], annotation["boxes"], annotation["difficult"], strict=True)
+        objects = [AnnotatedObject(label, box, values={"difficult": difficult}) for label, box, difficult in parts]
+        yield Path(image), (objects, annotation["json"], CLASSES if own else ())
 
 
 def _read_wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
@@ -422,12 +414,13 @@ def _read_wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
     without classes. It is None for an image without labels."""
     for each in data.img_info:
         annotations = each.get("annotations")
-        columns = None if annotations is None else {name: values.tolist() for name, values in annotations.items()}
-        faces = [] if columns is None else zip(columns["bbox"], columns["invalid"], strict=True)
-        objects: list[tuple[Any, ...]] = [
-            (None, box_from_corner(*box), None, {}, bool(invalid)) for box, invalid in faces
-        ]
-        yield Path(each["img_path"]), None if columns is None else (objects, columns)
+        if annotations is None:
+            yield Path(each["img_path"]), None
+            continue
+        columns = {name: values.tolist() for name, values in annotations.items()}
+        faces = zip(columns["bbox"], columns["invalid"], strict=True)
+        objects = [AnnotatedObject(None, box_from_corner(*box), crowd=bool(invalid)) for box, invalid in faces]
+        yield Path(each["img_path"]), (objects, columns)
 
 
 _OBJECTS: Mapping[str, Callable[[Any], Iterator[tuple[Path, Any]]]] = {

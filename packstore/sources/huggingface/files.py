@@ -22,32 +22,10 @@ from packstore.core.fields import Bytes, Image, Images
 from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
-from packstore.sources.huggingface.columns import (
-    CellReader,
-    Cells,
-    TableColumn,
-    TableFacts,
-    file_cells,
-    file_list_cells,
-    python_cells,
-    scalar_cells,
-)
-from packstore.sources.huggingface.features import (
-    is_image_column,
-    is_label,
-    is_list,
-    load_pyarrow,
-    pyarrow_errors,
-    read_features,
-)
-from packstore.sources.huggingface.splits import (
-    Card,
-    group_by_split,
-    list_folder_files,
-    list_upper_files,
-    read_card,
-    refuse_missing_shards,
-)
+from packstore.sources.huggingface import columns as hf_columns
+from packstore.sources.huggingface import features as hf
+from packstore.sources.huggingface import splits as hf_splits
+from packstore.sources.huggingface.columns import CellReader, Cells, TableColumn, TableFacts
 from packstore.sources.huggingface.tables import HfTableSource, OpenTable, RowGroup, TableOverview, leads_outside
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.records import read_index
@@ -71,7 +49,7 @@ class _ArrowFile(OpenTable):
 
     def __init__(self, path: Path) -> None:
         self._path, self._size = path, path.stat().st_size
-        self._pa, self._ipc = load_pyarrow(), load_pyarrow("pyarrow.ipc")
+        self._pa, self._ipc = hf.load_pyarrow(), hf.load_pyarrow("pyarrow.ipc")
         self._file = self._pa.memory_map(str(path))
         try:
             self._is_stream = self._size == 0 or first_bytes(path, len(_ARROW)) != _ARROW
@@ -121,7 +99,7 @@ class _ArrowFile(OpenTable):
         """Reads all record batches, without checking their values; each is a group of the overview. Finds the columns
         with nulls, paths and negative labels."""
         overview = TableOverview(self._schema)
-        features = read_features(self._schema)
+        features = hf.read_features(self._schema)
         for batch in map(self._read_batch, self._batch_starts):
             batch.validate()
             columns = dict(zip(self._schema.names, batch.columns, strict=True))
@@ -133,7 +111,7 @@ class _ArrowFile(OpenTable):
     def _summarise_column(self, overview: TableOverview, name: str, column: Any, feature: Any) -> None:
         """Adds a column to the sets of an overview if its array has nulls, paths or negative labels."""
         parts = {}
-        inner = column.flatten() if is_list(column.type) else column
+        inner = column.flatten() if hf.is_list(column.type) else column
         if self._pa.types.is_struct(inner.type):
             parts = {inner.type.field(n).name: part for n, part in enumerate(inner.flatten())}
         has_files = parts.keys() <= {"bytes", "path"} and "bytes" in parts
@@ -141,8 +119,8 @@ class _ArrowFile(OpenTable):
             overview.optional.add(name)
         if "path" in parts and parts["path"].null_count < len(inner):
             overview.with_paths.add(name)
-        if is_label(name, column.type, feature):
-            least = load_pyarrow("pyarrow.compute").min(column).as_py()
+        if hf.is_label(name, column.type, feature):
+            least = hf.load_pyarrow("pyarrow.compute").min(column).as_py()
             if least is not None and least < 0:
                 overview.negative.add(name)
 
@@ -175,7 +153,7 @@ class _ParquetFile(OpenTable):
     """Parquet file. Opening reads its metadata. Of a large row group, only some pages of each column are in memory."""
 
     def __init__(self, path: Path) -> None:
-        parquet = load_pyarrow("pyarrow.parquet")
+        parquet = hf.load_pyarrow("pyarrow.parquet")
         metadata = parquet.read_metadata(path)
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         large = any(group.total_byte_size > 2 * STEP_BYTES for group in groups)
@@ -330,7 +308,7 @@ class ParquetSource(HfTableSource):
     kind = "parquet"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
-        self._card = read_card(open_required_tree(path), path) if path.is_dir() else Card()
+        self._card = hf_splits.read_card(open_required_tree(path), path) if path.is_dir() else hf_splits.Card()
         super().__init__(path, options)
 
     def find_tables(self) -> Iterator[tuple[str, Path]]:
@@ -343,9 +321,9 @@ class ParquetSource(HfTableSource):
         if self.path.is_file():
             yield "", self.path
             return
-        names = [name for name in list_folder_files(self.path) if name.lower().endswith(".parquet")]
-        refuse_missing_shards(self.path, names)
-        for split, files in group_by_split(self.path, names, self._card).items():
+        names = [name for name in hf_splits.list_folder_files(self.path) if name.lower().endswith(".parquet")]
+        hf_splits.refuse_missing_shards(self.path, names)
+        for split, files in hf_splits.group_by_split(self.path, names, self._card).items():
             for name in files:
                 yield split, self.path / name
 
@@ -374,21 +352,21 @@ def _recognise_parquet(path: Path, options: SourceOptions) -> Certainty:
             return Certainty.NO
     else:
         tree = open_tree(path) if path.is_dir() else None
-        found = [] if tree is None else sorted(list_upper_files(tree, ".parquet"))
+        found = [] if tree is None else sorted(hf_splits.list_upper_files(tree, ".parquet"))
         first = next((path / name for name in found if (path / name).is_file()), None)
-        if tree is None or first is None or any(list_upper_files(tree, ".tar", ".tar.gz", ".tgz")):
+        if tree is None or first is None or any(hf_splits.list_upper_files(tree, ".tar", ".tar.gz", ".tgz")):
             return Certainty.NO
-        file, alone = first, not any(list_upper_files(tree, *IMAGE_SUFFIXES))
+        file, alone = first, not any(hf_splits.list_upper_files(tree, *IMAGE_SUFFIXES))
     otherwise = Certainty.POSSIBLE if alone else Certainty.NO
     try:
-        schema = load_pyarrow("pyarrow.parquet").read_schema(file)
-        features = read_features(schema)
+        schema = hf.load_pyarrow("pyarrow.parquet").read_schema(file)
+        features = hf.read_features(schema)
     except SourceError:
         return Certainty.CERTAIN if alone else Certainty.NO  # without pyarrow, opening raises the error
-    except pyarrow_errors():
+    except hf.pyarrow_errors():
         return otherwise
     types = ((schema.field(name).type, features.get(name)) for name in schema.names)
-    return Certainty.CERTAIN if any(is_image_column(*each, only_files=not alone) for each in types) else otherwise
+    return Certainty.CERTAIN if any(hf.is_image_column(*each, only_files=not alone) for each in types) else otherwise
 
 
 class ExportedParquet(ExportedRows, ParquetSource):
@@ -409,7 +387,7 @@ class ExportedParquet(ExportedRows, ParquetSource):
         missing = next((name for name in ("image", *held) if name not in names), None)
         if missing is not None:
             raise SourceError(f"the tables have no column {missing!r}, which {MANIFEST_FILE} names")
-        return [TableColumn("image", "image", Image(), file_cells)] + [
+        return [TableColumn("image", "image", Image(), hf_columns.file_cells)] + [
             TableColumn(each.name, each.name, Images() if each.form == "files" else Bytes(), _choose_cell_reader(each))
             for each in self.export_manifest.columns
             if each.name in held
@@ -425,9 +403,9 @@ class ExportedParquet(ExportedRows, ParquetSource):
 def _choose_cell_reader(column: Column) -> CellReader:
     """Returns a reader of cells that convert values to the form in which the store holds them. Null becomes None."""
     if column.form in ("file", "files"):
-        return file_cells if column.form == "file" else file_list_cells
+        return hf_columns.file_cells if column.form == "file" else hf_columns.file_list_cells
     if column.form in ("text", "bytes"):
-        return scalar_cells(lambda scalar: StoredBytes(scalar.as_buffer()) if scalar.is_valid else None)
+        return hf_columns.scalar_cells(lambda scalar: StoredBytes(scalar.as_buffer()) if scalar.is_valid else None)
     dtype = NUMPY_DTYPE[column.dtype]
     ragged = column.kind == "ragged"
     if not ragged and not column.shape:
@@ -445,14 +423,14 @@ def _choose_cell_reader(column: Column) -> CellReader:
         # Boxes are kept unchecked, as they were in the store.
         return StoredBytes(cell.tobytes()) if ragged and column.classes is None and cell.dtype == dtype else cell
 
-    return scalar_cells(numbers)
+    return hf_columns.scalar_cells(numbers)
 
 
 def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
     """Returns cells that read a number. If the array has this dtype, the number is NumPy's and keeps all bits.
     Otherwise it is Python's. Null becomes None."""
-    if dtype == np.bool_ or array.type != load_pyarrow().from_numpy_dtype(dtype):
-        return python_cells(array)
+    if dtype == np.bool_ or array.type != hf.load_pyarrow().from_numpy_dtype(dtype):
+        return hf_columns.python_cells(array)
     # Conversion to Python's numbers would change the bits of a NaN.
     values = np.frombuffer(array.buffers()[1], dtype)[array.offset :]
     return lambda row: values[row] if array[row].is_valid else None

@@ -19,25 +19,10 @@ from packstore.sources.beside import infer_mask_field, join
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.columns import make_column_names
 from packstore.sources.flat import hash_path
-from packstore.sources.huggingface.features import (
-    ObjectColumn,
-    ObjectFacts,
-    ValueKind,
-    classify_value,
-    find_object_column,
-    merge_kinds,
-)
+from packstore.sources.huggingface import features as hf
+from packstore.sources.huggingface import splits as hf_splits
 from packstore.sources.huggingface.metadata import FILES, MetadataRow, has_file_names, names_lists, read_metadata
-from packstore.sources.huggingface.splits import (
-    CARD,
-    Card,
-    Patterns,
-    choose_word_patterns,
-    find_splits,
-    list_upper_files,
-    matches_pattern,
-    read_card,
-)
+from packstore.sources.huggingface.splits import CARD, Card
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.schema import RELATIVE
@@ -66,7 +51,7 @@ class HfImageFolderSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._card = read_card(self.tree, path)
+        self._card = hf_splits.read_card(self.tree, path)
         files = list(_find_metadata(self.tree, self.options.skip_bad))
         self._metadata = read_metadata(self.tree, files, self._card.features) if files else None
         if not files and self._card.data_files is None:
@@ -178,7 +163,7 @@ class HfImageFolderSource(FileRowSource):
         return None
 
     @cached_property
-    def _object_column(self) -> tuple[ObjectColumn, str, Mapping[str, tuple[Field, Callable[[Any], Any]]]] | None:
+    def _object_column(self) -> tuple[hf.ObjectColumn, str, Mapping[str, tuple[Field, Callable[[Any], Any]]]] | None:
         """Column of the metadata that holds boxes, with their convention; the name of its field; and its
         :meth:`ObjectColumn.declare_parts`. None if there is none, or boxes stay JSON.
 
@@ -189,14 +174,14 @@ class HfImageFolderSource(FileRowSource):
             return None
         documents = [name for name, field in metadata.fields.items() if isinstance(field, Json)]
         lists = [name for name, field in metadata.fields.items() if isinstance(field, Array) and field.ragged]
-        kinds: dict[str, ValueKind | None] = {}
+        kinds: dict[str, hf.ValueKind | None] = {}
         for row in metadata.rows() if documents else ():  # boxes are documents
             for name in (*documents, *lists):
-                kinds[name] = merge_kinds(kinds.get(name), classify_value(row.values.get(name)))
-        objects = find_object_column({name: kind for name, kind in kinds.items() if kind is not None})
+                kinds[name] = hf.merge_kinds(kinds.get(name), hf.classify_value(row.values.get(name)))
+        objects = hf.find_object_column({name: kind for name, kind in kinds.items() if kind is not None})
         if objects is None:
             return None
-        facts, optional = ObjectFacts(objects), metadata.fields[objects.column].optional
+        facts, optional = hf.ObjectFacts(objects), metadata.fields[objects.column].optional
         for row in metadata.rows():
             sides = (row.values.get("width"), row.values.get("height"))
             facts.add_row(row.values.get(objects.column), row.values.get(objects.labels), sides)
@@ -287,15 +272,15 @@ class HfImageFolderSource(FileRowSource):
         return tuple(classes) if kept else ()
 
     @cached_property
-    def _patterns(self) -> Patterns | None:
-        """Patterns of the files of each split; None without splits.
+    def _patterns(self) -> hf_splits.Patterns | None:
+        """hf_splits.Patterns of the files of each split; None without splits.
 
         The patterns are the card's. If the card has none, they are words such as ``train`` in the names of folders or
         files. Raises :class:`AmbiguousSourceError` if only some images lie in folders that name a split.
         """
         if self._card.data_files is not None:
             return self._card.data_files
-        return choose_word_patterns(self._main_files, self.tree.name(), self.path)
+        return hf_splits.choose_word_patterns(self._main_files, self.tree.name(), self.path)
 
     @cached_property
     def _splits(self) -> tuple[str, ...]:
@@ -312,14 +297,14 @@ class HfImageFolderSource(FileRowSource):
         """
         if self._patterns is None:
             return ""
-        splits = find_splits(file, self._patterns)
+        splits = hf_splits.find_splits(file, self._patterns)
         if len(splits) > 1:
             raise SourceError(
                 f"{self.tree.name(file)} is of {' and '.join(map(printable, splits))} by the card's data_files"
             )
         if not splits and self._metadata is not None:
             beside = [name for name in self._metadata.files if file.startswith(join(name.rpartition("/")[0], ""))]
-            splits = find_splits(max(beside, key=len), self._patterns) if beside else ()
+            splits = hf_splits.find_splits(max(beside, key=len), self._patterns) if beside else ()
         return splits[0] if splits else ""
 
 
@@ -341,17 +326,16 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    tables = list_upper_files(tree, ".csv", ".jsonl", ".parquet")
+    tables = hf_splits.list_upper_files(tree, ".csv", ".jsonl", ".parquet")
     metadata = [file for file in tables if file.rpartition("/")[2] in FILES]
-    has_images = any(list_upper_files(tree, *IMAGE_SUFFIXES))
+    has_images = any(hf_splits.list_upper_files(tree, *IMAGE_SUFFIXES))
     if metadata:
         named = all(has_file_names(tree, file) for file in metadata)
         return Certainty.CERTAIN if named and has_images else Certainty.NO
-    card = read_card(tree, path) if has_images else Card()
+    card = hf_splits.read_card(tree, path) if has_images else Card()
     patterns = [pattern for its in (card.data_files or {}).values() for pattern in its]
-    matches = patterns and any(
-        matches_pattern(pattern, file) for file in list_upper_files(tree, *IMAGE_SUFFIXES) for pattern in patterns
-    )
+    images = hf_splits.list_upper_files(tree, *IMAGE_SUFFIXES) if patterns else ()
+    matches = any(hf_splits.matches_pattern(pattern, file) for file in images for pattern in patterns)
     return Certainty.CERTAIN if matches else Certainty.NO
 
 
