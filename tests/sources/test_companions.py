@@ -309,6 +309,12 @@ FOUND_MASKS = (
 )
 
 
+def test_grey_photos_come_before_their_pictures_in_colour(tmp_path: Path) -> None:
+    files = {f"x{n}.jpg": encode(photo(n).convert("L"), "JPEG") for n in range(4)}
+    files |= {f"x{n}_overlay.png": encode(photo(n), "PNG") for n in range(4)}
+    assert ("--pair", "{s}.jpg={s}_overlay.png") in question(fill(tmp_path, files))
+
+
 @pytest.mark.parametrize("count", [2, 3, 29])
 @pytest.mark.parametrize("names", FOUND_MASKS)
 @pytest.mark.parametrize("stem", ["{}", "tile_{}", "n{}x"])
