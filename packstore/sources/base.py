@@ -111,7 +111,7 @@ class SourceOptions:
 
     def _check_layout(self, layout: str) -> None:
         """Raises :class:`UsageError` for a layout that is neither that of arrays nor of boxes."""
-        from packstore.sources.arrays.values import is_layout
+        from packstore.sources.arrays.stored import is_layout
         from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, VOC
 
         if not self.says_boxes and not is_layout(layout):

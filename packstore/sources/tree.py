@@ -64,6 +64,7 @@ class Tree(ABC):
 
     Attributes:
         root: Name of the root in messages.
+        top: Path of the root in an archive.
         replaced: Number of files of an archive that a later file of the same name has replaced.
         above: Identities of the directories above the root: a link to one of them leads back to the root.
         rules: Rules of ``--ignore``: listings, :meth:`stat` and :meth:`first_bytes` treat matching entries as absent.
@@ -73,6 +74,7 @@ class Tree(ABC):
     """
 
     root: str
+    top: str = ""
     replaced: int = 0
     above: tuple[Identity, ...] = ()
     rules: IgnoreRules = IgnoreRules()

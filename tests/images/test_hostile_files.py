@@ -475,7 +475,7 @@ def test_a_member_that_claims_an_enormous_size(size: int, tmp_path: Path) -> Non
 import sys
 from packstore import convert
 from packstore.core.errors import SourceError
-import packstore.sources.arrays.cifar, packstore.stores.lmdb.store, packstore.stores.lmdb.writer
+import packstore.sources.arrays.published, packstore.stores.lmdb.store, packstore.stores.lmdb.writer
 import packstore.images.encode.encoder
 less_memory(400 << 20)
 try:
@@ -509,7 +509,7 @@ import sys
 from pathlib import Path
 from packstore.sources import open_source
 from packstore.core.errors import PackstoreError
-import packstore.sources.arrays.cifar
+import packstore.sources.arrays.published
 less_memory(400 << 20)
 try:
     open_source(Path(sys.argv[1]), kind="cifar10").survey()

@@ -40,12 +40,11 @@ from packstore.images.pillow_tags import parse_exif_orientation
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
 from packstore.sources.archives import open_tree
-from packstore.sources.arrays.cifar import LAYOUTS, Cifar10Source
+from packstore.sources.arrays.chunks import N5Source
+from packstore.sources.arrays.files import NpzSource, OpenMat
 from packstore.sources.arrays.idx import IdxSource
-from packstore.sources.arrays.mat import OpenMat
-from packstore.sources.arrays.n5 import N5Source
-from packstore.sources.arrays.npz import NpzSource
 from packstore.sources.arrays.pickles import BatchError, build_array, parse_dict, parse_name_list
+from packstore.sources.arrays.published import LAYOUTS, Cifar10Source
 from packstore.sources.base import Sample, SourceOptions
 from packstore.sources.captions import CaptionsSource
 from packstore.sources.coco import CocoSource
@@ -715,8 +714,10 @@ TARGETS = (
     Target("seek_index", _seek_index, (), ("engine/requests.py", "engine/engine.py"), _repair_seek_index),
     Target("engine", _engine, (), ("engine/requests.py", "engine/engine.py")),
     Target("cifar_pickle", _pickle, (BatchError,), ("arrays/pickles.py", "pickle_machine.py")),
-    Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("arrays/cifar.py", "arrays/pixels.py")),
-    Target("cifar_archive", _cifar_archive, (PackstoreError,), ("arrays/cifar.py", "archives/tar.py", "inflating.py")),
+    Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("arrays/published.py",)),
+    Target(
+        "cifar_archive", _cifar_archive, (PackstoreError,), ("arrays/published.py", "archives/tar.py", "inflating.py")
+    ),
     Target(
         "archive",
         _archive,
@@ -742,8 +743,8 @@ TARGETS = (
         ),
         words=(b"\n", b" ", b"0.5", b"1e9", b"-1", b"[", b"{", b'"', b"../", b"nan", b"<object>", b"</object>", b"NaN"),
     ),
-    Target("mat", _mat, (PackstoreError,), ("named/mat.py", "arrays/mat.py")),
-    Target("npz", _npz, (PackstoreError,), ("arrays/npz.py", "inflating.py")),
+    Target("mat", _mat, (PackstoreError,), ("named/mat.py", "arrays/files.py")),
+    Target("npz", _npz, (PackstoreError,), ("arrays/files.py", "inflating.py")),
     Target("recordio", _recordio, (PackstoreError,), ("records/recordio.py",)),
     Target(
         "hf_imagefolder",
@@ -778,15 +779,12 @@ TARGETS = (
     Target("mds", _mds, (PackstoreError,), ("records/mds.py", "records/__init__.py", "records/typed.py"), _repair_json),
     Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/examples.py"), _repair_either),
     Target("idx", _idx, (PackstoreError,), ("arrays/idx.py",)),
-    Target("n5_block", _n5_block, (PackstoreError,), ("arrays/n5.py",)),
+    Target("n5_block", _n5_block, (PackstoreError,), ("arrays/chunks.py",)),
     Target(
         "dicom",
         _medical(DicomSource, "x.dcm", "image=stored", "image=window", "image=volumes:rescaled:gaps"),
         (PackstoreError,),
-        (
-            *("medical/dicom.py", "medical/dicom_files.py", "medical/dicom_header.py", "medical/dicom_pixels.py"),
-            *("medical/dicom_series.py", "medical/dicom_geometry.py", "medical/dicom_volumes.py"),
-        ),
+        (*("medical/dicom.py", "medical/dicom_files.py", "medical/dicom_pixels.py", "medical/scan.py"),),
     ),
     Target(
         "nifti",

@@ -33,7 +33,7 @@ from packstore.images.engine import scan_tar
 from packstore.sources import Entry, archives, open_source
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import normalise_member_name
-from packstore.sources.archives.tar import read_tar
+from packstore.sources.archives.tar import read_first_names, read_tar
 from packstore.sources.archives.zip import CENTRAL, END, LOCAL, read_zip
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
@@ -732,3 +732,15 @@ def test_the_bar_of_unpacking_counts_bytes(capsys: pytest.CaptureFixture[str]) -
     assert "B/s" in unpacking
     assert "images" not in unpacking
     assert "images/s" in scanning
+
+
+@pytest.mark.parametrize("digits", [15, 400])
+def test_a_member_longer_than_a_compressed_tar_ends_the_search_for_names(digits: int, tmp_path: Path) -> None:
+    member = tarfile.TarInfo("a.png")
+    member.pax_headers = {"size": "9" * digits}
+    path = tmp_path / "a.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as out:
+        out.addfile(member)
+    assert read_first_names(path, 1) == ["a.png"]
+    with pytest.raises(EOFError, match="longer than the tar"):
+        read_first_names(path, 2)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError
 from packstore.core.progress import Progress
 from packstore.sources import Source, inflating, open_source
-from packstore.sources.arrays import cifar, stored
+from packstore.sources.arrays import published, stored
 from packstore.sources.arrays.pickles import BatchError, build_array, parse_dict
 from packstore.testing import SourceSuite
 
@@ -279,7 +279,7 @@ def test_memory_is_bounded_and_any_order_works(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(stored, "_BLOCK_BYTES", 3 * 3072)
     monkeypatch.setattr(stored, "_KEPT_BYTES", 2 * 3 * 3072)
     source = open_source(pack(make(tmp_path, "cifar10"), tmp_path / "c.tar.gz"))
-    assert isinstance(source, cifar.CifarSource)
+    assert isinstance(source, published.CifarSource)
     wanted = expected("cifar10")
     entries = list(source.entries())
     for index in np.random.default_rng(0).permutation(len(entries)):
@@ -674,7 +674,7 @@ def test_archives_with_odd_members(tmp_path: Path) -> None:
 
 
 def test_a_member_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cifar, "_MAX_BYTES", 1000)
+    monkeypatch.setattr(published, "_MAX_BYTES", 1000)
     assert "that is not CIFAR" in failure(pack(make(tmp_path, "cifar10"), tmp_path / "c.tar.gz"))
 
 

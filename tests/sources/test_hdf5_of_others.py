@@ -582,18 +582,18 @@ def test_a_store_of_our_own_is_no_file_of_others(tmp_path: Path) -> None:
 
 
 def test_a_chunk_is_decompressed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from packstore.sources.arrays.hdf5 import _OpenHdf5
+    from packstore.sources.arrays.hdf5 import _Hdf5Array
 
     path = write(tmp_path / "a.h5", {"x": pixels(60, 4, 4, 3)}, compression="gzip", chunks=(20, 4, 4, 3))
     monkeypatch.setattr("packstore.sources.arrays.stored._BLOCK_BYTES", 100)
     asked: list[tuple[int, int]] = []
-    read = _OpenHdf5.read_rows
+    read = _Hdf5Array.read_rows
 
-    def counted(self: Any, name: str, axis: int, start: int, stop: int) -> Any:
+    def counted(self: Any, axis: int, start: int, stop: int) -> Any:
         asked.append((start, stop))
-        return read(self, name, axis, start, stop)
+        return read(self, axis, start, stop)
 
-    monkeypatch.setattr(_OpenHdf5, "read_rows", counted)
+    monkeypatch.setattr(_Hdf5Array, "read_rows", counted)
     with closing(open_source(path)) as source:
         assert len(images(source)) == 60
     assert asked == [(0, 20), (20, 40), (40, 60)]

@@ -18,6 +18,7 @@ from PIL import Image
 from packstore import AmbiguousSourceError, PackedDataset, convert
 from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Source, open_source
+from packstore.sources.base import Sample
 from packstore.testing import SourceSuite
 from tests.makers.layouts import STL10, Files, imagenet32, make_layout, mat, pixels
 from tests.makers.torchvision import import_torchvision
@@ -62,8 +63,13 @@ def torchvision(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def samples(source: Source, split: str | None = None) -> list[tuple[Any, Any]]:
-    found = [source.read(entry) for entry in source.entries(split)]
-    return [(each.image, each.values) for each in found]  # type: ignore[union-attr]
+    """Image and further values of each sample, whether its entry has these or they are read."""
+    columns, found = [column.name for column in source.survey(split).columns], []
+    for entry in source.entries(split):
+        read = source.read(entry)
+        values = read.values if isinstance(read, Sample) else dict(zip(columns, entry.labels, strict=True))
+        found.append((source.image(entry), values))
+    return found
 
 
 @pytest.mark.parametrize("form", ["folder", "above", "tar.gz", "zip"])

@@ -20,7 +20,7 @@ from common import interleaved, machine, packstore_command, run_process, table
 
 START = (
     "import packstore.packing.conversion, packstore.stores.lmdb.store, packstore.stores.lmdb.writer, "
-    "packstore.sources.imagefolder, packstore.sources.arrays.cifar, tqdm, packstore.cli"
+    "packstore.sources.imagefolder, packstore.sources.arrays.published, tqdm, packstore.cli"
 )
 
 

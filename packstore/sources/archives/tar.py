@@ -38,6 +38,7 @@ from packstore.sources.archives.index import (
 from packstore.sources.encodings import decode_names
 from packstore.sources.inflating import ZLIB, InflatedFile
 
+_MAX_EMPTY_READS = 64
 _FEW, _PAUSE = 16, 64  # files found by one call; headers until the next
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", ZSTANDARD: "zst"}
@@ -108,8 +109,24 @@ def read_first_names(path: Path, count: int) -> list[str]:
 def _stream_members(stream: IO[bytes]) -> Iterator[tarfile.TarInfo]:
     """Yields the members of a tar that is read as a stream, without seeking. Raises one of :data:`TAR_FAULTS` for
     damage."""
-    with tarfile.open(fileobj=stream, mode="r|", errorlevel=2, encoding="utf-8", errors="surrogateescape") as archive:
+    ended = _EndedStream(stream)
+    with tarfile.open(fileobj=ended, mode="r|", errorlevel=2, encoding="utf-8", errors="surrogateescape") as archive:  # type: ignore[call-overload]
         yield from archive
+
+
+class _EndedStream:
+    """Stream of which :mod:`tarfile` may not read on and on behind its end, to skip a member of an impossible size."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self._empty_reads = stream, 0
+
+    def read(self, size: int) -> bytes:
+        """Reads the next bytes. Raises :class:`EOFError` at the 64th read behind the end."""
+        data = self._stream.read(size)
+        self._empty_reads += not data
+        if self._empty_reads >= _MAX_EMPTY_READS:
+            raise EOFError("a member is longer than the tar")
+        return data
 
 
 def read_tar(path: Path, encoding: str | None = None) -> ArchiveIndex:

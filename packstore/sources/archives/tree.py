@@ -45,6 +45,7 @@ class ArchiveTree(Tree):
         self._index = index
         self.replaced = index.replaced
         self._top = self._find_root()
+        self.top = self._top.decode("utf-8", "surrogateescape")
         self._lock = threading.Lock()
         self._file: OpenFile | None = index.file
         self._found = _Found()

@@ -5,14 +5,14 @@ Names, shapes and dtypes decide. If they do not, the user is asked; nothing is g
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.modes import MAX_CHANNELS
-from packstore.sources.arrays.stored import ArrayInfo, ColumnArray
-from packstore.sources.arrays.values import may_be_flat_images, parse_layout, unflatten_images
+from packstore.sources.arrays.stored import ArrayInfo, ColumnArray, parse_layout
 from packstore.sources.base import SourceOptions
 from packstore.sources.columns import make_column_names, name_words
 from packstore.sources.rows import in_packing_order
@@ -25,6 +25,9 @@ LABEL_WORDS = frozenset(["y", "label", "labels", "target", "targets", "class"])
 _MASKS = frozenset(["mask", "masks", "segmentation", "segmentations", "seg"])
 _NAMES, _OF_NAMES = frozenset(["classes", "categories"]), frozenset(["class", "label", "category", "target"])
 _LISTED = 12
+_LEAST = 64
+"""Least numbers of a flat image, 8 x 8."""
+_PROPOSED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +166,8 @@ def _assign_part(
     """
     image = _find_images(shown, arrays, options)
     length = _count_labels(shown, arrays, image, options)
-    if may_be_flat_images(image.info):
-        image.info = unflatten_images(shown, image.info, options.layout, length)
+    if _may_be_flat_images(image.info):
+        image.info = _unflatten_images(shown, image.info, options.layout, length)
     chosen = ColumnArray(image.file, image.info, *_choose_axes(shown, image, length, options))
     count = chosen.length
     if length is not None and length != count:
@@ -215,7 +218,7 @@ def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptio
     flat = [
         each
         for each in arrays
-        if may_be_flat_images(each.info) and (each.words & IMAGE_WORDS or each.info.dtype == "u1")
+        if _may_be_flat_images(each.info) and (each.words & IMAGE_WORDS or each.info.dtype == "u1")
     ]
     if len(flat) == 1:
         return flat[0]
@@ -376,3 +379,57 @@ def unused_column_name(role: str, columns: Mapping[str, ColumnArray]) -> str:
     """Makes a column's name from the words of its array's name. It differs from ``image``, ``label`` and all names in
     ``columns``."""
     return make_column_names([role], {*columns, "image", "label"})[role]
+
+
+def _may_be_flat_images(info: ArrayInfo) -> bool:
+    """Tells if an array is a matrix of numbers with a side of at least 64, enough for an image."""
+    return info.content == "numbers" and len(info.shape) == 2 and min(info.shape) >= 1 and max(info.shape) >= _LEAST
+
+
+def _unflatten_images(shown: str, info: ArrayInfo, layout: str | None, length: int | None) -> ArrayInfo:
+    """Returns the description of a matrix as an array of images, by a layout such as ``NHW:28x28``.
+
+    Raises :class:`AmbiguousSourceError` for None or a layout without sizes; its answers are possible layouts. Raises
+    :class:`SourceError` if the sizes do not fit. ``length``: number of labels, None if unknown; layouts with another
+    number of images are not proposed.
+    """
+    axes, sizes = parse_layout(layout or "")
+    if not sizes:
+        proposed = _propose_layouts(info, length)
+        asked = " or ".join(f"--layout {each}" for each in proposed) or "--layout NHW:28x28"
+        raise AmbiguousSourceError(
+            f"{shown}: {info.shown} is a matrix: give the sizes of its images, in the order of their numbers, by "
+            f"{asked}",
+            [Answer(("--layout", each)) for each in proposed],
+        )
+    first = axes[0] == "N"
+    count, pixels = info.shape if first else info.shape[::-1]
+    if math.prod(sizes) != pixels:
+        raise SourceError(
+            f"{shown}: {info.shown} has {pixels:,} numbers an image, but --layout {layout} needs {math.prod(sizes):,}"
+        )
+    return replace(info, shape=(count, *sizes) if first else (*sizes, count), flat=True)
+
+
+def _propose_layouts(info: ArrayInfo, length: int | None) -> list[str]:
+    """Proposes up to eight layouts with the sizes closest to a square, for gray or RGB images. One side is at most
+    twice the other. If ``length`` is known, proposes only layouts with ``length`` images."""
+    layouts = []
+    for place in (0, 1):
+        count, pixels = info.shape[place], info.shape[1 - place]
+        if pixels < _LEAST or (length is not None and count != length):
+            continue
+        for colours in (1, 3):
+            for side in sorted(range(1, math.isqrt(pixels // colours) + 1), reverse=True):
+                other, rest = divmod(pixels, side * colours)
+                if rest or other > 2 * side:
+                    continue
+                sizes = [(other, side)] if other == side else [(other, side), (side, other)]
+                if colours == 1:
+                    orders = ("HW", "WH") if info.by_columns else ("HW",)
+                    named = [f"{order}:{a}x{b}" for a, b in sizes for order in orders]
+                else:
+                    named = [f"HWC:{a}x{b}x3" for a, b in sizes] + [f"CHW:3x{a}x{b}" for a, b in sizes]
+                layouts += [f"N{each}" if place == 0 else each.replace(":", "N:") for each in named]
+                break
+    return layouts[: 2 * _PROPOSED]

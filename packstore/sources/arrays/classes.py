@@ -14,13 +14,9 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import printable
 from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays, unused_column_name
-from packstore.sources.arrays.stored import BlockCache, ColumnArray
-from packstore.sources.arrays.values import decode_text
+from packstore.sources.arrays.stored import BlockCache, ColumnArray, decode_text
 from packstore.sources.columns import LabelTexts, is_label_name, name_words
 from packstore.sources.splits import SPLIT_ORDER
-
-ATTRIBUTES = ("classes", "class_names", "label_names", "names")
-"""Attributes that name classes."""
 
 _MAX_CLASSES = 1 << 20
 _TEXTS = 4096
@@ -169,9 +165,9 @@ def _list_possible_names(roles: ArrayRoles, blocks: BlockCache) -> Iterator[tupl
 def _read_texts(blocks: BlockCache, chosen: ColumnArray) -> Iterator[list[str]]:
     """Yields all texts of an array, in lists of up to 4096. Raises :class:`OSError` or :class:`ValueError` if they
     cannot be read or decoded."""
-    file, info = blocks.open_file(chosen.file), chosen.info
-    for start in range(0, info.shape[0], _TEXTS):
-        yield [decode_text(text) for text in file.read_rows(info.name, 0, start, min(start + _TEXTS, info.shape[0]))]
+    array, length = blocks.open_file(chosen.file).arrays[chosen.info.name], chosen.info.shape[0]
+    for start in range(0, length, _TEXTS):
+        yield [decode_text(text) for text in array.read_rows(0, start, min(start + _TEXTS, length))]
 
 
 def _read_labels(part: SplitArrays, blocks: BlockCache) -> NDArray[Any]:
@@ -180,7 +176,7 @@ def _read_labels(part: SplitArrays, blocks: BlockCache) -> NDArray[Any]:
     chosen = part.columns.get("label")
     if chosen is None or not chosen.length:
         return np.zeros(0, np.int64)
-    return blocks.open_file(chosen.file).read_rows(chosen.info.name, 0, 0, chosen.length)
+    return blocks.open_file(chosen.file).arrays[chosen.info.name].read_all()
 
 
 def _decode_name(value: Any) -> Any:

@@ -13,10 +13,10 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest
 from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays
-from packstore.sources.arrays.source import ArraySource
+from packstore.sources.arrays.source import ArraySource, to_native
 from packstore.sources.arrays.stored import ArrayInfo, ColumnArray
-from packstore.sources.arrays.values import to_native
-from packstore.sources.exported_rows import ExportedRows
+from packstore.sources.base import Source, SourceOptions
+from packstore.sources.exported_rows import ExportedRows, open_with
 
 _SHAPE = "shape of the image"
 """Name of the array of shapes among the columns of a part."""
@@ -51,6 +51,12 @@ class ExportedArrays(ExportedRows, ArraySource):
         """Makes the function that converts a value to that of the exported store. Files become bytes, numbers a copy in
         native byte order."""
         return bytes if chosen.info.content == "files" else partial(to_native, chosen.info.dtype, False)
+
+
+def open_exported(plain: type[ArraySource], path: Path, options: SourceOptions) -> Source:
+    """Opens an export of packstore with the kind of ``plain``, or else as ``plain``. Raises :class:`SourceError` for a
+    damaged export manifest."""
+    return open_with(plain, type(f"Exported{plain.__name__}", (ExportedArrays, plain), {}))(path, options)
 
 
 def _choose_exported_arrays(

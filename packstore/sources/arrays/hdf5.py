@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,21 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.images.sniff import begins_like_image
-from packstore.sources.arrays.classes import ATTRIBUTES
-from packstore.sources.arrays.exported import ExportedArrays
-from packstore.sources.arrays.source import ArraySource, make_array_kind
+from packstore.sources.arrays import make_array_kind
+from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import (
+    ATTRIBUTES,
     ArrayInfo,
+    FileArray,
     OpenArrays,
     StoredArray,
-    StoredArrays,
     Unwritten,
     count_unwritten,
     may_be_written,
     object_array,
     read_at,
 )
-from packstore.sources.exported_rows import open_with
-from packstore.sources.refusals import first_bytes, refuse_page
+from packstore.sources.refusals import first_bytes
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _STARTS = (0, 512, 1024, 2048)
@@ -53,25 +52,24 @@ class Hdf5Source(ArraySource):
     files_name = "HDF5 files"
 
     def open_file(self, path: Path) -> OpenArrays:
-        """Opens an HDF5 file. Raises :class:`SourceError` if h5py cannot read it."""
+        """Opens an HDF5 file, and describes its datasets. Raises :class:`SourceError` for damage."""
         return _OpenHdf5(path, self.path if self.path.is_dir() else self.path.parent)
 
     @classmethod
-    def matches(cls, path: Path) -> bool:
-        """Tells if a path is an HDF5 file, or a folder of HDF5 files alone. False for packstore stores, and files that
-        h5py cannot open. Raises :class:`SourceError` for a web page in a folder that has the name of an HDF5 file."""
-        if not path.is_dir():
-            return is_hdf5(path) and not _is_store(path)
-        files = cls.find_files(path) if cls.holds_only_arrays(path) else []
-        strange = [file for file in files if not is_hdf5(file)]
-        for file in strange:
-            refuse_page(file)
-        return bool(files) and not strange and not any(map(_is_store, files))
+    def reads_file(cls, path: Path) -> bool:
+        """Tells if a path is an HDF5 file. False for packstore stores, and files that h5py cannot open."""
+        return is_hdf5(path) and not _is_store(path)
 
 
-class _OpenHdf5(StoredArrays):
-    """Open HDF5 file. Contiguous datasets are read without h5py. Opening raises :class:`SourceError` if h5py cannot
-    read the file."""
+class _OpenHdf5(OpenArrays):
+    """Datasets of an HDF5 file. Contiguous ones are read without h5py. Opening raises :class:`SourceError`:
+
+    - for a damaged file
+    - for links to other files or to nothing
+    - for values in raw files, or in files of other folders
+    - for a dataset of numbers of which over 256 MiB were never written
+    - for more than 10,000 datasets and groups
+    """
 
     def __init__(self, path: Path, folder: Path) -> None:
         import h5py
@@ -85,33 +83,17 @@ class _OpenHdf5(StoredArrays):
         except (OSError, RuntimeError, ValueError) as error:
             raise SourceError(f"{self._shown} is not a readable HDF5 file: {printable(str(error))[:200]}") from None
         self.closing.callback(self._file.close)
-        self._descriptor = self.open_descriptor(path)
-        self._located: set[str] = set()
-
-    def list_arrays(self) -> list[ArrayInfo]:
-        """Describes all datasets. Raises :class:`SourceError`:
-
-        - for a damaged file
-        - for links to other files or to nothing
-        - for values in raw files, or in files of other folders
-        - for a dataset of numbers of which over 256 MiB were never written
-        - for more than 10,000 datasets and groups
-        """
         try:
-            return self._list_datasets()
+            with self:
+                self._read = partial(read_at, self.open_descriptor(path))
+                self._find_datasets()
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # as h5py finds damage
             raise SourceError(f"{self._shown} is damaged: {printable(str(error))[:200]}") from None
 
-    def _list_datasets(self) -> list[ArrayInfo]:
-        """Describes all datasets; visits each group once. Skips soft links within the file, since their targets are
-        listed.
-
-        Raises :class:`SourceError` for links to other files or to nothing, and for more than 10,000 datasets and
-        groups. Raises as :meth:`_describe_dataset` does.
-        """
+    def _find_datasets(self) -> None:
+        """Adds all datasets; visits each group once. Raises :class:`SourceError` as opening does."""
         import h5py
 
-        infos: list[ArrayInfo] = []
         waiting = [""]
         seen = set()
         while waiting:
@@ -131,17 +113,27 @@ class _OpenHdf5(StoredArrays):
                             f"{self._shown}: {printable(inside)} is a link to {printable(link.path)}, "
                             "which is not in the file: remove the link, or write its target"
                         )
-                    continue
+                    continue  # its target is found by its own name
                 item = group.get(child)
                 if isinstance(item, h5py.Group):
                     if item.id not in seen:
                         seen.add(item.id)
                         waiting.append(inside)
                 elif isinstance(item, h5py.Dataset):
-                    infos.append(self._describe_dataset(inside, item))
-                if len(infos) + len(seen) > _MAX_OBJECTS:
+                    self.arrays[inside] = self._open_dataset(inside, item)
+                if len(self.arrays) + len(seen) > _MAX_OBJECTS:
                     raise SourceError(f"{self._shown} holds more than {_MAX_OBJECTS:,} datasets and groups")
-        return infos
+
+    def _open_dataset(self, name: str, dataset: Any) -> FileArray:
+        """Opens a dataset. Numbers at one place of the file are read directly. Raises as :meth:`_describe_dataset`
+        does."""
+        import h5py
+
+        info = self._describe_dataset(name, dataset)
+        offset = dataset.id.get_offset() if info.content == "numbers" else None
+        if offset is not None and dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype):
+            return StoredArray(info, self._read, offset)
+        return _Hdf5Array(info, dataset)
 
     def _describe_dataset(self, name: str, dataset: Any) -> ArrayInfo:
         """Describes a dataset, as unreadable if it has no shape or no column can hold its values.
@@ -161,7 +153,7 @@ class _OpenHdf5(StoredArrays):
         self._refuse_outside_values(name, dataset)
         dtype, inner = dataset.dtype, h5py.check_vlen_dtype(dataset.dtype)
         if h5py.check_string_dtype(dtype) is not None:
-            is_file = begins_like_image(self._read_first_value(dataset)[:64])
+            is_file = begins_like_image(_read_first_value(dataset)[:64])
             return ArrayInfo(name, shape, content="files" if is_file else "texts")
         if inner in (np.uint8, np.int8) or (dtype.kind == "V" and dtype.fields is None and dtype.subdtype is None):
             return ArrayInfo(name, shape, content="files")
@@ -176,15 +168,6 @@ class _OpenHdf5(StoredArrays):
                     f"{self._shown}: {printable(name)} should have {size:,} bytes, of which {stored:,} were written"
                 )
         return replace(info, reversed="MATLAB_class" in dataset.attrs)
-
-    def _read_first_value(self, dataset: Any) -> bytes:
-        """Reads the first value of a dataset with one axis. Returns ``b""`` for other axes, and if there is no value,
-        it is no bytes, or it cannot be read."""
-        try:
-            value = dataset[0] if len(dataset.shape) == 1 and dataset.shape[0] else b""
-        except (OSError, RuntimeError, ValueError, UnicodeDecodeError):
-            return b""
-        return value if isinstance(value, bytes) else b""
 
     def _refuse_outside_values(self, name: str, dataset: Any) -> None:
         """Raises :class:`SourceError` for a dataset with values in raw files, and for one of these virtual datasets:
@@ -202,61 +185,41 @@ class _OpenHdf5(StoredArrays):
                 f"followed, since the file depends on the working directory: write the values into the file, for "
                 f"instance by h5repack -l {printable(name)}:CONTI"
             )
-        sources = [each for each in dataset.virtual_sources() if each.file_name != "."] if dataset.is_virtual else []
-        if sources and os.environ.get(_PREFIX):
+        sources = dataset.virtual_sources() if dataset.is_virtual else []
+        if os.environ.get(_PREFIX) and any(source.file_name != "." for source in sources):
             raise SourceError(
                 f"{self._shown}: {printable(name)} is made of other files, and {_PREFIX} makes HDF5 look for them in "
                 f"{printable(os.environ[_PREFIX])}: unset it, and put them beside the file"
             )
         for source in sources:
-            if "%" in source.file_name + source.dset_name:
-                raise SourceError(
-                    f"{self._shown}: {printable(name)} is made of files by a pattern ({printable(source.file_name)}, "
-                    f"{printable(source.dset_name)}), which is not followed; write it into one file"
-                )
-            place = self._path.parent / source.file_name
-            if not (place.parent.resolve() / place.name).is_relative_to(self._folder):  # it may be a link itself
-                raise SourceError(
-                    f"{self._shown}: the values of {printable(name)} are outside its folder, in "
-                    f"{printable(source.file_name)}; that is not followed"
-                )
-        for source in dataset.virtual_sources() if dataset.is_virtual else ():
-            self._refuse_chained_file(name, source.file_name, source.dset_name)
+            self._refuse_source(name, source.file_name, source.dset_name)
 
-    def _refuse_chained_file(self, name: str, file_name: str, dataset_name: str) -> None:
-        """Raises :class:`SourceError` if a part of a virtual dataset is missing, or refers to further files itself."""
+    def _refuse_source(self, name: str, file_name: str, dataset_name: str) -> None:
+        """Raises :class:`SourceError` for a part of a virtual dataset as :meth:`_refuse_outside_values` does."""
         import h5py
 
+        shown = f"{printable(file_name)}, {printable(dataset_name)}"
+        if file_name != "." and "%" in file_name + dataset_name:
+            raise SourceError(
+                f"{self._shown}: {printable(name)} is made of files by a pattern ({shown}), which is not followed; "
+                "write it into one file"
+            )
+        place = self._path if file_name == "." else self._path.parent / file_name
+        if not (place.parent.resolve() / place.name).is_relative_to(self._folder):  # it may be a link itself
+            raise SourceError(
+                f"{self._shown}: the values of {printable(name)} are outside its folder, in "
+                f"{printable(file_name)}; that is not followed"
+            )
         try:
-            if file_name == ".":
-                dataset = self._file[dataset_name]
-                plain = not dataset.is_virtual and not dataset.external
-            else:
-                with h5py.File(self._path.parent / file_name, "r", locking=False) as file:
-                    dataset = file[dataset_name]
-                    plain = not dataset.is_virtual and not dataset.external and dataset.file.filename == file.filename
+            with nullcontext(self._file) if file_name == "." else h5py.File(place, "r", locking=False) as file:
+                dataset = file[dataset_name]
+                if not dataset.is_virtual and not dataset.external and dataset.file.filename == file.filename:
+                    return
         except (OSError, KeyError, RuntimeError, ValueError, AttributeError):
-            reason = f"is missing: {printable(file_name)}, {printable(dataset_name)}"
-        else:
-            if plain:
-                return
-            reason = "refers to other files in turn, which is not followed"
-        raise SourceError(f"{self._shown}: a part of {printable(name)} {reason}")
-
-    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` along ``axis``; the result has the dataset's axes in their order. Strings
-        and opaque values become an array of ``bytes`` objects. A contiguous dataset is read without h5py if ``axis`` is
-        0. Raises :class:`ValueError` or :class:`OSError` for damage."""
-        dataset = self._file[name]
-        if axis == 0 and self._is_contiguous(name, dataset):
-            return super().read_rows(name, axis, start, stop)
-        try:
-            values = np.asarray(dataset[(slice(None),) * axis + (slice(start, stop),)])
-        except (RuntimeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{name} cannot be read: {error}") from None
-        if values.dtype.kind in "SV":
-            return object_array([bytes(item) for item in values])
-        return values
+            raise SourceError(f"{self._shown}: a part of {printable(name)} is missing: {shown}") from None
+        raise SourceError(
+            f"{self._shown}: a part of {printable(name)} refers to other files in turn, which is not followed"
+        )
 
     def read_attributes(self, name: str) -> dict[str, Any]:
         """Reads the attributes of a dataset or group that may name classes, by name. Returns ``{}`` if they cannot be
@@ -267,10 +230,25 @@ class _OpenHdf5(StoredArrays):
             values = {each: attributes[each] for each in ATTRIBUTES if each in attributes}
         return values
 
-    def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """Finds the chunks of a dataset that were never written. Returns None if all were, or if the dataset is empty
-        or virtual."""
-        dataset = self._file[name]
+
+@dataclass(slots=True)
+class _Hdf5Array(FileArray):
+    """Dataset that h5py reads. Strings and opaque values become an array of ``bytes`` objects."""
+
+    dataset: Any
+
+    def read_rows(self, axis: int, start: int, stop: int) -> NDArray[Any]:
+        try:
+            values = np.asarray(self.dataset[(slice(None),) * axis + (slice(start, stop),)])
+        except (RuntimeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{self.info.name} cannot be read: {error}") from None
+        if values.dtype.kind in "SV":
+            return object_array([bytes(item) for item in values])
+        return values
+
+    def find_unwritten(self, axis: int) -> Unwritten | None:
+        """Finds the chunks that were never written. Returns None if all were, or if the dataset is empty or virtual."""
+        dataset = self.dataset
         if dataset.is_virtual or not dataset.size:
             return None
         chunk, places = dataset.chunks, list[tuple[int, ...]]()
@@ -285,28 +263,21 @@ class _OpenHdf5(StoredArrays):
         inside = (tuple(a // b for a, b in zip(place, chunk, strict=True)) for place in places)
         return count_unwritten(dataset.shape, chunk, axis, inside)
 
-    def _is_contiguous(self, name: str, dataset: Any) -> bool:
-        """Tells if a dataset has plain numbers at one place of the file; adds it to :attr:`arrays` then."""
-        import h5py
 
-        if name not in self._located:
-            self._located.add(name)
-            offset = dataset.id.get_offset()
-            plain = not dataset.external and dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype)
-            if offset is not None and plain:
-                info = ArrayInfo(name, dataset.shape, dataset.dtype)
-                self.arrays[name] = StoredArray(info, partial(read_at, self._descriptor), offset)
-        return name in self.arrays
+def _read_first_value(dataset: Any) -> bytes:
+    """Reads the first value of a dataset with one axis. Returns ``b""`` for other axes, and if there is no value, it is
+    no bytes, or it cannot be read."""
+    try:
+        value = dataset[0] if len(dataset.shape) == 1 and dataset.shape[0] else b""
+    except (OSError, RuntimeError, ValueError, UnicodeDecodeError):
+        return b""
+    return value if isinstance(value, bytes) else b""
 
 
 def is_hdf5(path: Path) -> bool:
     """Tells if a file has HDF5's signature at byte 0, 512, 1024 or 2048. A user block may precede it."""
     start = first_bytes(path, _STARTS[-1] + len(_SIGNATURE))
     return any(start[place : place + len(_SIGNATURE)] == _SIGNATURE for place in _STARTS)
-
-
-class ExportedHdf5(ExportedArrays, Hdf5Source):
-    """Samples of an HDF5 export of packstore."""
 
 
 def _is_store(path: Path) -> bool:
@@ -321,4 +292,4 @@ def _is_store(path: Path) -> bool:
         return True  # opening it as a store tells the fault
 
 
-KIND = make_array_kind(Hdf5Source, "HDF5 files with arrays of images", open_with(Hdf5Source, ExportedHdf5))
+KIND = make_array_kind(Hdf5Source, "HDF5 files with arrays of images", exported=True)

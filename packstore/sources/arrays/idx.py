@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.sources.arrays.pixels import PixelSource
-from packstore.sources.arrays.stored import ArrayInfo, ReadRange, StoredArray, StoredArrays, VerifiedReader, read_at
+from packstore.sources.arrays.published import PixelSource
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, ReadRange, StoredArray, read_at, verify_first
 from packstore.sources.base import Kind
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.inflating import GzipReader
@@ -40,6 +40,7 @@ _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Sh
 _KMNIST = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 _ALL = sorted(string.digits + string.ascii_letters)
 _MERGED = tuple(letter for letter in _ALL if letter not in "cijklmopsuvwxyz")
+_CLASSES = {"fashion": _FASHION, "kmnist": _KMNIST, "kuzushiji": _KMNIST, "mnist": _MNIST}
 _EMNIST = {
     "byclass": tuple(_ALL),
     "bymerge": _MERGED,
@@ -115,51 +116,41 @@ class IdxSource(PixelSource):
             if found:
                 self.parts.append((split, found["images"]))
                 self._label_files[found["images"]] = found["labels"]
-        self._data_set = sets[0] if sets else ""
-        return [file for _, file in self.parts]
+        if self.parts:
+            self._folder = self.parts[0][1].parent
+            self.beside = [file.name for file in self._label_files.values()]
+            self.classes = {"label": _find_class_names(sets[0], self._folder)}
+        return [*self._label_files]
 
-    def files(self) -> list[Path]:
-        """Returns the files of images and labels."""
-        return [*self._label_files, *self._label_files.values()]
-
-    def open_file(self, path: Path) -> StoredArrays:
+    def open_pixels(self, path: Path) -> OpenArrays:
         """Opens a file of images and its file of labels. Raises :class:`SourceError` for a wrong header or size, dtype
         or number of axes, and :class:`ValueError` for eight numbers a label that cannot be read."""
-        with StoredArrays() as opened:
+        with OpenArrays() as opened:
             images, labels = _open_array(opened, path), _open_array(opened, self._label_files[path])
             if len(images.info.shape) != 3 or images.info.dtype != "u1":
                 raise SourceError(f"{printable(str(path))} is no array of images")
             shape = labels.info.shape
             if labels.info.dtype.kind not in "ui" or len(shape) not in (1, 2) or not all(shape[1:]):
                 raise SourceError(f"{printable(str(self._label_files[path]))} is no array of labels")
-            opened.add_renamed("image", images)
-            opened.add_renamed("label", labels)
+            opened.put("image", images)
+            opened.put("label", labels)
             if len(shape) == 2:  # QMNIST: the first number is the class
-                opened.add("nist", opened.read_rows("label", 0, 0, shape[0]))
-                opened.add("label", opened.read_rows("nist", 0, 0, shape[0])[:, 0])
+                opened.add("nist", labels.read_all())
+                opened.add("label", opened.arrays["nist"].read_all()[:, 0])
             return opened
 
-    def read_class_names(self) -> tuple[str, ...] | None:
-        """Names of classes, by the names of the files or of the two folders above them. None if these name no data
-        set."""
-        if self._data_set.startswith("emnist-"):
-            return _EMNIST.get(self._data_set.removeprefix("emnist-"))
-        if self._data_set == "qmnist":
-            return _MNIST
-        folder = self.parts[0][1].parent.resolve()
-        for name in (folder.name, folder.parent.name):
-            for said, classes in (
-                ("fashion", _FASHION),
-                ("kmnist", _KMNIST),
-                ("kuzushiji", _KMNIST),
-                ("mnist", _MNIST),
-            ):
-                if said in name.lower():
-                    return classes
-        return None  # the files of all these data sets have the same names
+
+def _find_class_names(data_set: str, folder: Path) -> tuple[str, ...] | None:
+    """Finds the names of the classes, by the names of the files or of the two folders above them. None if these name no
+    data set: the files of MNIST, Fashion-MNIST and KMNIST have the same names."""
+    if data_set.startswith("emnist-"):
+        return _EMNIST.get(data_set.removeprefix("emnist-"))
+    folder = folder.resolve()
+    names = ("mnist",) if data_set == "qmnist" else (folder.name.lower(), folder.parent.name.lower())
+    return next((_CLASSES[word] for name in names for word in _CLASSES if word in name), None)
 
 
-def _open_array(opened: StoredArrays, path: Path) -> StoredArray:
+def _open_array(opened: OpenArrays, path: Path) -> StoredArray:
     """Opens the array of an idx file, plain or gzip, until ``opened`` is closed. Of a gzip file, this only refuses a
     size that no gzip could hold; the first read of values verifies size and checksum. Raises :class:`SourceError` for a
     wrong header or size."""
@@ -186,7 +177,7 @@ def _open_array(opened: StoredArrays, path: Path) -> StoredArray:
     if size > file_size * _MAX_RATIO:
         raise SourceError(f"{shown} has {file_size:,} bytes, which cannot hold the {size:,} of its header")
     if zipped:
-        read = VerifiedReader(read, partial(_verify_gzip, shown, reader, place + size))
+        read = verify_first(read, partial(_verify_gzip, shown, reader, place + size))
     return StoredArray(info, read, place)
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import printable
 from packstore.core.pickle_machine import PickleError, StandIn, UnsupportedPickleError, interpret_pickle
-from packstore.sources.arrays.stored import ArrayInfo, StoredArray, StoredArrays, read_at
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, StoredArray, read_at
 
 _MAX_OPERATIONS = 2_000_000  # CIFAR-100's train takes 250,000
 _MAX_COPY = 1 << 16
@@ -29,7 +29,7 @@ _TYPES = {"uint8": "u1", "int32": "i4", "int64": "i8", "float64": "f8"}
 _DTYPES = _TYPES | {short: short for short in _TYPES.values()}
 
 
-class BatchError(Exception):
+class BatchError(ValueError):
     """Error for a damaged batch, or a pickle that needs more than arrays."""
 
 
@@ -119,7 +119,7 @@ class _MappedPickle(mmap.mmap):
         return super().__getitem__(key)
 
 
-class OpenPickle(StoredArrays):
+class OpenPickle(OpenArrays):
     """Arrays ``data`` and ``labels`` of a dictionary in a pickle. The bytes of ``data`` stay in the file.
 
     Opening raises :class:`BatchError` for another content, and for ``data`` that the pickle has as text or in Fortran's

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
+from packstore.core.modes import Mode, mode_of
 from packstore.images.sniff import excess_pixels_message, max_file_bytes
 from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, ArrayRoles, assign_roles
 from packstore.sources.arrays.classes import assign_text_labels, find_class_names
@@ -25,31 +28,33 @@ from packstore.sources.arrays.stored import (
     ColumnArray,
     OpenArrays,
     bytes_per_row,
+    decode_text,
     rows_per_block,
 )
-from packstore.sources.arrays.values import (
-    MASK_DTYPES,
-    cast_exactly,
-    decode_text,
-    find_class_number,
-    is_jpeg_or_png,
-    pixel_mode,
-    to_class_number,
-    to_file,
-    to_native,
-)
-from packstore.sources.base import Certainty, Kind, Source, SourceOptions
+from packstore.sources.base import Certainty, SourceOptions
 from packstore.sources.columns import name_words
-from packstore.sources.dataset import index_key
+from packstore.sources.dataset import KEY_DIGITS
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.refusals import refuse_page
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.splits import find_split_folders
 
-OpenSource = Callable[[Path, SourceOptions], Source]
-
 _PROBED = 4
 _MAX_FILES = 10_000
+_OTHER_DATA = (".h5", ".hdf5", ".npz", ".npy", ".mdb", ".tar", ".zip", ".parquet", ".arrow", ".tfrecord", ".mds")
+_PIXEL_DTYPES = {
+    "bool": "uint8",
+    "uint8": "uint8",
+    "int8": "int16",
+    "uint16": "uint16",
+    "int16": "int16",
+    **dict.fromkeys(("int32", "uint32", "int64", "uint64"), "int32"),
+    **dict.fromkeys(("float16", "float32", "float64"), "float32"),
+}
+"""Dtype of the mode by dtype of the array."""
+_MASK_DTYPES = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "uint16": "uint16", "int16": "int32"}
+"""Dtype of a column of masks by dtype of the array."""
 
 
 class ArraySource(RowSource):
@@ -74,12 +79,14 @@ class ArraySource(RowSource):
         files_name: Name of its files, for messages: ``HDF5 files``.
         grouped: A source is one folder, whose groups of arrays are the splits.
         max_open: Most files that are open at a time.
+        key_digits: Digits of a sample's number in its key.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
     files_name: ClassVar[str]
     grouped: ClassVar[bool] = False
     max_open: ClassVar[int] = 8
+    key_digits: ClassVar[int] = KEY_DIGITS
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -98,12 +105,24 @@ class ArraySource(RowSource):
 
     @abstractmethod
     def open_file(self, path: Path) -> OpenArrays:
-        """Opens a file. Raises :class:`SourceError` if it is damaged, or refers to a file outside of the source."""
+        """Opens a file, and describes its arrays. Raises :class:`SourceError` if it is damaged, or refers to a file
+        outside of the source."""
 
     @classmethod
-    @abstractmethod
+    def reads_file(cls, path: Path) -> bool:
+        """Tells if a file is of this kind, by its first bytes. This base returns False."""
+        return False
+
+    @classmethod
     def matches(cls, path: Path) -> bool:
-        """Tells if a path is of this kind, by names and first bytes."""
+        """Tells if a path is a file of this kind, or a folder of such files alone. Raises :class:`SourceError` for a
+        web page in a folder that has the name of such a file."""
+        if not path.is_dir():
+            return cls.reads_file(path)
+        files = cls.find_files(path) if cls.holds_only_arrays(path) else []
+        for file in files:
+            refuse_page(file)
+        return bool(files) and all(map(cls.reads_file, files))
 
     @classmethod
     def find_files(cls, path: Path) -> list[Path]:
@@ -192,17 +211,14 @@ class ArraySource(RowSource):
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields the rows of a split. The size of a row of files or texts is the mean of the first four rows."""
-        index, make_key = 0, self.make_key
+        before = f"{split}/" if split else ""
+        make_key, index = f"{before.replace('%', '%%')}%0{self.key_digits}d".__mod__, 0
         for number, part in enumerate(self._roles.parts):
             if part.split == split:
                 size, rest = self._row_sizes[number]
-                for row in range(part.length):
-                    yield Row(make_key(split, index + row), (number, row), size, rest)
+                keys = map(make_key, range(index, index + part.length))
+                yield from map(Row, keys, zip(repeat(number), range(part.length)), repeat(size), repeat(rest))
                 index += part.length
-
-    def make_key(self, split: str, index: int) -> str:
-        """Makes the key of a sample from its split and its number in the split."""
-        return index_key(split, index)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads a row of each array, and converts it to the value of its column. Raises :class:`OSError` or
@@ -236,7 +252,8 @@ class ArraySource(RowSource):
                         "of that name elsewhere; give a source that holds one kind of them"
                     )
         lacking = {name for part in self._roles.parts for name in declared if name not in part.columns}
-        return {name: _make_optional(field) if name in lacking else field for name, field in declared.items()}
+        optional = {name for name in lacking if not isinstance(declared[name], Image)}
+        return {name: replace(field, optional=True) if name in optional else field for name, field in declared.items()}
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts arrays that are no columns, and chunks that were never written; leaves out zeros."""
@@ -258,7 +275,7 @@ class ArraySource(RowSource):
         """Describes the arrays of a file, with the file's path relative to the source. The path is ``""`` if the source
         is the file itself and its arrays have names."""
         name = "" if file == self.path else file.relative_to(self.path).as_posix()
-        infos = self._blocks.open_file(number).list_arrays()
+        infos = [array.info for array in self._blocks.open_file(number).arrays.values()]
         return [replace(info, file=name or file.name if info.alone else name) for info in infos]
 
     def _refuse_images_alone(self, roles: ArrayRoles) -> None:
@@ -291,7 +308,7 @@ class ArraySource(RowSource):
             for name, chosen in part.columns.items():
                 gaps = None
                 if chosen.info.content == "numbers":
-                    gaps = self._blocks.open_file(chosen.file).find_unwritten(chosen.info.name, chosen.axis)
+                    gaps = self._blocks.open_file(chosen.file).arrays[chosen.info.name].find_unwritten(chosen.axis)
                 if gaps is not None:
                     chunks += gaps.chunks
                     if name in ("image", "label"):
@@ -324,7 +341,7 @@ class ArraySource(RowSource):
                 reason = excess_pixels_message(width, height, self.options.max_pixels)
                 if reason is not None:
                     raise SourceError(f"{printable(str(self.path))}: {image.info.shown}: {reason}")
-                mode = pixel_mode(image)
+                mode = _pixel_mode(image)
                 size = (height, width)
                 shapes.add((mode.channels, *size) if mode.dtype == "float32" else (*size, mode.channels))
             else:
@@ -375,16 +392,16 @@ class ArraySource(RowSource):
         """
         info = chosen.info
         if name == "image":
-            mode = None if info.content == "files" else pixel_mode(chosen)
+            mode = None if info.content == "files" else _pixel_mode(chosen)
             return Image("original" if mode is None else mode.dtype, mode=None if mode is None else mode.name)
         if name == "label":
             return Label(self._classes)
         if info.content == "texts":
             return Text()
         if info.content == "files":
-            return Image() if is_jpeg_or_png(*self._read_first_rows(chosen, 1)[:1]) else Bytes()
+            return Image() if _is_jpeg_or_png(*self._read_first_rows(chosen, 1)[:1]) else Bytes()
         if "mask" in name and len(info.shape) == 3 and info.dtype.kind in "uib" and info.dtype.itemsize <= 4:
-            return Mask(MASK_DTYPES.get(info.dtype.name))
+            return Mask(_MASK_DTYPES.get(info.dtype.name))
         if info.dtype.name not in ITEM_SIZE:
             raise SourceError(f"{printable(str(self.path))}: {info.shown}: no type of column holds {info.dtype}")
         return Array(info.dtype.name, info.shape[1:])
@@ -400,15 +417,15 @@ class ArraySource(RowSource):
         """
         info = chosen.info
         if info.content == "files":
-            return partial(to_file, name, max_file_bytes(self.options.max_pixels))
+            return partial(_to_file, name, max_file_bytes(self.options.max_pixels))
         if name == "image":
-            return partial(cast_exactly, dtype=pixel_mode(chosen).dtype)
+            return partial(_cast_exactly, dtype=_pixel_mode(chosen).dtype)
         if name == "label" and info.content == "texts":
-            return partial(find_class_number, {text: number for number, text in enumerate(self._text_classes or ())})
+            return partial(_find_class_number, {text: number for number, text in enumerate(self._text_classes or ())})
         if info.content == "texts":
             return decode_text
         if name == "label":
-            return to_class_number
+            return _to_class_number
         return partial(to_native, info.dtype, "mask" in name and len(info.shape) == 3)
 
     @cached_property
@@ -423,30 +440,70 @@ class ArraySource(RowSource):
             raise SourceError(f"{printable(str(self.path))}: {printable(str(error))}") from None
 
 
-_OTHER_DATA = (".h5", ".hdf5", ".npz", ".npy", ".mdb", ".tar", ".zip", ".parquet", ".arrow", ".tfrecord", ".mds")
-
-
-def make_array_kind(source: type[ArraySource], help: str, open: OpenSource | None = None) -> Kind:
-    """Makes the :class:`Kind` of a source of arrays. To recognise a path, its arrays are opened, by ``open`` or
-    ``source``, if :meth:`ArraySource.matches`; that raises the errors of opening."""
-
-    def recognise(path: Path, options: SourceOptions) -> Certainty:
-        certainty = source.recognise(path, options)
-        if certainty is not Certainty.NO:
-            (open or source)(path, options).close()
-        return certainty
-
-    return Kind(source.kind, help, recognise, open or source, takes_arrays=True)
-
-
 def _find_split_folders(path: Path) -> list[Path]:
     """Finds the folders of splits in a folder, sorted."""
     found = find_split_folders(each.name for each in visible_paths(path))
     return sorted(path / name for name in found if (path / name).is_dir())
 
 
-def _make_optional(field: Field) -> Field:
-    """Returns a copy of the field that is optional; an image field unchanged."""
-    if isinstance(field, Image):
-        return field
-    return replace(field, optional=True)
+def _pixel_mode(chosen: ColumnArray) -> Mode:
+    """Returns the mode (channels and dtype) in which an array of images is stored.
+
+    - Integers of 32 or 64 bits become int32, and a larger value makes a bad sample.
+    - Floating-point numbers become float32, and a value that float32 does not hold makes a bad sample.
+    - int8 becomes int16, and bool becomes uint8.
+    """
+    channels = chosen.info.shape[chosen.order[2]] if len(chosen.order) == 3 else 1
+    return mode_of(channels, _PIXEL_DTYPES.get(chosen.info.dtype.name, "uint8"))
+
+
+def _cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Converts values to a dtype. Raises :class:`ValueError` if a value would change."""
+    if pixels.dtype == dtype:
+        return pixels
+    values = pixels.astype(dtype)
+    if not np.array_equal(values, pixels, equal_nan=pixels.dtype.kind == "f"):
+        raise ValueError(
+            f"image: found {pixels.dtype} from {pixels.min()} to {pixels.max()}, which {dtype} does not hold: write "
+            f"the array again as {dtype}"
+        )
+    return values
+
+
+def _to_file(name: str, limit: int, value: Any) -> bytes:
+    """Returns the bytes of a file. Raises :class:`ValueError` for more than ``limit`` bytes."""
+    if len(value) > limit:
+        raise ValueError(f"{name} has {len(value)} bytes, more than the {limit} of an image within max_pixels")
+    return bytes(value)
+
+
+def to_native(dtype: np.dtype[Any], is_mask: bool, value: Any) -> NDArray[Any]:
+    """Copies a row of numbers in native byte order; ``is_mask`` makes bool uint8."""
+    native = np.asarray(value).astype(dtype.newbyteorder("="), copy=True)
+    return native.astype(np.uint8) if is_mask and native.dtype == np.bool_ else native
+
+
+def _to_class_number(value: Any) -> int:
+    """Converts a label to a class number. Raises :class:`ValueError` for a fraction, infinity or NaN, and for other
+    than one number. Negative and too large numbers are not refused here."""
+    array = np.asarray(value)
+    if array.size != 1:
+        raise ValueError(f"label: found {array.size} numbers, expected one")
+    number = array.reshape(-1)[0].item()
+    if not math.isfinite(number) or number != int(number):
+        raise ValueError(f"label: found {number}, expected a whole number")
+    return int(number)
+
+
+def _find_class_number(numbers: Mapping[str, int], value: Any) -> int:
+    """Returns the number of a class by its text. Raises :class:`ValueError` for a text that was not a class when the
+    source was opened."""
+    text = decode_text(value)
+    if text not in numbers:
+        raise ValueError(f"label: {printable(text[:40])!r} is not one of the classes: its file has changed")
+    return numbers[text]
+
+
+def _is_jpeg_or_png(data: Any = b"") -> bool:
+    """Tells if the bytes of a file begin like a JPEG or PNG file."""
+    return bytes(data).startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))

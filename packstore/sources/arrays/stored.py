@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -18,6 +19,10 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 
+ATTRIBUTES = ("classes", "class_names", "label_names", "names")
+"""Attributes that name classes."""
+
+_SIZED = re.compile(r"(N[HWC]{2,3}|[HWC]{2,3}N):(\d{1,6}(?:x\d{1,6}){1,2})")
 _BLOCK_BYTES = 1 << 20
 _STRIDED_BLOCK_BYTES = 32 << 20  # for rows that are scattered over the array, so that each block is a pass over it
 _KEPT_BYTES = 64 << 20
@@ -132,86 +137,52 @@ def count_unwritten(
     return Unwritten(missing, np.repeat(written == 0, chunk[axis])[: shape[axis]]) if missing else None
 
 
-class OpenArrays(ABC):
-    """Open file of named arrays. Lists the arrays, and reads their rows and the names of classes in attributes.
+@dataclass(slots=True)
+class FileArray(ABC):
+    """Array of an open file.
 
-    Also finds chunks that were never written.
+    Attributes:
+        info: Description of the array; :attr:`ArrayInfo.file` is empty.
     """
 
-    @abstractmethod
-    def list_arrays(self) -> Sequence[ArrayInfo]:
-        """Describes all arrays; :attr:`ArrayInfo.file` is empty. Raises :class:`SourceError` for a damaged file."""
+    info: ArrayInfo
 
     @abstractmethod
-    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` of an array along ``axis``; the result has the array's axes in their order.
-        Files and texts become an array of objects. Called by one thread at a time. Raises :class:`OSError` or
+    def read_rows(self, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """Reads rows ``start`` to ``stop`` along ``axis``; the result has the array's axes in their order. Files and
+        texts become an array of objects. Called by one thread at a time. Raises :class:`OSError` or
         :class:`ValueError` for damaged values."""
 
-    def read_attributes(self, name: str) -> Mapping[str, Any]:
-        """Reads by name the attributes of an array or a group (``""``: the file) that may name classes. These are
-        :data:`packstore.sources.arrays.classes.ATTRIBUTES`. This base returns ``{}``."""
-        return {}
+    def read_all(self) -> NDArray[Any]:
+        """Reads all rows along the first axis, as :meth:`read_rows` does."""
+        return self.read_rows(0, 0, self.info.shape[0])
 
-    def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
+    def find_unwritten(self, axis: int) -> Unwritten | None:
         """Finds the chunks of an array of numbers that were never written. Returns None if all were, and in this
         base."""
         return None
 
-    @abstractmethod
-    def close(self) -> None:
-        """Closes the file. Idempotent."""
+
+@dataclass(slots=True)
+class _ArrayInMemory(FileArray):
+    """Array in memory."""
+
+    values: NDArray[Any]
+
+    def read_rows(self, axis: int, start: int, stop: int) -> NDArray[Any]:
+        return self.values[(slice(None),) * axis + (slice(start, stop),)]
 
 
-ReadRange = Callable[[int, int], bytes]
-"""Reads bytes of a file, given size and offset."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredArray:
-    """Array whose values are one range of bytes.
+class OpenArrays:
+    """Open file of named arrays. Its format fills in the arrays, and adds what is to be closed to :attr:`closing`.
 
     Attributes:
-        info: Description of the array.
-        read: Reads bytes of its file. Raises :class:`OSError` or :class:`ValueError` for damaged or missing ones.
-        offset: Offset of the first value.
-        fortran: The first axis is the fastest, else the last.
+        arrays: The arrays by name.
+        closing: Closes the file.
     """
 
-    info: ArrayInfo
-    read: ReadRange
-    offset: int = 0
-    fortran: bool = False
-
-    @classmethod
-    def in_memory(cls, name: str, values: NDArray[Any]) -> StoredArray:
-        """Makes an array of values in memory."""
-        flat: Any = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        info = ArrayInfo(name, values.shape, values.dtype)
-        return cls(info, lambda size, offset: flat[offset : offset + size].tobytes())
-
-
-class VerifiedReader:
-    """Reads bytes of a file. The first read calls ``verify``, which raises :class:`ValueError` if a checksum of the
-    file is wrong."""
-
-    def __init__(self, read: ReadRange, verify: Callable[[], None]) -> None:
-        self._read, self._verify = read, verify
-        self._is_verified = False
-
-    def __call__(self, size: int, offset: int) -> bytes:
-        if not self._is_verified:
-            self._verify()
-            self._is_verified = True
-        return self._read(size, offset)
-
-
-class StoredArrays(OpenArrays):
-    """Open file of :class:`StoredArray`, by name in :attr:`arrays`. Its format fills them in, and adds what is to be
-    closed to :attr:`closing`."""
-
     def __init__(self) -> None:
-        self.arrays: dict[str, StoredArray] = {}
+        self.arrays: dict[str, FileArray] = {}
         self.closing = ExitStack()
 
     def __enter__(self) -> Self:
@@ -224,15 +195,11 @@ class StoredArrays(OpenArrays):
 
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Adds an array in memory."""
-        self.arrays[name] = StoredArray.in_memory(name, values)
+        self.arrays[name] = _ArrayInMemory(ArrayInfo(name, values.shape, values.dtype), values)
 
-    def add_renamed(self, name: str, array: StoredArray) -> None:
-        """Adds an array under another name."""
-        self.arrays[name] = replace(array, info=replace(array.info, name=name))
-
-    def add_images(self, shape: tuple[int, ...], read: ReadRange, offset: int = 0) -> None:
-        """Adds an array ``image`` of uint8, from an offset of the file on."""
-        self.arrays["image"] = StoredArray(ArrayInfo("image", shape), read, offset)
+    def put(self, name: str, array: FileArray, **changes: Any) -> None:
+        """Adds an array under another name, with ``changes`` of its description."""
+        self.arrays[name] = replace(array, info=replace(array.info, name=name, **changes))
 
     def open_descriptor(self, path: Path) -> int:
         """Opens a file for reading until :meth:`close`; returns its descriptor. Raises :class:`OSError`."""
@@ -240,31 +207,61 @@ class StoredArrays(OpenArrays):
         self.closing.callback(os.close, descriptor)
         return descriptor
 
-    def list_arrays(self) -> list[ArrayInfo]:
-        """Describes all arrays, as found at opening."""
-        return [array.info for array in self.arrays.values()]
-
-    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` along ``axis``; the result has the array's axes in their order. Texts become
-        an array of Python objects: ``str`` or ``bytes``. Raises :class:`ValueError` or :class:`OSError` for damaged or
-        missing bytes."""
-        array = self.arrays[name]
-        info = array.info
-        shape = info.shape[::-1] if array.fortran else info.shape
-        axis = len(shape) - 1 - axis if array.fortran else axis
-        outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :]) * info.dtype.itemsize
-        size = (stop - start) * inner
-        parts = [array.read(size, array.offset + (row * shape[axis] + start) * inner) for row in range(outer)]
-        if any(len(part) != size for part in parts):
-            raise ValueError(f"its file ends before {name} {stop}")
-        values = np.frombuffer(b"".join(parts), info.dtype).reshape(*shape[:axis], stop - start, *shape[axis + 1 :])
-        if info.content == "texts":
-            return object_array([str(item) if values.dtype.kind == "U" else bytes(item) for item in values])
-        return values.T if array.fortran else values
+    def read_attributes(self, name: str) -> Mapping[str, Any]:
+        """Reads by name the attributes of an array or a group (``""``: the file) that may name classes. These are
+        :data:`ATTRIBUTES`. This base returns ``{}``."""
+        return {}
 
     def close(self) -> None:
         """Closes the file. Idempotent."""
         self.closing.close()
+
+
+ReadRange = Callable[[int, int], bytes]
+"""Reads bytes of a file, given size and offset."""
+
+
+@dataclass(slots=True)
+class StoredArray(FileArray):
+    """Array whose values are one range of bytes.
+
+    Attributes:
+        read: Reads bytes of its file. Raises :class:`OSError` or :class:`ValueError` for damaged or missing ones.
+        offset: Offset of the first value.
+        fortran: The first axis is the fastest, else the last.
+    """
+
+    read: ReadRange
+    offset: int = 0
+    fortran: bool = False
+
+    def read_rows(self, axis: int, start: int, stop: int) -> NDArray[Any]:
+        info = self.info
+        shape = info.shape[::-1] if self.fortran else info.shape
+        axis = len(shape) - 1 - axis if self.fortran else axis
+        outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :]) * info.dtype.itemsize
+        size = (stop - start) * inner
+        parts = [self.read(size, self.offset + (row * shape[axis] + start) * inner) for row in range(outer)]
+        if any(len(part) != size for part in parts):
+            raise ValueError(f"its file ends before {info.name} {stop}")
+        values = np.frombuffer(b"".join(parts), info.dtype).reshape(*shape[:axis], stop - start, *shape[axis + 1 :])
+        if info.content == "texts":
+            return object_array([str(item) if values.dtype.kind == "U" else bytes(item) for item in values])
+        return values.T if self.fortran else values
+
+
+def verify_first(read: ReadRange, verify: Callable[[], None]) -> ReadRange:
+    """Returns a function that reads as ``read`` does. Its first call calls ``verify``, which raises
+    :class:`ValueError` if a checksum of the file is wrong."""
+    waiting = [verify]
+
+    def read_verified(size: int, offset: int) -> bytes:
+        while waiting:
+            waiting[-1]()
+            waiting.clear()
+        return read(size, offset)
+
+    return read_verified
 
 
 class BlockCache:
@@ -324,7 +321,8 @@ class BlockCache:
         get back their height and width."""
         info, axis = chosen.info, chosen.axis
         stop = min(start + rows, info.shape[axis])
-        block = self.open_file(chosen.file).read_rows(info.name, min(axis, 1) if info.flat else axis, start, stop)
+        array = self.open_file(chosen.file).arrays[info.name]
+        block = array.read_rows(min(axis, 1) if info.flat else axis, start, stop)
         if info.flat:
             shape = (*info.shape[:axis], stop - start, *info.shape[axis + 1 :])
             block = block.reshape(shape, order="F" if info.by_columns else "C")
@@ -357,6 +355,12 @@ def object_array(items: Sequence[Any]) -> NDArray[Any]:
     array = np.empty(len(items), object)
     array[:] = items
     return array
+
+
+def decode_text(text: Any) -> str:
+    """Decodes bytes as UTF-8, and converts any other value to a text. Raises :class:`ValueError` if the bytes are not
+    UTF-8."""
+    return text.decode("utf-8") if isinstance(text, bytes) else str(text)
 
 
 def _move_axes(block: NDArray[Any], axes: tuple[int, ...]) -> NDArray[Any]:
@@ -403,6 +407,20 @@ def may_be_written(nbytes: int, stored: Iterable[int]) -> bool:
             break
         found += size * _MAX_RATIO
     return found >= nbytes
+
+
+def parse_layout(layout: str) -> tuple[str, tuple[int, ...]]:
+    """Splits a layout ``NHW:28x28`` into its axes, and the sizes of all axes but N. Returns ``layout`` unchanged and
+    ``()`` if it has no valid sizes."""
+    match = _SIZED.fullmatch(layout)
+    return (layout, ()) if match is None else (match[1], tuple(map(int, match[2].split("x"))))
+
+
+def is_layout(layout: str) -> bool:
+    """Tells if a text is an order of axes, with or without sizes."""
+    axes, sizes = parse_layout(layout)
+    named = sorted(axes) in (sorted("NHW"), sorted("NHWC"))
+    return named and len(sizes) in (0, len(axes) - 1)
 
 
 def bytes_per_row(info: ArrayInfo, axis: int) -> int:

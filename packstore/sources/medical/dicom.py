@@ -16,27 +16,27 @@ from packstore.core.fields import Array, Bytes, Field, Json, Text
 from packstore.core.modes import Mode
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.sniff import too_many_values
-from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, SourceOptions, Survey
+from packstore.sources.base import Kind, SourceOptions, Survey
 from packstore.sources.beside import join
-from packstore.sources.contents import list_contents
 from packstore.sources.encodings import parse_columns
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.medical.dicom_files import KEPT, MAGIC, MAGIC_AT, NoPixelsError, load_pydicom, parse_file
-from packstore.sources.medical.dicom_geometry import read_slice
-from packstore.sources.medical.dicom_header import read_frame_columns, read_header
-from packstore.sources.medical.dicom_pixels import read_frame
-from packstore.sources.medical.dicom_series import (
-    DicomFile,
+from packstore.sources.medical.dicom_files import (
+    KEPT,
+    MAGIC,
+    MAGIC_AT,
     are_placed,
     choose_mode,
     find_value_range,
     group_by_series,
+    load_pydicom,
+    parse_file,
+    read_frame_columns,
+    read_header,
     sort_files,
 )
-from packstore.sources.medical.dicom_volumes import Slice, stack_slices
-from packstore.sources.medical.header_scan import HeaderScanSource, declare_image_field
+from packstore.sources.medical.dicom_pixels import Slice, read_frame, read_slice, stack_slices
+from packstore.sources.medical.scan import HeaderScanSource, ScannedFile, declare_image_field
 from packstore.sources.rows import Row
 from packstore.sources.tree import Tree
 
@@ -94,9 +94,23 @@ class DicomSource(HeaderScanSource):
         self._last = threading.local()
         self.evidence = "files that are DICOM"
 
-    def scan_headers(self) -> int:
-        """Reads all headers on the first call. Returns the number of image files, damaged ones included."""
-        return len(self._files)
+    @classmethod
+    def may_have(cls, suffix: str) -> bool:
+        """Tells if a suffix is that of DICOM, or none, or a number."""
+        return suffix in _SUFFIXES or not suffix or suffix[1:].isdigit()
+
+    @classmethod
+    def is_wanted(cls, tree: Tree, path: str) -> bool:
+        """Tells if a file has a suffix such as ``.dcm``, or else DICOM's signature. Returns False, unread, for the
+        suffix of another image format."""
+        lower = path.lower()
+        if lower.endswith(_SUFFIXES) or lower.endswith(IMAGE_SUFFIXES):
+            return lower.endswith(_SUFFIXES)
+        return tree.first_bytes(path, MAGIC_AT + len(MAGIC))[MAGIC_AT:] == MAGIC
+
+    def read_header(self, path: str, size: int) -> Any:
+        """Reads the header of a file; None for one without pixels."""
+        return read_header(partial(self.tree.first_bytes, path), size, self._max_bytes, self._kept)
 
     def splits(self) -> Sequence[str]:
         """Returns one split without a name: folders of DICOM have none."""
@@ -110,25 +124,22 @@ class DicomSource(HeaderScanSource):
         - Frames: also ``instance``, ``frame`` and ``position``; and ``file`` if whole files are kept.
         - Volumes: also ``volume`` with its order, positions, spacing, affine and orientation.
         """
-        if self._as_volumes:
-            return {
-                "image": declare_image_field(self._mode),
-                "volume": Array(self._mode.dtype, spatial="DCHW", smooth=True),
-                **{name: Array("int64") for name in ("patient", "study", "series")},
-                **{name: Array("float64", optional=True) for name in ("slope", "intercept")},
-                "window": Array("float64", (2,), ragged=True),
-                "order": Text(),
-                "positions": Array("float64", ragged=True),
-                "spacing": Array("float64", (3,), optional=True),
-                "affine": Array("float64", (4, 4), optional=True),
-                "orientation": Text(optional=True),
-                "dicom": Json(),
-            }
+        volumes: dict[str, Field] = {
+            "order": Text(),
+            "positions": Array("float64", ragged=True),
+            "spacing": Array("float64", (3,), optional=True),
+            "affine": Array("float64", (4, 4), optional=True),
+            "orientation": Text(optional=True),
+        }
+        whole = ("patient", "study", "series", *(() if self._as_volumes else ("instance", "frame")))
+        numbers = (*(() if self._as_volumes else ("position",)), "slope", "intercept")
         return {
             "image": declare_image_field(self._mode),
-            **{name: Array("int64") for name in ("patient", "study", "series", "instance", "frame")},
-            **{name: Array("float64", optional=True) for name in ("position", "slope", "intercept")},
+            **({"volume": Array(self._mode.dtype, spatial="DCHW", smooth=True)} if self._as_volumes else {}),
+            **{name: Array("int64") for name in whole},
+            **{name: Array("float64", optional=True) for name in numbers},
             "window": Array("float64", (2,), ragged=True),
+            **(volumes if self._as_volumes else {}),
             "dicom": Json(),
             **({"file": Bytes(optional=True)} if self._keeps_file else {}),
         }
@@ -154,39 +165,27 @@ class DicomSource(HeaderScanSource):
         The key is the path. In a file of several frames, it is ``PATH#FRAME``.
         """
         if self._as_volumes:
-            yield from self._volume_rows()
+            yield from (file.bad_row for file in self._files if file.error)
+            for files in self._series:
+                first = files[0]
+                plane = first.header.height * first.header.width * self._mode.pixel_bytes
+                slices = sum(file.header.frames for file in files)
+                ref = (tuple(file.ref for file in files), slices, first.header.numbers)
+                times = max(file.modified_ns for file in files), max(file.changed_ns for file in files)
+                yield Row(first.path, ref, plane, plane * slices + 512, *times)
             return
         for file in self._files:
-            times = file.modified_ns, file.changed_ns
-            if file.header is None:
-                yield Row(file.path, (file.path, -1, 0, file.error), 0, 0, *times)
+            if (header := file.header) is None:
+                yield file.bad_row
                 continue
-            header = file.header
             nbytes = header.height * header.width * self._mode.pixel_bytes
             for frame in range(header.frames):
                 key = file.path if header.frames == 1 else f"{file.path}#{frame}"
-                rest = (frame, header.instance, *file.numbers)
-                yield Row(key, (file.path, file.size, file.modified_ns, rest), nbytes, 512, *times)
-
-    def _volume_rows(self) -> Iterator[Row]:
-        """Yields a row for each series; its key is the path of its first file.
-
-        First yields, for each damaged file, a row whose reading fails.
-        """
-        for file in self._files:
-            if file.header is None:
-                yield Row(file.path, (file.path, -1, 0, file.error), 0, 0, file.modified_ns, file.changed_ns)
-        for files in self._series:
-            first = files[0]
-            assert first.header is not None
-            plane = first.header.height * first.header.width * self._mode.pixel_bytes
-            slices = sum(file.header.frames for file in files if file.header is not None)
-            ref = (tuple((file.path, file.size, file.modified_ns) for file in files), slices, first.numbers)
-            times = max(file.modified_ns for file in files), max(file.changed_ns for file in files)
-            yield Row(first.path, ref, plane, plane * slices + 512, *times)
+                rest = (frame, header.instance, *header.numbers)
+                yield Row(key, (*file.ref, rest), nbytes, 512, file.modified_ns, file.changed_ns)
 
     @cached_property
-    def _series(self) -> list[list[DicomFile]]:
+    def _series(self) -> list[list[ScannedFile]]:
         """Readable files by series, in the order of their planes."""
         return group_by_series(self._files)
 
@@ -302,7 +301,7 @@ class DicomSource(HeaderScanSource):
         """Counts the elements that no column keeps; none if whole files are kept."""
         if self._keeps_file:
             return {}
-        left = sum(file.header.left for file in self._files if file.header is not None)
+        left = sum(file.header.left for file in self._files if file.header)
         return {"DICOM elements, patient data included (keep some: --column keep=KEYWORD)": left}
 
     def stamp(self) -> str:
@@ -326,35 +325,16 @@ class DicomSource(HeaderScanSource):
     @cached_property
     def _without_pixels(self) -> frozenset[str]:
         """Paths of DICOM files that are no images."""
-        return frozenset(self._scan_result[1])
+        return frozenset(file.path for file in self.scanned if file.header is None and not file.error)
 
     @cached_property
-    def _files(self) -> list[DicomFile]:
-        """All image files with their numbers, sorted by series and plane; damaged files come last."""
-        return sort_files(self._scan_result[0])
-
-    @cached_property
-    def _scan_result(self) -> tuple[list[DicomFile], list[str]]:
-        """Image files with their headers, damaged ones included, and paths of DICOM files without pixels. Reads all
-        headers. Raises :class:`SourceError` if there are no images."""
-        files: list[DicomFile] = []
-        others: list[str] = []
-        for path in self.find_files(lambda path: path.lower().endswith(_SUFFIXES) or _is_dicom(self.tree, path)):
-            stat, error = self.stat_file(path)
-            header = None
-            try:
-                if not error:
-                    header = read_header(partial(self.tree.first_bytes, path), stat.size, self._max_bytes, self._kept)
-            except NoPixelsError:
-                others.append(path)
-                continue
-            except ValueError as problem:
-                error = str(problem)
-            files.append(DicomFile(path, stat.size, stat.modified_ns, stat.changed_ns, header, error))
-            self.report_scanned(len(files))
+    def _files(self) -> list[ScannedFile]:
+        """All image files with their numbers, sorted by series and plane; damaged files come last. Raises
+        :class:`SourceError` if there are none."""
+        files = sort_files([file for file in self.scanned if file.header or file.error])
         if not files:
             raise SourceError(f"{printable(str(self.path))} holds no DICOM images")
-        return files, others
+        return files
 
     @cached_property
     def _mode(self) -> Mode:
@@ -362,37 +342,7 @@ class DicomSource(HeaderScanSource):
         return choose_mode(printable(str(self.path)), self._files, self._value_form)
 
 
-def _is_dicom(tree: Tree, path: str) -> bool:
-    """Tells if a file has DICOM's signature. Returns False, unread, for the suffix of another image format."""
-    if path.lower().endswith(IMAGE_SUFFIXES):
-        return False
-    return tree.first_bytes(path, MAGIC_AT + len(MAGIC))[MAGIC_AT:] == MAGIC
-
-
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder or archive with DICOM files: ``CERTAIN``; ``PARTIAL`` if it also has images of other formats.
-
-    A suffix such as ``.dcm`` is enough. Files without a suffix, or with a number as suffix, need DICOM's signature;
-    only the first 64 of a folder are read.
-    """
-    tree = open_tree(path)
-    if tree is None:
-        return Certainty.NO
-    contents = list_contents(tree)
-    folders = contents.folders.values()
-    has_dicom = any(suffix in folder.others for folder in folders for suffix in _SUFFIXES) or any(
-        _is_dicom(tree, join(folder.path, name))
-        for folder in folders
-        for suffix, names in folder.others.items()
-        if not suffix or suffix[1:].isdigit()
-        for name in names.first
-    )
-    if not has_dicom:
-        return Certainty.NO
-    return Certainty.PARTIAL if contents.image_count else Certainty.CERTAIN
-
-
 KIND = Kind(
-    "dicom", "a folder of DICOM files: studies, series, single images", _recognise, DicomSource,
+    "dicom", "a folder of DICOM files: studies, series, single images", DicomSource.recognise, DicomSource,
     takes_columns=True, in_objects=True,
 )  # fmt: skip

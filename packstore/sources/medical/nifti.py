@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,26 +17,25 @@ from packstore.core.fields import Array, Field, Mask, Text
 from packstore.core.modes import Mode, mode_of
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.sniff import excess_pixels_message
-from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, SourceOptions, Survey
+from packstore.sources.base import Kind, SourceOptions, Survey
 from packstore.sources.beside import join
-from packstore.sources.contents import list_contents
 from packstore.sources.encodings import parse_columns
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.medical.header_scan import HeaderScanSource, declare_image_field
 from packstore.sources.medical.nifti_files import (
     HEAD_BYTES,
     PACKED_DTYPES,
     NiftiHeader,
+    RecentCache,
     cast_to_mode,
     check_file_size,
     load_nibabel,
     read_header,
     read_volume,
 )
-from packstore.sources.medical.recent import RecentCache
+from packstore.sources.medical.scan import HeaderScanSource, ScannedFile, declare_image_field
 from packstore.sources.rows import Row, in_packing_order
 from packstore.sources.splits import find_split_in_path
+from packstore.sources.tree import Tree
 
 _SUFFIXES = (".nii", ".nii.gz")
 _AS = ("slices", "volumes")
@@ -47,32 +46,6 @@ _SPLITS = {"tr": "train", "ts": "test", "val": "val"}
 _CHANNEL = re.compile(r"_[0-9]{4}(?=[.]nii)")
 _DECATHLON = "dataset.json"
 """List of classes and volumes in the Medical Segmentation Decathlon."""
-
-
-class _Volume(NamedTuple):
-    """NIfTI file with its size and times, and fields of its header, see :class:`NiftiHeader`.
-
-    Attributes:
-        mask: Path of its mask; ``""`` for none.
-        left: Number of texts and extensions in its header.
-        error: Reason why it cannot be read; ``""`` for a good header.
-    """
-
-    path: str
-    size: int
-    modified_ns: int
-    changed_ns: int
-    shape: tuple[int, int, int, int] = (0, 0, 0, 0)
-    dtype: str = "uint8"
-    channels: int = 1
-    mask: str = ""
-    left: int = 0
-    error: str = ""
-
-    @property
-    def ref(self) -> tuple[str, int, int]:
-        """Reference for reading the file: path, size and time of modification."""
-        return self.path, self.size, self.modified_ns
 
 
 class NiftiSource(HeaderScanSource):
@@ -104,13 +77,29 @@ class NiftiSource(HeaderScanSource):
         self._recent = RecentCache()
         self.evidence = f"NIfTI files, taken as {self._record_unit}"
 
-    def scan_headers(self) -> int:
-        """Reads all headers on the first call. Returns the number of volumes, damaged ones included, masks excluded."""
-        return len(self._volumes)
+    @classmethod
+    def may_have(cls, suffix: str) -> bool:
+        """Tells if a suffix is that of NIfTI, or of gzip."""
+        return suffix in (".nii", ".gz")
+
+    @classmethod
+    def is_wanted(cls, tree: Tree, path: str) -> bool:
+        """Tells if a file is NIfTI by its name."""
+        return path.lower().endswith(_SUFFIXES)
+
+    def read_header(self, path: str, size: int) -> NiftiHeader:
+        """Reads the header of a volume. Raises :class:`ValueError` for a damaged header, too many pixels, and a file
+        that is too small for its values."""
+        data = self.tree.first_bytes(path, HEAD_BYTES)
+        header = read_header(data, self._max_bytes)
+        check_file_size(header, data, size)
+        if (reason := excess_pixels_message(*header.shape[:2], self.options.max_pixels)) is not None:
+            raise ValueError(reason)
+        return header
 
     def splits(self) -> Sequence[str]:
         """Returns the splits in the paths of volumes. Returns only the split ``""`` if some path names none."""
-        names = {_find_split(volume.path) for volume in self._volumes}
+        names = {_find_split(file.path) for file in self._volumes}
         return in_packing_order(names) if "" not in names else ("",)
 
     def fields(self) -> Mapping[str, Field]:
@@ -120,7 +109,8 @@ class NiftiSource(HeaderScanSource):
         - Volumes: ``volume`` and ``volume_mask``.
         - Both: ``number`` of the volume, ``time`` step, and ``slope``, ``intercept``, ``affine`` and ``orientation``.
         """
-        mode, masks = self._mode, {self._masks[volume.mask].dtype for volume in self._volumes if volume.mask}
+        mode, used = self._mode, [mask for file in self._volumes if file.header and (mask := self._find_mask(file))]
+        masks = {mask.header.channel_dtype if mask.header else "uint8" for mask in used}
         mask_dtype = "uint8" if masks == {"uint8"} else "int32"
         columns: dict[str, Field] = {"image": declare_image_field(mode)}
         if self._record_unit == "volumes":
@@ -142,24 +132,24 @@ class NiftiSource(HeaderScanSource):
     def rows(self, split: str) -> Iterator[Row]:
         """Yields one row for each slice or volume, at each time step. If a file has several, the keys are
         ``PATH#NUMBER``. A volume with a bad header is one row whose reading fails."""
-        for number, volume in enumerate(self._volumes):
-            if split and _find_split(volume.path) != split:
+        for number, file in enumerate(self._volumes):
+            if split and _find_split(file.path) != split:
                 continue
-            mask = self._masks.get(volume.mask)
-            both = (volume,) if mask is None else (volume, mask)
+            if file.error:
+                yield file.bad_row
+                continue
+            mask = self._find_mask(file)
+            both = (file,) if mask is None else (file, mask)
             times = max(each.modified_ns for each in both), max(each.changed_ns for each in both)
-            if volume.error:
-                yield Row(volume.path, (volume.path, -1, 0, volume.error), 0, 0, *times)
-                continue
-            width, height, depth, steps = volume.shape
-            plane = height * width * self._mode.channels * np.dtype(self._mode.dtype).itemsize
+            width, height, depth, steps = file.header.shape
+            plane = height * width * self._mode.pixel_bytes
             slices = [*range(depth)] if self._record_unit == "slices" else [depth // 2]
             several = len(slices) * steps > 1
             for at in range(len(slices) * steps):
                 rest = number, at // len(slices), slices[at % len(slices)], mask and mask.ref
-                key = f"{volume.path}#{at}" if several else volume.path
+                key = f"{file.path}#{at}" if several else file.path
                 values = plane * depth if self._record_unit == "volumes" else plane if mask else 0
-                yield Row(key, (*volume.ref, rest), plane, 256 + values, *times)
+                yield Row(key, (*file.ref, rest), plane, 256 + values, *times)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads a slice as ``image``, with the header's columns. For volumes, reads ``volume``, and its middle slice as
@@ -205,7 +195,7 @@ class NiftiSource(HeaderScanSource):
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts texts and extensions in headers, which no column keeps."""
-        left = sum(volume.left for volume in self._all_files.values())
+        left = sum(file.header.left for file in self.scanned if file.header)
         return {"texts and extensions in headers": left} if left else {}
 
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
@@ -252,9 +242,9 @@ class NiftiSource(HeaderScanSource):
 
         Raises :class:`SourceError` if the volumes' channels differ, unless they are gray and RGB, all uint8.
         """
-        volumes = [volume for volume in self._volumes if not volume.error]
-        channels = {volume.channels for volume in volumes} or {1}
-        dtypes = {PACKED_DTYPES[volume.dtype] for volume in volumes} or {"uint8"}
+        headers = [file.header for file in self._volumes if file.header]
+        channels = {header.channels for header in headers} or {1}
+        dtypes = {PACKED_DTYPES[header.channel_dtype] for header in headers} or {"uint8"}
         if len(channels) > 1 and (dtypes != {"uint8"} or 4 in channels):
             shown = " and ".join(f"{each} channel{'s' * (each > 1)}" for each in sorted(channels))
             raise SourceError(
@@ -266,65 +256,31 @@ class NiftiSource(HeaderScanSource):
         return mode_of(max(channels), dtype if known else "float32" if "float" in dtype else "int32")
 
     @cached_property
-    def _volumes(self) -> list[_Volume]:
-        """All files but masks, sorted by path."""
-        return [volume for volume in self._all_files.values() if volume.path not in self._masks]
+    def _volumes(self) -> list[ScannedFile]:
+        """All files but masks, sorted by path. Raises :class:`SourceError` if there are no files."""
+        if not self.scanned:
+            raise SourceError(f"{printable(str(self.path))} holds no NIfTI files (.nii, .nii.gz)")
+        return [file for file in self.scanned if file.path not in self._masks]
 
     @cached_property
-    def _masks(self) -> Mapping[str, _Volume]:
+    def _masks(self) -> Mapping[str, ScannedFile]:
         """Files in folders of labels that have a folder of images beside them, by path."""
-        folders = {path.rpartition("/")[0] for path in self._all_files}
+        folders = {file.path.rpartition("/")[0] for file in self.scanned}
         return {
-            path: each
-            for path, each in self._all_files.items()
-            if not folders.isdisjoint(_sibling_folders(path, _IMAGE_FOLDERS))
+            file.path: file
+            for file in self.scanned
+            if not folders.isdisjoint(_sibling_folders(file.path, _IMAGE_FOLDERS))
         }
 
-    @cached_property
-    def _all_files(self) -> Mapping[str, _Volume]:
-        """All files with their headers, by path, sorted. A file that cannot be read has an ``error``.
-
-        Raises :class:`SourceError` if there are no files.
-        """
-        volumes: dict[str, _Volume] = {}
-        paths = dict.fromkeys(self.find_files(lambda path: path.lower().endswith(_SUFFIXES)))
-        for path in paths:
-            stat, error = self.stat_file(path)
-            volume = _Volume(path, stat.size, stat.modified_ns, stat.changed_ns, error=error)
-            try:
-                volumes[path] = volume if error else self._scan_header(volume, paths)
-            except ValueError as problem:
-                volumes[path] = volume._replace(error=str(problem))
-            self.report_scanned(len(volumes))
-        if not volumes:
-            raise SourceError(f"{printable(str(self.path))} holds no NIfTI files (.nii, .nii.gz)")
-        return volumes
-
-    def _scan_header(self, volume: _Volume, paths: Mapping[str, Any]) -> _Volume:
-        """Returns the volume with its header, and its mask if that is among ``paths``. Raises :class:`ValueError` for a
-        damaged header, too many pixels, and a file that is too small for its values."""
-        data = self.tree.first_bytes(volume.path, HEAD_BYTES)
-        header = read_header(data, self._max_bytes)
-        check_file_size(header, data, volume.size)
-        if (reason := excess_pixels_message(*header.shape[:2], self.options.max_pixels)) is not None:
-            raise ValueError(reason)
-        colours = header.dtype.names
-        return volume._replace(
-            shape=header.shape,
-            dtype="uint8" if colours else header.dtype.name,
-            channels=len(colours or "x"),
-            left=header.left,
-            mask=next((mask for mask in _possible_mask_paths(volume.path) if mask in paths), ""),
+    def _find_mask(self, volume: ScannedFile) -> ScannedFile | None:
+        """Finds the mask of a volume: ``labelsTr/a.nii`` for ``imagesTr/a.nii`` and ``imagesTr/a_0000.nii``."""
+        name = volume.path.rpartition("/")[2]
+        places = (
+            join(folder, each)
+            for folder in _sibling_folders(volume.path, _MASK_FOLDERS)
+            for each in (name, _CHANNEL.sub("", name))
         )
-
-
-def _possible_mask_paths(path: str) -> Iterator[str]:
-    """Yields possible paths of the mask of a volume: ``labelsTr/a.nii`` for ``imagesTr/a.nii`` and
-    ``imagesTr/a_0000.nii``."""
-    name = path.rpartition("/")[2]
-    for folder in _sibling_folders(path, _MASK_FOLDERS):
-        yield join(folder, name)
-        yield join(folder, _CHANNEL.sub("", name))
+        return next((self._masks[place] for place in places if place in self._masks), None)
 
 
 def _sibling_folders(path: str, words: Sequence[str]) -> list[str]:
@@ -347,25 +303,11 @@ def _find_split(path: str) -> str:
     return next((_SPLITS[match[2].lower()] for match in named if match[2]), find_split_in_path("/".join(folders)))
 
 
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder or archive with NIfTI files: ``CERTAIN``; ``PARTIAL`` if it also has images of other formats.
-
-    Of the ``.gz`` files of a folder, looks only at the first 64.
-    """
-    tree = open_tree(path)
-    if tree is None:
-        return Certainty.NO
-    contents = list_contents(tree)
-    has_nifti = any(
-        suffix == ".nii" or (suffix == ".gz" and any(name.lower().endswith(".nii.gz") for name in names.first))
-        for folder in contents.folders.values()
-        for suffix, names in folder.others.items()
-    )
-    if not has_nifti:
-        return Certainty.NO
-    return Certainty.PARTIAL if contents.image_count else Certainty.CERTAIN
-
-
 KIND = Kind(
-    "nifti", "a folder of NIfTI files: slices or volumes", _recognise, NiftiSource, takes_columns=True, in_objects=True
-)
+    "nifti",
+    "a folder of NIfTI files: slices or volumes",
+    NiftiSource.recognise,
+    NiftiSource,
+    takes_columns=True,
+    in_objects=True,
+)  # fmt: skip

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import threading
 import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +62,16 @@ class NiftiHeader(NamedTuple):
     def nbytes(self) -> int:
         """Bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return len(self.dtype.names or "x")
+
+    @property
+    def channel_dtype(self) -> str:
+        """Stored dtype of a channel."""
+        return "uint8" if self.dtype.names else self.dtype.name
 
 
 def read_header(data: bytes, max_bytes: int) -> NiftiHeader:
@@ -179,3 +192,25 @@ def load_nibabel() -> Any:
         return importlib.import_module("nibabel")
     except ImportError as error:
         raise SourceError(f"NIfTI is read by nibabel: pip install 'packstore[nifti]' ({error})") from None
+
+
+class RecentCache:
+    """Keeps the ``size`` most recently used values by key. Only one thread makes a value; others that need the value
+    wait."""
+
+    def __init__(self, size: int = 3) -> None:
+        self._size, self._lock = size, threading.Lock()
+        self._kept: OrderedDict[Hashable, tuple[threading.Lock, list[Any]]] = OrderedDict()
+
+    def get_or_make(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Returns the value of a key; calls ``make`` if the cache has none. If ``make`` raises, passes the error on
+        and keeps nothing."""
+        with self._lock:
+            lock, made = self._kept.setdefault(key, (threading.Lock(), []))
+            self._kept.move_to_end(key)
+            if len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+        with lock:
+            if not made:
+                made.append(make())
+            return made[0]

@@ -1,7 +1,9 @@
-"""numpy's files: arrays in an ``.npz`` (``x_train``, ``y_train`` …), or ``.npy`` files side by side.
+"""Files whose arrays are ranges of bytes: numpy's ``.npz`` and ``.npy``, and MATLAB's ``.mat``.
 
 Nothing is unpickled: arrays of objects are refused. Uncompressed arrays are read in place, compressed ones are
-decompressed in blocks, so memory does not grow with the file.
+decompressed in blocks, so memory does not grow with the file. MATLAB's arrays of images are ``H x W x N`` or
+``H x W x C x N``, or flat in a matrix. Its files of version 7.3 are HDF5. Cells, structs and texts are left out, and
+counted.
 """
 
 from __future__ import annotations
@@ -13,27 +15,43 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.npy_header import parse_npy_header
-from packstore.sources.arrays.exported import ExportedArrays
-from packstore.sources.arrays.source import ArraySource, make_array_kind
-from packstore.sources.arrays.stored import ArrayInfo, ReadRange, StoredArray, StoredArrays, VerifiedReader, read_at
-from packstore.sources.exported_rows import open_with
+from packstore.sources.arrays import make_array_kind
+from packstore.sources.arrays.source import ArraySource
+from packstore.sources.arrays.stored import (
+    ArrayInfo,
+    FileArray,
+    OpenArrays,
+    ReadRange,
+    StoredArray,
+    read_at,
+    verify_first,
+)
 from packstore.sources.inflating import GzipReader
+from packstore.sources.named.mat import (
+    COMPRESSED,
+    FAULTS,
+    HEADER_BYTES,
+    MatError,
+    damage_error,
+    parse_array_start,
+    read_byte_order,
+)
 from packstore.sources.refusals import first_bytes
 
-_MAGIC = b"\x93NUMPY"
-_ZIP = b"PK\x03\x04"
+_NPY, _ZIP, _MAT = b"\x93NUMPY", b"PK\x03\x04", b"MATLAB 5.0"
 _LOCAL = struct.Struct("<4s5H3L2H")
 _HEADER_BYTES = 1 << 16
+_MAT_START = 1024
 _MAX_ARRAYS = 10_000
 _CHUNK = 1 << 20
 
@@ -46,38 +64,39 @@ class NpzSource(ArraySource):
     suffixes = (".npz", ".npy")
     files_name = "npz or npy files"
 
-    def open_file(self, path: Path) -> StoredArrays:
-        """Opens an ``.npz`` or ``.npy``, see :func:`open_numpy_file`."""
+    def open_file(self, path: Path) -> OpenArrays:
         return open_numpy_file(path)
 
     @classmethod
     def matches(cls, path: Path) -> bool:
         """Tells if a path is an npz or npy by its first bytes, or a folder of such suffixes alone."""
-        if path.is_dir():
-            return cls.holds_only_arrays(path)
-        return _is_npz(path) or first_bytes(path, len(_MAGIC)) == _MAGIC
+        return cls.holds_only_arrays(path) if path.is_dir() else cls.reads_file(path)
+
+    @classmethod
+    def reads_file(cls, path: Path) -> bool:
+        """Tells if a file is an ``.npy``, or a zip of numpy arrays. The suffix ``.npz`` of a zip suffices. With any
+        other suffix but ``.zip``, the first file in the zip has to be an ``.npy``."""
+        start = first_bytes(path, 512)
+        name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
+        suffix = path.suffix.lower()
+        is_npz = suffix == ".npz" or (name.endswith(b".npy") and suffix != ".zip")
+        return start.startswith(_NPY) or (start.startswith(_ZIP) and is_npz)
 
 
-def open_numpy_file(path: Path) -> StoredArrays:
-    """Opens an ``.npz`` if the file is a zip, else an ``.npy``. Raises :class:`SourceError` for damaged headers or
-    sizes."""
-    return _OpenNpz(path) if first_bytes(path, 4) == _ZIP else _OpenNpy(path)
+def open_numpy_file(path: Path) -> OpenArrays:
+    """Opens an ``.npz`` if the file is a zip, else an ``.npy``: one array with the name of the file. Raises
+    :class:`SourceError` for damaged headers or sizes."""
+    if first_bytes(path, 4) == _ZIP:
+        return _OpenNpz(path)
+    with OpenArrays() as opened:
+        descriptor = opened.open_descriptor(path)
+        start, size = os.pread(descriptor, _HEADER_BYTES, 0), os.fstat(descriptor).st_size
+        array = _parse_array(printable(str(path)), path.stem, start, size, partial(read_at, descriptor))
+        opened.put(path.stem, array, alone=True)
+        return opened
 
 
-class _OpenNpy(StoredArrays):
-    """Open ``.npy`` file: one array with the name of the file. Opening raises :class:`SourceError` for a damaged
-    header, and if the file has another size than its array."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        descriptor = self.open_descriptor(path)
-        with self:
-            start, size = os.pread(descriptor, _HEADER_BYTES, 0), os.fstat(descriptor).st_size
-            array = _parse_array(printable(str(path)), path.stem, start, size, partial(read_at, descriptor))
-        self.arrays[path.stem] = replace(array, info=replace(array.info, alone=True))
-
-
-class _OpenNpz(StoredArrays):
+class _OpenNpz(OpenArrays):
     """Open ``.npz`` file: a zip of ``.npy`` files. Bytes ``x`` with ``x_offsets`` become one array of files.
 
     Opening raises :class:`SourceError`:
@@ -92,8 +111,6 @@ class _OpenNpz(StoredArrays):
         self._shown = printable(str(path))
         self._path = path
         self._descriptor = self.open_descriptor(path)
-        self._ragged: dict[str, tuple[StoredArray, StoredArray]] = {}
-        """Bytes and offsets of each array of files, by name."""
         try:
             with self, zipfile.ZipFile(path) as archive:
                 self._open_members(archive.infolist())
@@ -123,23 +140,8 @@ class _OpenNpz(StoredArrays):
             if offsets is None or content.info.shape[1:] or content.info.dtype != np.uint8:
                 continue
             if len(offsets.info.shape) == 1 and offsets.info.dtype == np.int64 and offsets.info.shape[0]:
-                count = offsets.info.shape[0] - 1
-                self.arrays[name] = replace(content, info=replace(content.info, shape=(count,), content="files"))
-                self._ragged[name] = content, self.arrays.pop(f"{name}_offsets")
-
-    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows along an axis; of joined arrays, files by their offsets. Raises :class:`ValueError` for damage,
-        and for an offset outside of the array."""
-        if name not in self._ragged:
-            return super().read_rows(name, axis, start, stop)
-        content, offsets = self._ragged[name]
-        edges = np.frombuffer(offsets.read(8 * (stop - start + 1), offsets.offset + 8 * start), np.int64).tolist()
-        values = np.empty(stop - start, object)
-        for number, (first, last) in enumerate(itertools.pairwise(edges)):
-            if not 0 <= first <= last <= content.info.shape[0]:
-                raise ValueError(f"{name}_offsets has a value from byte {first} to {last}, which is not in the array")
-            values[number] = content.read(last - first, content.offset + first)
-        return values
+                info = replace(content.info, shape=(offsets.info.shape[0] - 1,), content="files")
+                self.arrays[name] = _RaggedArray(info, content, self.arrays.pop(f"{name}_offsets"))
 
     def _open_member(self, name: str, member: zipfile.ZipInfo) -> StoredArray:
         """Opens an array of the zip, stored or deflated. Raises :class:`ValueError` for another compression, encryption
@@ -162,8 +164,26 @@ class _OpenNpz(StoredArrays):
         else:
             raise ValueError(f"{name} is compressed by method {member.compress_type}, which numpy does not write")
         start = read(min(_HEADER_BYTES, member.file_size), 0)
-        verified = VerifiedReader(read, partial(_check_crc, read, member))
+        verified = verify_first(read, partial(_check_crc, read, member))
         return _parse_array(self._shown, name, start, member.file_size, verified)
+
+
+@dataclass(slots=True)
+class _RaggedArray(FileArray):
+    """Array of files: the parts of one array of bytes between offsets in another."""
+
+    content: FileArray
+    offsets: FileArray
+
+    def read_rows(self, axis: int, start: int, stop: int) -> NDArray[Any]:
+        edges = self.offsets.read_rows(0, start, stop + 1).tolist()
+        values = np.empty(stop - start, object)
+        for number, (first, last) in enumerate(itertools.pairwise(edges)):
+            if not 0 <= first <= last <= self.content.info.shape[0]:
+                name = self.info.name
+                raise ValueError(f"{name}_offsets has a value from byte {first} to {last}, which is not in the array")
+            values[number] = self.content.read_rows(0, first, last).tobytes()
+        return values
 
 
 def _check_crc(read: ReadRange, member: zipfile.ZipInfo) -> None:
@@ -214,17 +234,82 @@ def _parse_array(shown: str, name: str, start: bytes, nbytes: int, read: ReadRan
     return StoredArray(info, read, place, fortran)
 
 
-class ExportedNpz(ExportedArrays, NpzSource):
-    """Samples of an npz export of packstore."""
+class MatSource(ArraySource):
+    """Samples of ``.mat`` files of versions 5 to 7. Opening reads all compressed arrays, to verify their checksums;
+    others have none."""
+
+    kind = "mat"
+    suffixes = (".mat",)
+    files_name = "MATLAB files"
+
+    def open_file(self, path: Path) -> OpenArrays:
+        return OpenMat(path)
+
+    @classmethod
+    def reads_file(cls, path: Path) -> bool:
+        """Tells if a path is a MATLAB file by its first bytes."""
+        return first_bytes(path, len(_MAT)) == _MAT
 
 
-def _is_npz(path: Path) -> bool:
-    """Tells if a file is a zip of numpy arrays. The suffix ``.npz`` of a zip suffices. With any other suffix but
-    ``.zip``, the first file in the zip has to be an ``.npy``."""
-    start = first_bytes(path, 512)
-    name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
-    suffix = path.suffix.lower()
-    return start.startswith(_ZIP) and (suffix == ".npz" or (name.endswith(b".npy") and suffix != ".zip"))
+class OpenMat(OpenArrays):
+    """Arrays of numbers in a ``.mat`` file of any size; vectors have one axis, as labels need. Skips variables of other
+    types, complex numbers included.
+
+    Opening reads the headers, and verifies the checksums of compressed arrays. It raises :class:`SourceError` for
+    damage, and for another format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, shown = path, printable(str(path))
+        if not MatSource.reads_file(path):
+            raise SourceError(f"{shown} is no MATLAB file of versions 5 to 7; save it again with -v7")
+        try:
+            with self, path.open("rb") as file:
+                self._find_arrays(file, path.stat().st_size)
+        except OSError as error:
+            raise SourceError(f"{shown} cannot be read: {error.strerror or error}") from None
+        except FAULTS as error:
+            raise damage_error(shown, error) from None
+
+    def _find_arrays(self, file: IO[bytes], size: int) -> None:
+        """Adds all arrays of numbers, by the first bytes of each element. Raises one of ``FAULTS`` for damage."""
+        order, position = read_byte_order(file.read(HEADER_BYTES)), HEADER_BYTES
+        plain = partial(read_at, self.open_descriptor(self._path))
+        while position < size:
+            file.seek(position)
+            start = file.read(_MAT_START)
+            kind, length = struct.unpack_from(f"{order}II", start)
+            end = position + 8 + length
+            if end > size:
+                raise MatError(f"it ends {end - size} bytes too early")
+            if kind == COMPRESSED:
+                start = zlib.decompressobj().decompress(start[8:], _MAT_START)
+            name, found = parse_array_start(start, order)
+            if found is not None:
+                shape, dtype, offset = found
+                if len(shape) == 2 and min(shape) == 1:
+                    shape = (math.prod(shape),)
+                read = self._open_compressed(file, position + 8, end) if kind == COMPRESSED else plain
+                place = offset if kind == COMPRESSED else position + offset
+                info = ArrayInfo(name, shape, dtype, by_columns=True)
+                self.arrays[name] = StoredArray(info, read, place, fortran=True)
+            position = end
+
+    def _open_compressed(self, file: IO[bytes], start: int, end: int) -> ReadRange:
+        """Opens a compressed element between two offsets, and verifies its Adler-32 checksum (RFC 1950). Raises one of
+        ``FAULTS`` for damage."""
+        reader = GzipReader(self._path, (start + 2, end - start - 2))  # without zlib's header
+        self.closing.callback(reader.close)
+        checksum = 1
+        while data := reader.read(_CHUNK):
+            checksum = zlib.adler32(data, checksum)
+        file.seek(end - 4)
+        expected = int.from_bytes(file.read(4), "big")
+        if checksum != expected:
+            raise MatError(f"Adler-32 {checksum:08x}, expected {expected:08x}")
+        return reader.read_at
 
 
-KIND = make_array_kind(NpzSource, "numpy's npz or npy files with arrays of images", open_with(NpzSource, ExportedNpz))
+NPZ = make_array_kind(NpzSource, "numpy's npz or npy files with arrays of images", exported=True)
+MAT = make_array_kind(MatSource, "MATLAB files with arrays of images")

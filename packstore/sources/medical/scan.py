@@ -1,0 +1,135 @@
+"""Base of sources of medical files. It reads all headers before anything is packed: one mode must hold all pixels."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from packstore.core.fields import Image
+from packstore.core.modes import RGB, Mode
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.sources.archives import open_tree
+from packstore.sources.base import Certainty, SourceOptions, Survey
+from packstore.sources.beside import join
+from packstore.sources.contents import list_contents
+from packstore.sources.listing import is_passed_over
+from packstore.sources.rows import Row, TreeRowSource
+from packstore.sources.tree import Tree
+from packstore.stores.link_files import Location
+
+_REPORT_EVERY = 200
+
+
+class ScannedFile(NamedTuple):
+    """File with its header.
+
+    Attributes:
+        modified_ns: Time of its last modification, in nanoseconds.
+        changed_ns: Time of its last change, contents or attributes, in nanoseconds.
+        header: Its header; None for a file that cannot be read, or has no pixels.
+        error: Reason why it cannot be read; ``""`` for a good header.
+    """
+
+    path: str
+    size: int
+    modified_ns: int
+    changed_ns: int
+    header: Any
+    error: str = ""
+
+    @property
+    def ref(self) -> tuple[str, int, int]:
+        """Reference for reading the file: path, size and time of modification."""
+        return self.path, self.size, self.modified_ns
+
+    @property
+    def bad_row(self) -> Row:
+        """Row of a file that cannot be read."""
+        return Row(self.path, (self.path, -1, 0, self.error), 0, 0, self.modified_ns, self.changed_ns)
+
+
+class HeaderScanSource(TreeRowSource):
+    """Source whose rows are known after a scan of all headers. Ignores hidden files.
+
+    Linked stores cannot be made of it: its pixels are converted.
+    """
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._progress: ProgressCallback = no_progress
+
+    @classmethod
+    @abstractmethod
+    def may_have(cls, suffix: str) -> bool:
+        """Tells if files of this kind may have a suffix, in lower case."""
+
+    @classmethod
+    @abstractmethod
+    def is_wanted(cls, tree: Tree, path: str) -> bool:
+        """Tells if a file is of this kind."""
+
+    @abstractmethod
+    def read_header(self, path: str, size: int) -> Any:
+        """Reads the header of a file; None for one without pixels. Raises :class:`ValueError` for a damaged header."""
+
+    @classmethod
+    def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
+        """Recognises a folder or archive with such files: ``CERTAIN``; ``PARTIAL`` if it also has images of other
+        formats. Of the files of a suffix in a folder, looks only at the first 64."""
+        tree = open_tree(path)
+        if tree is None:
+            return Certainty.NO
+        contents = list_contents(tree)
+        for folder in contents.folders.values():
+            for suffix, names in folder.others.items():
+                if cls.may_have(suffix) and any(cls.is_wanted(tree, join(folder.path, name)) for name in names.first):
+                    return Certainty.PARTIAL if contents.image_count else Certainty.CERTAIN
+        return Certainty.NO
+
+    @cached_property
+    def scanned(self) -> list[ScannedFile]:
+        """All files with their headers, sorted by path. Reads all headers."""
+        paths = sorted(
+            join(folder, name)
+            for folder, names in self.tree.folders(is_passed_over)
+            for name in names.files
+            if not is_passed_over(name) and self.is_wanted(self.tree, join(folder, name))
+        )
+        found = []
+        for path in paths:
+            stat = self._stat_or_missing(path)
+            header, error = None, "" if stat.size >= 0 else "is no file that can be read"
+            try:
+                header = None if error else self.read_header(path, stat.size)
+            except ValueError as problem:
+                error = str(problem)
+            found.append(ScannedFile(path, stat.size, stat.modified_ns, stat.changed_ns, header, error))
+            if len(found) % _REPORT_EVERY == 0:
+                self._progress(Progress("scan", len(found), None, 0))
+        return found
+
+    def describing_files(self) -> Iterable[str]:
+        """Returns no files: headers are in the image files themselves."""
+        return ()
+
+    def locate_row(self, ref: Any) -> Location | None:
+        """Returns None: pixels are converted from the file's values."""
+        return None
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Scans all headers, then counts the rows. Both report progress.
+
+        The count reports nothing below the number of scanned files, since progress never goes back.
+        """
+        self._progress = progress
+        self._choose_splits(split)
+        files = len(self.scanned)
+        return super().survey(split, lambda report: progress(report) if report.done >= files else None)
+
+
+def declare_image_field(mode: Mode) -> Image:
+    """Returns the field of the image for pixels of a mode. Leaves out the mode's name for RGB, which is the default."""
+    return Image(mode.dtype, mode=None if mode == RGB else mode.name)
