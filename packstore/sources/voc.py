@@ -329,8 +329,11 @@ def _find_voc_folder(tree: Tree) -> str | None:
 
     Returns its path, ``""`` for the root, or None if there is none. Raises :class:`AmbiguousSourceError` for several.
     """
-    if _find_image_folder(tree, "") is not None:
-        return ""
+    images = _find_image_folder(tree, "")
+    if images is not None:
+        masks = any(_find_mask_folder(tree, "", name) for name in _MASKS.values())
+        deeper = not (masks or _has_files(tree, "Annotations", ".xml")) and _has_files(tree, images, *IMAGE_SUFFIXES)
+        return None if deeper and find_folder_pairs(tree) else ""  # annotations/xmls
     above = "VOCdevkit" if is_folder(tree, "VOCdevkit") else ""
     folders = [
         join(above, name) for name in tree.names(above).folders if is_folder(tree, join(above, f"{name}/JPEGImages"))
@@ -340,6 +343,11 @@ def _find_voc_folder(tree: Tree) -> str | None:
         answers = [Answer(source=Path(tree.root, base)) for base in folders] if Path(tree.root).is_dir() else []
         raise AmbiguousSourceError(f"{tree.name()} holds several sets of Pascal VOC: give one of them, {each}", answers)
     return folders[0] if folders else None
+
+
+def _has_files(tree: Tree, folder: str, *suffixes: str) -> bool:
+    """Tells if files with one of some suffixes are directly in a folder."""
+    return is_folder(tree, folder) and bool(tree.names(folder).ending(*suffixes))
 
 
 def _find_image_folder(tree: Tree, base: str) -> str | None:

@@ -64,6 +64,9 @@ class TestVocBeside(SourceSuite):
         ("pictures", "notes/voc/all", {"": 6}),
         ("train/images", "train/annotations/xml", {"train": 6}),
         ("data/img", "notes/xml", {"": 6}),
+        ("JPEGImages", "annotations/xmls", {"": 6}),
+        ("JPEGImages", "Annotations/xmls", {"": 6}),
+        ("JPEGImages", "labels", {"": 6}),
         ("val/data/img", "val/notes/xml", {"val": 6}),
     ],
 )
