@@ -13,11 +13,10 @@ from packstore.sources.annotations import find_all_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.companion_patterns import PAIR
-from packstore.sources.contents import Contents, FolderContents, list_contents, path_and_parents
+from packstore.sources.contents import Contents, list_contents, path_and_parents
 from packstore.sources.flat import LabelsFile
 from packstore.sources.ignoring import ignore_patterns
 from packstore.sources.mask_folders import (
-    SuspectedAnnotation,
     find_masks,
     find_masks_by_ending,
     list_ending_patterns,
@@ -36,7 +35,8 @@ def unread_annotations_error(path: Path, kind: str) -> AmbiguousSourceError:
     found = [] if tree is None else find_all_annotations(tree)
     named = [each.phrase for each in found]
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    return _question_error(path, f"holds more than images: {', '.join(named[:_NAMED])}{more}", kind, found)
+    why = f"holds more than images: {', '.join(named[:_NAMED])}{more}"
+    return ambiguous_source_error(path, why, [pattern for each in found for pattern in each.patterns], kind)
 
 
 def companions_error(path: Path, plain: str, side_by_side: Kind, options: SourceOptions) -> AmbiguousSourceError:
@@ -50,38 +50,32 @@ def companions_error(path: Path, plain: str, side_by_side: Kind, options: Source
     in_folders = any(each.option == PAIR and "/" in each.text for each in found)
     if in_folders and side_by_side.recognise(path, replace(options, named=True)) is not Certainty.NO:
         answers.append(Answer(("--source", side_by_side.name)))
-    as_classes = [Answer(("--source", plain))] if in_folders else []
-    leave = Answer(ignore_patterns(dict.fromkeys(each.ignore for each in found)))
-    why = f"files seem to belong to its images by their names: {shown}"
+    answers.append(Answer(ignore_patterns(dict.fromkeys(each.ignore for each in found))))
+    answers += [Answer(("--source", plain))] if in_folders else []
+    start = f"{printable(str(path))}: "
     if tree is not None and find_all_annotations(tree):
         error = unread_annotations_error(path, plain)
-        others = [each for each in error.answers if "--ignore" not in each.options]
-        return AmbiguousSourceError(
-            f"{error.args[0]}; {why}", [*answers, leave, *as_classes, *others], path, lists_answers=True
-        )
-    return AmbiguousSourceError(
-        f"{printable(str(path))}: {why}", [*answers, leave, *as_classes], path, lists_answers=True
-    )
+        start = f"{error.args[0]}; "
+        answers += [each for each in error.answers if "--ignore" not in each.options]
+    why = f"files seem to belong to its images by their names: {shown}"
+    return AmbiguousSourceError(start + why, answers, path, lists_answers=True)
 
 
-def ambiguous_source_error(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:
-    """Returns the error for a folder of images that may be something else. ``why`` is the reason, a phrase that
-    continues the path. ``ignore`` are patterns to suggest for ``--ignore``."""
-    return _question_error(path, why, "imagefolder", [SuspectedAnnotation("", tuple(ignore))] if ignore else [])
-
-
-def _question_error(path: Path, why: str, kind: str, found: Sequence[SuspectedAnnotation]) -> AmbiguousSourceError:
-    """Returns the error for a folder of images, with the reason ``why`` and answers:
+def ambiguous_source_error(
+    path: Path, why: str, ignore: Sequence[str] = (), kind: str = "imagefolder"
+) -> AmbiguousSourceError:
+    """Returns the error for a folder of images that may be something else than ``kind``. ``why`` is the reason, a
+    phrase that continues the path. Its answers:
 
     - ``--labels`` for CSV files that name images;
     - how to pack the images alone;
-    - ``--ignore`` for the patterns of ``found``, if there are at most four; if all are of masks, also for all but one.
+    - ``--ignore`` for the patterns ``ignore``, if there are at most four; if all are of masks, also for all but one.
     """
     tree = open_tree(path)
     contents = Contents({}) if tree is None else list_contents(tree)
     masks = find_masks(contents)
     answers = [*(_propose_labels_files(path, contents) if path.is_dir() else []), *_pack_alone(path, kind, contents)]
-    patterns = list(dict.fromkeys(pattern for each in found for pattern in each.patterns))
+    patterns = list(dict.fromkeys(ignore))
     if 0 < len(patterns) <= _NAMED:
         answers.append(Answer(ignore_patterns(patterns)))
         if len(patterns) > 1 and {*patterns} <= {
@@ -102,7 +96,7 @@ def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
     """Proposes ``--labels`` for each of the first four CSV files whose first row names an image. If the names are
     relative to another folder than ``path``, the answer has that folder."""
     folders = list(contents.folders.values())
-    files = [(folder.path, name) for folder in folders for name in _first_names(folder, ".csv")]
+    files = [(each.path, name) for each in folders if ".csv" in each.others for name in each.others[".csv"].first]
     answers = []
     for folder, name in files[:_NAMED]:
         file = path / folder / name
@@ -115,11 +109,6 @@ def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
         if place is not None:
             answers.append(Answer(("--labels", str(file)), None if place == path else place))
     return answers
-
-
-def _first_names(folder: FolderContents, suffix: str) -> tuple[str, ...]:
-    """Returns the first names of files with a suffix in a folder, at most 64; empty if it has no such file."""
-    return folder.others[suffix].first if suffix in folder.others else ()
 
 
 def _pack_alone(path: Path, kind: str, contents: Contents) -> list[Answer]:
@@ -135,16 +124,11 @@ def _pack_alone(path: Path, kind: str, contents: Contents) -> list[Answer]:
         return []
     shared = takewhile(lambda part: not is_split(part), os.path.commonpath(holding).split("/"))
     if common := "/".join(shared):
-        return _folder_answers(path, [common])
+        return [Answer(source=path / common)] if path.is_dir() else []
     tops = {place.split("/")[0] for place in holding}
     others = set(contents.folders[""].folders) - tops if contents.folders else set()
     if holding == [""]:
         return [Answer(("--source", "flat"))]
     if not masks and (not others or all(map(is_split, tops))):
         return [Answer(("--source", kind))]
-    return _folder_answers(path, holding) if len(holding) <= _NAMED else []
-
-
-def _folder_answers(path: Path, folders: list[str]) -> list[Answer]:
-    """Returns answers that give folders below ``path`` instead; none in an archive, whose folders are no paths."""
-    return [Answer(source=path / folder) for folder in folders] if path.is_dir() else []
+    return [Answer(source=path / folder) for folder in holding] if len(holding) <= _NAMED and path.is_dir() else []

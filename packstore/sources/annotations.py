@@ -78,11 +78,6 @@ _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
 _FIELD = re.compile(rb"[^,;\t\r\n\"'/\\]+")
 
 
-def describe_annotations(tree: Tree) -> list[str]:
-    """Returns a phrase for each suspected annotation of the images of ``tree`` (``"metadata.csv"``)."""
-    return [each.phrase for each in find_all_annotations(tree)]
-
-
 def find_further_files(tree: Tree) -> list[SuspectedAnnotation]:
     """Finds suspected annotations that are no images, folder by folder. Does not look for files that many folders have,
     see :func:`_find_in_each_folder`."""

@@ -276,8 +276,9 @@ def _propose(place: Path, options: SourceOptions, alone: bool) -> Iterator[Answe
     counts: Counter[str] = Counter()
     for path, count in images.items():
         counts["/".join(path.split("/")[: len(base.split("/")) + bool(base)])] += count
+    alike = Counter(path in images for path in counts)
     for path in filter(None, counts) if 1 < len(counts) <= _TOPS else ():
-        if 2 * counts[path] < counts.total():
+        if 2 * counts[path] < counts.total() and 2 * alike[path in images] <= len(counts):  # no class of several
             yield Answer(ignore_paths([path]))
         if alone and place.is_dir():
             yield Answer(source=place / path)

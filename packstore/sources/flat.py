@@ -21,7 +21,6 @@ import xxhash
 from packstore.core.errors import NotInSourceError, SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.sources.annotations import describe_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import (
     Certainty,
@@ -494,7 +493,6 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
     - ``CERTAIN``: there is a labels file.
     - ``CERTAIN``: images are directly in the folder, or only in a folder of a generic name (``images``).
-    - ``PARTIAL``: such images and annotations.
     - ``POSSIBLE``: any other folder.
     - ``NO``: no folder and no archive.
     """
@@ -503,9 +501,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    if not tree.list("").images and find_lone_image_folder(tree) is None:
-        return Certainty.POSSIBLE
-    return Certainty.PARTIAL if describe_annotations(tree) else Certainty.CERTAIN
+    found = tree.list("").images or find_lone_image_folder(tree) is not None
+    return Certainty.CERTAIN if found else Certainty.POSSIBLE
 
 
 KIND = Kind(

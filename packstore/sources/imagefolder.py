@@ -17,7 +17,6 @@ from typing import NoReturn
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.sources.annotations import describe_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, readable_sizes, round_up_sizes
 from packstore.sources.contents import accept_arrays, find_lone_image_folder
@@ -425,7 +424,6 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises a folder of class folders.
 
     - ``CERTAIN``: a folder within the folder contains an image.
-    - ``PARTIAL``: it does, and the folder also has annotations.
     - ``POSSIBLE``: folders, but no images. Opening them raises an error that names the empty folders.
     - ``NO``: anything else. Unless the kind is named, also a single folder of a generic name (``images``).
     """
@@ -438,7 +436,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if any(tree.holds_images(name, above) for name in sorted(root.directories)):
         if not options.named and find_lone_image_folder(tree) is not None:
             return Certainty.NO
-        return Certainty.PARTIAL if describe_annotations(tree) else Certainty.CERTAIN
+        return Certainty.CERTAIN
     return Certainty.POSSIBLE if root.directories and not root.images else Certainty.NO
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from packstore.core.errors import PackstoreError, printable
+from packstore.core.errors import PackstoreError
 from packstore.core.urls import UrlPath
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Kind
@@ -17,6 +17,7 @@ from packstore.sources.contents import Contents, path_and_parents
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import is_image_name, is_passed_over
+from packstore.sources.refusals import join_few
 from packstore.sources.splits import SPLIT_ORDER, find_split, find_split_folders, is_split
 
 _TRIED, _DEPTH, _SHOWN, _SITTINGS = 16, 3, 4, 3
@@ -161,12 +162,12 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
         or not flat
     ]
     if hollow and flat and len(hollow) < len(flat) + len(hollow) and len(hollow) <= len(flat):
-        return f"holds folders of images, and folders of such folders ({_join_names(hollow)})", hollow, False
+        return f"holds folders of images, and folders of such folders ({join_few(hollow)})", hollow, False
     if len(hollow) > 1 and len(hollow) == len(classes) and not found and not clips:
         shared = set.intersection(*(below[path] for path in hollow))
         if len(shared) > 1 and 2 * len(shared) >= max(len(below[path]) for path in hollow):
             return (
-                f"holds several folders with the same folders of images in each ({_join_names(sorted(shared))})",
+                f"holds several folders with the same folders of images in each ({join_few(sorted(shared))})",
                 hollow,
                 True,
             )
@@ -184,11 +185,6 @@ def find_repeated_names(folders: Iterable[str], classes: Collection[str]) -> set
             if parent in inside and parent != path:
                 inside[parent].add(name)
     return {path for path, found in inside.items() if len(found) > 1}
-
-
-def _join_names(names: Sequence[str]) -> str:
-    """Joins the first four names for messages."""
-    return ", ".join(map(printable, names[:_SHOWN])) + (" …" if len(names) > _SHOWN else "")
 
 
 def _list_visible(path: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, printable
 from packstore.core.registry import SOURCES
 from packstore.core.urls import UrlPath
-from packstore.sources.annotations import find_left_annotations, find_left_images
+from packstore.sources.annotations import find_all_annotations, find_left_annotations, find_left_images
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Survey
 from packstore.sources.contents import list_contents
@@ -32,10 +32,10 @@ from packstore.sources.refusals import (
     archive_without_images_error,
     few_annotations_error,
     incomplete_error,
+    join_few,
     nested_error,
     no_classes_error,
     several_kinds_error,
-    split_names_error,
     unrecognised_error,
 )
 from packstore.sources.splits import is_split
@@ -121,7 +121,7 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
         if not (kind.reads(path) and kind.takes(options)) or (refused is not None and kind.name in SOURCES.built_in):
             continue
         try:
-            certainty = kind.recognise(path, options)
+            certainty = _recognise_as(kind, path, options)
         except SourceError as error:
             refused = refused or error
             continue
@@ -196,6 +196,15 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     raise unrecognised_error(path)
 
 
+def _recognise_as(kind: Kind, path: Path, options: SourceOptions) -> Certainty:
+    """Asks a kind about a path. A plain kind is not certain of images with annotations that it does not read."""
+    certainty = kind.recognise(path, options)
+    if certainty is Certainty.CERTAIN and kind.name in PLAIN_KINDS and options.labels is None:
+        tree = open_tree(path)
+        return Certainty.PARTIAL if tree is not None and find_all_annotations(tree) else certainty
+    return certainty
+
+
 def _names_kind(by_certainty: Mapping[Certainty, Sequence[Kind]], name: str) -> Kind | None:
     """Returns the kind of a name if it matches partially, else None."""
     return next((kind for kind in by_certainty.get(Certainty.PARTIAL, ()) if kind.name == name), None)
@@ -219,7 +228,7 @@ def _find_certain_kind(path: Path) -> Kind | None:
         if not kind.reads(path):
             continue
         try:
-            certain = kind.recognise(path, SourceOptions()) is Certainty.CERTAIN
+            certain = _recognise_as(kind, path, SourceOptions()) is Certainty.CERTAIN
             # PyTorch models have a suffix of stores, too: .pt
             if certain and (kind.name != "store" or holds_store(path)):
                 return kind
@@ -246,7 +255,8 @@ def _refuse_unlikely_classes(path: Path, clips: bool) -> None:
     if inside is not None and kind is not None:
         raise nested_error(path, [(inside, kind)], "imagefolder")
     if splits := find_split_like_folders(path):
-        raise split_names_error(path, splits, "imagefolder")
+        why = f"holds folders that seem to be splits, and would be classes ({join_few(splits)})"
+        raise no_classes_error(path, why, splits, True, "imagefolder")
     tree = open_tree(path)
     problem = None if tree is None else find_non_classes(list_contents(tree), clips)
     if problem is not None:

@@ -104,13 +104,6 @@ def nested_error(path: Path, found: Sequence[tuple[Path, Kind]], kind: str | Non
     )
 
 
-def split_names_error(path: Path, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
-    """Returns the error for an image folder whose class folders have names like splits."""
-    return no_classes_error(
-        path, f"holds folders that seem to be splits, and would be classes ({_join(folders)})", folders, True, kind
-    )
-
-
 def no_classes_error(
     path: Path, why: str, folders: Sequence[str], may_be_splits: bool, kind: str
 ) -> AmbiguousSourceError:
@@ -120,7 +113,7 @@ def no_classes_error(
     if may_be_splits and len(folders) > 1:
         answers.append(name_splits({name: name.rpartition("/")[2] for name in folders}))
     answers.append(Answer(ignore_paths(folders)))  # dropped when it is tried, if these are all folders
-    unpack = "" if path.is_dir() else f": unpack it to give one of them ({_join(folders)})"
+    unpack = "" if path.is_dir() else f": unpack it to give one of them ({join_few(folders)})"
     answers.append(Answer(("--source", kind)))
     return AmbiguousSourceError(f"{printable(str(path))} {why}{unpack}", answers, path, lists_answers=True)
 
@@ -130,7 +123,7 @@ def name_splits(folders: Mapping[str, str]) -> Answer:
     return Answer(("--splits", ",".join(f"{split}=/{escape_pattern(path)}" for path, split in folders.items())))
 
 
-def _join(names: Sequence[str]) -> str:
+def join_few(names: Sequence[str]) -> str:
     """Joins the first eight names for messages."""
     return ", ".join(map(printable, names[:_SHOWN])) + (" …" if len(names) > _SHOWN else "")
 

@@ -12,12 +12,18 @@ import pytest
 
 from packstore import AmbiguousSourceError, convert, verify
 from packstore.sources import open_source
-from packstore.sources.annotations import describe_annotations
+from packstore.sources.annotations import find_all_annotations
 from packstore.sources.tree import FolderTree
 from tests.makers.annotated import fill, jpeg, mask, voc_xml
 from tests.makers.images import encode, picture
 
 Files = dict[str, str | bytes]
+
+
+def phrases(tree: FolderTree) -> list[str]:
+    """A phrase for each suspected annotation of the images of a tree."""
+    return [each.phrase for each in find_all_annotations(tree)]
+
 
 LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
     "hugging face": ({"train/metadata.csv": "file_name,label\n", "train/a.jpg": "", "train/b.jpg": ""}, "metadata.csv"),
@@ -162,13 +168,13 @@ INNOCENT: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_annotations_are_found(name: str, tmp_path: Path) -> None:
     files, expected = LAYOUTS[name]
-    found = describe_annotations(FolderTree(fill(tmp_path, files)))
+    found = phrases(FolderTree(fill(tmp_path, files)))
     assert any(expected in phrase for phrase in found), found
 
 
 @pytest.mark.parametrize("name", INNOCENT)
 def test_what_is_none_is_not_found(name: str, tmp_path: Path) -> None:
-    assert describe_annotations(FolderTree(fill(tmp_path, INNOCENT[name]))) == []
+    assert phrases(FolderTree(fill(tmp_path, INNOCENT[name]))) == []
 
 
 def test_the_look_is_bounded(tmp_path: Path) -> None:
@@ -177,7 +183,7 @@ def test_the_look_is_bounded(tmp_path: Path) -> None:
         (tmp_path / f"{number:03}" / "deep").mkdir(parents=True)
         (tmp_path / f"{number:03}" / "deep" / f"x{number}.jpg").touch()
     (tmp_path / "zzz.mat").touch()
-    assert describe_annotations(FolderTree(tmp_path)) == ["zzz.mat"]
+    assert phrases(FolderTree(tmp_path)) == ["zzz.mat"]
 
 
 def test_odd_names_do_no_harm(tmp_path: Path) -> None:
@@ -185,7 +191,7 @@ def test_odd_names_do_no_harm(tmp_path: Path) -> None:
     Path(str(tmp_path), "cat", "a\udcff.jpg").touch()
     Path(str(tmp_path), "b\udcff\n.csv").write_bytes(b"a\xff.jpg")
     (tmp_path / "loop").symlink_to(tmp_path)
-    (found,) = describe_annotations(FolderTree(tmp_path))
+    (found,) = phrases(FolderTree(tmp_path))
     assert "\n" not in found
     assert found.isprintable()
 
@@ -193,7 +199,7 @@ def test_odd_names_do_no_harm(tmp_path: Path) -> None:
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
     fill(tmp_path, {"images/a.jpg": "", "annotations.json": pointer, "train.json": pointer, "README.txt": pointer})
-    found = describe_annotations(FolderTree(tmp_path))
+    found = phrases(FolderTree(tmp_path))
     assert [phrase.partition(" (it is a pointer of Git LFS")[0] for phrase in found] == [
         "annotations.json",
         "train.json",
@@ -204,13 +210,13 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
 def test_a_pipe_beside_images_is_not_waited_for(tmp_path: Path) -> None:
     fill(tmp_path, {"cat/a.jpg": "", "cat/b.jpg": ""})
     os.mkfifo(tmp_path / "labels of cats.csv")
-    assert describe_annotations(FolderTree(tmp_path)) == []
+    assert phrases(FolderTree(tmp_path)) == []
 
 
 @pytest.mark.slow
 def test_real_folders(demo_folder: Path, shared_data: Path) -> None:
-    assert describe_annotations(FolderTree(demo_folder)) == []
-    assert describe_annotations(FolderTree(shared_data / "imagenet-600")) == []
+    assert phrases(FolderTree(demo_folder)) == []
+    assert phrases(FolderTree(shared_data / "imagenet-600")) == []
 
 
 @pytest.mark.parametrize("name", READ)
@@ -363,7 +369,7 @@ ORDINARY: dict[str, Files] = {
 def test_ordinary_folders_raise_no_question(name: str, tmp_path: Path) -> None:
     with closing(open_source(fill(tmp_path, ORDINARY[name]))) as source:
         assert source.kind in ("imagefolder", "flat")
-        assert describe_annotations(FolderTree(tmp_path)) == []
+        assert phrases(FolderTree(tmp_path)) == []
 
 
 @pytest.mark.parametrize("size", [3, 300])

@@ -21,6 +21,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.found import Files, Found, FoundSource, has_path
+from packstore.sources.ignoring import escape_pattern
 from packstore.sources.named import walk_lone_folders
 from packstore.sources.rows import InTree
 from packstore.sources.tree import Tree
@@ -240,6 +241,7 @@ def make_folder_set_kind(name: str, help: str, rows: Mapping[str, FolderSet]) ->
                 path,
                 f"looks like {fit.title}, but {fit.strangers:,} of its images have other names, "
                 f"{printable(fit.first_stranger)} among them",
+                [f"/{escape_pattern(fit.first_stranger)}"] if fit.strangers == 1 else [],
             )
         return Certainty.CERTAIN
 
