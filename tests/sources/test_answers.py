@@ -64,6 +64,10 @@ LAYOUTS: dict[str, Callable[[], Files]] = {
     "a split of images and a split of folders": lambda: {
         **{f"train/{n}.png": jpeg(n) for n in range(7)}, **classes("test/", ["BSD68", "Set12"]),
     },
+    "a stranger among faces": lambda: {
+        **{f"lfw/{name}/{name}_{n:04}.jpg": jpeg(n) for name in ("Ann_B", "Cy_D", "Ed_F") for n in range(1, 4)},
+        "lfw/Ed_F/logo.jpg": jpeg(9),
+    },
     "copies without others": lambda: originals_and_copies(("cat", "dog"), "more", "notes.md"),
     "one image a folder": lambda: folder_for_each_image(12, "masks"),
     "one image a folder, other word": lambda: folder_for_each_image(7, "labels"),
@@ -210,6 +214,14 @@ def test_no_line_drops_a_class_or_makes_one_of_splits(tmp_path: Path) -> None:
             open_source(fill(tmp_path / name, LAYOUTS[name]()))
         options = [answer.options for answer in caught.value.answers]
         assert not {("--ignore", "/cats"), ("--ignore", "/dogs"), ("--source", "imagefolder")} & {*options}
+
+
+def test_one_stranger_alone_may_be_left_out(tmp_path: Path) -> None:
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(fill(tmp_path, LAYOUTS["a stranger among faces"]()))
+    kept = [answer for answer in caught.value.answers if answer.options]
+    assert [answer.options for answer in kept] == [("--ignore", "/lfw/Ed_F/logo.jpg")]
+    assert kept[0].note.endswith("in 3 classes (Ann_B, Cy_D, Ed_F), with number; leaves out 1 image")
 
 
 @pytest.mark.parametrize("flat", [False, True])
