@@ -6,7 +6,6 @@ the patterns are those that :mod:`.pairing` finds in the names, if it is certain
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,20 +30,17 @@ from packstore.sources.companion_patterns import (
     Companion,
     CompanionPattern,
     parse_companions,
-    parse_pattern,
 )
 from packstore.sources.contents import is_clip_name, list_contents
 from packstore.sources.encodings import try_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.pairing import PROSE, find_companions
+from packstore.sources.pairing import find_companions
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.sidecars import MAX_BYTES, MAX_WORDS, declare_sidecar, is_words, parse_sidecar
 from packstore.sources.splits import find_split, find_splits_of_folders
 from packstore.sources.tree import Tree
 
 _PROBED, _KEPT_FOLDERS, _FEWER = 32, 64, 4
-_REPEATS = re.compile(r"\d+_.+")
-"""Folders of kohya, whose number tells how often to repeat their images."""
 
 
 class CompanionsSource(FileRowSource):
@@ -60,9 +56,11 @@ class CompanionsSource(FileRowSource):
 
     kind = "companions"
     left_images = "images that belong to no image"
-
+    left_companions: str | None = "files of --pair, --sidecar or --masks without an image"
+    """Reason for files of patterns without an image; None for that of other files."""
     folder_texts = False
     """Names of folders are texts and no classes."""
+    _has_strays = False
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -71,11 +69,11 @@ class CompanionsSource(FileRowSource):
         folders = self._count_images()
         if not folders:
             raise SourceError(f"{printable(str(path))} holds no images other than those that belong to images")
-        self._strays = self._has_strays(folders)
-        if self._strays:
+        self._has_strays = self._find_strays(folders)
+        if self._has_strays:
             del folders[""]
-        self._split_of = find_splits_of_folders(folders)
-        self._class_of = _name_folders(folders, self._split_of)
+        self._split_of = self._find_splits(folders)
+        self._class_of = self._name_folders(folders)
         distinct = {*self._class_of.values()}
         if len(distinct) < 2 or (not self.folder_texts and sum(folders.values()) < 2 * len(distinct)):
             self._class_of = {}
@@ -87,7 +85,7 @@ class CompanionsSource(FileRowSource):
         self._folder_column = "" if not self._class_of else "label" if has_classes else "folder"
         self._lists: set[str] = set()
         self._columns = self._name_columns()
-        self.evidence = ", ".join(f"{column}: {each.text}" for column, each in self._columns.items())
+        self.evidence = ", ".join(f"{column}: {each[0].text}" for column, each in self._columns.items())
 
     def _find_patterns(self) -> tuple[CompanionPattern, ...]:
         """Returns the patterns that the user gives, else those found. Raises :class:`SourceError` if there are none."""
@@ -103,7 +101,15 @@ class CompanionsSource(FileRowSource):
             )
         return patterns
 
-    def _has_strays(self, folders: Mapping[str, int]) -> bool:
+    def _find_splits(self, folders: Iterable[str]) -> dict[str, str]:
+        """Returns the splits of folders of images; empty unless each has one."""
+        return find_splits_of_folders(folders)
+
+    def _holds_samples(self, folder: str) -> bool:
+        """Tells if the images of a folder are samples, unless they belong to images."""
+        return folder != "" or not self._has_strays
+
+    def _find_strays(self, folders: Mapping[str, int]) -> bool:
         """Tells if the images at the top are no samples: few beside those in folders, and without companions."""
         count = folders.get("", 0)
         if not 0 < _FEWER * count <= sum(folders.values()) - count:
@@ -127,11 +133,12 @@ class CompanionsSource(FileRowSource):
         if self._class_of:
             classes = sorted({*self._class_of.values()})
             folder = {self._folder_column: Label(classes) if self._folder_column == "label" else Text()}
-        return {
-            "image": Image(),
-            **folder,
-            **{column: self._declare(column, pattern) for column, pattern in self._columns.items()},
-        }
+        companions = {column: self._declare(column, patterns) for column, patterns in self._columns.items()}
+        return {"image": Image(), **folder, **companions, **self._declare_more()}
+
+    def _declare_more(self) -> dict[str, Field]:
+        """Returns the fields of further columns, and other fields of the same columns; none in this base."""
+        return {}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields one row for each image of a split that belongs to no other image."""
@@ -139,7 +146,7 @@ class CompanionsSource(FileRowSource):
             if listing.is_cycle:
                 yield from (FileRow(join(folder, name), {}) for name in listing.images if split == self.splits()[0])
                 continue
-            if self._split_of.get(folder, "") == split and (folder or not self._strays):
+            if self._split_of.get(folder, "") == split and self._holds_samples(folder):
                 for name in listing.images:
                     if not self.is_companion(join(folder, name)):
                         yield self._make_row(folder, join(folder, name))
@@ -150,8 +157,9 @@ class CompanionsSource(FileRowSource):
         if self._class_of:
             name = self._class_of[folder]
             values = {self._folder_column: name}
-        for column, pattern in self._columns.items():
-            files = [InTree(file, optional=True) for file in self.find_files(pattern, image)]
+        for column, patterns in self._columns.items():
+            found = filter(None, (self.find_files(each, image) for each in patterns))
+            files = [InTree(file, optional=True) for file in next(found, ())]
             if files:
                 values[column] = files if column in self._lists else files[0]
         return FileRow(image, values)
@@ -194,7 +202,7 @@ class CompanionsSource(FileRowSource):
         """Reads the image and its files; a missing one is None. Raises :class:`ValueError` for a sidecar that is not of
         its type."""
         values = dict(super().read_values(ref))
-        for column, pattern in self._columns.items():
+        for column, (pattern, *_) in self._columns.items():
             raw = values.get(column)
             if isinstance(raw, bytes) and pattern.option == SIDECAR:
                 value = parse_sidecar(pattern.type, raw, self.tree.encoding)
@@ -210,8 +218,8 @@ class CompanionsSource(FileRowSource):
 
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason why a file is left out; files of a pattern without an image have a reason of their own."""
-        if self.is_companion(join(folder, name)):
-            return "files of --pair, --sidecar or --masks without an image"
+        if self.left_companions is not None and self.is_companion(join(folder, name)):
+            return self.left_companions
         return super().reason_to_leave_out(folder, name)
 
     def has_folders_without_companions(self) -> bool:
@@ -232,7 +240,7 @@ class CompanionsSource(FileRowSource):
         if len(patterns) > 1:
             return False
         fault = None
-        for file in chain.from_iterable(map(self._list_files, patterns)):
+        for file in self._list_files(patterns):
             raw = self.tree.first_bytes(file, MAX_WORDS + 1)
             text, wrong = try_utf8(raw, self.tree.encoding, self.tree.name(file))
             if not is_words(text) or len(raw) > MAX_WORDS:
@@ -254,15 +262,17 @@ class CompanionsSource(FileRowSource):
         """Counts the images in each folder that belong to no other image. Leaves out folders without any."""
         counts = {}
         for folder, names in self.tree.folders(is_passed_over):
+            if not self._holds_samples(folder):
+                continue
             images = (name for name in names.ending(*IMAGE_SUFFIXES) if name[0] != ".")
             count = sum(not self.is_companion(join(folder, name)) for name in images)
             if count:
                 counts[folder] = count
         return counts
 
-    def _name_columns(self) -> dict[str, CompanionPattern]:
+    def _name_columns(self) -> Mapping[str, Sequence[CompanionPattern]]:
         """Names the columns of all patterns. Patterns of one option whose files have the same words share no column."""
-        columns: dict[str, CompanionPattern] = {}
+        columns: dict[str, Sequence[CompanionPattern]] = {}
         for pattern in self._patterns:
             several = pattern.option == MASKS and self._has_several(pattern)
             default = {PAIR: "pair", MASKS: "masks" if several else "mask"}.get(pattern.option, pattern.type)
@@ -273,7 +283,7 @@ class CompanionsSource(FileRowSource):
             name = make_column_name(name)
             while name in taken:
                 name += "_"
-            columns[name] = pattern
+            columns[name] = (pattern,)
             if several:
                 self._lists.add(name)
         return columns
@@ -287,33 +297,45 @@ class CompanionsSource(FileRowSource):
     def _list_images(self) -> Iterator[str]:
         """Yields the paths of all samples, without reading sizes."""
         for folder, names in self.tree.folders(is_passed_over):
-            for name in names.ending(*IMAGE_SUFFIXES) if folder or not self._strays else ():
+            for name in names.ending(*IMAGE_SUFFIXES) if self._holds_samples(folder) else ():
                 if name[0] != "." and not self.is_companion(join(folder, name)):
                     yield join(folder, name)
 
-    def _list_files(self, pattern: CompanionPattern) -> Iterator[str]:
-        """Yields the files of a pattern that belong to an image."""
-        return chain.from_iterable(self.find_files(pattern, image) for image in self._list_images())
+    def _list_files(self, patterns: Sequence[CompanionPattern]) -> Iterator[str]:
+        """Yields the files of patterns that belong to an image."""
+        for image in self._list_images():
+            yield from chain.from_iterable(self.find_files(each, image) for each in patterns)
 
-    def _declare(self, column: str, pattern: CompanionPattern) -> Field:
-        """Returns the field of a column. Raises :class:`SourceError` if no image has a file of its pattern."""
-        some = list(islice(self._list_files(pattern), _PROBED))
+    def _declare(self, column: str, patterns: Sequence[CompanionPattern]) -> Field:
+        """Returns the field of a column. Raises :class:`SourceError` if no image has a file of its patterns."""
+        option, text = patterns[0].option, patterns[0].text
+        some = list(islice(self._list_files(patterns), _PROBED))
         if not some:
-            raise SourceError(
-                f"{printable(str(self.path))}: no image has a file that --{pattern.option} {pattern.text!r} matches"
-            )
-        if pattern.option == PAIR:
+            raise SourceError(f"{printable(str(self.path))}: no image has a file that --{option} {text!r} matches")
+        if option == PAIR:
             return Image(optional=True)
-        if pattern.option == MASKS:
+        if option == MASKS:
             if column in self._lists:
                 return Images(optional=True)
-            suffixes = {file.rpartition(".")[2].lower() for file in self._list_files(pattern)}
+            suffixes = {file.rpartition(".")[2].lower() for file in self._list_files(patterns)}
             return infer_mask_field(self.tree, some) if suffixes == {"png"} else Image(optional=True)
-        contents = (read_whole(self.tree, file, MAX_BYTES) for file in self._list_files(pattern))
+        contents = (read_whole(self.tree, file, MAX_BYTES) for file in self._list_files(patterns))
         try:
-            return declare_sidecar(pattern.type, contents, self.tree.encoding)
+            return declare_sidecar(patterns[0].type, contents, self.tree.encoding)
         except ValueError as error:
-            raise SourceError(f"{printable(str(self.path))}: --{pattern.option} {pattern.text!r}: {error}") from None
+            raise SourceError(f"{printable(str(self.path))}: --{option} {text!r}: {error}") from None
+
+    def _name_folders(self, folders: Iterable[str]) -> dict[str, str]:
+        """Returns the name of the class folder of each folder of images: the first folder of its path that differs
+        between folders, without those of splits; ``""`` if there is none."""
+        paths = {
+            folder: [part for part in folder.split("/") if part and not (folder in self._split_of and find_split(part))]
+            for folder in folders
+        }
+        counts = Counter(part for parts in paths.values() for part in set(parts))
+        return {
+            folder: next((part for part in parts if counts[part] < len(paths)), "") for folder, parts in paths.items()
+        }
 
 
 def _names_from(names: Sequence[str], prefix: str) -> Iterator[str]:
@@ -328,17 +350,6 @@ def _is_in(names: Sequence[str], name: str) -> bool:
     """Tells if sorted ``names`` have ``name``."""
     place = bisect_left(names, name)
     return place < len(names) and names[place] == name
-
-
-def _name_folders(folders: Iterable[str], split_of: Mapping[str, str]) -> dict[str, str]:
-    """Returns the name of the class folder of each folder of images: the first folder of its path that differs between
-    folders, without those of splits; ``""`` if there is none."""
-    paths = {
-        folder: [part for part in folder.split("/") if part and not (folder in split_of and find_split(part))]
-        for folder in folders
-    }
-    counts = Counter(part for parts in paths.values() for part in set(parts))
-    return {folder: next((part for part in parts if counts[part] < len(paths)), "") for folder, parts in paths.items()}
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
@@ -375,66 +386,11 @@ def _leaves_more(path: Path, tree: Tree, options: SourceOptions, found: Sequence
     return False
 
 
-class CaptionFilesSource(CompanionsSource):
-    """Images with a text each, ``a.jpg`` and ``a.txt`` or ``a.caption``, in the column ``caption``: the layout of
-    diffusers and kohya. The folder of an image is a text, too."""
-
-    kind = "caption_files"
-    folder_texts = True
-
-    def _find_patterns(self) -> tuple[CompanionPattern, ...]:
-        """Returns the pattern of the texts. Raises :class:`SourceError` if there are none."""
-        pattern = _find_captions(self.tree)
-        if pattern is None:
-            raise SourceError(f"{printable(str(self.path))} has no images with a text each (a.jpg, a.txt)")
-        return (pattern,)
-
-    def _name_columns(self) -> dict[str, CompanionPattern]:
-        """Returns the only column."""
-        return {"caption": self._patterns[0]}
-
-
-def _find_captions(tree: Tree) -> CompanionPattern | None:
-    """Returns the pattern of the only texts that have the stems of at least half of the images; else None."""
-    contents = list_contents(tree)
-    counts = {
-        suffix: sum(
-            each.images.count_shared(each.others[suffix]) for each in contents.folders.values() if suffix in each.others
-        )
-        for suffix in PROSE
-    }
-    suffixes = [suffix for suffix, count in counts.items() if count]
-    if len(suffixes) != 1 or 2 * counts[suffixes[0]] < contents.image_count:
-        return None
-    return parse_pattern(SIDECAR, f"{{s}}.*={{s}}{suffixes[0]}=text")
-
-
-def _recognise_captions(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if at least half of the images have a text, and all texts are for people, else ``NO``. Partial if several
-    folders of images may be classes. Raises :class:`AmbiguousSourceError` for texts of an unknown encoding."""
-    tree = open_tree(path)
-    if tree is None or _find_captions(tree) is None:
-        return Certainty.NO
-    if not CaptionFilesSource(path, options).has_plain_texts():
-        return Certainty.NO
-    holding = [folder for folder, each in list_contents(tree).folders.items() if each.images.count]
-    splits = find_splits_of_folders(holding)
-    plain = {f for f in holding if f not in splits and not _REPEATS.fullmatch(f.rpartition("/")[2])}
-    return Certainty.CERTAIN if len(plain) < 2 else Certainty.PARTIAL
-
-
 KIND = Kind(
     "companions",
     "images with files that belong to them by name",
     _recognise,
     CompanionsSource,
     takes_companions=True,
-    in_objects=True,
-)
-CAPTION_FILES = Kind(
-    "caption_files",
-    "images with a text each: a.jpg and a.txt",
-    _recognise_captions,
-    CaptionFilesSource,
     in_objects=True,
 )

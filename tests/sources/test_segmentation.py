@@ -71,7 +71,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
         assert dict(source.survey().ledger.passed_over) == {
             "images in folders of masks without an image of the same name": 1
         }
-        assert source.evidence == "images/train/… and masks/train/….png under the same names"
+        assert source.evidence == "mask: images/train/{s}.*=masks/train/{s}.png"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,18 @@ def test_where_masks_may_lie(image: str, masked: str, tmp_path: Path) -> None:
         assert [source.read(entry).values["mask"] for entry in entries] == [files[masked.format(n)] for n in range(3)]
         assert not source.survey().ledger.passed_over
         assert entries[0].split == next((split for split in ("training", "train") if split in image), "")
+
+
+@pytest.mark.parametrize("place", ["{}/{}/{}", "train/{}/{}/{}"])
+def test_folders_in_those_of_images_are_classes(place: str, tmp_path: Path) -> None:
+    numbered = [(name, n) for name in ("c0", "c1", "c2") for n in range(3)]
+    files: dict[str, str | bytes] = {f"{place.format('images', *each)}.jpg": jpeg(each[1]) for each in numbered}
+    files |= {f"{place.format('masks', *each)}.png": mask(each[1]) for each in numbered}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert source.kind == "segmentation"
+        assert next(each.classes for each in source.survey().columns if each.name == "label") == ("c0", "c1", "c2")
+        values = [source.read(entry).values for entry in source.entries()]
+    assert [(each["label"], each["mask"]) for each in values] == [(int(name[1]), mask(n)) for name, n in numbered]
 
 
 def test_cityscapes(tmp_path: Path) -> None:
