@@ -1,43 +1,324 @@
-"""Reads exports of packstore, by the ``packstore.json`` beside the data; see :mod:`packstore.core.export_manifest`.
+"""Reads an export of packstore as the records that it was made of, by the ``packstore.json`` beside the data; see
+:mod:`packstore.core.export_manifest`.
 
-If a kind of source reads the format (``webdataset``), that kind opens the export. Exports whose records are files of
-a folder, a tar or a zip are read here.
+A kind of source that also reads exports has a class for them, which inherits :class:`ExportedRows` and the kind's own
+class, and reads the values of a store from its format. Exports whose records are files of a folder, a tar or a zip are
+read here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import ManifestError, SourceError, printable
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.column import Column
+from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_stored, to_stored
+from packstore.core.errors import ManifestError, SampleError, SourceError, StoreError, printable
 from packstore.core.export_manifest import (
     MANIFEST_FILE,
     ROWS_FILE,
     ExportManifest,
     RecordLines,
+    StoredBytes,
     names_sidecar,
     parse_export_manifest,
+    parse_value,
     read_export_manifest,
     stays_in_folder,
 )
-from packstore.core.manifest import MAX_JSON_BYTES
+from packstore.core.fields import Field
+from packstore.core.manifest import MAX_JSON_BYTES, Manifest
 from packstore.core.registry import SOURCES
+from packstore.images.decoders import Decoder, get_decoder
+from packstore.images.reading import Reading
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.archives.tar import TAR_FAULTS, is_tar, read_first_names
 from packstore.sources.archives.zip import is_zip
-from packstore.sources.base import Certainty, Kind, Source, SourceOptions
-from packstore.sources.exported_rows import ExportedRows
+from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, SourceOptions
 from packstore.sources.ledger import Claims, Role, list_files
-from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.listing import IMAGE_SUFFIXES, key_size
 from packstore.sources.refusals import NeedsCopyError, first_bytes
-from packstore.sources.rows import Row
+from packstore.sources.rows import RecordForm, Row, RowSource
 from packstore.sources.tree import FolderTree, Tree
 from packstore.stores.link_files import Location
 
 _MAX_LINES = 1 << 28
 """Maximum bytes of lines in an archive; larger archives may have as many as their own bytes."""
+
+
+class ExportedRows(RowSource):
+    """Records of a store, read from an export.
+
+    Subclasses read the format. :meth:`rows` yields its records in order, split by split. :meth:`read_values` returns
+    the columns in :attr:`ExportManifest.held`, in the form of :meth:`packstore.stores.Reader.item`. The lines of the
+    records have the other columns, and the keys. Surveying or listing, not opening, refuses more or fewer rows, lines
+    or images than packstore wrote."""
+
+    def find_export_manifest(self) -> ExportManifest | None:
+        """Reads the export manifest, or returns None if there is none. Raises :class:`ManifestError` for a damaged
+        one."""
+        return read_export_manifest(self.path)
+
+    def find_lines(self) -> RecordLines:
+        """Opens the lines of the records, beside the export manifest. Raises :class:`OSError` if they cannot be
+        opened."""
+        return RecordLines.map_file(self.path / ROWS_FILE)
+
+    def count_unlisted(self) -> int:
+        """Counts images of the export that its lines do not name; 0 for formats without single files."""
+        return 0
+
+    @cached_property
+    def export_manifest(self) -> ExportManifest:
+        """The export manifest, read once. Raises :class:`SourceError` if it is missing, damaged, or names another kind
+        of source."""
+        with _damage_as_source_errors(self.path):
+            manifest = self.find_export_manifest()
+        if manifest is None or manifest.source != self.kind:
+            raise SourceError(f"{printable(str(self.path))} holds no {MANIFEST_FILE} of an export of files")
+        return manifest
+
+    @property
+    def store_manifest(self) -> Manifest | None:
+        """Manifest of the exported store."""
+        return self.export_manifest.manifest
+
+    def list_shards(self) -> list[tuple[str, Path]]:
+        """Lists split and path of each shard in the export manifest. Raises :class:`SourceError` if one is missing."""
+        shards = [(shard.split, self.path / shard.file) for shard in self.export_manifest.shards]
+        missing = next((path for _, path in shards if not path.is_file()), None)
+        if missing is not None:
+            raise SourceError(f"{printable(str(missing))} is missing, one of the shards that {MANIFEST_FILE} names")
+        return shards
+
+    @cached_property
+    def lines(self) -> RecordLines | None:
+        """Lines of the records, opened once; None if the export has none. Raises :class:`SourceError` if they cannot
+        be opened, or are not as many as the records."""
+        if not self.export_manifest.rows:
+            return None
+        try:
+            record_lines = self.find_lines()
+        except OSError as error:
+            raise SourceError(f"{printable(str(self.path))}: {ROWS_FILE}: {error.strerror or error}") from None
+        if len(record_lines) != self._manifest.records:
+            raise self._changed_error(
+                f"{ROWS_FILE} has {len(record_lines):,} lines, {MANIFEST_FILE} {self._manifest.records:,} records"
+            )
+        return record_lines
+
+    def splits(self) -> Sequence[str]:
+        """Returns the splits of the exported store; ``("",)`` if it has none."""
+        return tuple(self.ranges)
+
+    def fields(self) -> dict[str, Field]:
+        """Returns no declarations: the export manifest has the columns."""
+        return {}
+
+    def claim_files(self, claims: Claims) -> None:
+        """Claims :meth:`files` as packed, the export manifest and the lines of the records as annotations.
+
+        Claims the files in :attr:`ExportManifest.files` as evidence.
+        """
+        for name in self.export_manifest.files:
+            claims.claim(name, Role.EVIDENCE)
+        super().claim_files(claims)
+        self.claim_paths(claims, [self.path / MANIFEST_FILE, self.path / ROWS_FILE], Role.ANNOTATION)
+
+    def locate(self, entry: Entry) -> Location | None:
+        """Locates the image of a record by :meth:`RowSource.locate_row`; None if its place is unknown."""
+        return self.locate_row(entry.ref[1])
+
+    def close(self) -> None:
+        """Closes the source, and drops the lines of the records. Reading opens them again."""
+        super().close()
+        self.__dict__.pop("lines", None)
+
+    @property
+    def _manifest(self) -> Manifest:
+        """Manifest of the exported store."""
+        return self.export_manifest.manifest
+
+    @cached_property
+    def ranges(self) -> dict[str, range]:
+        """Record numbers of each split; all under ``""`` without splits."""
+        splits = {each.name: range(each.start, each.stop) for each in self._manifest.splits}
+        return splits or {"": range(self._manifest.records)}
+
+    @cached_property
+    def columns_at_rest(self) -> list[Column]:
+        """Columns of the store without their companions."""
+        columns = self.export_manifest.columns
+        companions = {each.name for column in columns for each in column.companions}
+        return [column for column in columns if column.name not in companions]
+
+    @cached_property
+    def _decoder(self) -> Decoder | None:
+        """Decoder of the PNG files that arrays were exported as; None if images are not arrays."""
+        reading = Reading(self._manifest.image.pixels.name)
+        as_png = self.export_manifest.image == "png"
+        return get_decoder(max_pixels=self.options.max_pixels, reading=reading) if as_png else None
+
+    def read_sample(self, entry: Entry) -> Sample:
+        """Reads a record in stored form. A value comes from the record's line if it has the value, else from the
+        export's format. Raises :class:`SampleError` or :class:`ValueError` for values that the columns cannot have, and
+        for a record that cannot be read."""
+        number, ref = entry.ref
+        try:
+            given = self.read_values(ref)
+        except SampleError as error:  # named by its file, which is not its key here
+            raise SampleError(entry.key, error.reason) from error
+        line = {} if self.lines is None else self.lines[number]
+        values: dict[str, Any] = {}
+        in_line = line.get("values", {})
+        for column in self.columns_at_rest:
+            if column.name not in self.export_manifest.held or column.name in in_line:
+                for each in (column, *column.companions):
+                    values[each.name] = parse_value(each, line)
+                if not column.nullable or values[column.valid_name]:
+                    _check_files(column, values[column.name])
+                _check_classes(column, values[column.name])
+                continue
+            value = given.get(column.name)
+            values[column.name] = _to_stored(column, value)
+            if column.kind == "ragged" and column.layout is not None:
+                values[column.shape_name] = shape_to_stored(column, value)
+            if column.nullable:
+                values[column.valid_name] = value is not None
+        return Sample(self._convert_image(given.get("image")), values, at_rest=True)
+
+    def _convert_image(self, value: Any) -> ImageData:
+        """Converts the image to the form that it had in the exported store, and checks it. Decodes a PNG that was made
+        from an array. Raises :class:`ValueError` for another type, dtype or shape."""
+        if self._decoder is not None and isinstance(value, bytes):
+            value = self._decoder.decode(value)
+        image = self._manifest.image
+        if image.layout is None:
+            if not isinstance(value, bytes):
+                raise ValueError(f"found {type(value).__name__}, expected the bytes of an image file")
+            return value
+        if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[image.dtype]:
+            raise ValueError(f"found {getattr(value, 'dtype', type(value).__name__)}, expected an array {image.dtype}")
+        if (image.kind == "fixed" and value.shape != image.shape) or value.ndim != 3:
+            raise ValueError(f"found shape {value.shape}, expected {image.shape or image.layout}")
+        return np.ascontiguousarray(value)
+
+    def _keyed_rows(self, split: str) -> Iterator[Row]:
+        """Yields the rows of a split with the keys of their records. ``ref`` is a pair: the record's number, and the
+        row's own ``ref``.
+
+        Raises :class:`SourceError` if the export manifest has another number of records."""
+        numbers, count = self.ranges[split], 0
+        for row in self.rows(split):
+            if count < len(numbers):
+                yield Row(self._record_key(numbers[count], row), (numbers[count], row.ref), *row[2:])
+            count += 1
+        if count != len(numbers):
+            where = f" of {printable(split)}" if split else ""
+            raise self._changed_error(f"it holds {count:,} samples{where}, {MANIFEST_FILE} says {len(numbers):,}")
+
+    def _record_key(self, number: int, row: Row) -> str:
+        """Returns the key of a record from its line. If there are no lines, or the line has no key, returns the row's.
+        Raises :class:`SourceError` for a damaged line."""
+        if self.lines is None:
+            return row.key
+        with suppress(ValueError):
+            key = self.lines[number].get("key", row.key)
+            if isinstance(key, str) and key_size(key) >= 0:  # raises for an invalid text
+                return key
+        raise self._changed_error(f"line {number + 1} of {ROWS_FILE} is damaged")
+
+    def _record_form(self) -> RecordForm:
+        """Returns the form of the records in the exported store. Raises :class:`SourceError` if the export has images
+        that no line names."""
+        unlisted = self.count_unlisted()
+        if unlisted:
+            raise self._changed_error(f"it holds {unlisted:,} images that {ROWS_FILE} does not name")
+        image = self._manifest.image
+        shape = image.shape if image.kind == "fixed" else None
+        return RecordForm(self.export_manifest.columns, self._manifest.encoding, None, shape, self._manifest)
+
+    def _changed_error(self, how: str) -> SourceError:
+        """Returns the error for an export that was changed after packstore wrote it."""
+        return SourceError(
+            f"{printable(str(self.path))} is not as packstore exported it: {how}; "
+            f"remove {MANIFEST_FILE} to read it like any other {self.kind}"
+        )
+
+
+@contextmanager
+def _damage_as_source_errors(path: Path, advice: str = "") -> Iterator[None]:
+    """Converts each :class:`ManifestError` in the block to :class:`SourceError` with the path."""
+    try:
+        yield
+    except ManifestError as error:
+        raise SourceError(f"{printable(str(path))}: {error}{advice}") from error
+
+
+def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[[Path, SourceOptions], Source]:
+    """Returns a function that opens a path. An export of packstore with the kind of ``plain`` is opened as
+    ``exported``, any other path as ``plain``. The function raises :class:`SourceError` for a damaged export
+    manifest."""
+
+    def open(path: Path, options: SourceOptions) -> Source:
+        with _damage_as_source_errors(path):
+            export_manifest = read_export_manifest(path)
+        is_exported = export_manifest is not None and export_manifest.source == plain.kind
+        return exported(path, options) if is_exported else plain(path, options)
+
+    return open
+
+
+def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
+    """Converts a value of an export to its stored form. Raises :class:`ValueError` if it does not fit the column.
+
+    :class:`StoredBytes` have that form already. If an array has the column's dtype, only its shape and its classes are
+    checked.
+    """
+    if isinstance(value, StoredBytes):
+        _check_files(column, value)
+        return bytes(value)
+    if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[column.dtype] or column.holds_class:
+        return to_stored(column, value)
+    if column.kind == "fixed":
+        fits = value.shape == column.shape
+    elif column.layout is not None:
+        fits = value.ndim == len(column.layout)
+    else:
+        fits = value.ndim == 1 + len(column.shape) and value.shape[1:] == column.shape
+    if not fits:
+        raise ValueError(f"column {column.name!r}: found an array {value.shape}, expected {column.shape}")
+    _check_classes(column, value)
+    return value.tobytes() if column.kind == "ragged" else value
+
+
+def _check_files(column: Column, value: Any) -> None:
+    """Raises :class:`ValueError` for a damaged stored value of a column of files. Does nothing for other columns."""
+    if column.form == "files":
+        try:
+            column.traits.files(column, value)
+        except StoreError as error:
+            raise ValueError(str(error)) from None
+
+
+def _check_classes(column: Column, value: Any) -> None:
+    """Raises :class:`ValueError` if a number in a value is not one of the column's classes. Does nothing for a column
+    without classes."""
+    if column.classes is None:
+        return
+    numbers = np.frombuffer(value, np.int64) if isinstance(value, bytes) else np.asarray(value)
+    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(column.classes):
+        raise ValueError(
+            f"column {column.name!r} has {len(column.classes)} classes, numbered from 0; got {numbers.min()} to "
+            f"{numbers.max()}"
+        )
 
 
 class ExportedFiles(ExportedRows):
@@ -155,11 +436,9 @@ def _read_tree_manifest(tree: Tree) -> ExportManifest | None:
         status = tree.stat(MANIFEST_FILE)
     except OSError:
         return None
-    return (
-        parse_export_manifest(tree.read(MANIFEST_FILE, status.size, status.modified_ns, 2 * MAX_JSON_BYTES))
-        if status.size >= 0
-        else None
-    )
+    if status.size < 0:
+        return None
+    return parse_export_manifest(tree.read(MANIFEST_FILE, status.size, status.modified_ns, 2 * MAX_JSON_BYTES))
 
 
 def _find_export_manifest(path: Path) -> ExportManifest | None:
@@ -182,12 +461,8 @@ def _find_export_manifest(path: Path) -> ExportManifest | None:
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Certain for a path with an export manifest of a known kind of source, else ``NO``. Raises :class:`SourceError`
     for a damaged manifest."""
-    try:
+    with _damage_as_source_errors(path, f"; remove {MANIFEST_FILE} to read the data without it"):
         export_manifest = _find_export_manifest(path)
-    except ManifestError as error:
-        raise SourceError(
-            f"{printable(str(path))}: {error}; remove {MANIFEST_FILE} to read the data without it"
-        ) from error
     return Certainty.NO if export_manifest is None or export_manifest.source not in SOURCES else Certainty.CERTAIN
 
 
@@ -195,10 +470,8 @@ def _open(path: Path, options: SourceOptions) -> Source:
     """Opens an export by the kind of source that reads its format, else as files. Sets the evidence. Raises
     :class:`SourceError` for a missing or damaged manifest, and :class:`NeedsCopyError` at a URL if the kind reads only
     local files."""
-    try:
+    with _damage_as_source_errors(path):
         export_manifest = _find_export_manifest(path)
-    except ManifestError as error:
-        raise SourceError(f"{printable(str(path))}: {error}") from error
     if export_manifest is None or export_manifest.source == "exported" or export_manifest.source not in SOURCES:
         opened: Source = ExportedFiles(path, options)
     else:

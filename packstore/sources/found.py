@@ -7,8 +7,10 @@ that it yields is packed, and the rest is left out.
 from __future__ import annotations
 
 import csv
+import fnmatch
 import io
 import math
+import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +42,7 @@ from packstore.sources.tree import Tree
 
 _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 _MAX_LIST_BYTES = 1 << 30
-_SHOWN, _PROBED = 80, 32
+_SHOWN, _PROBED, _MOST_FOLDERS = 80, 32, 64
 _MASKS = ("mask", "vessels", "field_of_view", "panoptic")
 _JSON = (".json", ".geojson")
 _FAULTS = (ValueError, LookupError, TypeError, AttributeError, csv.Error)
@@ -115,9 +117,11 @@ class Files:
         """Yields the fields of each line of a text file, without the first ``skip`` lines, blank lines, and lines that
         begin with ``comment``."""
         table = self._read_table(name, separator, skip)
+        shown = table.name
         for line in table:
             if not line[0].startswith(comment):
-                yield self.note_line(table.name, line)
+                self._place = shown, line
+                yield line
 
     def by_key(self, name: str, separator: str | None = None, skip: int = 0) -> LinesByKey:
         """Finds lines of a text file by their first field. Without the file, the result is empty and false."""
@@ -138,19 +142,20 @@ class Files:
                 yield line
 
     def json(self, name: str) -> Any:
-        """Reads a JSON file."""
-        return read_json(self._tree, self._open(name), _MAX_LIST_BYTES)
+        """Reads a JSON file, once for each source."""
+        return self._read_once(name, lambda file: read_json(self._tree, file, _MAX_LIST_BYTES))
 
     def mat(self, name: str, variable: str) -> tuple[str, Any]:
         """Reads a variable of a MAT file. Returns the name of the file for messages, and the value."""
         from packstore.sources.named.mat import load_mat
 
-        file, cache = self._open(name), self._source.cache
-        if file not in cache:
-            cache[file] = load_mat(self._tree.name(file), read_whole(self._tree, file, _MAX_LIST_BYTES))
-        if variable not in cache[file]:
-            raise SourceError(f"{self._tree.name(file)} has no variable {variable!r}")
-        return self._tree.name(file), cache[file][variable]
+        variables = self._read_once(
+            name, lambda file: load_mat(self._tree.name(file), read_whole(self._tree, file, _MAX_LIST_BYTES))
+        )
+        shown = self._tree.name(self.path(self.choose(name)))
+        if variable not in variables:
+            raise SourceError(f"{shown} has no variable {variable!r}")
+        return shown, variables[variable]
 
     def note_line(self, file: str, line: list[str]) -> list[str]:
         """Returns a line, and keeps it for the message about an error."""
@@ -174,12 +179,19 @@ class Files:
 
     def _read_table(self, name: str, separator: str | None, skip: int) -> TextTable:
         """Reads a text file as a table, once for each source."""
-        file, cache = self._open(name), self._source.cache
-        if (file, separator, skip) not in cache:
-            data = read_text(self._tree, file, _MAX_LIST_BYTES)
-            cache[file, separator, skip] = TextTable(self._tree.name(file), data, separator, skip)
-        table: TextTable = cache[file, separator, skip]
+
+        def make(file: str) -> TextTable:
+            return TextTable(self._tree.name(file), read_text(self._tree, file, _MAX_LIST_BYTES), separator, skip)
+
+        table: TextTable = self._read_once(name, make, separator, skip)
         return table
+
+    def _read_once(self, name: str, read: Callable[[str], Any], *options: Any) -> Any:
+        """Reads a file by its path in the tree, once for each source and further ``options``."""
+        file, cache = self._open(name), self._source.cache
+        if (file, *options) not in cache:
+            cache[file, *options] = read(file)
+        return cache[file, *options]
 
 
 class LinesByKey:
@@ -277,18 +289,20 @@ class FoundSource(FileRowSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each image of a split, with class numbers. An image that a list repeats is yielded once."""
-        classes = {name: getattr(field, "classes", None) for name, field in self._seen.fields.items()}
-        numbers = {
-            name: {text: n for n, text in enumerate(names)} for name, names in classes.items() if names is not None
-        }
+        columns = {name: getattr(field, "classes", None) for name, field in self._seen.fields.items()}
+        numbers = {name: _ClassNumbers(names) for name, names in columns.items() if names is not None}
         absent, prefix = self._seen.absent, join(self.base, "")
 
         def make_row(found: Found) -> FileRow:
-            values = {name: value for name, value in found.values.items() if value is not None and name not in absent}
-            for name, of_column in numbers.items():
-                if (value := values.get(name)) is not None:
-                    values[name] = _number_classes(value, of_column)
-            return FileRow(prefix + found.image, values, found.key, found.is_folder)
+            image, _, values, key, is_folder = found
+            kept = {}
+            for name, value in values.items():
+                if value is not None and name not in absent:
+                    known = numbers.get(name)
+                    if known is not None:
+                        value = _number_classes(value, known) if type(value) is list else known[value]
+                    kept[name] = value
+            return FileRow(prefix + image, kept, key, is_folder)
 
         return self.skip_repeated(split, self._find(Files(self, split), make_row))
 
@@ -354,7 +368,7 @@ class _Columns:
 
     def __init__(self, tree: Tree, declared: Mapping[str, Field]) -> None:
         self._tree = tree
-        self._declared = {"label": Label(), **declared}
+        self._declared = declared if "label" in declared else {"label": Label(), **declared}
         self._images = 0
         self._counts: Counter[str] = Counter()
         self._firsts: dict[str, Any] = {}
@@ -375,12 +389,16 @@ class _Columns:
                 continue
             self._counts[name] += 1
             self._firsts.setdefault(name, value)
-            if name in self._names and not isinstance(value, int):
-                self._names[name].update([value] if isinstance(value, str) else value)
-            elif name not in self._declared and isinstance(value, InTree):
-                files = self._files.setdefault(name, [])
-                if len(files) < _PROBED and is_file(self._tree, file := find_file(self._tree, value.file)):
-                    files.append(file)
+            names = self._names.get(name)
+            if names is None:
+                if name not in self._declared and isinstance(value, InTree):
+                    files = self._files.setdefault(name, [])
+                    if len(files) < _PROBED and is_file(self._tree, file := find_file(self._tree, value.file)):
+                        files.append(file)
+            elif isinstance(value, str):
+                names.add(value)
+            elif not isinstance(value, int):
+                names.update(value)
         return found.split
 
     def make_fields(self) -> tuple[dict[str, Field], tuple[str, ...]]:
@@ -418,16 +436,20 @@ def _lacks_names(field: Field) -> bool:
     return isinstance(field, Label | Labels) and field.classes is None
 
 
-def _number_classes(value: Any, numbers: Mapping[str, int]) -> Any:
+class _ClassNumbers(dict[Any, int]):
+    """Numbers of classes, by name and by number."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__({key: number for number, name in enumerate(names) for key in (name, number)})
+
+    def __missing__(self, key: Any) -> int:
+        raise KeyError(key) if isinstance(key, str) else IndexError(f"{key} is none of {len(self) // 2} classes")
+
+
+def _number_classes(value: Any, numbers: Mapping[Any, int]) -> Any:
     """Returns the number of a class, or the numbers of a list of classes. Raises :class:`LookupError` for an unknown
     class."""
-    if isinstance(value, str):
-        return numbers[value]
-    if isinstance(value, list):
-        return [_number_classes(each, numbers) for each in value]
-    if not 0 <= value < len(numbers):
-        raise IndexError(f"{value} is none of {len(numbers)} classes")
-    return value
+    return [_number_classes(each, numbers) for each in value] if isinstance(value, list) else numbers[value]
 
 
 def parse_numbers(texts: Sequence[str], count: int, parse: Callable[[str], Any] = float) -> list[Any]:
@@ -437,13 +459,36 @@ def parse_numbers(texts: Sequence[str], count: int, parse: Callable[[str], Any] 
     return [parse(text) for text in texts]
 
 
+def parse_text(text: str, pattern: str) -> tuple[str, ...]:
+    """Matches a whole text with a pattern, and returns its groups. Raises :class:`ValueError` for any other text."""
+    match = re.fullmatch(pattern, text)
+    if match is None:
+        raise ValueError(f"{text} does not match {pattern}")
+    return match.groups()
+
+
+def check_range(number: int, least: int, most: int) -> int:
+    """Returns a number. Raises :class:`ValueError` if it is not between ``least`` and ``most``, both included."""
+    if not least <= number <= most:
+        raise ValueError(f"{number} is not from {least} to {most}")
+    return number
+
+
 def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -> bool:
-    """Tells if the folder ``base`` of a tree holds a file or folder; ``a|b`` is either. A path that cannot be reached
-    is missing.
+    """Tells if the folder ``base`` of a tree holds a file or folder; ``a|b`` is either, and ``*`` any text in a name. A
+    path that cannot be reached is missing, and so is ``*/a`` among more than 64 folders.
 
     ``check_content``: a ``.mat`` file counts only if it begins like one.
     """
-    for path in (join(base, each) for each in name.split("|")):
+    for each in name.split("|"):
+        path, (top, _, rest) = join(base, each), each.partition("/")
+        if "*" in each:
+            names = tree.names(base)
+            fitting = fnmatch.filter((*names.folders, *names.files), top)
+            below = fitting if len(fitting) <= _MOST_FOLDERS else ()
+            if any(has_path(tree, join(base, place), rest) for place in below) if rest else fitting:
+                return True
+            continue
         try:
             folder = tree.stat(path).is_directory
         except OSError:

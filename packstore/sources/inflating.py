@@ -1,15 +1,14 @@
 """Reads a gzip file, or a compressed file in a zip, at any position without unpacking it to disk.
 
-Python's ``gzip`` starts again for each step back. These readers keep the decompressor's state every 16 MiB, and
-resume from there.
+Python's ``gzip`` starts again for each step back. :class:`GzipReader` keeps the decompressor's state every 16 MiB, and
+resumes from there.
 """
 
 from __future__ import annotations
 
-import io
 import zlib
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 _CHUNK = 1 << 18
 _STEP = 16 << 20
@@ -18,47 +17,84 @@ _MAX_PADDING = 1 << 26
 _GZIP, ZLIB = 31, zlib.MAX_WBITS  # zlib's window bits for gzip headers and trailers, and for its own
 
 
-class GzipReader(io.RawIOBase):
-    """Decompressed content of a gzip file or deflate stream, as a file readable at any position.
+class InflatedFile:
+    """Content of a gzip file (RFC 1952), a zlib stream (RFC 1950) or a deflate stream (RFC 1951), read in order.
 
-    A gzip file (RFC 1952) may have several members. Keeps some 50 KB for every 16 MiB that it has read. Not
-    thread-safe.
-
-    Reading raises :class:`EOFError` for a truncated file, and :class:`zlib.error` for a damaged one. The checksum of a
-    member is verified at its end. Refuses to seek from the end, and to read over 256 MiB at a time.
+    A gzip file may have several members. Leaving the ``with`` block does not close the file. Reading raises
+    :class:`EOFError` for truncated data, and :class:`zlib.error` for damaged data. The checksum of a member is verified
+    at its end.
     """
+
+    _end: int | None = None
+
+    def __init__(self, file: IO[bytes], window_bits: int = _GZIP) -> None:
+        self._file, self._bits = file, window_bits
+        self._inflate = zlib.decompressobj(window_bits)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Does nothing in this base."""
+
+    def read(self, size: int) -> bytes:
+        """Reads the next ``size`` bytes; fewer only at the end. Raises :class:`ValueError` for more than 256 MiB."""
+        # tarfile takes any shorter read for the end, and asks for the size in a broken header.
+        if size > _MAX_READ:
+            raise ValueError(f"a header asks for {size} bytes")
+        parts: list[bytes] = []
+        while size and (part := self._inflate_next(min(size, _CHUNK * 4))):
+            parts.append(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _inflate_next(self, size: int) -> bytes:
+        """Inflates the next bytes, at most ``size``; returns ``b""`` at the end."""
+        while True:
+            pending = self._inflate.unconsumed_tail
+            if self._inflate.eof:
+                pending = _skip_padding(self._inflate.unused_data, self._file) if self._bits == _GZIP else b""
+                if not pending:
+                    return b""
+                self._inflate = zlib.decompressobj(self._bits)
+            if not pending:
+                pending = self._file.read(_CHUNK if self._end is None else min(_CHUNK, self._end - self._file.tell()))
+            data = self._inflate.decompress(pending, size)
+            if data:
+                return data
+            if not pending and not self._inflate.eof:
+                raise EOFError("the compressed data is cut off")
+
+
+class GzipReader(InflatedFile):
+    """Content of a gzip file or deflate stream, readable at any position. Keeps some 50 KB for every 16 MiB that it has
+    read. Not thread-safe."""
 
     def __init__(self, path: Path, deflated: tuple[int, int] | None = None) -> None:
         """Opens the file. ``deflated``: start and size in bytes of a bare deflate stream (RFC 1951), if the file
         contains that instead."""
-        super().__init__()
-        self._file = path.open("rb")
+        super().__init__(path.open("rb"), _GZIP if deflated is None else -zlib.MAX_WBITS)
         start, size = deflated or (0, 0)
         self._end = None if deflated is None else start + size
         self._file.seek(start)
         self._position = 0
-        self._inflate = zlib.decompressobj(_GZIP if deflated is None else -zlib.MAX_WBITS)
         # (position in the content, position in the file, state) of points to resume from, about 50 KB each
         self._points: list[tuple[int, int, Any]] = [(0, start, self._inflate.copy())]
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
+    def close(self) -> None:
+        """Closes the compressed file, too."""
+        self._file.close()
 
     def tell(self) -> int:
         """Returns the position in the decompressed content."""
         return self._position
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Seeks from the start or from the current position, and returns the new position. Stops at the end. May
-        inflate all content before the position. Raises :class:`io.UnsupportedOperation` for a position from the end,
-        which is unknown."""
-        if whence == io.SEEK_CUR:
-            offset += self._position
-        elif whence != io.SEEK_SET:
-            raise io.UnsupportedOperation("the end of a gzip file is not known")
+    def seek(self, offset: int) -> int:
+        """Seeks from the start, and returns the new position. Stops at the end. May inflate all content before the
+        position."""
         point = max((p for p in self._points if p[0] <= offset), key=lambda p: p[0])
         if offset < self._position or point[0] > self._position:
             self._position, at, state = point
@@ -67,20 +103,6 @@ class GzipReader(io.RawIOBase):
         while self._position < offset and self._inflate_next(min(offset - self._position, _CHUNK)):
             continue
         return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        """Reads the next ``size`` bytes, or all bytes if ``size`` is negative. Returns fewer only at the end. Raises
-        :class:`ValueError` for a ``size`` of more than 256 MiB."""
-        # tarfile takes any shorter read for the end, and asks for the size in a broken header.
-        if size < 0:
-            return self.readall()
-        if size > _MAX_READ:
-            raise ValueError(f"a header asks for {size} bytes")
-        parts: list[bytes] = []
-        while size and (part := self._inflate_next(min(size, _CHUNK * 4))):
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
 
     def read_at(self, size: int, offset: int, name: str = "it") -> bytes:
         """Reads exactly ``size`` bytes at an offset of the decompressed content. Raises :class:`ValueError`, with
@@ -94,85 +116,13 @@ class GzipReader(io.RawIOBase):
             raise ValueError(f"{name} is cut off")
         return data
 
-    def readinto(self, buffer: Any) -> int:
-        """Inflates the next bytes into a buffer, at most 1 MiB; returns their number, 0 at the end."""
-        view = memoryview(buffer).cast("B")
-        data = self._inflate_next(min(len(view), _CHUNK * 4)) if len(view) else b""
-        view[: len(data)] = data
-        return len(data)
-
     def _inflate_next(self, size: int) -> bytes:
-        """Inflates the next bytes, at most ``size``; returns ``b""`` at the end. Keeps the state every 16 MiB. Raises
-        :class:`EOFError` for a truncated file, and :class:`zlib.error` for a damaged one."""
-        data = b""
-        while not data:
-            pending, ended = self._inflate.unconsumed_tail, False
-            if self._inflate.eof and self._end is not None:
-                return b""
-            if self._inflate.eof:
-                pending = _skip_padding(self._inflate.unused_data, self._file)
-                if not pending:
-                    return b""
-                self._inflate = zlib.decompressobj(_GZIP)
-            elif not pending:
-                left = _CHUNK if self._end is None else self._end - self._file.tell()
-                pending = self._file.read(min(_CHUNK, left))
-                ended = not pending
-            data = self._inflate.decompress(pending, size)
-            if ended and not data and not self._inflate.eof:
-                raise EOFError("the compressed data is cut off")
+        """Inflates the next bytes as the base does, and keeps the state every 16 MiB."""
+        data = super()._inflate_next(size)
         self._position += len(data)
         if self._position >= self._points[-1][0] + _STEP and not self._inflate.eof:
             self._points.append((self._position, self._file.tell(), self._inflate.copy()))
         return data
-
-    def close(self) -> None:
-        """Closes the compressed file, too."""
-        self._file.close()
-        super().close()
-
-
-class InflatedFile:
-    """Content of a gzip file (RFC 1952) or zlib stream (RFC 1950), read once, in order.
-
-    A gzip file may have several members. Leaving the ``with`` block does not close the file.
-    """
-
-    def __init__(self, file: IO[bytes], window_bits: int = _GZIP) -> None:
-        self._file, self._bits = file, window_bits
-        self._inflate = zlib.decompressobj(window_bits)
-
-    def __enter__(self) -> InflatedFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def read(self, size: int) -> bytes:
-        """Reads the next ``size`` bytes; fewer only at the end. Raises :class:`zlib.error` for damaged data, and
-        :class:`EOFError` for truncated data."""
-        parts: list[bytes] = []
-        while size and (part := self._inflate_next(size)):
-            parts.append(part)
-            size -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _inflate_next(self, size: int) -> bytes:
-        """Inflates the next bytes, at most ``size``; returns ``b""`` at the end. Raises :class:`EOFError` for truncated
-        data, and :class:`zlib.error` for damaged data."""
-        while True:
-            given = self._inflate.unconsumed_tail
-            if self._inflate.eof:
-                given = _skip_padding(self._inflate.unused_data, self._file) if self._bits == _GZIP else b""
-                if not given:
-                    return b""
-                self._inflate = zlib.decompressobj(self._bits)
-            given = given or self._file.read(_CHUNK)
-            data = self._inflate.decompress(given, size)
-            if data:
-                return data
-            if not given and not self._inflate.eof:
-                raise EOFError("the compressed data is cut off")
 
 
 def _skip_padding(data: bytes, file: IO[bytes]) -> bytes:

@@ -6,7 +6,6 @@ of memory a name: 93 MB for a directory of 100,000 files.
 
 from __future__ import annotations
 
-import builtins
 import errno
 import hashlib
 import os
@@ -23,18 +22,16 @@ from typing import IO, Any
 
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
 from packstore.core.urls import UrlPath
-from packstore.images.sniff import begins_like_image
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, RemoteError, open_objects
 from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
-from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_passed_over
+from packstore.sources.listing import NO_FILE, Listing
 from packstore.sources.refusals import NeedsCopyError
-from packstore.sources.tree import FileStat, Tree, changed_message
+from packstore.sources.tree import FileStat, Tree, changed_message, check_size
 
 _KNOWN_NAMES = 200_000
 """Maximum number of names in cached directories; the last directory stays, however large."""
-_START = 16
 _ATTEMPTS = 4
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
@@ -236,26 +233,15 @@ class ObjectTree(Tree):
         children = self._list_children(directory)
         if not children:
             raise SourceError(f"{self.name(directory)} cannot be listed: nothing is there")
-        passed: builtins.list[str] = []
-        directories: builtins.list[str] = []
-        images: builtins.list[ObjectInfo] = []
-        for name, info in sorted(children.items()):
-            if info is None:
-                (passed if is_passed_over(name) else directories).append(name)
-                continue
-            image = self.is_image_name(name)
-            if image or (image is None and begins_like_image(self._read_beginning(info, _START))):
-                images.append(info)
-            else:
-                passed.append(name)
-        count_passed_over(passed, ignored)
+        images, directories = self.sort_entries(children.items(), ignored)
+        infos = [info for _, info in images]
         return Listing(
             (-1, hash(self._object_name(directory))),  # the only identity of a directory is its path
-            [info.name.rpartition("/")[2] for info in images],
-            [info.nbytes for info in images],
-            [_modified_ns(info) for info in images],
-            [_hash_etag(info) for info in images],
-            directories,
+            [name for name, _ in images],
+            [info.nbytes for info in infos],
+            [_modified_ns(info) for info in infos],
+            [_hash_etag(info) for info in infos],
+            sorted(directories),
         )
 
     def list_names(self, directory: str) -> Names:
@@ -277,7 +263,7 @@ class ObjectTree(Tree):
             info = self._find_object(file)
         except FileNotFoundError:
             return b""
-        return b"" if info is None else self._read_beginning(info, size)
+        return b"" if info is None else self.read_start(info, size)
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
         """Reads a range of an object; returns fewer bytes at its end. Raises :class:`FileNotFoundError` or
@@ -295,10 +281,7 @@ class ObjectTree(Tree):
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
         """Reads an object, and proves its bytes if the ETag is an MD5 digest. Raises :class:`SampleError` if it is
         gone, too large, or has changed."""
-        if size_bytes > max_bytes:
-            raise SampleError(
-                key, f"has {size_bytes} bytes, more than the {max_bytes} that an image within max_pixels can have"
-            )
+        check_size(key, size_bytes, max_bytes)
         try:
             with _as_source_errors():
                 info, data = self._read_proven(self._object_name(key))
@@ -334,11 +317,11 @@ class ObjectTree(Tree):
             digest = _MD5.fullmatch(info.etag or "")
         raise RemoteError(f"{self.name(name)} reads differently each time: the network or the server alters bytes")
 
-    def _read_beginning(self, info: ObjectInfo, size: int) -> bytes:
+    def read_start(self, entry: ObjectInfo, size: int) -> bytes:
         """Reads the first bytes of an object; returns ``b""`` if it is gone."""
         try:
             with _as_source_errors():
-                return self._bucket.objects.get(info.name, 0, min(size, info.nbytes)) if info.nbytes else b""
+                return self._bucket.objects.get(entry.name, 0, min(size, entry.nbytes)) if entry.nbytes else b""
         except MissingObjectError:
             return b""  # reported when it is read
 

@@ -440,8 +440,8 @@ class FileRowSource(TreeRowSource):
 
     def _make_sized_row(self, row: FileRow) -> Row:
         """Makes a row with sizes and times of its files."""
-        file, values, own_key, _ = row
-        key = file if own_key is None else own_key
+        file, values, key, _ = row
+        key = file if key is None else key
         try:
             status = self._stat_inside(file)
         except OSError as error:
@@ -450,7 +450,7 @@ class FileRowSource(TreeRowSource):
         sizes: dict[str, int] = {}
         modified, changed = status.modified_ns, status.changed_ns
         for name, value in values.items():
-            if files := _list_files_of(value):
+            if type(value) in _FILES and (files := _list_files_of(value)):
                 there = [self._stat_value(each) for each in files]
                 filled = [each._replace(size_bytes=at.size, modified_ns=at.modified_ns) for each, at in there]
                 rest[name] = filled[0] if isinstance(value, InTree) else filled
@@ -549,6 +549,9 @@ class FileRowSource(TreeRowSource):
         if value.optional:
             return None
         raise ValueError(f"its {printable(value.file)} is missing or is not a file")
+
+
+_FILES = (InTree, list)
 
 
 def _list_files_of(value: Any) -> Sequence[InTree]:

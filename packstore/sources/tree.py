@@ -11,16 +11,18 @@ import stat
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.files import Location, open_regular
 from packstore.images.engine import read_files
+from packstore.images.sniff import begins_like_image
 from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import NameCache, Names, is_directory, list_known_names
 from packstore.sources.ignoring import IgnoreRules, active_rules
@@ -29,12 +31,16 @@ from packstore.sources.listing import (
     NO_FILE,
     Identity,
     Listing,
+    count_passed_over,
     cycle_error,
     hide_ignored,
     is_image_name,
+    is_passed_over,
     list_directory,
 )
 
+_START = 16
+_Entry = TypeVar("_Entry")
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
 _RELATIVE = os.open in os.supports_dir_fd
@@ -93,6 +99,30 @@ class Tree(ABC):
         if self.has_arrays and name.lower().endswith(ARRAY):
             return name[0] != "."
         return is_image_name(name)
+
+    def sort_entries(
+        self, entries: Iterable[tuple[str, _Entry | None]], ignored: Counter[str] | None
+    ) -> tuple[builtins.list[tuple[str, _Entry]], builtins.list[str]]:
+        """Sorts the entries of a directory, None for a directory: returns images, by name, and names of directories. If
+        a name does not tell, :meth:`read_start` decides. Adds the number of other entries to ``ignored``, by reason."""
+        passed: builtins.list[str] = []
+        directories: builtins.list[str] = []
+        images: builtins.list[tuple[str, _Entry]] = []
+        for name, entry in entries:
+            if entry is None:
+                (passed if is_passed_over(name) else directories).append(name)
+            elif (is_image := self.is_image_name(name)) or (
+                is_image is None and begins_like_image(self.read_start(entry, _START))
+            ):
+                images.append((name, entry))
+            else:
+                passed.append(name)
+        count_passed_over(passed, ignored)
+        return sorted(images, key=itemgetter(0)), directories
+
+    def read_start(self, entry: Any, size: int) -> bytes:
+        """Reads the first bytes of an entry of :meth:`sort_entries`; none if it cannot be read, and in this base."""
+        return b""
 
     def names(self, directory: str) -> Names:
         """Lists all names in a directory that ``rules`` do not hide. Returns no names if it cannot be listed."""
@@ -360,10 +390,7 @@ class FolderTree(Tree):
             size = status.st_size
             if status.st_mtime_ns != modified_ns or size != size_bytes:
                 raise SampleError(key, changed_message(size_bytes, size))
-            if size > max_bytes:
-                raise SampleError(
-                    key, f"has {size} bytes, more than the {max_bytes} that an image within max_pixels can have"
-                )
+            check_size(key, size, max_bytes)
             data = os.read(descriptor, min(size, _READ_STEP))
             if len(data) != size:
                 data = _read_rest(descriptor, key, data, size)
@@ -445,6 +472,14 @@ class _OpenDirectory:
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
+
+
+def check_size(key: str, size_bytes: int, max_bytes: int) -> None:
+    """Raises :class:`SampleError` for a file of more than ``max_bytes``."""
+    if size_bytes > max_bytes:
+        raise SampleError(
+            key, f"has {size_bytes} bytes, more than the {max_bytes} that an image within max_pixels can have"
+        )
 
 
 def changed_message(listed: int, found: int) -> str:

@@ -29,7 +29,7 @@ from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.columns import ANY, FILE, ValueType, choose_main_image, guess, make_column_name
 from packstore.sources.encodings import active_encoding
-from packstore.sources.exported_rows import ExportedRows, open_with
+from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.needs import PresentNames

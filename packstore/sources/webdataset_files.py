@@ -20,8 +20,7 @@ import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 from packstore.core.plainjson import load_json, parse_float64
-from packstore.sources.archives.headers import states_utf8
-from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
+from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, states_utf8
 from packstore.sources.columns import make_column_name
 from packstore.sources.encodings import KEY, choose_name_encoding, to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES

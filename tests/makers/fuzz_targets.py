@@ -722,7 +722,7 @@ TARGETS = (
         "archive",
         _archive,
         (PackstoreError,),
-        ("archives/headers.py", "archives/index.py", "archives/tar.py", "archives/zip.py"),
+        ("archives/index.py", "archives/tar.py", "archives/zip.py"),
     ),
     Target("webdataset", _webdataset, (PackstoreError, OSError, EOFError, zlib.error), ("sources/webdataset.py",)),
     Target(
@@ -800,7 +800,7 @@ TARGETS = (
         "export",
         _export,
         (PackstoreError,),
-        ("core/export_manifest.py", "sources/exported_rows.py", "sources/exported.py"),
+        ("core/export_manifest.py", "sources/exported.py"),
         _repair_export,
     ),
     Target("offsets", _offsets, (), ("mapped.py",)),

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from packstore.sources.archives.headers import HEADER_BYTES, parse_common_header
-from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
+from packstore.sources.archives.tar import HEADER_BYTES, TAR_FAULTS, OpenTar, parse_common_header
 
 FORMATS = {"pax": tarfile.PAX_FORMAT, "gnu": tarfile.GNU_FORMAT, "ustar": tarfile.USTAR_FORMAT}
 

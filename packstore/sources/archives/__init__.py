@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -50,13 +49,14 @@ def open_tree(path: Path) -> Tree | None:
 
         return RemotePath(path).tree()
     if path.is_dir():
-        known = _folders.get()
-        if known is None:
+        folders = _folders.get()
+        if folders is None:
             return FolderTree(path)
-        if path not in known.trees:
-            known.trees[path] = FolderTree(path)
-            known.stack.enter_context(known.trees[path].cache_names(keep=True))
-        return known.trees[path]
+        trees, stack = folders
+        if path not in trees:
+            trees[path] = FolderTree(path)
+            stack.enter_context(trees[path].cache_names(keep=True))
+        return trees[path]
     if not path.is_file():
         return None
     from packstore.sources.archives.tar import is_tar, read_tar
@@ -73,43 +73,26 @@ def open_tree(path: Path) -> Tree | None:
         return None
     encoding = active_encoding()
     key = (str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, encoding)
-    cache = _archives.get()
-    index = _INDEXES.get(key)
-    if index is None:
-        if cache is not None and key in cache.damaged:
-            raise cache.damaged[key]
-        try:
+    cache, index = _archives.get(), _INDEXES.get(key)
+    before = index if cache is None or index is not None else cache.get(key)
+    if isinstance(before, SourceError):
+        raise before
+    try:
+        if index is None:
             index = _INDEXES[key] = read_zip(path, encoding) if is_zip(start) else read_tar(path, encoding)
-        except SourceError as error:
-            if cache is not None:
-                cache.damaged[key] = error
-            raise
+    except SourceError as error:
+        if cache is not None:
+            cache[key] = error
+        raise
     if cache is not None:
-        cache.indexes.append(index)
+        cache[key] = index
     return ArchiveTree(path.absolute(), index)
-
-
-@dataclass(slots=True)
-class _CachedArchives:
-    """Indexes of the archives that a :func:`cache_archives` block has opened, and the errors of damaged archives."""
-
-    indexes: list[ArchiveIndex] = field(default_factory=list)
-    damaged: dict[_Key, SourceError] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _CachedFolders:
-    """Trees of the folders that a :func:`cache_folders` block has opened. Each lists a directory once, until ``stack``
-    is closed."""
-
-    trees: dict[Path, FolderTree]
-    stack: ExitStack
 
 
 @contextmanager
 def cache_archives() -> Iterator[None]:
     """Caches indexes and errors of archives within the block. Each kind of source opens the same path."""
-    token = _archives.set(_CachedArchives())
+    token = _archives.set({})
     try:
         yield
     finally:
@@ -121,7 +104,7 @@ def cache_folders() -> Iterator[None]:
     """Caches trees of folders, their listings and contents within the block. :func:`open_tree` returns the same tree
     for the same folder. Only for recognition and opening: changes to the folder are not seen."""
     with ExitStack() as stack:
-        token = _folders.set(_CachedFolders({}, stack))
+        token = _folders.set(({}, stack))
         try:
             with cache_contents():
                 yield
@@ -131,5 +114,8 @@ def cache_folders() -> Iterator[None]:
 
 _INDEXES: WeakValueDictionary[_Key, ArchiveIndex] = WeakValueDictionary()
 """Indexes of trees in use, by archive."""
-_archives: ContextVar[_CachedArchives | None] = ContextVar("cached archives", default=None)
-_folders: ContextVar[_CachedFolders | None] = ContextVar("cached folders", default=None)
+_archives: ContextVar[dict[_Key, ArchiveIndex | SourceError] | None] = ContextVar("cached archives", default=None)
+"""Indexes of the archives that a :func:`cache_archives` block has opened, and the errors of damaged archives."""
+_folders: ContextVar[tuple[dict[Path, FolderTree], ExitStack] | None] = ContextVar("cached folders", default=None)
+"""Trees of the folders that a :func:`cache_folders` block has opened. Each lists a directory once, until the stack is
+closed."""

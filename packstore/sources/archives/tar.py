@@ -1,4 +1,6 @@
-"""Reader of tar archives (POSIX.1-2017, pax; GNU), by :mod:`tarfile`. A tar within a tar is a folder of the same name.
+"""Reader of tar archives (POSIX.1-2017, pax; GNU): parses common headers, and leaves all others to :mod:`tarfile`.
+
+A tar within a tar is a folder of the same name.
 
 ImageNet's ``ILSVRC2012_img_train.tar`` contains a thousand tars, one a class.
 """
@@ -9,6 +11,7 @@ import bz2
 import importlib
 import lzma
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -26,7 +29,6 @@ from packstore.core.export_manifest import MANIFEST_FILE
 from packstore.core.files import beyond_standard_streams
 from packstore.core.progress import Progress, active_progress
 from packstore.images.engine import scan_tar
-from packstore.sources.archives.headers import HEADER_BYTES, next_header_offset, parse_common_header, states_utf8
 from packstore.sources.archives.index import (
     NOWHERE,
     ArchiveIndex,
@@ -39,6 +41,14 @@ from packstore.sources.encodings import decode_names
 from packstore.sources.inflating import ZLIB, InflatedFile
 
 _MAX_EMPTY_READS = 64
+_BLOCK = tarfile.BLOCKSIZE
+HEADER_BYTES = 3 * _BLOCK
+"""Bytes that :func:`parse_common_header` takes: a header; or the header of a pax block, the block, and a header."""
+_USTAR = b"ustar\x0000"
+_MAGICS = (_USTAR, b"ustar  \0")
+_USUAL_NUMBERS = re.compile(rb"([0-7]{11})[ \0]([0-7]{11})[ \0]([0-7]{6})[ \0]{2}")
+"""Size, time of modification and checksum, in the widths that tar programs write."""
+_PLAIN_FIELDS = (b"path", b"mtime", b"atime", b"ctime")
 _FEW, _PAUSE = 16, 64  # files found by one call; headers until the next
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", ZSTANDARD: "zst"}
@@ -194,7 +204,7 @@ class _PlainFiles:
             if tars or not self._builder.add_plain_files(names, members, self._folder):
                 self._pause = len(names)
                 break
-            at = int(places[-1] + -(-sizes[-1] // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
+            at = int(places[-1] + -(-sizes[-1] // _BLOCK) * _BLOCK)
         return at
 
 
@@ -244,8 +254,8 @@ def _check_tar_end(file: IO[bytes], at: int, end: int) -> None:
     """Checks that a tar ends with a block of zeros at offset ``at``. :mod:`tarfile` takes any broken header as the end.
     Raises :class:`tarfile.ReadError` for another block, and for a tar that is cut off."""
     file.seek(at)
-    block = file.read(tarfile.BLOCKSIZE)
-    if len(block) < tarfile.BLOCKSIZE or at + tarfile.BLOCKSIZE > end:
+    block = file.read(_BLOCK)
+    if len(block) < _BLOCK or at + _BLOCK > end:
         raise tarfile.ReadError("it is cut off")
     if any(block):
         raise tarfile.ReadError(f"the header at byte {at} is broken")
@@ -261,10 +271,10 @@ def _find_next_tar(file: IO[bytes], at: int, end: int) -> int | None:
             at += len(piece)
             continue
         rest = piece.lstrip(b"\0")
-        at = (at + len(piece) - len(rest)) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+        at = (at + len(piece) - len(rest)) // _BLOCK * _BLOCK
         file.seek(at)
         try:
-            tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
+            tarfile.TarInfo.frombuf(file.read(_BLOCK), "utf-8", "surrogateescape")
         except tarfile.HeaderError:
             raise tarfile.ReadError(
                 f"the data behind its end, at byte {at}, are no tar: unpack it with tar --ignore-zeros, give the folder"
@@ -416,3 +426,93 @@ def _zstandard_error() -> type[BaseException]:
     except ImportError:
         return EOFError
     return error
+
+
+def parse_common_header(data: bytes, at: int) -> tarfile.TarInfo | None:
+    """Parses the header of a file or directory in a tar, in a fifth of the time of :mod:`tarfile`.
+
+    Returns None for any other header, which :mod:`tarfile` must parse: other types, GNU's extensions, large sizes,
+    other pax fields, and damage.
+
+    Args:
+        data: :data:`HEADER_BYTES` from the beginning of the member, fewer at the end of the archive.
+        at: Offset of ``data`` in the archive.
+    """
+    if data[156:157] != b"x":
+        return _parse_header(data[:_BLOCK], at)
+    head = _parse_numbers(data[:_BLOCK])
+    fields = None if head is None or head[0] > _BLOCK else _parse_pax_fields(data[_BLOCK : _BLOCK + head[0]])
+    member = None if fields is None else _parse_header(data[2 * _BLOCK : HEADER_BYTES], at + 2 * _BLOCK)
+    if fields is None or member is None:
+        return None
+    try:
+        if b"path" in fields:
+            member.name = fields[b"path"].decode("utf-8").rstrip("/")
+            member.pax_headers = {"path": member.name}
+        if b"mtime" in fields:
+            member.mtime = float(fields[b"mtime"])
+    except ValueError:
+        return None
+    member.offset = at
+    return member
+
+
+def states_utf8(member: tarfile.TarInfo) -> bool:
+    """Tells if the name of a member is UTF-8 for sure: a pax header has it, and does not say that it is binary."""
+    pax = member.pax_headers
+    return "path" in pax and pax.get("hdrcharset") != "BINARY" and not re.search("[\udc80-\udcff]", member.name)
+
+
+def next_header_offset(member: tarfile.TarInfo) -> int:
+    """Returns the offset of the header after a plain file or directory."""
+    return member.offset_data + (-(-member.size // _BLOCK) * _BLOCK if member.isreg() else 0)
+
+
+def _parse_header(block: bytes, at: int) -> tarfile.TarInfo | None:
+    """Parses one header block at offset ``at``. Returns None if it is damaged, or not the header of a plain file or
+    directory."""
+    kind, numbers = block[156:157], _parse_numbers(block)
+    if numbers is None or kind not in (tarfile.REGTYPE, tarfile.DIRTYPE):
+        return None
+    raw, prefix, magic = block[:100], block[345:500], block[257:265]
+    if prefix[0]:
+        if magic != _USTAR:
+            return None
+        raw = prefix.partition(b"\0")[0] + b"/" + raw
+    member = tarfile.TarInfo(raw.partition(b"\0")[0].decode("utf-8", "surrogateescape"))
+    if kind == tarfile.DIRTYPE:
+        member.name = member.name.rstrip("/")
+    member.size, member.mtime = numbers
+    member.type, member.offset, member.offset_data = kind, at, at + _BLOCK
+    return member
+
+
+def _parse_numbers(block: bytes) -> tuple[int, int] | None:
+    """Parses size and time of modification from a tar header. Returns None for a block that is too short, numbers of
+    other widths, and a wrong magic or checksum."""
+    if len(block) < _BLOCK or block[257:265] not in _MAGICS:
+        return None
+    numbers = _USUAL_NUMBERS.match(block, 124)
+    if numbers is None or _sum_bytes(block) - sum(block[148:156]) + 8 * 32 != int(numbers[3], 8):
+        return None
+    return int(numbers[1], 8), int(numbers[2], 8)
+
+
+def _sum_bytes(block: bytes) -> int:
+    """Sums the bytes of a block. Adler-32 (RFC 1950) gives the sum at a tenth of the time if half of them are zeros."""
+    return (zlib.adler32(block) & 0xFFFF) - 1 if block.count(0) > _BLOCK // 2 else sum(block)
+
+
+def _parse_pax_fields(data: bytes) -> dict[bytes, bytes] | None:
+    """Parses a pax block (POSIX.1-2017) to its fields. Returns None if it is damaged, or has a field that is not one of
+    :data:`_PLAIN_FIELDS`."""
+    fields: dict[bytes, bytes] = {}
+    while data:
+        digits, _, rest = data.partition(b" ")
+        size = int(digits) - len(digits) - 1 if digits.isdigit() and len(digits) < 4 else 0
+        name, equals, value = rest[: max(0, size)].partition(b"=")
+        if name not in _PLAIN_FIELDS or not equals or value[-1:] != b"\n" or size > len(rest):
+            return None
+        fields[name] = value[:-1]
+        data = rest[size:]
+    return fields

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from packstore.core.errors import SampleError
 from packstore.core.files import Location, beyond_standard_streams
-from packstore.images.sniff import begins_like_image
 from packstore.sources.archives.index import NOWHERE, ArchiveIndex, Member, OpenFile
 from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate
 from packstore.sources.base import stamp_files
@@ -21,11 +20,10 @@ from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
 from packstore.sources.inflating import GzipReader
-from packstore.sources.listing import NO_FILE, Listing, count_passed_over, is_passed_over
+from packstore.sources.listing import NO_FILE, Listing, is_passed_over
 from packstore.sources.splits import SPLIT_ORDER
-from packstore.sources.tree import FileStat, Tree
+from packstore.sources.tree import FileStat, Tree, check_size
 
-_START = 16
 _SPLITS = frozenset(map(str.encode, SPLIT_ORDER))
 
 
@@ -56,35 +54,26 @@ class ArchiveTree(Tree):
         """Lists a directory of the archive; its images are in the order of their names. If a name does not tell, the
         file's first bytes decide if it is an image. Counts other files and hidden directories in ``ignored``. An image
         without data has the size ``NO_FILE``."""
-        table = self._index.table
-        passed: list[str] = []
-        images: list[str] = []
-        numbers: list[int] = []
-        directories: list[str] = []
         place = self._to_archive_path(directory)
-        for raw, number in self._index.list_children(place):
-            name = raw.decode("utf-8", "surrogateescape")
-            if number is None:
-                (passed if is_passed_over(name) else directories).append(name)
-                continue
-            sample = self.is_image_name(name)
-            if sample or (sample is None and begins_like_image(self._read_beginning(number, _START))):
-                images.append(name)
-                numbers.append(number)
-            else:
-                passed.append(name)
-        count_passed_over(passed, ignored)
-        order = sorted(range(len(images)), key=images.__getitem__)  # not the order of their bytes if one is not UTF-8
-        rows = table[[numbers[i] for i in order]] if numbers else table[:0]
+        children = ((_decode(raw), number) for raw, number in self._index.list_children(place))
+        images, directories = self.sort_entries(children, ignored)
+        rows = self._index.table[[number for _, number in images]] if images else self._index.table[:0]
         sizes = [NO_FILE if where == NOWHERE else size for size, where in rows[:, :2].tolist()]
-        modified = rows[:, 5].tolist()
+        names, modified = [name for name, _ in images], rows[:, 5].tolist()
         first = hash(place)  # a directory of an archive has no identity but its path
-        return Listing((-1, first), [images[i] for i in order], sizes, modified, [0] * len(order), directories)
+        return Listing((-1, first), names, sizes, modified, [0] * len(names), directories)
+
+    def read_start(self, entry: int, size: int) -> bytes:
+        """Reads the first bytes of the file of a number; ``b""`` if it cannot be read."""
+        try:
+            return self._read_content(self._index.get_member(entry), size)[:size]
+        except (OSError, ValueError, zlib.error):
+            return b""
 
     def list_names(self, directory: str) -> Names:
         """Lists the names in a directory, from a cache of the index if they are there."""
         place, known = self._to_archive_path(directory), self._index.names
-        key = place.decode("utf-8", "surrogateescape")
+        key = _decode(place)
         names = known.get_names(key)
         if names is None:
             names = _split_children(self._index.list_children(place))
@@ -103,7 +92,7 @@ class ArchiveTree(Tree):
             waiting += [place + b"/" + name if place else name for name, number in children if number is None]
             inside = place == self._top or (not self._top or place.startswith(self._top + b"/"))
             shown = place[len(self._top) :].removeprefix(b"/") if inside else b"/" + place
-            yield shown.decode("utf-8", "surrogateescape"), _split_children(children)
+            yield _decode(shown), _split_children(children)
 
     def stat_any(self, file: str) -> FileStat:
         """Returns size and time of a member. Directories, pipes and broken links have the size ``NO_FILE``. Raises
@@ -120,7 +109,7 @@ class ArchiveTree(Tree):
     def read_first_bytes(self, file: str, size: int) -> bytes:
         """Reads the beginning of a member; ``b""`` if it is missing or cannot be read."""
         number = self._index.find_number(self._to_archive_path(file))
-        return b"" if number is None else self._read_beginning(number, size)
+        return b"" if number is None else self.read_start(number, size)
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
         """Reads ``size`` bytes of a member from offset ``place`` on, fewer at its end. Decompresses a deflated member.
@@ -132,12 +121,10 @@ class ArchiveTree(Tree):
         if number is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         member = self._index.get_member(number)
-        if member.place == NOWHERE or member.method not in (STORED, DEFLATED):
-            raise ValueError("it is no plain file, or not compressed by deflate: unpack the archive, give the folder")
+        start, size = self._find_data(member), max(0, min(size, member.size - place))
         if member.method == DEFLATED:
-            return self._read_inflated(number, member, place, max(0, min(size, member.size - place)))
-        start = self._find_data(member.place) if self._index.zipped else member.place
-        return self._open_archive().read(max(0, min(size, member.size - place)), start + place)
+            return self._read_inflated(number, start, member, place, size)
+        return self._open_archive().read(size, start + place)
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
         """Reads a whole member, and verifies its size, and in a zip its CRC-32. Ignores ``modified_ns``. Raises
@@ -145,10 +132,7 @@ class ArchiveTree(Tree):
         member = self._find_member(key)
         if member is None:
             raise SampleError(key, "is not in the archive: it has changed")
-        if size_bytes > max_bytes:
-            raise SampleError(
-                key, f"has {size_bytes} bytes, more than the {max_bytes} that an image within max_pixels can have"
-            )
+        check_size(key, size_bytes, max_bytes)
         try:
             data = self._read_content(member, size_bytes)
         except (OSError, ValueError, zlib.error) as error:
@@ -169,7 +153,7 @@ class ArchiveTree(Tree):
         if member.place == NOWHERE or member.method != STORED:
             return None
         try:
-            return Location(self.root, self._find_data(member.place) if self._index.zipped else member.place)
+            return Location(self.root, self._find_data(member))
         except (OSError, ValueError) as error:
             raise SampleError(key, f"cannot be read from the archive: {error}") from None
 
@@ -185,14 +169,13 @@ class ArchiveTree(Tree):
             while self._inflaters:
                 self._inflaters.popitem()[1].close()
 
-    def _read_inflated(self, number: int, member: Member, place: int, size: int) -> bytes:
+    def _read_inflated(self, number: int, start: int, member: Member, place: int, size: int) -> bytes:
         """Reads part of a deflated member. Its decompressor stays open for the next part. Raises :class:`ValueError`
         for damage."""
         with self._inflating:
             inflater = self._inflaters.get(number)
             if inflater is None:
-                at = self._find_data(member.place)
-                inflater = self._inflaters[number] = GzipReader(self._path, (at, member.stored))
+                inflater = self._inflaters[number] = GzipReader(self._path, (start, member.stored))
             try:
                 inflater.seek(place)
                 return inflater.read(size)
@@ -214,13 +197,6 @@ class ArchiveTree(Tree):
         raw = path.encode("utf-8", "surrogateescape")
         return self._top + b"/" + raw if self._top and raw else self._top or raw
 
-    def _read_beginning(self, number: int, size: int) -> bytes:
-        """Reads the first ``size`` bytes of a file; ``b""`` if it cannot be read."""
-        try:
-            return self._read_content(self._index.get_member(number), size)[:size]
-        except (OSError, ValueError, zlib.error):
-            return b""
-
     def _find_member(self, key: str) -> Member | None:
         """Returns a member by its path in the tree; None if there is no such file. Files are mostly read in the order
         of their names: tries this thread's last member and the one after it first."""
@@ -239,27 +215,25 @@ class ArchiveTree(Tree):
 
     def _read_content(self, member: Member, size: int) -> bytes:
         """Reads the first ``size`` bytes of a file. Returns one more byte if deflated data are longer than ``size``.
-        Raises :class:`ValueError` for a member that is no plain file, is damaged, or has another compression than
-        deflate."""
+        Raises :class:`ValueError` as :meth:`_find_data`, and :class:`zlib.error` for damage."""
+        place, whole = self._find_data(member), member.method == DEFLATED
+        data = self._open_archive().read(member.stored if whole else min(size, member.stored), place)
+        return inflate(data, size) if whole else data
+
+    def _find_data(self, member: Member) -> int:
+        """Returns the offset of the data of a file. Raises :class:`ValueError` for a member that is no plain file, has
+        another compression than deflate, or has no header in a zip."""
         if member.place == NOWHERE:
             raise ValueError("it is no plain file there")
-        if not self._index.zipped:
-            return self._open_archive().read(min(size, member.size), member.place)
-        place = self._find_data(member.place)
-        if member.method == STORED:
-            return self._open_archive().read(min(size, member.stored), place)
-        if member.method != DEFLATED:
+        if member.method not in (STORED, DEFLATED):
             raise ValueError(f"it is compressed by method {member.method}: unpack the archive, and give the folder")
-        return inflate(self._open_archive().read(member.stored, place), size)
-
-    def _find_data(self, place: int) -> int:
-        """Returns the offset of the data of a file in a zip, from the header at ``place``. Raises :class:`ValueError`
-        if there is no header."""
-        header = self._open_archive().read(LOCAL.size, place)
+        if not self._index.zipped:
+            return member.place
+        header = self._open_archive().read(LOCAL.size, member.place)
         magic, *_, name_size, extra_size = LOCAL.unpack(header.ljust(LOCAL.size, b"\0"))
         if magic != b"PK\x03\x04":
-            raise ValueError(f"there is no file at byte {place}")
-        return int(place + LOCAL.size + name_size + extra_size)
+            raise ValueError(f"there is no file at byte {member.place}")
+        return int(member.place + LOCAL.size + name_size + extra_size)
 
     def _open_archive(self) -> OpenFile:
         """Returns the open archive; opens it at the first call."""
@@ -279,10 +253,15 @@ class _Found(threading.local):
 
 def _split_children(children: Iterable[tuple[bytes, int | None]]) -> Names:
     """Sorts children by name into files and folders."""
-    pairs = sorted((raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children)
+    pairs = sorted((_decode(raw), number is None) for raw, number in children)
     return Names([name for name, is_folder in pairs if not is_folder], [name for name, is_folder in pairs if is_folder])
+
+
+def _decode(raw: bytes) -> str:
+    """Decodes a name; bytes that are not UTF-8 become surrogates."""
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def _is_hidden(raw: bytes) -> bool:
     """Tells if listings pass over a name."""
-    return is_passed_over(raw.decode("utf-8", "surrogateescape"))
+    return is_passed_over(_decode(raw))

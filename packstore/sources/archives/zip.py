@@ -96,7 +96,7 @@ def _iter_extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _iter_entries(data: mmap.mmap, name: str) -> Iterator[_Entry]:
     """Yields the entries of the central directory. Raises :class:`SourceError` for damage."""
-    count, position, end = _find_directory(data, name)
+    stated, most, position, end = _find_directory(data, name)
     entries = 0
     while position < end and data[position : position + 4] != _SIGNED:
         fields = CENTRAL.unpack_from(data, position)
@@ -114,9 +114,10 @@ def _iter_entries(data: mmap.mmap, name: str) -> Iterator[_Entry]:
             place = NOWHERE
         member = Member(nbytes, place, stored, method, check, _convert_dos_time(date, time))
         yield _Entry(made_by >> 8, flags, raw, extra, member)
-    if position > end or not count.agrees_with(entries):
+    # writers state a number that is too large for its field as the largest, or by its last bits
+    if position > end or not (entries & most == stated or (stated == most and entries > most)):
         raise SourceError(
-            f"{name} is a damaged zip: the end of its directory counts {count.stated:,} files and folders, and the "
+            f"{name} is a damaged zip: the end of its directory counts {stated:,} files and folders, and the "
             f"directory holds {entries:,}; unpack it, check that all are there, and give the folder"
         )
 
@@ -161,24 +162,10 @@ def _build_index(data: mmap.mmap, name: str, given: str | None) -> ArchiveIndex:
     return builder.build(zipped=True)
 
 
-class _EntryCount(NamedTuple):
-    """Number of entries that the end record of a central directory states."""
+def _find_directory(data: mmap.mmap, name: str) -> tuple[int, int, int, int]:
+    """Finds the central directory. Returns the stated number of entries, the largest number that its field holds, and
+    the offsets of the directory's beginning and end.
 
-    stated: int
-    has_zip64: bool
-
-    def agrees_with(self, entries: int) -> bool:
-        """Tells if :attr:`stated` agrees with the number of entries found.
-
-        Without zip64 the field has 16 bits. Writers state a larger number as 65535, or by its last 16 bits.
-        """
-        if self.has_zip64:
-            return entries == self.stated
-        return entries & _MAX16 == self.stated or (self.stated == _MAX16 and entries > _MAX16)
-
-
-def _find_directory(data: mmap.mmap, name: str) -> tuple[_EntryCount, int, int]:
-    """Finds the central directory; returns the stated number of entries, and the offsets of its beginning and end.
     Raises :class:`SourceError` if the directory is cut off or inconsistent, or the zip is one part of several."""
     at = data.rfind(b"PK\x05\x06", max(0, len(data) - END.size - _MAX16))
     if at < 0:
@@ -200,7 +187,7 @@ def _find_directory(data: mmap.mmap, name: str) -> tuple[_EntryCount, int, int]:
             "may be joined with another file, or have more than 4 GB without zip64: unpack it, check that all files "
             "are there, and give the folder"
         )
-    return _EntryCount(count, has_zip64), start, at
+    return count, 2**64 - 1 if has_zip64 else _MAX16, start, at
 
 
 def _apply_zip64(extra: bytes, nbytes: int, stored: int, place: int) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays
 from packstore.sources.arrays.source import ArraySource, to_native
 from packstore.sources.arrays.stored import ArrayInfo, ColumnArray
 from packstore.sources.base import Source, SourceOptions
-from packstore.sources.exported_rows import ExportedRows, open_with
+from packstore.sources.exported import ExportedRows, open_with
 
 _SHAPE = "shape of the image"
 """Name of the array of shapes among the columns of a part."""

@@ -21,7 +21,7 @@ from packstore.core.export_manifest import MANIFEST_FILE, StoredBytes
 from packstore.core.fields import Bytes, Image, Images
 from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, SourceOptions
-from packstore.sources.exported_rows import ExportedRows, open_with
+from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.huggingface import columns as hf_columns
 from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface import splits as hf_splits

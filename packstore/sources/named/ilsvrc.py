@@ -24,6 +24,7 @@ from packstore.sources.folder_names import Names
 from packstore.sources.found import Files, Found, FoundSource
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import is_passed_over
+from packstore.sources.named import open_tree_or_none
 from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number
 from packstore.sources.named.sets import kaggle
 from packstore.sources.rows import Row
@@ -270,7 +271,7 @@ def _find_layout(path: Path) -> _Layout:
 
 def _find_val_images(path: Path) -> _Part | None:
     """Finds validation images directly in a folder, or in an archive at its top or in its folder ``val``."""
-    tree = _open_or_none(path)
+    tree = open_tree_or_none(path)
     places = ("",) if path.is_dir() else ("", "val")
     return _Part(path) if tree is not None and any(_has_val_images(tree, place) for place in places) else None
 
@@ -279,14 +280,6 @@ def _list_top_names(folder: Path) -> Names:
     """Lists the names directly in a folder or an archive; empty for any other path."""
     tree = open_tree(folder)
     return Names() if tree is None else tree.names("")
-
-
-def _open_or_none(path: Path) -> Tree | None:
-    """Opens a folder or an archive as a tree; returns None if it is neither, or damaged."""
-    try:
-        return open_tree(path)
-    except SourceError:
-        return None  # the general kinds report the error
 
 
 def _has_val_images(tree: Tree, folder: str) -> bool:
@@ -324,7 +317,7 @@ def _missing_devkit_error(path: Path, layout: _Layout) -> AmbiguousSourceError:
         answer = Answer(source=part.path / part.folder)
     else:
         part = layout.parts["val"]
-        tree = _open_or_none(part.path)
+        tree = open_tree_or_none(part.path)
         kind = "flat" if tree is not None and _has_val_images(tree, "") else "imagefolder"
         alone = f"or pack them without labels with --source {kind}"
         answer = Answer(("--source", kind), None if part.path == path else part.path)
@@ -364,7 +357,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         layout = _find_layout(path)
     except OSError:
         return Certainty.NO  # the general kinds report the error
-    tree = None if "val" in layout.parts else _open_or_none(path)
+    tree = None if "val" in layout.parts else open_tree_or_none(path)
     if tree is not None and path.is_file() and any(n.startswith(_ARCHIVES) for n in tree.names("").files):
         raise SourceError(f"{printable(str(path))} holds archives of ILSVRC: unpack it, and give the folder")
     if tree is not None and (folder := _find_stray_val(tree)) is not None:

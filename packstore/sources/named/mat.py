@@ -82,17 +82,6 @@ def parse_array_start(start: bytes, order: str) -> tuple[str, tuple[tuple[int, .
     return key, (shape, dtype, begin)
 
 
-def load_variable(name: str, data: bytes, key: str) -> Any:
-    """Reads all of a MAT file, and returns its variable ``key``, as :func:`load_mat` does.
-
-    Raises :class:`SourceError` for a damaged file, and if there is no such variable.
-    """
-    variables = load_mat(name, data)
-    if key not in variables:
-        raise SourceError(f"{name} has no variable {key!r}")
-    return variables[key]
-
-
 def to_whole_numbers(name: str, value: Any) -> NDArray[np.int64]:
     """Converts a row or column of whole numbers of any dtype to int64 ``(n,)``. Raises :class:`SourceError` for any
     other value."""

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from packstore.sources.named.folder_sets import FolderSet, make_folder_set_kind
+from packstore.sources.named import FolderSet, make_folder_set_kind
 
 _SUFFIX = r"\.(jpg|jpeg|png|bmp|tif)"
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 from packstore.core.fields import Array, Boxes, Json, Keypoints, Label, Labels, Mask, Text
 from packstore.sources.beside import clean_path
 from packstore.sources.boxes import CORNERS
-from packstore.sources.found import Files, Found, parse_numbers
+from packstore.sources.found import Files, Found, LinesByKey, check_range, parse_numbers, parse_text
 from packstore.sources.named import published_set
-from packstore.sources.named.class_names import EUROSAT, FLOWERS
 from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number, to_whole_numbers
-from packstore.sources.rows import InTree, in_packing_order
+from packstore.sources.rows import InTree
 from packstore.sources.voc import parse_annotation
 
 
@@ -27,12 +26,10 @@ def celeba(files: Files) -> Iterator[Found]:
     files.columns["keypoints"] = Keypoints(2, of=False, points=5)
     flags, boxes = files.by_key("list_attr_celeba.txt", skip=2), files.by_key("list_bbox_celeba.txt", skip=2)
     points, people = files.by_key("list_landmarks_align_celeba.txt", skip=2), files.by_key("identity_CelebA.txt")
-    parts = {"train": "0", "valid": "1", "test": "2"}
-    for split in files.each_split(*parts):
+    parts = {"0": "train", "1": "valid", "2": "test"}
+    for split in files.each_split(*parts.values()):
         for image, part in files.lines("list_eval_partition.txt"):
-            if part not in parts.values():
-                raise ValueError("expected 0, 1 or 2")
-            if part == parts[split]:
+            if parts[part] == split:
                 flagged = enumerate(flags.numbers(image, len(names)))
                 values = {"labels": [n for n, flag in flagged if flag == 1], "identity": people.numbers(image)}
                 values |= {"bbox": boxes.numbers(image, 4), "keypoints": points.numbers(image, 1, 5, 2)}
@@ -47,22 +44,18 @@ def cub200(files: Files) -> Iterator[Found]:
     """CUB-200-2011 (https://www.vision.caltech.edu/datasets/cub_200_2011/). Parts are keypoints with visibility,
     (0, 0, 0) for a part that is not listed. Attributes are left out."""
     boxes, labels, chosen = files.by_key(_CUB[2]), files.by_key(_CUB[1]), files.by_key(_CUB[3])
-    parts = [str(n) for n, _ in enumerate(files.lines("parts/parts.txt"), 1)] if files.exists("parts/parts.txt") else []
-    places = files.by_key("parts/part_locs.txt")
-    if len(parts) > 1000:
-        raise ValueError("expected at most 1,000 parts")
+    listed = islice(files.lines("parts/parts.txt"), 1000) if files.exists("parts/parts.txt") else ()
+    parts, places = {str(n): n for n, _ in enumerate(listed, 1)}, files.by_key("parts/part_locs.txt")
     files.columns["label"] = Label([" ".join(name) for _, *name in files.lines("classes.txt")])
     files.columns |= {"boxes": Boxes(), "keypoints": Keypoints(3, of="boxes", points=len(parts))}
     for split in files.each_split("train", "test"):
         for key, *image in files.lines("images.txt", " "):
             if {"1": "train", "0": "test"}[" ".join(chosen[key])] == split:
                 left, top, width, height = boxes.numbers(key, 4, parse=float)
-                points = {part: [0.0, 0.0, 0.0] for part in parts}
-                for part, *point in places.all(key):
-                    points[part][:] = parse_numbers(point, 3)
+                seen = {parts[part]: parse_numbers(point, 3) for part, *point in places.all(key)}
+                points = [[seen.get(n, [0.0, 0.0, 0.0]) for n in parts.values()]] if places and parts else None
                 values = {"boxes": [[left, top, left + width, top + height]], "label": labels.numbers(key) - 1}
-                values["keypoints"] = [[*points.values()]] if places and parts else None
-                yield Found(f"images/{' '.join(image)}", split, values)
+                yield Found(f"images/{' '.join(image)}", split, values | {"keypoints": points})
 
 
 @published_set("DTD", "images", "labels/train1.txt", required=("labels/val1.txt", "labels/test1.txt"))
@@ -82,15 +75,19 @@ def dtd(files: Files) -> Iterator[Found]:
             yield Found(f"images/{image}", split, {"label": label, "labels": labels})
 
 
-_EUROSAT = tuple(f"2750/{name}" for name in EUROSAT)
+_EUROSAT = (
+    *("AnnualCrop", "Forest", "HerbaceousVegetation", "Highway", "Industrial"),
+    *("Pasture", "PermanentCrop", "Residential", "River", "SeaLake"),
+)
+_EUROSAT_FOLDERS = tuple(f"2750/{name}" for name in _EUROSAT)
 
 
-@published_set("EuroSAT", "|".join(_EUROSAT), required=_EUROSAT)
+@published_set("EuroSAT", "|".join(_EUROSAT_FOLDERS), required=_EUROSAT_FOLDERS)
 def eurosat(files: Files) -> Iterator[Found]:
     """EuroSAT in RGB (https://github.com/phelber/eurosat), as torchvision puts it. The folder ``2750`` alone, and the
     archive, are image folders."""
-    files.columns["label"] = Label(EUROSAT)
-    for name in EUROSAT:
+    files.columns["label"] = Label(_EUROSAT)
+    for name in _EUROSAT:
         yield Found(f"2750/{name}", values={"label": name}, is_folder=True)
 
 
@@ -98,14 +95,15 @@ _AIRCRAFT = {"label": "variant", "family": "family", "manufacturer": "manufactur
 _AIRCRAFT_CLASSES = {"label": "variants.txt", "family": "families.txt", "manufacturer": "manufacturers.txt"}
 _PARTS = ("train", "val", "test", "trainval")
 _AIRCRAFT_LISTS = tuple(f"images_{level}_{part}.txt" for part in _PARTS for level in _AIRCRAFT.values())
+_AIRCRAFT_FILES = ("images", *_AIRCRAFT_CLASSES.values(), *_AIRCRAFT_LISTS[:-3])
+_AIRCRAFT_MORE = (*_AIRCRAFT_LISTS, *(f"images_{part}.txt" for part in _PARTS))
 
 
 @published_set(
-    "FGVC-Aircraft",
-    "images_variant_train.txt|images_variant_test.txt",
+    *("FGVC-Aircraft", "images_variant_train.txt|images_variant_test.txt"),
     within="data",
-    required=("images", *_AIRCRAFT_CLASSES.values(), *_AIRCRAFT_LISTS[:-3]),
-    also=(*_AIRCRAFT_LISTS, *(f"images_{part}.txt" for part in _PARTS)),
+    required=_AIRCRAFT_FILES,
+    also=_AIRCRAFT_MORE,
 )
 def fgvcaircraft(files: Files) -> Iterator[Found]:
     """FGVC-Aircraft (https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/): ``label`` is the variant."""
@@ -119,11 +117,29 @@ def fgvcaircraft(files: Files) -> Iterator[Found]:
             yield Found(f"images/{image}.jpg", split, values | {"boxes": boxes.numbers(image, 1, 4)})
 
 
+_FLOWERS = (
+    "pink primrose|hard-leaved pocket orchid|canterbury bells|sweet pea|english marigold|tiger lily|moon "
+    "orchid|bird of paradise|monkshood|globe thistle|snapdragon|colt's foot|king protea|spear thistle|yellow "
+    "iris|globe-flower|purple coneflower|peruvian lily|balloon flower|giant white arum lily|fire lily|pincushion "
+    "flower|fritillary|red ginger|grape hyacinth|corn poppy|prince of wales feathers|stemless "
+    "gentian|artichoke|sweet william|carnation|garden phlox|love in the mist|mexican aster|alpine sea "
+    "holly|ruby-lipped cattleya|cape flower|great masterwort|siam tulip|lenten rose|barbeton daisy|daffodil|sword"
+    " lily|poinsettia|bolero deep blue|wallflower|marigold|buttercup|oxeye daisy|common dandelion|petunia|wild "
+    "pansy|primula|sunflower|pelargonium|bishop of llandaff|gaura|geranium|orange dahlia|pink-yellow "
+    "dahlia?|cautleya spicata|japanese anemone|black-eyed susan|silverbush|californian poppy|osteospermum|spring "
+    "crocus|bearded iris|windflower|tree poppy|gazania|azalea|water lily|rose|thorn apple|morning glory|passion "
+    "flower|lotus|toad lily|anthurium|frangipani|clematis|hibiscus|columbine|desert-rose|tree "
+    "mallow|magnolia|cyclamen|watercress|canna lily|hippeastrum|bee balm|ball "
+    "moss|foxglove|bougainvillea|camellia|mallow|mexican petunia|bromelia|blanket flower|trumpet "
+    "creeper|blackberry lily"
+)
+
+
 @published_set("Flowers-102", "imagelabels.mat", "setid.mat", required=("jpg",))
 def flowers102(files: Files) -> Iterator[Found]:
     """Oxford 102 Flower (https://www.robots.ox.ac.uk/~vgg/data/flowers/102/). Labels begin at 1 in the file; names are
     torchvision's."""
-    files.columns["label"] = Label(FLOWERS)
+    files.columns["label"] = Label(_FLOWERS.split("|"))
     labels = dict(enumerate(to_whole_numbers(*files.mat("imagelabels.mat", "labels")).tolist(), 1))
     sets = {"train": "trnid", "val": "valid", "test": "tstid"}
     for split in files.each_split(*sets):
@@ -131,22 +147,28 @@ def flowers102(files: Files) -> Iterator[Found]:
             yield Found(f"jpg/image_{image:05}.jpg", split, {"label": labels[image] - 1})
 
 
-@published_set(
-    "Food-101",
-    *("images", "meta/train.json|meta/train.txt"),
-    required=("meta/test.json|meta/test.txt",),
-    also=("meta/classes.txt", "meta/labels.txt"),
-)
+_FOOD = {split: f"meta/{split}.json" for split in ("train", "test")}
+_FOOD_FILES: dict[str, Any] = {
+    "required": ("meta/test.json|meta/test.txt",),
+    "also": ("meta/classes.txt", "meta/labels.txt"),
+}
+
+
+@published_set("Food-101", "images", "meta/train.json|meta/train.txt", **_FOOD_FILES)
 def food101(files: Files) -> Iterator[Found]:
     """Food-101 (https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/): JSON lists if they exist, else texts."""
-    for split in files.each_split("train", "test"):
-        if files.exists(f"meta/{split}.json"):
-            images: Iterator[Any] = chain.from_iterable(files.json(f"meta/{split}.json").values())
+    if all(map(files.exists, _FOOD.values())):
+        files.columns["label"] = Label(
+            sorted({label for name in _FOOD.values() for label, _ in files.json(name).items()})
+        )
+    for split in files.each_split(*_FOOD):
+        if files.exists(_FOOD[split]):
+            for label, images in files.json(_FOOD[split]).items():
+                values = {"label": label}
+                yield from (Found(f"images/{clean_path(image)}.jpg", split, values) for image in images)
         else:
-            images = (line[0] for line in files.lines(f"meta/{split}.txt"))
-        for image in images:
-            label, name = clean_path(image).split("/")
-            yield Found(f"images/{label}/{name}.jpg", split, {"label": label})
+            for image, *_ in files.lines(f"meta/{split}.txt"):
+                yield Found(f"images/{image}.jpg", split, {"label": image.partition("/")[0]})
 
 
 _GTSRB = "GTSRB/Training/00000|Training/00000|GTSRB/Final_Training/Images/00000|00000"
@@ -171,35 +193,36 @@ def gtsrb(files: Files) -> Iterator[Found]:
 
 
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
+_KAGGLE_FILES: dict[str, Any] = {
+    "required": ("LOC_synset_mapping.txt",),
+    "needs": {f"{_KAGGLE}/val": "LOC_val_solution.csv"},
+    "also": ("LOC_train_solution.csv", "LOC_val_solution.csv"),
+}
 
 
-@published_set(
-    "ILSVRC",
-    f"{_KAGGLE}/train|{_KAGGLE}/val",
-    kind="ilsvrc",
-    required=("LOC_synset_mapping.txt",),
-    needs={f"{_KAGGLE}/val": "LOC_val_solution.csv"},
-    also=("LOC_train_solution.csv", "LOC_val_solution.csv"),
-)
+@published_set("ILSVRC", f"{_KAGGLE}/train|{_KAGGLE}/val", kind="ilsvrc", **_KAGGLE_FILES)
 def kaggle(files: Files) -> Iterator[Found]:
     """ILSVRC as downloaded from Kaggle, class by class. Some images have no boxes, test images no labels."""
     names = {wnid: " ".join(words) for wnid, *words in sorted(files.lines("LOC_synset_mapping.txt"))}
     files.columns |= {"label": Label([*names]), "name": Text(), "boxes": Boxes(optional=True)}
     files.columns["labels"] = Labels([*names], of="boxes", optional=True)
     for split in files.each_split(*(name for name in ("train", "val", "test") if files.exists(f"{_KAGGLE}/{name}"))):
-        solutions = files.by_key(f"LOC_{split}_solution.csv", ",", skip=1)
-        images: Iterator[tuple[str, str]] = iter([])
         if split == "test":
             yield Found(f"{_KAGGLE}/test", split, is_folder=True)
-        elif split == "val":
-            listed = files.images(f"{_KAGGLE}/val")
-            images = iter(sorted((_parse_solution(solutions[_stem(name)])["labels"][0], name) for name in listed))
-        else:
-            there = (wnid for wnid in names if files.exists(f"{_KAGGLE}/train/{wnid}"))
-            images = ((wnid, f"{wnid}/{name}") for wnid in there for name in files.images(f"{_KAGGLE}/train/{wnid}"))
-        for wnid, image in images:
+            continue
+        solutions = files.by_key(f"LOC_{split}_solution.csv", ",", skip=1)
+        for wnid, image in _walk_kaggle(files, split, names, solutions):
             values = _parse_solution(solutions.get(_stem(image)))
             yield Found(f"{_KAGGLE}/{split}/{image}", split, {"label": wnid, "name": names[wnid]} | values)
+
+
+def _walk_kaggle(files: Files, split: str, wnids: Iterable[str], solutions: LinesByKey) -> Iterable[tuple[str, str]]:
+    """Returns class and path of each image of ``train`` or ``val``, class by class."""
+    if split == "val":
+        listed = files.images(f"{_KAGGLE}/val")
+        return sorted((_parse_solution(solutions[_stem(name)])["labels"][0], name) for name in listed)
+    there = (wnid for wnid in wnids if files.exists(f"{_KAGGLE}/train/{wnid}"))
+    return ((wnid, f"{wnid}/{name}") for wnid in there for name in files.images(f"{_KAGGLE}/train/{wnid}"))
 
 
 def _stem(path: str) -> str:
@@ -216,28 +239,26 @@ def _parse_solution(line: list[str] | None) -> dict[str, Any]:
     return {"boxes": boxes, "labels": parts[::5]}
 
 
-@published_set(
-    "Oxford-IIIT Pet",
-    *("annotations/list.txt", "annotations/trainval.txt"),
-    required=("annotations/test.txt", "annotations/trimaps", "images"),
-    parsers={"boxes": lambda xml: {"boxes": parse_annotation(xml, CORNERS)["boxes"]}},
-)
+_PETS = ("annotations/list.txt", "annotations/trainval.txt")
+_PET_FILES = ("annotations/test.txt", "annotations/trimaps", "images")
+_HEADS = {"boxes": lambda xml: {"boxes": parse_annotation(xml, CORNERS)["boxes"]}}
+
+
+@published_set("Oxford-IIIT Pet", *_PETS, required=_PET_FILES, parsers=_HEADS)
 def oxfordpet(files: Files) -> Iterator[Found]:
     """Oxford-IIIT Pet (https://www.robots.ox.ac.uk/~vgg/data/pets/): the mask is 1 for the pet, 2 for the background, 3
     for the border. Only some images have the box of a head. Names of classes are torchvision's."""
-    lists = {split: f"annotations/{split}.txt" for split in ("test", "trainval")}
-    listed = chain.from_iterable(files.lines(file, comment="#") for file in lists.values())
+    listed = chain.from_iterable(files.lines(f"annotations/{name}.txt", comment="#") for name in ("test", "trainval"))
     breeds = {int(label): name.rpartition("_")[0].replace("_", " ").title() for name, label, *_ in listed}
-    if breeds and not 1 <= min(breeds) <= max(breeds) <= 10_000:
-        raise ValueError("expected classes from 1 to 10,000")
-    files.columns["label"] = Label([breeds.get(n, f"Class {n - 1}") for n in range(1, max(breeds, default=0) + 1)])
+    last = check_range(max(breeds, default=0), 0, 10_000)
+    files.columns["label"] = Label([breeds.get(n, f"Class {n - 1}") for n in range(1, last + 1)])
     files.columns |= {"species": Label(("Cat", "Dog")), "mask": Mask(), "boxes": Boxes()}
     heads = files.exists("annotations/xmls")
-    for split in files.each_split(*lists):
-        for name, label, species, _ in files.lines(lists[split], comment="#"):
-            values: dict[str, Any] = {"label": int(label) - 1, "species": int(species) - 1}
-            values["mask"] = InTree(files.path(f"annotations/trimaps/{name}.png"))
-            values["boxes"] = InTree(files.path(f"annotations/xmls/{name}.xml"), optional=True) if heads else None
+    for split in files.each_split("test", "trainval"):
+        for name, label, species, _ in files.lines(f"annotations/{split}.txt", comment="#"):
+            note = InTree(files.path(f"annotations/xmls/{name}.xml"), optional=True) if heads else None
+            mask = InTree(files.path(f"annotations/trimaps/{name}.png"))
+            values = {"label": int(label) - 1, "species": int(species) - 1, "mask": mask, "boxes": note}
             yield Found(f"images/{name}.jpg", split, values)
 
 
@@ -251,23 +272,31 @@ _PLACES_UNNAMED = "data_256|data_large"
 """Folders of unpacked training archives. They belong to the standard or the challenge set, whichever has its list."""
 
 
-@published_set(
-    "Places365",
-    "categories_places365.txt",
-    needs={
-        "": "|".join((*(folders for _, folders in _PLACES.values()), _PLACES_UNNAMED)),
-        **{folders: file for file, folders in _PLACES.values()},
-        _PLACES_UNNAMED: "places365_train_standard.txt|places365_train_challenge.txt",
-    },
-    also=tuple(file for file, _ in _PLACES.values()),
-)
+_PLACES_NEEDS = {
+    "": "|".join((*(folders for _, folders in _PLACES.values()), _PLACES_UNNAMED)),
+    **{folders: file for file, folders in _PLACES.values()},
+    _PLACES_UNNAMED: "places365_train_standard.txt|places365_train_challenge.txt",
+}
+_PLACES_LISTS = tuple(file for file, _ in _PLACES.values())
+
+
+@published_set("Places365", "categories_places365.txt", needs=_PLACES_NEEDS, also=_PLACES_LISTS)
 def places365(files: Files) -> Iterator[Found]:
     """Places365 (http://places2.csail.mit.edu/): folders have torchvision's names, or those of the archives. Images of
     ``test`` have no labels."""
     names = {int(number): name for name, number in files.lines("categories_places365.txt")}
-    if sorted(names) != [*range(len(names))]:
-        raise ValueError("expected classes that are numbered from 0 on")
     files.columns["label"] = Label([names[number] for number in range(len(names))])
+    folders = _find_places(files)
+    for split in files.each_split(*folders):
+        folder, fields = folders[split], 1 if split == "test" else 2
+        for line in files.lines(_PLACES[split][0]):
+            if len(line) != fields:
+                raise ValueError("expected an image, and its class unless it is a test image")
+            yield Found(f"{folder}/{line[0].lstrip('/')}", split, {"label": int(line[1])} if line[1:] else {})
+
+
+def _find_places(files: Files) -> dict[str, str]:
+    """Finds the folder of each split that is there. Raises :class:`ValueError` for two folders of one split."""
     trained = [split for split, (file, _) in _PLACES.items() if split.startswith("train") and files.exists(file)]
     folders: dict[str, str] = {}
     for split, (_, folder) in _PLACES.items():
@@ -276,11 +305,7 @@ def places365(files: Files) -> Iterator[Found]:
         if len(there) > 1:
             raise ValueError(f"{' and '.join(there)} hold the same images twice: move one of them out")
         folders |= {split: there[0]} if there else {}
-    for split in files.each_split(*folders):
-        for image, *label in files.lines(_PLACES[split][0]):
-            if len(label) != (0 if split == "test" else 1):
-                raise ValueError("expected an image, and its class unless it is a test image")
-            yield Found(f"{folders[split]}/{image.lstrip('/')}", split, {"label": int(*label)} if label else {})
+    return folders
 
 
 _CARS_TEST = "cars_test_annos_withlabels.mat|devkit/cars_test_annos_withlabels.mat"
@@ -309,12 +334,15 @@ def _parse_dog(xml: bytes) -> dict[str, Any]:
     return {"boxes": parsed["boxes"], "json": parsed["json"]["annotation"]}
 
 
+_DOG_NEEDS = {_DOGS["train"]: _DOGS["test"], _DOGS["test"]: _DOGS["train"]}
+_DOG_LISTS = (*_DOGS.values(), "file_list.mat|lists/file_list.mat")
+
+
 @published_set(
-    "Stanford Dogs",
-    *("Images|images/Images", "Annotation|annotations/Annotation"),
+    *("Stanford Dogs", "Images|images/Images", "Annotation|annotations/Annotation"),
     class_folders=r"n\d{8}-.+",
-    needs={_DOGS["train"]: _DOGS["test"], _DOGS["test"]: _DOGS["train"]},
-    also=(*_DOGS.values(), "file_list.mat|lists/file_list.mat"),
+    needs=_DOG_NEEDS,
+    also=_DOG_LISTS,
     parsers={"json": _parse_dog},
 )
 def stanforddogs(files: Files) -> Iterator[Found]:
@@ -323,10 +351,8 @@ def stanforddogs(files: Files) -> Iterator[Found]:
     files.columns |= {"label": Label(files.folders(top)), "boxes": Boxes(optional=True), "json": Json(optional=True)}
     for split in files.each_split(*(_DOGS if files.exists(_DOGS["train"]) else [""])):
         for image in to_texts(*files.mat(_DOGS[split], "file_list")) if split else files.images(top):
-            label, name = image.split("/")
-            if not name.endswith(".jpg"):
-                raise ValueError(f"{image} is not CLASS/FILE.jpg")
-            note = InTree(files.path(f"{notes}/{image.removesuffix('.jpg')}"), optional=True)
+            label, name = parse_text(image, r"([^/]+)/([^/]+)\.jpg")
+            note = InTree(files.path(f"{notes}/{label}/{name}"), optional=True)
             yield Found(f"{top}/{image}", split, {"label": label, "json": note})
 
 
@@ -334,11 +360,7 @@ def stanforddogs(files: Files) -> Iterator[Found]:
 def sun397(files: Files) -> Iterator[Found]:
     """SUN397 (https://vision.princeton.edu/projects/2010/SUN/). It has no splits, as in torchvision; the ten partitions
     for training and testing are left out."""
-    names = []
-    for (name,) in files.lines("ClassName.txt"):
-        if not re.fullmatch("/[^/]/[^/]+(/[^/]+)?", name):
-            raise ValueError("expected a class such as /a/abbey")
-        names.append(name[1:])
+    names = [parse_text(name, "/([^/]/[^/]+(?:/[^/]+)?)")[0] for (name,) in files.lines("ClassName.txt")]
     files.columns["label"] = Label([name[2:] for name in names])
     for name in names:
         for image in files.images(name):
@@ -360,10 +382,9 @@ def tinyimagenet(files: Files) -> Iterator[Found]:
                 yield Found(f"val/images/{image}", "val", {"label": wnid, "boxes": [parse_numbers(box, 4, int)]})
         else:
             for wnid in wnids:
-                boxes = files.by_key(f"train/{wnid}/{wnid}_boxes.txt")
-                for image in files.images(f"train/{wnid}/images"):
-                    values = {"label": wnid, "boxes": boxes.numbers(image, 1, 4)}
-                    yield Found(f"train/{wnid}/images/{image}", "train", values)
+                boxes, top = files.by_key(f"train/{wnid}/{wnid}_boxes.txt"), f"train/{wnid}/images"
+                for image in files.images(top):
+                    yield Found(f"{top}/{image}", split, {"label": wnid, "boxes": boxes.numbers(image, 1, 4)})
 
 
 @published_set("VisA", "split_csv/1cls.csv", "split_csv")
@@ -371,18 +392,14 @@ def visa(files: Files) -> Iterator[Found]:
     """VisA (https://github.com/amazon-science/spot-diff): the mask has a number for each kind of defect. The tables
     ``2cls_fewshot`` and ``2cls_highshot`` split the same images otherwise: they are left out."""
     files.columns |= {"label": Label(), "object": Label(), "defects": Labels(of=False)}
-    columns, tables, splits, defects = ("object", "split", "label", "image", "mask"), set(), set(), {}
-    for name, split, *_ in files.csv("split_csv/1cls.csv", *columns):
-        tables.add(f"{clean_path(name)}/image_anno.csv")
-        splits.add(split)
+    columns, defects = ("object", "split", "label", "image", "mask"), dict[str, list[str]]()
+    tables = {f"{clean_path(name)}/image_anno.csv" for name, *_ in files.csv("split_csv/1cls.csv", *columns)}
     for table in sorted(filter(files.exists, tables)):
         for image, kinds, _ in files.csv(table, "image", "label", "mask"):
             if named := [kind for each in kinds.split(",") if (kind := each.strip()) not in ("", "normal")]:
                 defects[clean_path(image)] = [*dict.fromkeys(named)]
-    for split in files.each_split(*in_packing_order(splits)):
-        for name, of, label, image, mask in files.csv("split_csv/1cls.csv", *columns):
-            if of == split:
-                values: dict[str, Any] = {"label": label, "object": name}
-                values["mask"] = InTree(files.path(clean_path(mask))) if mask else None
-                values["defects"] = defects.get(clean_path(image), []) if defects else None
-                yield Found(clean_path(image), split, values)
+    for name, split, label, image, mask in files.csv("split_csv/1cls.csv", *columns):
+        values: dict[str, Any] = {"label": label, "object": name}
+        values["mask"] = InTree(files.path(clean_path(mask))) if mask else None
+        values["defects"] = defects.get(clean_path(image), []) if defects else None
+        yield Found(clean_path(image), split, values)

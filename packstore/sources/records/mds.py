@@ -27,7 +27,7 @@ from packstore.core.plainjson import load_json
 from packstore.sources.archives.tar import detect_compression
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType, choose_main_image
-from packstore.sources.exported_rows import ExportedRows, open_with
+from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.records import INDEX, MAX_INDEX, OpenFiles, check_file_name, find_indexes, read_index
 from packstore.sources.records.typed import LEFT, NUMBERS, PICKLE, Shard, Span, TypedSource, to_array
 from packstore.sources.rows import in_packing_order

@@ -28,7 +28,7 @@ from packstore.core.recordio import HEADER, LAST, MAGIC, MIDDLE, find_parts
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind, SourceOptions
-from packstore.sources.exported_rows import ExportedRows, open_with
+from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.records import (
     DamageError,
     RecordFiles,

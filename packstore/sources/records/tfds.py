@@ -27,7 +27,7 @@ from packstore.core.protobuf import PACKED, Message
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import make_column_name
-from packstore.sources.exported_rows import ExportedRows, open_with
+from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.records import RecordFiles, RecordIndex, list_first_shards, read_index
 from packstore.sources.records.arrayrecord import ArrayRecordFiles
 from packstore.sources.records.examples import (
