@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
-from packstore.core.columns import ImageData
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.fields import Json, column_of
-from packstore.core.files import Location
-from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.geotiff import read_geotiff
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey
@@ -19,9 +15,38 @@ from packstore.sources.encodings import GEO
 _GEO_BYTES = 1024
 
 
+class _OfWrapped:
+    """Attribute or method of the wrapped source."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, wrapper: Any, owner: type) -> Any:
+        return self if wrapper is None else getattr(wrapper._source, self._name)
+
+
 class WrappedSource(Source):
-    """Base of sources that wrap another source. Methods here do what those of the wrapped source do; a subclass changes
-    some. Methods that are not defined here are those of :class:`Source`, not of the wrapped source."""
+    """Base of sources that wrap another source. The names here are those of the wrapped source; a subclass changes
+    some. Methods that are not named here are those of :class:`Source`, not of the wrapped source."""
+
+    survey: Any = _OfWrapped()
+    entries: Any = _OfWrapped()
+    fetch: Any = _OfWrapped()
+    read: Any = _OfWrapped()
+    locate: Any = _OfWrapped()
+    pick_entries: Any = _OfWrapped()
+    workers: Any = _OfWrapped()
+    stamp: Any = _OfWrapped()
+    close: Any = _OfWrapped()
+    follow_store: Any = _OfWrapped()
+    store_manifest: Any = _OfWrapped()
+    annotation_frame: Any = _OfWrapped()
+    further_file_name: Any = _OfWrapped()
+    list_all_files: Any = _OfWrapped()
+    expects_left: Any = _OfWrapped()
+    count_left_parts: Any = _OfWrapped()
+    asks_about_left: ClassVar[Any] = _OfWrapped()
+    left_images: ClassVar[Any] = _OfWrapped()
 
     def __init__(self, source: Source, options: SourceOptions) -> None:
         super().__init__(source.path, options)
@@ -29,69 +54,9 @@ class WrappedSource(Source):
         self.kind, self.normalization, self.evidence = source.kind, source.normalization, source.evidence
 
     @property
-    def store_manifest(self) -> Manifest | None:
-        """Manifest of the store that the wrapped source is, or was exported from; else None."""
-        return self._source.store_manifest
-
-    @property
-    def asks_about_left(self) -> bool:  # type: ignore[override]
-        """True if files that the wrapped source leaves out raise a question."""
-        return self._source.asks_about_left
-
-    @property
-    def left_images(self) -> str:  # type: ignore[override]
-        """Reason why the wrapped source leaves out images."""
-        return self._source.left_images
-
-    @property
     def tree(self) -> Any:
         """Tree of the wrapped source; None if it has none."""
         return getattr(self._source, "tree", None)
-
-    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        return self._source.survey(split, progress)
-
-    def follow_store(self, manifest: Manifest) -> None:
-        self._source.follow_store(manifest)
-
-    def entries(self, split: str | None = None) -> Iterator[Entry]:
-        return self._source.entries(split)
-
-    def read(self, entry: Entry) -> ImageData | Sample:
-        return self._source.read(entry)
-
-    def annotation_frame(self, kind: str) -> str | None:
-        return self._source.annotation_frame(kind)
-
-    def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
-        return self._source.further_file_name(entry, column, number)
-
-    def locate(self, entry: Entry) -> Location | None:
-        return self._source.locate(entry)
-
-    def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        return self._source.fetch(entries)
-
-    def workers(self) -> int:
-        return self._source.workers()
-
-    def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        return self._source.pick_entries(split, records, count)
-
-    def stamp(self) -> str:
-        return self._source.stamp()
-
-    def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        return self._source.list_all_files()
-
-    def expects_left(self, path: str) -> bool:
-        return self._source.expects_left(path)
-
-    def count_left_parts(self) -> Mapping[str, int]:
-        return self._source.count_left_parts()
-
-    def close(self) -> None:
-        self._source.close()
 
 
 class GeoSource(WrappedSource):
@@ -104,7 +69,7 @@ class GeoSource(WrappedSource):
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Adds the column ``geo``. Raises :class:`UsageError` for a source of arrays, a store, or a source with such a
         column."""
-        survey = super().survey(split, progress)
+        survey: Survey = super().survey(split, progress)
         if survey.encoding != "original" or survey.store is not None or any(c.name == "geo" for c in survey.columns):
             raise UsageError(
                 f"{printable(str(self.path))} ({self.kind}): --column {GEO} is for files of GeoTIFF in a source "

@@ -14,6 +14,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -323,7 +324,7 @@ class ObjectFacts:
             if self.found.named:
                 self.names.update(each for each in classes or () if each is not None)
 
-    def decide_convention(self, convention: str | None, name: str, path: Any) -> ObjectColumn | None:
+    def decide_convention(self, convention: str | None, path: Path) -> ObjectColumn | None:
         """Returns the column with its convention: that of the user, or the only one that the boxes fit.
 
         Returns None if :attr:`fits` is False, the column holds no boxes, or ``convention`` is ``json``. Raises
@@ -331,8 +332,7 @@ class ObjectFacts:
 
         Args:
             convention: Convention that the user names; None for none.
-            name: Name of the source, for messages.
-            path: Path of the source.
+            path: Path of the source, for messages.
         """
         if convention == NOT_CONVERTED or not self.fits or not self.ranges.count:
             return None
@@ -343,8 +343,8 @@ class ObjectFacts:
             choices = possible or CONVENTIONS[:3]
             fitting = f"could be {' or '.join(choices)}" if possible else "fit no convention"
             raise AmbiguousSourceError(
-                f"{name}: the {self.ranges.count:,} boxes in {shown} {fitting}: say which with --layout, or keep them "
-                f"as JSON, which no loader moves with its image, with --layout {NOT_CONVERTED}",
+                f"{printable(str(path))}: the {self.ranges.count:,} boxes in {shown} {fitting}: say which with "
+                f"--layout, or keep them as JSON, which no loader moves with its image, with --layout {NOT_CONVERTED}",
                 [Answer(("--layout", each)) for each in (*choices, NOT_CONVERTED)],
                 path,
             )

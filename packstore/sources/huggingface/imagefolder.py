@@ -186,7 +186,7 @@ class HfImageFolderSource(FileRowSource):
             sides = (row.values.get("width"), row.values.get("height"))
             facts.add_row(row.values.get(objects.column), row.values.get(objects.labels), sides)
             optional |= row.values.get(objects.column) is None
-        decided = facts.decide_convention(layout, printable(str(self.path)), self.path)
+        decided = facts.decide_convention(layout, self.path)
         if decided is None:
             return None
         name = self._field_names[objects.column]

@@ -288,10 +288,12 @@ def group_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[s
                 f"{printable(str(path))}: no file matches {wanted}, the pattern in its card for {printable(empty)!r}"
             )
     else:
-        groups = _group_by_shard_names([name for name in names if re.fullmatch(r"data/[^/]*", name)])
-        groups = groups or _group_by_shard_names(names, all_of_them=True)
         groups = (
-            groups or _group_by_patterns(names, IN_FOLDER) or _group_by_patterns(names, IN_NAME) or {"": list(names)}
+            _group_by_shard_names([name for name in names if re.fullmatch(r"data/[^/]*", name)])
+            or _group_by_shard_names(names, all_of_them=True)
+            or _group_by_patterns(names, IN_FOLDER)
+            or _group_by_patterns(names, IN_NAME)
+            or {"": list(names)}
         )
     for name, count in Counter(name for files in groups.values() for name in files).items():
         if count > 1:
@@ -400,8 +402,8 @@ def _group_by_shard_names(names: Sequence[str], *, all_of_them: bool = False) ->
 
 def _group_by_patterns(names: Sequence[str], patterns: Patterns) -> dict[str, list[str]]:
     """Groups names by the patterns of splits, empty splits included. Returns an empty mapping if no name matches."""
-    groups = {
-        split: [name for name in names if any(matches_pattern(pattern, name) for pattern in its)]
-        for split, its in patterns.items()
-    }
+    groups: dict[str, list[str]] = {split: [] for split in patterns}
+    for name in names:
+        for split in find_splits(name, patterns):
+            groups[split].append(name)
     return groups if any(groups.values()) else {}

@@ -395,7 +395,7 @@ class HfTableSource(ShardSource):
                 columns = [map(hf_columns.to_json, chain.from_iterable(table.read_column(name))) for name in names]
                 for value, labels, *size in zip(*columns, strict=True):
                     facts.add_row(value, labels, (size[0], size[1]) if len(size) == 2 else None)
-        decided = facts.decide_convention(layout or objects.convention or None, printable(str(self.path)), self.path)
+        decided = facts.decide_convention(layout or objects.convention or None, self.path)
         if decided is None:
             hf.warn_of_lost_names(objects.column, self._features.get(objects.column))
         return decided
