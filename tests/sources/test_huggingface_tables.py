@@ -430,6 +430,17 @@ def test_an_arrow_file_that_is_cut_while_it_is_read(stream: bool, tmp_path: Path
             source.image(entries[1])
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_boxes_in_several_batches_of_arrow(stream: bool, tmp_path: Path) -> None:
+    """Their convention is decided by several columns, which are read side by side."""
+    objects = [{"bbox": [[1.0, 2.0, 3.0, 4.0 + n]], "category": [n % 2]} for n in range(10)]
+    sides = {"width": [8 + n for n in range(10)], "height": [20] * 10}
+    path = save(tmp_path / "set", {"": [table(range(10), objects=objects, **sides)]}, stream=stream)
+    with closing(open_source(path, layout="xyxy")) as source:
+        read = [source.read(entry).values["boxes"] for entry in source.entries()]
+    assert [np.frombuffer(boxes, np.float32).tolist() for boxes in read] == [each["bbox"][0] for each in objects]
+
+
 def test_a_table_that_lies_about_its_rows(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(table(range(3)), tmp_path / "x.parquet")
     with closing(open_source(tmp_path)) as source:
