@@ -221,7 +221,7 @@ class OpenFiles:
     Opening a compressed file decompresses it to a temporary file. Opening it again decompresses it again.
     """
 
-    def __init__(self, paths: Sequence[Path], compression: Callable[[Path], str | None]) -> None:
+    def __init__(self, paths: Sequence[Path], compression: Callable[[Path], str | None] = lambda _: None) -> None:
         self._paths, self._compression = paths, compression
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._plain: dict[int, bool] = {}
@@ -294,13 +294,15 @@ class RecordFiles:
         paths: The files.
         opened: The files, open and decompressed.
         fault: Message for a damaged record, with placeholders for file name and offset.
+        compression: Detects the compression of a file; None for none.
     """
 
     fault = "{}, byte {}: the record does not match its checksum"
+    compression: Callable[[Path], str | None] = staticmethod(lambda _: None)
 
-    def __init__(self, paths: Sequence[Path], compression: Callable[[Path], str | None] = lambda _: None) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
-        self.opened = OpenFiles(paths, compression)
+        self.opened = OpenFiles(paths, self.compression)
 
     @abstractmethod
     def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:

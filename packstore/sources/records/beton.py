@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from packstore.images.encode.png import encode_png
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import BYTES, FILE, JSON, PIXELS, ValueType
-from packstore.sources.records import OpenFiles, find_shards, folder_has_images, list_first_shards
+from packstore.sources.records import find_shards, folder_has_images, list_first_shards
 from packstore.sources.records.typed import Shard, Span, TypedSource
 from packstore.sources.rows import Row
 
@@ -35,9 +36,9 @@ _HEADER = np.dtype(
 _FIELD = np.dtype([("type", "<u1"), ("name", "<u1", 16), ("arguments", "<u1", 1024)], align=True)
 _IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("ptr", "<u8")])
 _SPAN = np.dtype([("ptr", "<u8"), ("size", "<u8")])
-_ROW: Mapping[int, Any] = {0: "<f8", 1: "<i8", 2: _IMAGE, 3: _SPAN, 4: "<u8", 5: _SPAN, 6: "<u8"}
-"""Content of a sample's row by the type of field."""
 _FLOAT, _INT, _RGB, _BYTES, _ARRAY, _JSON, _TENSOR = range(7)
+_ROW: tuple[Any, ...] = ("<f8", "<i8", _IMAGE, _SPAN, "<u8", _SPAN, "<u8")
+"""Content of a sample's row by the type of field."""
 _TYPES = {
     _FLOAT: ValueType("float64", encoding="<f8"), _INT: ValueType("int64", encoding="<i8"), _RGB: ValueType(FILE),
     _BYTES: ValueType(BYTES), _JSON: ValueType(JSON),
@@ -77,15 +78,8 @@ class BetonSource(TypedSource):
     raw pixels, its column has arrays. Else it has files, and raw pixels become PNG files."""
 
     kind = "beton"
-
-    @staticmethod
-    def open_files(paths: list[Path]) -> OpenFiles:
-        """Returns a reader of the files."""
-        return OpenFiles(paths, lambda _: None)
-
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options)
-        self.evidence = f"{len(self.shards)} .beton file{'s' * (len(self.shards) != 1)} of FFCV"
+    unit = ".beton file"
+    evidence = "{} of FFCV"
 
     def read_shards(self) -> Iterator[Shard]:
         """Yields each file with the types of its fields. Raises :class:`SourceError` for an invalid header."""
@@ -166,9 +160,8 @@ class BetonSource(TypedSource):
     def _allocation_tables(self) -> list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
         """Offsets and sizes of the allocated pieces of each file, sorted by offset."""
         tables = []
-        for number, shard in enumerate(self.typed_shards):
-            count = (shard.layout.nbytes - shard.layout.table_at) // _ALLOCATED.itemsize
-            data = self.opened[number].read(count * _ALLOCATED.itemsize, shard.layout.table_at)
+        for number, (*_, layout) in enumerate(self.typed_shards):
+            data = self.opened[number].read(layout.nbytes - layout.table_at, layout.table_at)
             table = np.frombuffer(data[: len(data) // _ALLOCATED.itemsize * _ALLOCATED.itemsize], _ALLOCATED)
             order = np.lexsort((table["size"], table["ptr"]))
             tables.append((table["ptr"][order], table["size"][order]))
@@ -236,11 +229,9 @@ class BetonSource(TypedSource):
 
 def is_beton(path: Path) -> bool:
     """Tells if a file has a valid header of a ``.beton`` file; False if it cannot be read."""
-    try:
-        _read_header(path)
-    except SourceError:
-        return False
-    return True
+    with suppress(SourceError):
+        return bool(_read_header(path))
+    return False
 
 
 def _read_header(path: Path) -> tuple[dict[str, ValueType], _Layout]:
@@ -275,7 +266,7 @@ def _parse_header(file: OpenFile) -> tuple[dict[str, ValueType], _Layout]:
     kinds = tuple(described["type"].tolist())
     if len(set(names)) < count or not all(name and name.isprintable() for name in names):
         raise ValueError("its fields have no names")
-    own = next((name for name, kind in zip(names, kinds, strict=True) if kind not in _ROW), None)
+    own = next((name for name, kind in zip(names, kinds, strict=True) if kind >= len(_ROW)), None)
     if own is not None:
         raise ValueError(f"the field {own!r} is of a kind of its own, which only the program knows that wrote it")
     types = {
@@ -311,15 +302,11 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     images directly in it. Reads the first 4 such files of a folder."""
     if path.is_dir() and folder_has_images(path):
         return Certainty.NO
-    files = [path] if path.is_file() else [file for file in list_first_shards(path, SUFFIXES) if _has_suffix(file)]
-    if any(map(is_beton, files)):
+    files = [path] if path.is_file() else list_first_shards(path, SUFFIXES)
+    named = [file for file in files if file.name.lower().endswith(SUFFIXES)]
+    if any(map(is_beton, [path] if path.is_file() else named)):
         return Certainty.CERTAIN
-    return Certainty.POSSIBLE if any(map(_has_suffix, files)) else Certainty.NO
-
-
-def _has_suffix(file: Path) -> bool:
-    """Tells if a file has the suffix of a ``.beton`` file."""
-    return file.name.lower().endswith(SUFFIXES)
+    return Certainty.POSSIBLE if named else Certainty.NO
 
 
 KIND = Kind("beton", ".beton files of FFCV", _recognise, BetonSource)

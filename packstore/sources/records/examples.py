@@ -73,8 +73,7 @@ def find_compression(path: Path) -> str | None:
 class TfrecordFiles(RecordFiles):
     """Reads records of TFRecord files, also compressed ones, by the offsets of their data."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        super().__init__(paths, find_compression)
+    compression = staticmethod(find_compression)
 
     def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
         """Yields offset, size and message of each record. Reads only headers, and the first bytes of data. A message

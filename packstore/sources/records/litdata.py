@@ -51,8 +51,7 @@ class LitdataSource(MdsSource):
 
     kind = "litdata"
 
-    @staticmethod
-    def open_files(paths: list[Path]) -> OpenFiles:
+    def open_files(self, paths: list[Path]) -> OpenFiles:
         """Returns a reader of the chunks, which decompresses compressed ones."""
         return _ChunkFiles(paths, detect_compression)
 

@@ -67,15 +67,11 @@ class MdsSource(TypedSource):
     pickles. Leaves out lists of images."""
 
     kind = "mds"
+    evidence = f"{INDEX} and {{}}"
 
-    @staticmethod
-    def open_files(paths: list[Path]) -> OpenFiles:
+    def open_files(self, paths: list[Path]) -> OpenFiles:
         """Returns a reader of the shards, which decompresses compressed ones."""
         return OpenFiles(paths, detect_compression)
-
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options)
-        self.evidence = f"{INDEX} and {len(self.shards)} shard{'s' * (len(self.shards) != 1)}"
 
     @cached_property
     def indexes(self) -> list[tuple[str, Path]]:
@@ -96,7 +92,7 @@ class MdsSource(TypedSource):
         if not file.is_file():
             raise SourceError(f"{printable(str(file))} is missing; {INDEX} names it")
         if not 0 <= layout.samples <= most:
-            raise ValueError(f"{layout.samples} samples, more than fit into {printable(file.name)}")
+            raise ValueError(f"{printable(file.name)} cannot hold {layout.samples} samples")
         return Shard(split, file, types, layout)
 
     def read_index_shards(self, split: str, index: Path) -> Iterator[Shard]:

@@ -278,23 +278,25 @@ def _list_shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, P
 
 def _find_versions(path: Path) -> list[Path]:
     """Finds folders of versions with ``dataset_info.json``: ``path`` itself, else all folders like ``1.0.0`` and
-    ``config/1.0.0`` in it."""
+    ``config/1.0.0`` in it. Returns ``[]`` if there are none. Raises :class:`OSError` for a folder that cannot be
+    listed."""
     if (path / INFO).is_file():
         return [path]
-    tree = open_tree(path)
-    below = () if tree is None else tree.names("").folders
-    versions = [path / name for name in below if _VERSION.fullmatch(name)]
-    for folder in below:
-        if tree is not None and path / folder not in versions:
-            versions += [path / folder / name for name in tree.names(folder).folders if _VERSION.fullmatch(name)]
-    return [p for p in versions if (p / INFO).is_file()]
+    tree = open_tree(path) if path.is_dir() else None
+    if tree is None:
+        return []
+    names = [*tree.names("").folders]
+    below = (name for name in names if not _VERSION.fullmatch(name))
+    names += [f"{folder}/{name}" for folder in below for name in tree.names(folder).folders]
+    versions = (path / name for name in names if _VERSION.fullmatch(name.rpartition("/")[2]))
+    return [version for version in versions if (version / INFO).is_file()]
 
 
 def _find_version(path: Path) -> Path:
     """Finds the only version at a path. Raises :class:`SourceError` for none, :class:`AmbiguousSourceError` for
     several."""
     try:
-        versions = _find_versions(path) if path.is_dir() else []
+        versions = _find_versions(path)
     except OSError as error:
         raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
     if len(versions) > 1:
@@ -312,21 +314,19 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Certain for a version of a dataset with ``dataset_info.json`` and ``features.json``, else ``NO``. Raises
     :class:`AmbiguousSourceError` for several versions, and for TFRecord files without ``features.json``."""
     try:
-        versions = _find_versions(path) if path.is_dir() else []
+        versions = _find_versions(path)
     except OSError:
         return Certainty.NO
-    if not versions:
-        return Certainty.NO
-    if not any((each / FEATURES).is_file() for each in versions):
-        if any(is_tfrecord(file) for each in versions for file in list_first_shards(each, SUFFIXES)):
-            raise AmbiguousSourceError(
-                f"{printable(str(path))} has {INFO} of TensorFlow Datasets, but no {FEATURES}, which says what its "
-                "features are: a version before 4.0 wrote it. Write it again with version 4.7 or later, or pack its "
-                "TFRecord files as they are with --source tfrecord"
-            )
-        return Certainty.NO  # others have such a file, too
-    _find_version(path)  # several are a question
-    return Certainty.CERTAIN
+    if any((each / FEATURES).is_file() for each in versions):
+        _find_version(path)  # several are a question
+        return Certainty.CERTAIN
+    if any(is_tfrecord(file) for each in versions for file in list_first_shards(each, SUFFIXES)):
+        raise AmbiguousSourceError(
+            f"{printable(str(path))} has {INFO} of TensorFlow Datasets, but no {FEATURES}, which says what its "
+            "features are: a version before 4.0 wrote it. Write it again with version 4.7 or later, or pack its "
+            "TFRecord files as they are with --source tfrecord"
+        )
+    return Certainty.NO  # others have such a file, too
 
 
 class ExportedTfds(ExportedRows, ExampleSource):

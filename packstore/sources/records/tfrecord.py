@@ -89,10 +89,7 @@ class TfrecordSource(ExampleSource):
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts features that repeat size or format of the image, and features whose values hold several files each.
         Leaves out zeros."""
-        counts = Counter[str]()
-        counts["features that the images say themselves (size, format)"] = len(self._repeated_features)
-        counts["features of several files each"] = len(self._file_list_features)
-        return +counts
+        return +Counter({reason: len(features) for reason, features in self._left_features.items()})
 
     def decode_example(self, example: Example) -> dict[str, Any]:
         """Decodes the features of an example, by column. Encodes raw pixels as PNG, and converts boxes to pixels. A
@@ -103,9 +100,9 @@ class TfrecordSource(ExampleSource):
         if unknown:
             raise ValueError(f"it has a feature {printable(min(unknown))}, which no other record has")
         values = super().decode_example(example)
-        if self._raw_shape_features is not None and values["image"] is not None:
+        if self._raw_features is not None and values["image"] is not None:
             try:
-                values["image"] = _pixels_to_png(values["image"], *map(example.only_number, self._raw_shape_features))
+                values["image"] = _pixels_to_png(values["image"], *map(example.only_number, self._raw_features[1:]))
             except ValueError as error:
                 raise ValueError(f"{printable(self._main_feature)}: {error}") from error
         if self._box_features is not None:
@@ -143,8 +140,8 @@ class TfrecordSource(ExampleSource):
         assert self.index
         images = [name for name, facts in self.facts.features.items() if facts.looks == {"image"} and facts.high == 1]
         known = [name for name in _MAIN if name in self.facts.features and "image" in self.facts.features[name].looks]
-        if not known and not images and self._raw_shape_features is not None:
-            return self._raw_feature
+        if not known and not images and self._raw_features is not None:
+            return self._raw_features[0]
         if not known and not images:
             raw = next((name for name in _MAIN if name in self.facts.features), None)
             what = f"{raw} is not an image file (raw pixels?)" if raw else ", ".join(sorted(self.facts.features)[:8])
@@ -152,35 +149,30 @@ class TfrecordSource(ExampleSource):
         return (known or images)[0]
 
     @cached_property
-    def _raw_feature(self) -> str:
-        """Name of the feature that may have raw pixels, or ``""``. Such a feature has a usual name of images, and one
-        value of bytes in each record."""
-        facts = self.facts.features
-        return next((name for name in _MAIN if name in facts and facts[name].kinds == {"bytes"}
-                     and facts[name].low == facts[name].high == 1), "")  # fmt: skip
-
-    @cached_property
-    def _raw_shape_features(self) -> tuple[str, str, str] | None:
-        """Names of the features with height, width and channels of raw pixels; the last is empty if channels are not
-        recorded.
-        The whole value is None
+    def _raw_features(self) -> tuple[str, str, str, str] | None:
+        """Names of the features with raw pixels, their height, width and channels; the last is empty if channels are
+        not recorded. Raw pixels have a usual name of images, and are one value of bytes in each record. The value is
+        None
 
         - if images are files;
-        - if height or width is missing;
-        - if one of these features is not one whole number in each record.
+        - if pixels, height or width are missing;
+        - if a size is not one whole number in each record.
         """
         assert self.index
         facts = self.facts.features
-        if not self._raw_feature or any("image" in each.looks for each in facts.values()):
+        if any("image" in each.looks for each in facts.values()):
             return None
-        beside = self._raw_feature.rpartition("/")[0]
-        height, width, channels, depth = (
-            f"{beside}/{name}" if beside else name for name in ("height", "width", "channels", "depth")
+        single = {name: each.kinds for name, each in facts.items() if each.low == each.high == 1}
+        raw = next((name for name in _MAIN if single.get(name) == frozenset(("bytes",))), "")
+        prefix = raw[: raw.rfind("/") + 1]
+        known = next((prefix + name for name in ("channels", "depth") if prefix + name in facts), "")
+        height, width = prefix + "height", prefix + "width"
+        sizes = {height, width, *filter(None, [known])}
+        return (
+            (raw, height, width, known)
+            if raw and all(single.get(name) == frozenset(("ints",)) for name in sizes)
+            else None
         )
-        known = next((name for name in (channels, depth) if name in facts), "")
-        wanted = [facts[name] for name in (height, width, known) if name in facts]
-        whole = all(each.kinds == {"ints"} and each.low == each.high == 1 for each in wanted)
-        return (height, width, known) if whole and {height, width} <= facts.keys() else None
 
     @cached_property
     def _box_features(self) -> tuple[str, bool] | None:
@@ -197,18 +189,16 @@ class TfrecordSource(ExampleSource):
         return None
 
     @cached_property
-    def _repeated_features(self) -> frozenset[str]:
-        """Names of features that repeat the size or format in the image file."""
-        beside = self._main_feature.rpartition("/")[0]
-        return frozenset({f"{beside}/{name}" if beside else name for name in _SAID} & self.facts.features.keys())
-
-    @cached_property
-    def _file_list_features(self) -> frozenset[str]:
-        """Names of features with several files in a record, which no column can hold.
-
-        A feature of bytes has files unless all its values are text."""
-        lists = (name for name, facts in self.facts.features.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
-        return frozenset(name for name in lists if self.facts.features[name].looks != {"text"})
+    def _left_features(self) -> dict[str, set[str]]:
+        """Names of features without a column, by reason: those that repeat the size or format in the image file, and
+        those with several files in a record. A feature of several bytes has files unless all its values are text."""
+        prefix, features = self._main_feature.rpartition("/")[0], self.facts.features
+        said = {f"{prefix}/{name}" if prefix else name for name in _SAID}
+        lists = (name for name, facts in features.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
+        return {
+            "features that the images say themselves (size, format)": said & features.keys(),
+            "features of several files each": {name for name in lists if features[name].looks != {"text"}},
+        }
 
     @cached_property
     def _numberings(self) -> dict[str, Numbering]:
@@ -241,7 +231,7 @@ class TfrecordSource(ExampleSource):
         main, boxes = self._main_feature, self._box_features
         edges = {f"{boxes[0]}/{edge}" for edge in _EDGES} if boxes else set()
         named = {each.by for each in self._numberings.values()}
-        gone = edges | named | self._repeated_features | self._file_list_features | {main, self.key_feature}
+        gone = edges.union(named, *self._left_features.values(), {main, self.key_feature})
         left = [name for name, facts in sorted(self.facts.features.items()) if name not in gone and facts.kinds != {""}]
         of = next((name for name in _OF_BOXES if name in self._numberings), None) if boxes else None
         own = {name: self._make_column(feature, feature == of) for name, feature in _name_columns(left, of).items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -72,10 +72,10 @@ class TypedSource(ShardSource):
     """Source of shards with typed values. Opening raises :class:`SourceError` if there are no shards, for shards with
     different types of values, and for pickles. Leaves out values that no column holds."""
 
-    open_files: Callable[[list[Path]], OpenFiles]
-    """Function that opens the shards for reading."""
     key_name = ""
     """Name of the value that is the key; empty if there is none."""
+    unit = "shard"
+    """Word for one file of the format."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -93,7 +93,13 @@ class TypedSource(ShardSource):
                 "shards again with json, ndarray or bytes"
             )
         self.opened = self.open_files([shard.file for shard in self.typed_shards])
+        plural = "s" * (len(self.shards) != 1)
+        self.evidence = self.evidence.format(f"{len(self.shards)} {self.unit}{plural}")
         self._max_image = max_file_bytes(options.max_pixels)
+
+    def open_files(self, paths: list[Path]) -> OpenFiles:
+        """Returns a reader of the shards."""
+        return OpenFiles(paths)
 
     @abstractmethod
     def read_shards(self) -> Iterable[Shard]:
