@@ -11,10 +11,10 @@ from abc import abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, count, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from packstore.core.plainjson import load_json
 from packstore.core.protobuf import Message
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
-from packstore.sources.archives.tar import TAR_FAULTS, decompress_to_temporary
+from packstore.sources.archives.tar import decompress_to_temporary
 from packstore.sources.base import Certainty, SourceOptions
 from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
@@ -109,10 +109,10 @@ def find_shards(
     shards = FoundShards()
     counted: dict[tuple[Path, str, int, str], set[int]] = {}
     try:
-        top = _list_sorted(path)
+        top = sorted(visible_paths(path), key=attrgetter("name"))
         splits = find_split_folders(each.name for each in top if find_split(each.name) and each.is_dir())
         for folder in (path, *(path / name for name in splits)):
-            for file in top if folder is path else _list_sorted(folder):
+            for file in top if folder is path else sorted(visible_paths(folder), key=attrgetter("name")):
                 of = _OF.fullmatch(file.name) if "-of-" in file.name else None
                 named = file.name.lower().endswith(suffixes)
                 if is_passed_over(file.name) or not (named or of or not file.suffix):
@@ -131,11 +131,6 @@ def find_shards(
     if without and len(without) < len(shards.files):
         raise SourceError(f"{printable(str(without[0]))}: its name has no split, but those of other shards have")
     return shards
-
-
-def _list_sorted(folder: Path) -> list[Path]:
-    """Lists a folder, sorted by name, without ignored entries."""
-    return sorted(visible_paths(folder), key=lambda path: path.name)
 
 
 def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool]) -> Certainty:
@@ -264,15 +259,6 @@ class OpenFiles:
         """Closes all files; reading opens them again. A file that a thread reads closes when the thread is done."""
         with self._lock:
             self._open.clear()
-
-
-@contextmanager
-def explain_damage(path: Path) -> Iterator[None]:
-    """Converts errors of decompressing a damaged file to a :class:`SourceError` that names the file."""
-    try:
-        yield
-    except TAR_FAULTS as error:
-        raise SourceError(f"{printable(str(path))} is damaged: {printable(str(error))}") from None
 
 
 class DamageError(ValueError):

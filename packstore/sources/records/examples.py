@@ -25,9 +25,9 @@ from packstore.core.tfrecord import CHECK, HEADER, parse_record_length, verify_d
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError, max_file_bytes
 from packstore.sources.archives.index import OpenFile
-from packstore.sources.archives.tar import detect_compression, open_decompressor
+from packstore.sources.archives.tar import TAR_FAULTS, detect_compression, open_decompressor
 from packstore.sources.columns import BYTES, JSON, TEXT, ValueType, guess
-from packstore.sources.records import DamageError, RecordFiles, RecordIndex, WalkedSource, explain_damage
+from packstore.sources.records import DamageError, RecordFiles, RecordIndex, WalkedSource
 from packstore.sources.records.facts import UNCHANGED, ExampleFacts, Numbering
 
 KEYS = ("key", "image/filename", "file_name", "filename", "image/file_name")
@@ -48,12 +48,12 @@ def is_tfrecord(path: Path) -> bool:
     name of a record file. False if the file cannot be read."""
     try:
         kind = find_compression(path)
-        with path.open("rb") as file, explain_damage(path):
+        with path.open("rb") as file:
             start = file.read(64) if kind is None else open_decompressor(file, kind, path.name).read(64)
         if kind is None and not start:
             return path.name.lower().endswith(SUFFIXES) or "-of-" in path.name
         parse_record_length(start, 1 << 62)
-    except (OSError, ValueError, SourceError):
+    except (OSError, ValueError, SourceError, *TAR_FAULTS):
         return False
     return start[HEADER:][:1] in (b"", b"\x0a") or start[:8] == bytes(8)
 

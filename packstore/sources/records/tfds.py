@@ -41,6 +41,7 @@ from packstore.sources.records.examples import (
     to_pixels,
 )
 from packstore.sources.records.facts import Numbering, read_class_names
+from packstore.sources.records.typed import NUMBERS
 from packstore.sources.schema import RELATIVE
 
 INFO, FEATURES = "dataset_info.json", "features.json"
@@ -50,9 +51,6 @@ _MAX_COLUMNS, _MAX_DEPTH = 1000, 16
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _KINDS = {"image": "image", "tensor": "", "classLabel": "class", "boundingBox": "box", "text": "text"}
-_DTYPES = frozenset(
-    ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
-)
 
 
 class TfdsSource(ExampleSource):
@@ -243,7 +241,7 @@ def _make_column(feature: str, what: str, said: Mapping[str, Any], lengths: tupl
     if what != "tensor":
         return FeatureColumn(feature, _KINDS[what], (), lengths)
     packed = "" if encoding in ("", "none") else encoding
-    if dtype not in _DTYPES and (dtype != "string" or packed):
+    if dtype not in ("bool", *NUMBERS) and (dtype != "string" or packed):
         return f"tensors of {printable(dtype)}"
     if packed not in ("", "bytes", "zlib") or (packed and lengths):
         return "sequences of packed tensors"

@@ -10,8 +10,9 @@ import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,13 +178,19 @@ class TypedSource(ShardSource):
         """Declares the columns by the types of the values. Reads the first 16 samples of each split, on which the
         columns of bytes and arrays depend. Raises :class:`SourceError` for values that no column holds, or of which
         none can be read."""
-        samples = [sample for split in self.splits() for sample in self._first_samples(split)]
-        declared = {}
+        samples = []
+        for row in chain.from_iterable(islice(self.rows(split), PROBED) for split in self.splits()):
+            with suppress(ValueError, OSError):  # reported when it is read
+                samples.append(self.read_values(row.ref))
+        declared: dict[str, Field] = {}
         for name, column in self.columns.items():
             type = self.types[name]
             given = [sample[column] for sample in samples if column in sample]
             try:
-                declared[column] = guess(column, type, given) if name != self.main_image else _declare_main(type)
+                if name == self.main_image:
+                    declared[column] = Image(None if type.kind in (FILE, BYTES) else "uint8")
+                else:
+                    declared[column] = guess(column, type, given)
             except ValueError as error:
                 raise SourceError(f"{printable(str(self.path))}: {printable(name)}: {error}") from error
         return declared
@@ -223,14 +230,6 @@ class TypedSource(ShardSource):
             return False
         return begins_like_image(self.opened[number].read(min(high - low, 16), low))
 
-    def _first_samples(self, split: str) -> Iterator[dict[str, Any]]:
-        """Yields those of the first 16 samples of a split that can be read; skips others."""
-        for row in islice(self.rows(split), PROBED):
-            try:
-                yield self.read_values(row.ref)
-            except (ValueError, OSError):
-                continue  # reported when it is read
-
     def _read_spans(self, number: int, spans: Mapping[str, Span]) -> dict[str, bytes]:
         """Reads the bytes of the values that columns hold, at once if they follow each other. Raises
         :class:`ValueError` if one is too large or the file is cut off."""
@@ -252,11 +251,6 @@ class TypedSource(ShardSource):
         if any(len(raw[each]) < high - low for each, low, high in wanted):
             raise ValueError(f"{name} ends within a sample")
         return raw
-
-
-def _declare_main(type: ValueType) -> Field:
-    """Declares the main image: files, or arrays of uint8."""
-    return Image(None if type.kind in (FILE, BYTES) else "uint8")
 
 
 def to_array(data: bytes, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
