@@ -280,6 +280,21 @@ def test_a_bad_sample_is_named(feature: Any, values: Any, said: str, tmp_path: P
     assert str(caught.value).isprintable()
 
 
+def test_a_sequence_that_an_example_lacks_is_empty(tmp_path: Path) -> None:
+    features = {
+        "image": IMAGE,
+        "numbers": {"sequence": {"length": "-1", "feature": tensor("int32")}},
+        "kinds": {"sequence": {"length": "-1", "feature": LABEL}},
+    }
+    whole = {"numbers": np.array([4, 5]), "kinds": np.array([1])}
+    examples = [{"image": [tiny(n)], **(whole if n < 2 else {})} for n in range(3)]
+    path = dataset(tmp_path / "d", {"train": [examples]}, features)
+    (path / "kinds.labels.txt").write_text("a\nb\nc\n")
+    convert(path, tmp_path / "x.h5")
+    ds = PackedDataset(tmp_path / "x.h5", "train", columns=("numbers", "kinds"), output="bytes")
+    assert [(numbers.tolist(), kinds.tolist()) for numbers, kinds in ds] == [([4, 5], [1])] * 2 + [([], [])]
+
+
 def test_images_that_are_no_masks(tmp_path: Path) -> None:
     """Masks in colour are images."""
     features = {"image": IMAGE, "mask": IMAGE}

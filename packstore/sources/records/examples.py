@@ -230,7 +230,7 @@ class FeatureColumn:
         if numeric and self.shape.count(-1) > 1:
             name, shape = f"{name}/value", (*self.lengths, *self._read_shape(example))
         if not (name in example.features if shape else example.has_values(name)):
-            is_list = (numeric or self.kind == "class") and shape[:1] == (-1,) and -1 not in shape[1:]
+            is_list = self.kind not in (*_PLAIN - {"class"}, "pixels") and shape[:1] == (-1,) and -1 not in shape[1:]
             return np.zeros((0, *shape[1:]), dtype) if is_list else None
         if self.kind in ("image", "mask"):
             return example.byte_values(name) if self.lengths else self._only(example.byte_values(name))
