@@ -99,8 +99,6 @@ class RecordioSource(WalkedSource):
         super().__init__(path, options, self.list_shards())
         if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no .rec files")
-        self._tables: list[NDArray[Any]] = []
-        self._has_ids, self._without = False, 0
         self.evidence = f"the magic number of {self.shards[0][1].name}"
 
     def open_records(self, paths: Sequence[Path]) -> RecordFiles:
@@ -168,7 +166,7 @@ class RecordioSource(WalkedSource):
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts InsightFace's records without an image, and lines of lists without a record. Counts all lines if the
         lists are incomplete and therefore not used."""
-        listed, records = sum(len(each or ()) for each in self._lists), sum(map(len, self._tables))
+        records, listed = sum(len(index.keys) for index in self.index), sum(len(each or ()) for each in self._lists)
         return +Counter(
             {
                 "records without an image (of InsightFace)": self._without,
@@ -261,6 +259,9 @@ class RecordioSource(WalkedSource):
 
     def index_file(self, number: int) -> RecordIndex:
         """Indexes the records of file ``number``. Drops InsightFace's records without an image."""
+        if number == 0:
+            self._tables: list[NDArray[Any]] = []
+            self._has_ids, self._without = False, 0
         self._packed = bytearray()
         index = super().index_file(number)
         table, sizes = np.frombuffer(bytes(self._packed), _HEADER), np.frombuffer(index.sizes, np.int64)
