@@ -85,7 +85,11 @@ class TableSource(FileRowSource):
         header = all(table.has_names for table in self._tables)
         self._roles = find_roles(plain, given, header, any(True for _ in self._rows.images_with_several()))
         self._split_names, self._split_of = assign_splits(self.tree.name(), self._tables, self._rows, self._roles.split)
-        self._convention = self._find_convention()
+        self._convention = ""
+        if boxes := self._roles.boxes:
+            where, sizes = self.tree.name(self._tables[0].file), _measure_images(self.tree, self._rows)
+            implied = self._roles.convention
+            self._convention = find_convention(where, boxes, implied, iter(self._rows), sizes, self.options.layout)
         self._columns = RecordColumns(
             *(self.tree, self._table_files, self._rows, self._roles, self._further, self._convention),
             self._class_table,
@@ -229,24 +233,6 @@ class TableSource(FileRowSource):
             return Image(optional=True)
         rows = (cells.get(name) for _, cells in islice(self._rows, _MEASURED))
         return infer_mask_field(self.tree, (path for path in rows if path is not None))
-
-    def _find_convention(self) -> str:
-        """Finds the convention of boxes, or returns the convention that the user names. Returns ``""`` without boxes.
-
-        Raises :class:`AmbiguousSourceError` if several fit. Raises :class:`SourceError` for a cell that holds no valid
-        box.
-        """
-        if not self._roles.boxes:
-            return ""
-        where = self.tree.name(self._tables[0].file)
-        return find_convention(
-            where,
-            self._roles.boxes,
-            self._roles.convention,
-            iter(self._rows),
-            _measure_images(self.tree, self._rows),
-            self.options.layout,
-        )
 
 
 _MAX_SPLITS = 100

@@ -310,20 +310,19 @@ def _find_main_column(tree: Tree, file: str, likely: Mapping[str, Naming]) -> st
     most images. Raises :class:`AmbiguousSourceError` if several columns have names with suffixes, and none has a usual
     name.
     """
-    best = max((way.images, not way.by_stem) for way in likely.values())
-    names = [name for name, way in likely.items() if (way.images, not way.by_stem) == best]
-    usual = [name for name in names if name.lower() in FILE_COLUMNS]
+    # A table may have a row for each mask of an image.
+    likely = {name: way for name, way in likely.items() if not looks_like_mask(name.lower())} or likely
     with_suffix = [name for name, way in likely.items() if not way.by_stem]
-    images = [name for name in likely if not looks_like_mask(name.lower())]
-    if images and len(images) < len(likely):  # a row for each mask of an image
-        return _find_main_column(tree, file, {name: likely[name] for name in images})
-    if len(with_suffix) > 1 and not [name for name in with_suffix if name.lower() in FILE_COLUMNS]:
+    usual = [name for name in with_suffix if name.lower() in FILE_COLUMNS]
+    if len(with_suffix) > 1 and not usual:
         shown = " or ".join(map(printable, with_suffix))
         raise AmbiguousSourceError(
             f"{tree.name(file)}: the main image could be in column {shown}: say which with --column image=COL",
             [Answer(("--column", f"image={name}")) for name in with_suffix],
         )
-    return (usual or [name for name in with_suffix if name.lower() in FILE_COLUMNS] or names)[0]
+    best = max((way.images, not way.by_stem) for way in likely.values())
+    names = [name for name, way in likely.items() if (way.images, not way.by_stem) == best]
+    return next((name for name in names if name.lower() in FILE_COLUMNS), (usual or names)[0])
 
 
 def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:

@@ -171,88 +171,58 @@ class NamingCounter:
 
     def __init__(self, index: ImageIndex) -> None:
         self._index = index
-        self._ways = [Naming(stem, whole) for stem in (False, True) for whole in (True, False)]
-        self._bases: list[Counter[str]] = [Counter() for _ in self._ways]
-        self._images = [array("q") for _ in self._ways]
+        self._ways: list[tuple[Naming, Counter[str], array[int]]] = [
+            (Naming(stem, whole), Counter(), array("q")) for stem in (False, True) for whole in (True, False)
+        ]
 
     def count_values(self, values: Iterable[Any]) -> None:
         """Counts some values of the column, in order. Values that are no path do not count."""
         divided = [pair for value in values if (pair := split_path(value)) is not None]
-        for n, way in enumerate(self._ways):
+        words = sum(not name.isdigit() for _, name in divided)
+        for way, bases, images in self._ways:
             way.rows += len(divided)
-            way.words += sum(not name.isdigit() for _, name in divided)
-            for (folder, _), numbers in zip(
-                divided, self._index.find_images(divided, way.by_stem, way.whole_path), strict=True
-            ):
-                bases: dict[str, int] = {}
+            way.words += words
+            found = self._index.find_images(divided, way.by_stem, way.whole_path)
+            for (folder, _), numbers in zip(divided, found, strict=True):
+                places: dict[str, int] = {}
                 for number in numbers:
                     if (base := way.find_base(self._index.folder_of_image(number), folder)) is not None:
-                        bases.setdefault(base, number)
-                if bases:
+                        places.setdefault(base, number)
+                if places:
                     way.hits += 1
-                    self._images[n].append(next(iter(bases.values())))
-                    self._bases[n].update(bases.keys())
+                    images.append(next(iter(places.values())))
+                    bases.update(places.keys())
 
     def list_named(self) -> list[int]:
         """Returns the numbers of the images that the rows name, in order. Rows that name none are left out."""
-        return self._images[self._ways.index(self._best_way())].tolist()
+        return self._best_way()[2].tolist()
 
     def best_naming(self, hint: str) -> Naming | None:
         """Returns the way that fits best, with its counts and folders; None if no value names an image.
 
-        ``hint``: path of the table. Its words decide between folders.
+        Folders with more hits come first, then those with more words in common with ``hint``, the path of the table,
+        then the table's own folder. Leaves out folders of other splits than the table's, if others remain.
         """
-        naming = self._best_way()
-        n = self._ways.index(naming)
-        naming.images = len(np.unique(np.array(self._images[n], np.int64)))
-        naming.bases = _sort_base_folders(self._bases[n], hint)
-        naming.rivals = _find_rivals(naming.bases, self._bases[n], naming.hits, hint)
+        naming, bases, images = self._best_way()
+        naming.images = len(np.unique(np.array(images, np.int64)))
+        words, splits, beside = words_of_path(hint), find_meanings(hint), hint.rpartition("/")[0]
+        fitting = [base for base in bases if not splits or not find_meanings(base) - splits] or [*bases]
+        ranks = {base: (-bases[base], -len(words & words_of_path(base)), base != beside) for base in fitting}
+        naming.bases = sorted(fitting, key=lambda base: (ranks[base], base.count("/"), len(base), base))
+        one, *others = naming.bases[:2] or [""]
+        # Some row names an image in both folders.
+        if others and ranks[one] == ranks[others[0]] and 2 * bases[one] > naming.hits:
+            naming.rivals = (one, *others)
         return naming if naming.hits else None
 
-    def _best_way(self) -> Naming:
+    def _best_way(self) -> tuple[Naming, Counter[str], array[int]]:
         """Returns the first way that finds an image for half of the values, else the way with most hits.
 
         Whole paths come before names alone. A path that does not exist thus does not mean an image of the same name
         elsewhere.
         """
-        half = (way for way in self._ways if 2 * way.hits >= way.rows > 0)
-        return next(half, max(self._ways, key=lambda way: way.hits))
-
-
-def _sort_base_folders(bases: Counter[str], hint: str) -> list[str]:
-    """Sorts base folders by hits, then by words in common with ``hint``, then by nearness to the table. Leaves out
-    folders of other splits than the table's, if others remain.
-
-    ``hint``: path of the table.
-    """
-    words = words_of_path(hint)
-    splits = find_meanings(hint)
-    fitting = [base for base in bases if not splits or not find_meanings(base) - splits]
-    beside = hint.rpartition("/")[0]
-    return sorted(
-        fitting or bases,
-        key=lambda base: (
-            -bases[base], -len(words & words_of_path(base)), base != beside, base.count("/"), len(base), base
-        ),
-    )  # fmt: skip
-
-
-def _find_rivals(ordered: list[str], bases: Counter[str], hits: int, hint: str) -> tuple[str, ...]:
-    """Returns the first two of the ``ordered`` folders if neither is better, else an empty tuple. Neither is better
-    under these conditions:
-
-    - Rows name equally many images in both, and some row names an image in both.
-    - Both share equally many words with ``hint``, the path of the table.
-    - Neither is the table's folder.
-
-    ``bases``: number of rows that name an image, by folder. ``hits``: this number for all folders.
-    """
-    if len(ordered) < 2 or hint.rpartition("/")[0] in ordered[:2]:
-        return ()
-    one, other = ordered[:2]
-    words = words_of_path(hint)
-    alike = len(words & words_of_path(one)) == len(words & words_of_path(other))
-    return (one, other) if alike and bases[one] == bases[other] and bases[one] + bases[other] > hits else ()
+        half = (each for each in self._ways if 2 * each[0].hits >= each[0].rows > 0)
+        return next(half, max(self._ways, key=lambda each: each[0].hits))
 
 
 def words_of_path(path: str) -> set[str]:

@@ -220,25 +220,13 @@ class RecordColumns:
 
         A name that is only a number becomes ``columnNUMBER``. A name that is taken, or not allowed, is changed.
         """
-        taken = [
-            "image",
-            "boxes",
-            "segmentations",
-            "label",
-            "labels",
-            *([CROWD] if self._roles.crowds else []),
-            "tags",
-            "keypoints",
-            "keypoint_labels",
-            *(["parents"] if self._parents else []),
-            _UNCERTAIN,
-            _BLANK,
-        ]
-        free = [name for name in taken if name not in ("label", "labels", "tags")]
-        used = taken if self._roles.label or self._roles.flags else free
+        roles = self._roles
+        taken = ["image", "boxes", "segmentations", "keypoints", "keypoint_labels", _UNCERTAIN, _BLANK]
+        taken += ["label", "labels", "tags"] if roles.label or roles.flags else []
+        taken += [*([CROWD] if roles.crowds else []), *(["parents"] if self._parents else [])]
         further = [number_further(name, n) for name, most in self._further.items() for n in range(1, most + 1)]
-        own = {name: f"column{name}" if name.isdigit() else name for name in (*further, *self._roles.rest)}
-        names = make_column_names(own.values(), used)
+        own = {name: f"column{name}" if name.isdigit() else name for name in (*further, *roles.rest)}
+        names = make_column_names(own.values(), taken)
         return {name: names[called] for name, called in own.items()}
 
     def _lacks_values(self, name: str) -> bool:
