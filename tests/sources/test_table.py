@@ -542,6 +542,28 @@ def test_large_tables(tmp_path: Path, size: int) -> None:
     assert peak < (64 << 20) + 1200 * size
 
 
+@pytest.mark.parametrize(
+    ("file", "lines", "repeated"),
+    [
+        ("train.txt", ["0.png 0", "1.png 1", "0.png 0", "2.png 0", "0.png 0"], 2),
+        ("t.csv", ["file,label,age", "0.png,cat,3", "1.png,dog,4", "2.png,cat,3", "0.png,cat,3"], 1),
+        ("t.csv", ["file,label", "0.png,cat", "1.png,dog", "2.png,cat", "0.png,dog"], 0),
+        ("t.csv", ["file,x1,y1,x2,y2", *(f"{n}.png,0,0,1,1" for n in (0, 1, 2, 0))], 0),
+    ],
+)
+def test_rows_that_are_repeated_are_noted_and_packed_once(
+    file: str, lines: list[str], repeated: int, tmp_path: Path
+) -> None:
+    root = make(tmp_path, [f"{n}.png" for n in range(3)], {file: "\n".join(lines) + "\n"})
+    with closing(open_source(root)) as source:
+        survey = source.survey()
+        said = (
+            f"the lists repeat {repeated} line{'s' if repeated > 1 else ''}, such as 0.png; each image is packed once"
+        )
+        assert survey.notes == ((said,) if repeated else ())
+        assert (survey.records, len(list(source.entries()))) == (3, 3)
+
+
 def test_images_of_the_same_names_in_two_folders_are_a_question(tmp_path: Path) -> None:
     names = [f"{side}/x{n}.png" for side in ("left", "right") for n in range(6)]
     text = "id,label\n" + "".join(f"x{n},{n % 2}\n" for n in range(6))

@@ -156,7 +156,8 @@ class TableSource(FileRowSource):
         return f"{files} with the columns {', '.join(parts)}"
 
     def notes(self) -> tuple[str, ...]:
-        """Returns a note about columns whose names were changed."""
+        """Adds notes about rows that repeat one, and about columns whose names were changed."""
+        self._repeated[""] = self._find_repeated_rows()
         where = f" in {printable(self._table_files[0])}" if len(self._table_files) == 1 else ""
         changed = [
             f"{called} ({printable(name)}{where})"
@@ -164,9 +165,20 @@ class TableSource(FileRowSource):
             if called != name.lower()
         ]
         if not changed:
-            return ()
+            return super().notes()
         more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        return (f"columns whose names were changed: {', '.join(changed[:_NAMED])}{more}",)
+        return (*super().notes(), f"columns whose names were changed: {', '.join(changed[:_NAMED])}{more}")
+
+    def _find_repeated_rows(self) -> tuple[int, str]:
+        """Counts the rows that repeat one of the same image, and returns the first such image."""
+        count, first = 0, ""
+        if self._roles.boxes or self._roles.runs or self._columns.varying_columns:
+            return count, first  # all rows are packed: two objects, or two items of a list
+        for image in self._rows.images_with_several():
+            rows = [*map(repr, self._rows.cells_of(image))]
+            if repeated := len(rows) - len({*rows}):
+                count, first = count + repeated, first or self._rows.image_path(image)
+        return count, first
 
     def splits(self) -> Sequence[str]:
         """Returns the splits of all images, in packing order."""

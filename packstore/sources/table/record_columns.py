@@ -95,7 +95,7 @@ class RecordColumns:
                 fields["labels"] = Labels(classes, of="boxes")
                 if self._has_tags:
                     fields["tags"] = Labels(classes, of=False, optional=True)
-            elif roles.several or roles.label in self._varying_columns:
+            elif roles.several or roles.label in self.varying_columns:
                 fields["labels"] = Labels(classes, of=False, optional=True)
             else:
                 fields["label"] = Label(classes, optional=self._lacks_values(roles.label))
@@ -137,7 +137,7 @@ class RecordColumns:
         for name in roles.rest:
             convert = self._typed_columns[name][1]
             values = [convert(cells.get(name)) for cells in rows]
-            result[self.names[name]] = values if name in self._varying_columns else values[0]
+            result[self.names[name]] = values if name in self.varying_columns else values[0]
         return result
 
     def _read_boxes(
@@ -187,10 +187,10 @@ class RecordColumns:
             tags = [each for cells in rows if cells not in with_box for each in self._list_classes(cells)]
             return {"labels": labels} | ({"tags": tags} if self._has_tags and tags else {})
         classes = [each for cells in rows for each in self._list_classes(cells)]
-        if not self._roles.several and label not in self._varying_columns:
+        if not self._roles.several and label not in self.varying_columns:
             return {"label": classes[0] if classes else None}
         # The classes belong row by row to other values that differ.
-        pairs = not self._varying_columns.isdisjoint(self._roles.rest)
+        pairs = not self.varying_columns.isdisjoint(self._roles.rest)
         kept = classes if pairs else list(dict.fromkeys(classes))
         return {"labels": kept if classes else None}
 
@@ -235,7 +235,7 @@ class RecordColumns:
         return facts.values.count < len(self._rows) or facts.values.missing > 0 or facts.empty
 
     @cached_property
-    def _varying_columns(self) -> frozenset[str]:
+    def varying_columns(self) -> frozenset[str]:
         """Columns that have different values in the rows of some image. Only the column of labels and columns
         without a role can be among them."""
         columns: set[str] = set()
@@ -258,7 +258,7 @@ class RecordColumns:
         for name in self._roles.rest:
             declared, convert = self._rows.facts[name].values.declare_field("", None)
             optional = self._lacks_values(name)
-            if name in self._varying_columns:
+            if name in self.varying_columns:
                 number = isinstance(declared, Array) and not declared.ragged and declared.shape == ()
                 dtype = declared.dtype if isinstance(declared, Array) and number and not optional else ""
                 declared = Array(dtype, ragged=True) if dtype else Json()
