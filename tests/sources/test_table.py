@@ -557,10 +557,9 @@ def test_rows_that_are_repeated_are_noted_and_packed_once(
     root = make(tmp_path, [f"{n}.png" for n in range(3)], {file: "\n".join(lines) + "\n"})
     with closing(open_source(root)) as source:
         survey = source.survey()
-        said = (
-            f"the lists repeat {repeated} line{'s' if repeated > 1 else ''}, such as 0.png; each image is packed once"
-        )
-        assert survey.notes == ((said,) if repeated else ())
+        count = f"{repeated} line{'s' if repeated > 1 else ''}"
+        said = (f"the lists repeat {count}, such as 0.png; each image is packed once",)
+        assert survey.notes == (said if repeated else ())
         assert (survey.records, len(list(source.entries()))) == (3, 3)
 
 

@@ -259,9 +259,8 @@ class RecordColumns:
             declared, convert = self._rows.facts[name].values.declare_field("", None)
             optional = self._lacks_values(name)
             if name in self.varying_columns:
-                number = isinstance(declared, Array) and not declared.ragged and declared.shape == ()
-                dtype = declared.dtype if isinstance(declared, Array) and number and not optional else ""
-                declared = Array(dtype, ragged=True) if dtype else Json()
+                numbers = isinstance(declared, Array) and not (declared.ragged or declared.shape or optional)
+                declared = replace(declared, ragged=True) if isinstance(declared, Array) and numbers else Json()
             elif not isinstance(declared, Json):
                 declared = replace(declared, optional=optional)
             columns[name] = declared, convert
