@@ -23,6 +23,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, Usa
 from packstore.core.fields import Boxes, Field, Image, Json, Labels
 from packstore.core.manifest import Manifest
 from packstore.core.plainxml import load_xml
+from packstore.sources.annotation_formats.source import AnnotatedFolder, SidecarFormat, find_folders
 from packstore.sources.annotations import find_all_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -38,15 +39,13 @@ from packstore.sources.beside import (
     read_text,
 )
 from packstore.sources.boxes import CORNERS, VOC
-from packstore.sources.contents import FolderContents, list_contents, stem_of
-from packstore.sources.encodings import convert_start
+from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.palettes import Palette, declare_mask_columns, find_matching_palette, read_mask_columns
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
-from packstore.sources.splits import find_splits_of_folders, is_split
-from packstore.sources.spread import find_spread
+from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
 CLASSES = (
@@ -56,17 +55,15 @@ CLASSES = (
 """The classes of Pascal VOC, numbered as in its development kit, from 0."""
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _MAX_CLASSES = 1 << 16
-_USUAL = ("JPEGImages", "Images", "images", "img", "imgs")
-"""Names of folders of images."""
 Pairs = dict[str, list[tuple[str, str | None]]]
 """Folders of images and of their XML files (None without) by split, in packing order."""
 _MASKS = {"mask": "SegmentationClass", "object_mask": "SegmentationObject"}
 _COPIES = "masks as numpy arrays, the numbers of the mask beside"
 """LabelMe also writes each mask as an array, in ``SegmentationClassNpy``, formerly in ``SegmentationClass``."""
 _UNION = "trainval"
-_IMAGES = _USUAL[:3]
+_IMAGES = ("JPEGImages", "Images", "images")
 _SETS = ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets", "Main")
-_START, _LOOKED_AT = 512, 64
+_LOOKED_AT = 64
 _FLAGS = re.compile(r"(\s+[+-]?\d+)+$")
 """Numbers after the name of an image: a flag in lists of a class, class and species in those of pets."""
 
@@ -507,77 +504,43 @@ def parse_box(value: Any) -> list[float]:
     return [parse_finite(_get_text(box, corner)) for corner in _CORNERS]
 
 
+_FORMAT = SidecarFormat(
+    kind="voc",
+    help="Pascal VOC: XML files of images",
+    folders=[("", "")],
+    patterns=("{stem}.xml",),
+    signature=rb"(?s)\A(?!.*LabelMe Webtool).*<annotation",  # MIT's LabelMe has polygons instead of boxes
+    read_parts=lambda content, picture: iter(()),
+)
+
+
 def find_folder_pairs(tree: Tree) -> Pairs:
-    """Pairs folders of images with folders of XML files by split, in packing order. Returns ``{}`` if there are none.
+    """Pairs folders of images with folders of XML files by split, as :func:`find_folders`, in packing order. Returns
+    ``{}`` if there are none.
 
-    Images belong to the XML files in their own folder, or else to those in a folder without images that has the stems
-    of most; of equal ones, in the folder whose path has most in common. At least half of the images of a folder need an
-    XML file, unless the only XML files are beside their images. Each split needs a single folder of XML files, since
-    several could also be classes. Images at the top count only if there are no splits, and then alone. Images in
-    deeper folders, but for folders of splits, are those of another dataset, unless they are all images and the XML
-    files are outside the folder at the top: ``data/img`` and ``notes/xml``.
-
-    Raises :class:`AmbiguousSourceError` if several groups of folders have the images of one folder of XML files.
+    Each split needs a single folder of XML files, since several could also be classes. Images at the top count only if
+    there are no splits, and then alone. Images in deeper folders, but for folders of splits, are those of another
+    dataset, unless they are all images and the XML files are elsewhere. Raises :class:`AmbiguousSourceError` if several
+    groups of folders have the images of one folder of XML files.
     """
-    folders = list_contents(tree).folders
-    with_files = (path for path, each in folders.items() if ".xml" in each.others)
-    noted = [path for path in islice(with_files, _LOOKED_AT) if _has_annotations(tree, folders[path])]
-    alone = [path for path in noted if not folders[path].images.count]
-    pairs: dict[str, str] = {}
-    holding = {_without_splits(path) for path, each in folders.items() if each.images.count} if noted else set()
-    for path, folder in folders.items() if noted else ():
-        above = [not is_split(part) for part in path.split("/")]
-        if any(above[:-1]) if path in noted else sum(above) > 1 and len(holding) > 1:
-            continue
-        top = _without_splits(path).partition("/")[0] if sum(above) > 1 else None
-        outside = [xml for xml in alone if _without_splits(xml).partition("/")[0] != top]
-        counts = {
-            xml: folder.images.count_shared(folders[xml].others[".xml"])
-            for xml in ([path] if path in noted else outside if folder.images.count else [])
-        }
-        parts = {*path.split("/")}
-        ranks = [(count, len(parts & {*xml.split("/")}), xml) for xml, count in counts.items()]
-        best = max(ranks)[-1] if ranks else ""
-        only = noted == [path] and counts[path] == folder.others[".xml"].count
-        if only or 0 < folder.images.count <= 2 * counts.get(best, 0):
-            pairs[path] = best
-    for xml in alone:
-        pairs = _choose_folders(tree, pairs, xml, folders)
-    splits = find_splits_of_folders(filter(None, pairs))
-    if pairs.get("") == "":
-        pairs = {path: xml for path, xml in pairs.items() if path} if splits else {"": ""}
-    found: dict[str, dict[str, str]] = {}
-    for path, xml in sorted(pairs.items()):
-        found.setdefault(splits.get(path, ""), {})[path] = xml
-    several = any(len({*some.values()}) > 1 for some in found.values())
-    return {} if several else {split: [*found[split].items()] for split in in_packing_order(found)}
+    folders = [each for each in find_folders(tree, _FORMAT) if each.annotations is not None]
+    if not folders:
+        return {}
+    holding = {_drop_splits(path) for path, each in list_contents(tree).folders.items() if each.images.count}
+    some = [each for each in folders if each.images or each.annotations]
+    folders = some if len(some) == len(folders) or any(each.split for each in some) else [AnnotatedFolder("", "", "")]
+    pairs: dict[str, list[tuple[str, str | None]]] = {}
+    for images, xml, split in sorted(folders, key=lambda each: each.images):
+        *above, _ = images.split("/")
+        if all(map(is_split, above)) if images == xml else "/" not in _drop_splits(images) or len(holding) == 1:
+            pairs.setdefault(split, []).append((images, xml))
+    several = any(len({xml for _, xml in some}) > 1 for some in pairs.values())
+    return {} if several else {split: pairs[split] for split in in_packing_order(pairs)}
 
 
-def _without_splits(path: str) -> str:
+def _drop_splits(path: str) -> str:
     """Returns a path without its folders of splits."""
     return "/".join(part for part in path.split("/") if not is_split(part))
-
-
-def _choose_folders(
-    tree: Tree, pairs: dict[str, str], xml: str, folders: Mapping[str, FolderContents]
-) -> dict[str, str]:
-    """Returns the pairs without folders whose images are also in others that belong to the same XML files. Of several
-    such folders, one with a usual name remains; else those that :func:`find_spread` finds."""
-    own = [path for path, each in pairs.items() if each == xml]
-    notes = folders[xml].others[".xml"]
-    if sum(folders[path].images.count_shared(notes) for path in own) <= notes.count:
-        return pairs
-    usual = [path for name in _USUAL for path in own if path.rpartition("/")[2] == name]
-    stems = [stem_of(name) for name in tree.names(xml).ending(".xml")]
-    kept = usual[:1] or find_spread(tree, stems, xml, stems=True, within=own) or own[:1]
-    return {path: each for path, each in pairs.items() if each != xml or path in kept}
-
-
-def _has_annotations(tree: Tree, folder: FolderContents) -> bool:
-    """Tells by its beginning if the first XML file of a folder is an annotation of Pascal VOC. MIT's LabelMe has
-    polygons instead of boxes: False."""
-    start = convert_start(tree.first_bytes(join(folder.path, folder.others[".xml"].first[0]), _START))
-    return b"<annotation" in start and b"LabelMe Webtool" not in start
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -561,6 +561,14 @@ def test_two_sets_with_the_same_images_or_other_classes_are_questions(tmp_path: 
         open_source(tmp_path)
 
 
+@pytest.mark.parametrize("place", ["https://host/images/", "/home/me/images/", "C:\\images\\", "s3://bucket/"])
+def test_of_urls_and_absolute_paths_the_last_part_counts(place: str, tmp_path: Path) -> None:
+    images = [{**coco_image(n), "file_name": f"{place}{n:012}.jpg"} for n in range(2)]
+    root = plain(tmp_path, images, [coco_object(n, n) for n in range(2)])
+    with closing(open_source(root, kind="coco")) as source:
+        assert [entry.key for entry in source.entries()] == [f"{n:012}.jpg" for n in range(2)]
+
+
 @pytest.mark.parametrize(
     "name",
     ["../out.jpg", "/etc/passwd.jpg", "a/../../out.jpg", "..\\out.jpg", "C:\\out.jpg", "\\out.jpg", "a\0.jpg", ".."],

@@ -99,11 +99,13 @@ class AnnotationColumns(ABC):
     Attributes:
         path: Path of the dataset, for messages.
         title: Name of the format.
+        listed: Classes that the dataset lists, in their order.
         class_order: Key by which classes that the dataset does not list are sorted; None for their names.
     """
 
     path: Path
     title: str
+    listed: Sequence[str] = ()
     class_order: Callable[[str], Any] | None = None
 
     @abstractmethod
@@ -116,8 +118,8 @@ class AnnotationColumns(ABC):
         """Yields the raw annotations of all rows; skips those that cannot be read."""
 
     def list_classes(self) -> Sequence[str]:
-        """Returns the classes that the dataset lists, in their order; none in this base."""
-        return ()
+        """Returns :attr:`listed`."""
+        return self.listed
 
     def fields(self) -> Mapping[str, Field]:
         """Declares the columns that any annotation needs, ``image`` first. Declares ``boxes`` as well if there is no

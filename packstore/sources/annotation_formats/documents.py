@@ -15,11 +15,12 @@ import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.annotation_formats.columns import MALFORMED, Raw
+from packstore.sources.annotation_formats.parsing import clean_image_path
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture
 from packstore.sources.annotation_formats.source import AnnotatedSource, Format, ReadParts, make_kind
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.base import Kind, SourceOptions
-from packstore.sources.beside import clean_path, find_base_folder, join, read_text
+from packstore.sources.beside import find_base_folder, join, read_text
 from packstore.sources.contents import path_and_parents
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
@@ -97,6 +98,7 @@ class DocumentSource(AnnotatedSource):
         self._file_of = array("I")
         self._earlier = array("q")  # by entry, number of earlier entries of the same image
         self._spool = Spool(self.tree.name(), self._read_files(files))
+        self.listed = [name for each in self.documents for name in each.classes.values()]
         self.expected = [start for each in self.documents for start in each.expected]
         self.evidence = ", ".join(map(printable, files))
 
@@ -155,7 +157,7 @@ class DocumentSource(AnnotatedSource):
             document = Document(file, self.format.parse(read_text(self.tree, file, _MAX_BYTES)), self.tree)
             entries = list(self.format.list_images(document))
             document.content = None
-            names = [_clean_image_path(name) for each in entries for name in (each.name, *each.further_images)]
+            names = [clean_image_path(name) for each in entries for name in (each.name, *each.further_images)]
             return document, entries, names
         except AmbiguousSourceError:
             raise
@@ -291,10 +293,6 @@ class DocumentSource(AnnotatedSource):
         """Yields the raw annotations of all entries, from the temporary file."""
         return map(self._read_annotation, range(len(self._spool)))
 
-    def read_listed_classes(self) -> Sequence[str]:
-        """Returns the classes of all files."""
-        return [name for each in self.documents for name in each.classes.values()]
-
     def describing_files(self) -> Iterable[str]:
         """Returns the files of annotations, and the further files that were read, each once."""
         return dict.fromkeys(
@@ -342,18 +340,6 @@ def _folder_has_file(files_by_folder: Mapping[str, frozenset[str]], path: str) -
 def _hides(ignored: Iterable[str], folder: str) -> bool:
     """Tells if ignoring some folders hides another one, which is in one of them."""
     return any(f"{folder}/".startswith(f"{each}/") or not each for each in ignored)
-
-
-def _clean_image_path(name: Any) -> str:
-    """Converts the name of an image in an annotation file to a path within the source. Of an absolute path or a URL,
-    keeps the last part alone. Raises :class:`ValueError` for a value that is no text, and for a path that leads out of
-    the source."""
-    if not isinstance(name, str):
-        raise ValueError(f"found {name!r:.60} as the name of an image, expected a text")
-    bare = name
-    if re.match(r"\w{2,}:|[A-Za-z]:[\\/]|[\\/]", name):
-        bare = re.split(r"[\\/]", re.split("[?#]", name)[0])[-1]
-    return clean_path(bare)
 
 
 def document(help: str, list_images: ListImages, **options: Any) -> Callable[[ReadParts], Kind]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from packstore.core.errors import SourceError, printable
 from packstore.core.plainjson import load_json
 from packstore.core.plainxml import load_xml
+from packstore.sources.beside import clean_path
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -120,6 +121,17 @@ def parse_id(value: Any) -> int | str | None:
     if isinstance(value, float):  # larger ones may have been rounded to the id of another image
         return int(value) if value.is_integer() and abs(value) <= _LARGEST_FLOAT else None
     return value if type(value) is int else None
+
+
+def clean_image_path(name: Any) -> str:
+    """Converts the name of an image in an annotation file to a path within the source. Of an absolute path or a URL,
+    keeps the last part alone. Raises :class:`ValueError` for a value that is no text, and for a path that leads out of
+    the source."""
+    if not isinstance(name, str):
+        raise ValueError(f"found {name!r:.60} as the name of an image, expected a text")
+    if re.match(r"\w{2,}:|[A-Za-z]:[\\/]|[\\/]", name):
+        name = re.split(r"[\\/]", re.split("[?#]", name)[0])[-1]
+    return clean_path(name)
 
 
 def match_images(

@@ -27,15 +27,18 @@ from packstore.sources.annotation_formats.shapes import Parts, Picture
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join, raise_suffix, read_text
-from packstore.sources.contents import Contents, list_contents, stem_of
+from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.encodings import convert_start
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.splits import find_splits_of_folders, is_split
+from packstore.sources.spread import find_spread
 from packstore.sources.tree import Tree
 
 _MAX_BYTES = 256 << 20
 _START, _LOOKED_AT = 1 << 16, 16
+_USUAL = ("JPEGImages", "Images", "images", "img", "imgs")
+"""Names of folders of images."""
 
 F = TypeVar("F", bound="Format")
 ReadParts = Callable[[Any, Picture], Parts]
@@ -140,16 +143,12 @@ class AnnotatedSource(AnnotationColumns, FileRowSource):
     def pop_annotation(self, values: dict[str, Any]) -> Raw | None:
         """Removes the raw annotation from the values of a row, and returns it; None if the row has none."""
 
-    @abstractmethod
-    def read_listed_classes(self) -> Sequence[str]:
-        """Returns the classes that files of the dataset list, in their order."""
-
     def list_classes(self) -> Sequence[str]:
         """Returns the classes that the dataset lists. If it lists none, and has no classes but those of its publisher,
         returns these."""
         seen = self._summary.classes
         fixed = self.format.classes if seen and seen <= set(self.format.classes) else ()
-        return self.read_listed_classes() or fixed
+        return self.listed or fixed
 
     def annotation_frame(self, kind: str) -> str | None:
         """Returns ``upright`` for the kind of image files that the format's tools turn, else None."""
@@ -283,7 +282,7 @@ def find_folders(tree: Tree, format: SidecarFormat) -> list[AnnotatedFolder]:
     taken = {folder.annotations for folder in folders}
     parents = set()
     if ("", "") in format.folders:
-        for path, place in _pair_by_stems(contents, unpaired, with_files - taken, suffixes):
+        for path, place in _pair_by_stems(tree, unpaired, with_files - taken, suffixes):
             if format.annotates_images(tree, path, place):
                 folders.append(AnnotatedFolder(path, place, ""))
                 parents.add(path.rpartition("/")[0])
@@ -301,29 +300,41 @@ def find_folders(tree: Tree, format: SidecarFormat) -> list[AnnotatedFolder]:
 
 
 def _pair_by_stems(
-    contents: Contents, images: Iterable[str], places: Collection[str | None], suffixes: Collection[str]
+    tree: Tree, images: Iterable[str], places: Collection[str | None], suffixes: Collection[str]
 ) -> list[tuple[str, str]]:
     """Pairs folders of images with those of ``places``, without images, whose files have the stems of at least half of
     the images, or of which half have the stem of an image. Of several, takes the folder whose path has most in common.
-    Leaves out images with the same stems as those in another folder."""
+
+    Leaves out folders whose images are also in others that belong to the same files. Of several such folders, one with
+    a usual name remains; else those that :func:`find_spread` finds.
+    """
+    folders = list_contents(tree).folders
     notes = {
         path: np.unique(np.concatenate([each.others[suffix].stems for suffix in suffixes & each.others.keys()]))
-        for path, each in contents.folders.items()
+        for path, each in folders.items()
         if path in places and not each.images.count
     }
-    pairs: dict[str, str] = {}
+    owners: dict[str, list[str]] = {}
+    counts: Counter[str] = Counter()
     for path in images:
-        own = contents.folders[path].images
+        own, parts = folders[path].images, {*path.split("/")}
         shared = {place: own.count_shared(stems) for place, stems in notes.items()}
         ranks = [
-            (count, len({*path.split("/")} & {*place.split("/")}), place)
+            (count, len(parts & {*place.split("/")}), place)
             for place, count in shared.items()
             if 0 < min(own.count, len(notes[place])) <= 2 * count
         ]
         if ranks:
-            pairs[path] = max(ranks)[-1]
-    owners = Counter(pairs.values())
-    return [(path, place) for path, place in pairs.items() if owners[place] == 1]
+            count, _, place = max(ranks)
+            owners.setdefault(place, []).append(path)
+            counts[place] += count
+    for place, paths in owners.items():
+        if counts[place] > len(notes[place]):
+            stems = [stem_of(name) for name in tree.names(place).ending(*suffixes)]
+            usual = [path for name in _USUAL for path in paths if path.rpartition("/")[2] == name]
+            kept = usual[:1] or find_spread(tree, stems, place, stems=True, within=paths) or paths[:1]
+            owners[place] = [path for path in paths if path in kept]
+    return [(path, place) for place, paths in owners.items() for path in paths]
 
 
 def _list_places(path: str, images: str, annotations: str) -> Iterator[str]:
@@ -358,6 +369,7 @@ class SidecarSource(AnnotatedSource):
             raise SourceError(f"{printable(str(path))} has no images with annotations of {self.title}")
         self.evidence = f"annotations of {self.title} in " + ", ".join(printable(p) or "the folder" for p in places)
         self._classes_by_file = format.read_classes(self.tree, [each.images for each in self._folders])
+        self.listed = [*chain.from_iterable(self._classes_by_file.values())]
 
     def splits(self) -> Sequence[str]:
         """Returns the splits in packing order; ``""`` for folders without split."""
@@ -378,10 +390,6 @@ class SidecarSource(AnnotatedSource):
     def describing_files(self) -> Iterable[str]:
         """Returns the lists of classes. Each file of annotations belongs to one image."""
         return self._classes_by_file
-
-    def read_listed_classes(self) -> Sequence[str]:
-        """Returns the classes of all lists."""
-        return [*chain.from_iterable(self._classes_by_file.values())]
 
     def parse_parts(self, item: Any, picture: Picture) -> tuple[Any, Parts]:
         """Parses the content of a file of annotations."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.sources.annotation_formats.parsing import is_flagged, match_images, parse_id
+from packstore.sources.annotation_formats.parsing import clean_image_path, is_flagged, match_images, parse_id
 from packstore.sources.annotation_formats.spool import Spool
-from packstore.sources.beside import clean_path, find_base_folder, join, read_json, read_whole
+from packstore.sources.beside import find_base_folder, join, read_json, read_whole
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import in_packing_order
@@ -321,7 +321,7 @@ class SplitAnnotations:
             if not isinstance(name, str) or image_id is None:
                 raise SourceError(f"{where}: an image without an id or a file name: {_describe_entry(image)}")
             try:
-                image["file_name"] = clean_path(_strip_absolute(name))
+                image["file_name"] = clean_image_path(name)
             except ValueError as error:
                 raise SourceError(f"{where} {error}") from None
             known = images.setdefault(image_id, {"image": image})["image"]
@@ -397,7 +397,7 @@ class SplitAnnotations:
                     [Answer(ignore_paths([file.path]))],
                 )
             try:
-                annotation["file_name"] = clean_path(_strip_absolute(str(annotation.get("file_name"))))
+                annotation["file_name"] = clean_image_path(str(annotation.get("file_name")))
             except ValueError as error:
                 raise SourceError(f"{where} {error}") from None
             entries["panoptic"] = annotation
@@ -520,9 +520,3 @@ def _is_coordinate(value: Any) -> bool:
 def _describe_entry(entry: dict[str, Any]) -> str:
     """Returns an entry's file name for messages, or the whole entry without one: the first 80 characters."""
     return printable(f"{entry.get('file_name', entry)!r:.80}")
-
-
-def _strip_absolute(name: str) -> str:
-    """Returns the last part of an absolute path, which was valid on another machine. Returns other paths unchanged."""
-    absolute = name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[\\/]", name)
-    return re.split(r"[\\/]", name)[-1] if absolute else name
