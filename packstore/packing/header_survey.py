@@ -254,7 +254,7 @@ def _try_answers(source: Source, survey: Survey, options: ConvertOptions, found:
             unread = ("--on-error", "skip") if refused else skip
             note = f"8-bit RGB as Pillow's convert makes it, and counts what loses something{also}{left}"
             yield Answer(("--pixels", "pillow", *unread), None, note)
-    if options.on_error != "skip" and found.lossy + len(found.bad) < found.looked_at:
+    if options.on_error != "skip" and 2 * (found.lossy + len(found.bad)) < found.looked_at:  # else it may be all
         yield Answer(("--on-error", "skip"), None, f"leaves these images out, and lists them{left}")
 
 

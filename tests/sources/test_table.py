@@ -799,13 +799,14 @@ def test_some_landmarks_lie_outside_their_picture(outside: int, points: bool, tm
         assert ("keypoints" in names, "part_0_x" in names) == (points, not points)
 
 
+@pytest.mark.parametrize("suffix", [".lst", ".txt"])
 @pytest.mark.parametrize("line", ["{0} im{0}.png basic", "im{0}.png", "im{0} 1"])
-def test_lists_of_splits(line: str, tmp_path: Path) -> None:
+def test_lists_of_splits(line: str, suffix: str, tmp_path: Path) -> None:
     files = {f"images/im{n}.png": jpeg(n) for n in range(9)}
-    lists = {"train": range(5), "validate": range(5, 7), "quiz": range(7, 9)}
-    texts = {f"{name}.lst": "".join(line.format(n) + "\n" for n in numbers) for name, numbers in lists.items()}
+    lists = {"train": range(5), "validate": range(5, 7), "test": range(7, 9)}
+    texts = {f"{name}{suffix}": "".join(line.format(n) + "\n" for n in numbers) for name, numbers in lists.items()}
     with closing(open_source(fill(tmp_path, files | texts))) as source:
-        assert source.survey().splits == {"train": 5, "validate": 2, "quiz": 2}
+        assert source.survey().splits == {"train": 5, "validate": 2, "test": 2}
         assert {entry.key: entry.split for entry in source.entries()} == {
             f"images/im{n}.png": name for name, numbers in lists.items() for n in numbers
         }

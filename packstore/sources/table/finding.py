@@ -522,11 +522,11 @@ def _split_lines(suffix: str, data: bytes, shown: str) -> Iterator[tuple[int, li
     delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=first.count)  # a comma if there is none
     lines = _decode_lines(data, shown)
     if suffix not in (".tsv", ".csv") and (delimiter == "\t" or delimiter not in first):
+        numbered = suffix == ".lst" or bool(find_split_of_file(shown.rpartition("/")[2]))  # 0 a.png basic
         for number, line in enumerate(lines, 1):
             if text := line.strip():
                 words = text.split()
-                numbered = suffix == ".lst" and words[0].isdecimal()  # 0 a.png basic
-                match = None if numbered else _NAMED.fullmatch(text)
+                match = None if numbered and words[0].isdecimal() else _NAMED.fullmatch(text)
                 yield number, [match[1], *(match[2] or "").split()] if match else words
         return
     reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
