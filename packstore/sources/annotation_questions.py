@@ -51,7 +51,8 @@ def companions_error(path: Path, plain: str, side_by_side: Kind, options: Source
     if in_folders and side_by_side.recognise(path, replace(options, named=True)) is not Certainty.NO:
         answers.append(Answer(("--source", side_by_side.name)))
     answers.append(Answer(ignore_patterns(dict.fromkeys(each.ignore for each in found))))
-    answers += [Answer(("--source", plain))] if in_folders else []
+    if in_folders or any(each.option == PAIR and each.lone for each in found):
+        answers.append(Answer(("--source", plain)))
     start = f"{printable(str(path))}: "
     if tree is not None and find_all_annotations(tree):
         error = unread_annotations_error(path, plain)

@@ -47,6 +47,7 @@ class Companion:
         images: Number of images looked at.
         example: An image, and a file that belongs to it.
         certain: It is sure what the files are; else the user has to say it.
+        lone: Number of files looked at that belong to no image.
     """
 
     option: str
@@ -56,6 +57,7 @@ class Companion:
     images: int
     example: tuple[str, str]
     certain: bool
+    lone: int = 0
 
     @property
     def arguments(self) -> tuple[str, str]:

@@ -34,14 +34,16 @@ from packstore.sources.contents import (
     path_and_parents,
 )
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.sample_folders import NUMBER, find_equal_folders, find_folders_of_one_image
 from packstore.sources.sidecars import is_words, tell_type
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
 _SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
 _MOST_COMPARED, _ENOUGH, _FEW, _LEAST_SHAPES = 4, 48, 10, 8
+_PROBED, _MOST_FORMS = 2, 4
 _WORD = re.compile(r"[^\W\d_]+")
+_NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
+"""A number in a name, decimal or hexadecimal."""
 _PHOTOS = (".jpg", ".jpeg")
 PROSE = (".txt", ".caption", ".cap")
 """Suffixes of texts for people."""
@@ -150,7 +152,7 @@ class _Relation:
         # Names of folders are no evidence either: art/cat/art1.jpg, real/cat/real1.jpg
         parts = {part for image, _ in self.pairs for part in image.lower().split("/")[:-1]}
         words = (_WORD.sub(lambda word: "" if word[0].lower() in parts else word[0], base) for base in self.bases)
-        shapes = Counter(NUMBER.sub("0", base) for base in words)
+        shapes = Counter(_NUMBER.sub("0", base) for base in words)
         if len(shapes) < _LEAST_SHAPES:  # smile/anna.jpg, frown/anna.jpg
             return True
         others = sum(count for shape, count in shapes.items() if "0" not in shape)  # one may be example.jpg
@@ -219,7 +221,7 @@ class _Relation:
 def find_companions(tree: Tree) -> list[Companion]:
     """Finds files that belong to images, those of most images first. Opens few files. Empty if there are none."""
     contents = list_contents(tree)
-    special = [*find_folders_of_one_image(tree, contents), *find_equal_folders(tree, contents)]
+    special = [*_find_folders_of_one_image(tree, contents), *_find_equal_folders(tree, contents)]
     of_samples = [companion for companion, _ in special]
     samples = {folder for _, folders in special for folder in folders}
     found: list[Companion] = []
@@ -323,7 +325,7 @@ def _list_folder_pairs(
         pairs = ((first, each) for each in folders)
         if len(folders) > MOST_SIDE_BY_SIDE:  # most are classes
             pairs = [(first, each) for each in folders if each is not first and _may_share(first, each)]
-            if not any(_hold(tree, place, pair) for pair in sample(pairs, _MOST_COMPARED)):
+            if not any(_hold(tree, place, pair) for pair in sample(pairs, _PROBED)):
                 return
     for one, other in pairs:
         one, other = (one, other) if one.images.count else (other, one)
@@ -433,7 +435,7 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
     unsure = not named and (letters or relation.merely_counts)
     if unsure and not (have_own_sizes(pictures) or differ_in_colour(pictures) or resemble(pictures)):
         return None
-    if relation.has_more_files and not differ_in_colour(pictures) and (relation.folders is None or relation.folders[0]):
+    if relation.has_more_files and (relation.folders is None or relation.folders[0]):
         relation = relation.swapped()
         images, files = relation.patterns
     return _make(relation, PAIR, f"{images or relation.one.pattern()}={files}", False)
@@ -441,4 +443,83 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
 
 def _make(relation: _Relation, option: str, text: str, certain: bool) -> Companion:
     """Makes a companion from a relation."""
-    return Companion(option, text, relation.ignore, len(relation.pairs), relation.images, relation.pairs[0], certain)
+    lone = relation.files - relation.files_with_image
+    return Companion(
+        option, text, relation.ignore, len(relation.pairs), relation.images, relation.pairs[0], certain, lone
+    )
+
+
+def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[tuple[Companion, list[str]]]:
+    """Finds folders that contain a folder with one image and a folder of masks, of whatever names: ``7/images/7.png``,
+    ``7/masks/0.png``. Yields the masks, and the folders of the samples (``7``)."""
+    groups: dict[tuple[str, ...], list[tuple[FolderContents, ...]]] = defaultdict(list)
+    for folder in contents.folders.values():
+        inside = [contents.folders.get(join(folder.path, name)) for name in folder.folders if folder.path]
+        pair = tuple(each for each in inside if each is not None and each.images.count)
+        if len(pair) == 2 and min(each.images.count for each in pair) == 1:
+            groups[tuple(each.path.rpartition("/")[2] for each in pair)].append(pair)
+    for names, pairs in groups.items():
+        for image, file in ((0, 1), (1, 0)):
+            if len(pairs) > 1 and all(pair[image].images.count == 1 for pair in pairs):
+                companion = _judge_folders(tree, names[file], [(pair[image], pair[file]) for pair in pairs])
+                if companion is not None:
+                    yield companion, [pair[image].path.rpartition("/")[0] for pair in pairs]
+                    break
+
+
+def _find_equal_folders(tree: Tree, contents: Contents) -> Iterator[tuple[Companion, list[str]]]:
+    """Finds an image with its mask or with other forms of it in folders that all have the same few names:
+    ``7/image.jpg``, ``7/mask.png``. Yields the masks and forms, each with the folders. Names with numbers may be those
+    of any images: they are forms only if they resemble each other."""
+    folders: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for folder in contents.folders.values():
+        if 1 < folder.images.count <= _MOST_FORMS:
+            folders[folder.images.first].append(folder.path)
+    for names, paths in folders.items():
+        if len(paths) < 2:
+            continue
+        some = sample(paths, _LOOKED_AT)
+        for image, others in _find_forms(tree, names, some):
+            for name, option in others.items():
+                example = join(some[0], image), join(some[0], name)
+                certain = {*others.values()} == {MASKS}
+                yield Companion(option, f"{{dir}}/{name}", name, len(paths), len(paths), example, certain), paths
+
+
+def _find_forms(tree: Tree, names: Sequence[str], folders: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields the name of the image among ``names``, and the option for each other name. Yields nothing unless all are
+    masks or forms of it."""
+    from packstore.sources.resemblance import are_masks, differ_in_colour, read_picture, resemble
+
+    pictures = {name: [read_picture(tree, join(folder, name)) for folder in folders] for name in names}
+    counting = any(map(_NUMBER.search, names))
+    photos = [name for name in names if not any(each is None or each.is_mask for each in pictures[name])]
+    if not photos:
+        return
+    image = next((name for name in photos if not all(each and each.is_grey for each in pictures[name])), photos[0])
+    options: dict[str, str] = {}
+    for name in names:
+        pairs = [*zip(pictures[image], pictures[name], strict=True)]
+        if name == image:
+            continue
+        if not counting and are_masks(pairs):
+            options[name] = MASKS
+        elif resemble(pairs) or (not counting and differ_in_colour(pairs)):
+            options[name] = PAIR
+        else:
+            return
+    yield image, options
+
+
+def _judge_folders(tree: Tree, name: str, pairs: Sequence[tuple[FolderContents, FolderContents]]) -> Companion | None:
+    """Looks at a few pairs of folders, one with an image and one called ``name``. Returns None if that has no masks."""
+    from packstore.sources.resemblance import are_masks, read_picture
+
+    files = [
+        (join(one.path, one.images.first[0]), join(other.path, other.images.first[0]))
+        for one, other in sample(pairs, _LOOKED_AT)
+    ]
+    if not are_masks([(read_picture(tree, image), read_picture(tree, mask)) for image, mask in files]):
+        return None
+    suffix = Counter(mask.rpartition(".")[2] for _, mask in files).most_common(1)[0][0]
+    return Companion(MASKS, f"{{dir}}/../{name}/*.{suffix}", f"{name}/", len(pairs), len(pairs), files[0], True)

@@ -502,8 +502,14 @@ def test_plain_names_may_be_those_of_the_companions(stem: str, images: int, file
     values = read(fill(tmp_path / "masks", colour | masks))
     assert [each["mask"] for each in values.values()].count(None) == images - files
     path = fill(tmp_path / "depth", colour | depth)
-    assert question(path)[0] == ("--pair", "{s}_RGB.png={s}.png")
+    assert question(path)[0] == ("--pair", "{s}_RGB.png={s}.png" if images > files else "{s}.png={s}_RGB.png")
     assert len(read(path, pair="{s}_RGB.png={s}.png")) == images
+
+
+def test_an_answer_keeps_pictures_without_a_partner(tmp_path: Path) -> None:
+    files = {f"x{n}_RGB.png": encode(photo(n), "PNG") for n in range(10)}
+    files |= {f"{'xy'[n > 5]}{n}.png": encode(shade(n), "PNG") for n in range(9)}
+    assert ("--source", "flat") in question(fill(tmp_path, files))
 
 
 @pytest.mark.parametrize("count", [33, 60])
