@@ -10,6 +10,7 @@ from packstore.sources.base import Certainty, Kind, Source, Survey
 from packstore.sources.contents import is_clip_name
 from packstore.sources.folder import FolderSource
 from packstore.sources.ignoring import escape_pattern, ignore_patterns
+from packstore.sources.ledger import Role, suffix_for_count
 from packstore.sources.listing import is_image_name
 from packstore.sources.recognition import MODALITIES, PLAIN_KINDS, find_left_by_source
 from packstore.sources.refusals import (
@@ -17,7 +18,7 @@ from packstore.sources.refusals import (
     incomplete_error,
 )
 
-_SHOWN = 4
+_MOST_PATTERNS = 8
 
 
 def ask_about_left(source: Source, survey: Survey) -> None:
@@ -40,19 +41,28 @@ def _ask_about_names(source: Source, survey: Survey) -> None:
     skipped."""
     if source.options.skip_bad or not (isinstance(source, FolderSource) and source.by_suffix):
         return
-    if not any(is_image_name(f"x{suffix}") is None for suffix in survey.ledger.suffixes):
+    odd = {suffix for suffix in survey.ledger.suffixes if is_image_name(f"x{suffix}") is None}
+    if not odd:
+        return
+    unpacked = (name for role in Role if role is not Role.PACKED for name in survey.ledger.names(role))
+    if sum(map(survey.ledger.suffixes.__getitem__, odd)) == sum(suffix_for_count(name) in odd for name in unpacked):
         return
     keys = [entry.key for entry in source.entries() if is_image_name(entry.key.rpartition("/")[2]) is None]
     if keys and find_unread_file_kind(keys[0], source.tree.first_bytes(keys[0], UNREAD_BYTES)) is None:
-        suffixes = dict.fromkeys(key.rpartition("/")[2].rpartition(".")[2] if "." in key else "" for key in keys)
-        patterns = [f"*.{escape_pattern(suffix)}" for suffix in suffixes if suffix][:_SHOWN]
-        patterns += [f"/{escape_pattern(key)}" for key in keys if "." not in key][:_SHOWN]
+        ends = {key: key.rpartition("/")[2].rpartition(".") for key in keys}
+        patterns = dict.fromkeys(
+            f"*.{escape_pattern(suffix)}" if dot and suffix else f"/{escape_pattern(key)}"
+            for key, (_, dot, suffix) in ends.items()
+        )
         more = f" and {len(keys) - 1:,} others" if len(keys) > 1 else ""
         note = f"leaves out {len(keys):,} image{'s' * (len(keys) > 1)}"
         raise AmbiguousSourceError(
             f"{printable(keys[0])}: is an image by its first bytes, but not by its name: rename it (.jpg, .png …)"
             f"{more}, or leave it out",
-            [Answer(ignore_patterns(patterns), note=note), Answer(("--on-error", "skip"), note=note)],
+            [
+                *([Answer(ignore_patterns(patterns), note=note)] if len(patterns) <= _MOST_PATTERNS else []),
+                Answer(("--on-error", "skip"), note=note),
+            ],
             source.path,
         )
 

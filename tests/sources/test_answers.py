@@ -227,7 +227,7 @@ def test_one_stranger_alone_may_be_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flat", [False, True])
 def test_images_without_the_name_of_one_are_a_question_before_packing(flat: bool, tmp_path: Path) -> None:
     names = ("1.jpg", "2.jpg_1088Wx1632H", "3.jpg_1088Wx1632H", "photo", "notes")
-    files = {f"{place}{name}": jpeg(1) for place in ([""] if flat else ["a/", "b/"]) for name in names[:-1]}
+    files = {f"{place}{name}": jpeg(1) for place in ([""] if flat else ["a.1/", "b.2/"]) for name in names[:-1]}
     root = fill(tmp_path / "set", {**files, "notes": "x"})
     question = ask(["info", str(root)])
     assert question is not None
@@ -235,3 +235,11 @@ def test_images_without_the_name_of_one_are_a_question_before_packing(flat: bool
     assert question.answers[0].note == f"leaves out {3 if flat else 6} images"
     for answer in question.answers:
         assert ask(["convert", str(root), str(tmp_path / f"{answer.options[0]}.lmdb"), *answer.options]) is None
+
+
+def test_images_of_many_odd_names_can_be_skipped(tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", {"1.jpg": jpeg(1), **{f"a.x{n}y": jpeg(1) for n in range(20)}})
+    question = ask(["info", str(root)])
+    assert question is not None
+    assert [answer.options for answer in question.answers] == [("--on-error", "skip")]
+    assert ask(["convert", str(root), str(tmp_path / "s.lmdb"), "--on-error", "skip"]) is None
