@@ -405,7 +405,9 @@ class ClipsSource(FrameFilesSource):
                 yield file._replace(ref=((count,), (tuple(file),))), count, self._pixels[at]
             return
         height, width = next(iter(self._sizes))
-        for (folder, split), group in groupby((file for file, _ in files), _folder_and_split):
+        for (folder, split), group in groupby(
+            (file for file, _ in files), lambda file: (file.key.rpartition("/")[0], file.split)
+        ):
             frames = sorted(group, key=_frame_number)
             first = frames[0]
             yield first._replace(
@@ -432,7 +434,8 @@ class ClipsSource(FrameFilesSource):
             self._sizes.setdefault(size, entry.key)
         if _NUMBERED.fullmatch(entry.key.rpartition("/")[2]) is None:
             self._unnumbered = self._unnumbered or entry.key
-        self._depths.setdefault(_count_folders(entry) > 1, entry.key)
+        # The folder of its split does not count.
+        self._depths.setdefault(entry.key.count("/") - bool(entry.split) > 1, entry.key)
         return facts
 
     @property
@@ -494,17 +497,6 @@ class ClipsSource(FrameFilesSource):
                     f"{path}: all clips need one size, and folders of classes, or none; {printable(one)} and "
                     f"{printable(other)} have different {what}"
                 )
-
-
-def _folder_and_split(entry: Entry) -> tuple[str, str]:
-    """Returns the folder of a frame, and its split."""
-    return entry.key.rpartition("/")[0], entry.split
-
-
-def _count_folders(entry: Entry) -> int:
-    """Counts the folders above a frame, without the folder of its split."""
-    folders = entry.key.split("/")[:-1]
-    return len(folders) - bool(entry.split)
 
 
 def _frame_number(entry: Entry) -> int:

@@ -154,17 +154,14 @@ def is_image_column(type: Any, feature: Any, *, only_files: bool) -> bool:
     Plain bytes count, too, unless ``only_files``; bytes with the feature ``Image`` always count. Files of another
     feature, such as ``Audio``, do not count.
     """
-    if feature_type(feature) == "Image" or _is_image_list(type, feature):
+    if feature_type(feature) == "Image":
         return True
+    if is_list(type):
+        inner, item = item_feature(feature), type.value_type
+        return (feature_type(inner) == "Image" and is_binary(item)) or (
+            not is_other_file(inner) and is_file_struct(item)
+        )
     return not is_other_file(feature) and (is_file_struct(type) or (is_binary(type) and not only_files))
-
-
-def _is_image_list(type: Any, feature: Any) -> bool:
-    """Tells if a type is a list of ``datasets.Image``, or of plain bytes with this feature."""
-    if not is_list(type):
-        return False
-    inner, item = item_feature(feature), type.value_type
-    return (feature_type(inner) == "Image" and is_binary(item)) or (not is_other_file(inner) and is_file_struct(item))
 
 
 def warn_of_lost_names(column: str, feature: Any) -> None:

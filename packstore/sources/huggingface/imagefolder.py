@@ -27,7 +27,6 @@ from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.schema import RELATIVE
 from packstore.sources.splits import lower_known_split
-from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
 _PROBED_MASKS = 64
@@ -52,7 +51,12 @@ class HfImageFolderSource(FileRowSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self._card = hf_splits.read_card(self.tree, path)
-        files = list(_find_metadata(self.tree, self.options.skip_bad))
+        files = [
+            join(folder, name)
+            for folder, _ in self.tree.walk("", self.tree.above, skip_cycles=self.options.skip_bad)
+            for name in self.tree.names(folder).ending(".csv", ".jsonl", ".parquet")
+            if name in FILES
+        ]
         self._metadata = read_metadata(self.tree, files, self._card.features) if files else None
         if not files and self._card.data_files is None:
             raise SourceError(f"{printable(str(path))} has no {' or '.join(FILES)}, and no card that gives its files")
@@ -306,14 +310,6 @@ class HfImageFolderSource(FileRowSource):
             beside = [name for name in self._metadata.files if file.startswith(join(name.rpartition("/")[0], ""))]
             splits = hf_splits.find_splits(max(beside, key=len), self._patterns) if beside else ()
         return splits[0] if splits else ""
-
-
-def _find_metadata(tree: Tree, skip_cycles: bool) -> Iterator[str]:
-    """Yields the paths of all metadata files, in all folders. ``skip_cycles``: skips links that form a cycle."""
-    for directory, _ in tree.walk("", tree.above, skip_cycles=skip_cycles):
-        for name in tree.names(directory).ending(".csv", ".jsonl", ".parquet"):
-            if name in FILES:
-                yield join(directory, name)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
