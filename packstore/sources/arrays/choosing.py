@@ -1,20 +1,27 @@
-"""Assigns roles to named arrays: images, labels or further columns, and a split.
+"""Assigns roles to named arrays: images, labels or further columns, and a split. Finds the names of classes.
 
 Names, shapes and dtypes decide. If they do not, the user is asked; nothing is guessed.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.modes import MAX_CHANNELS
-from packstore.sources.arrays.stored import ArrayInfo, ColumnArray, parse_layout
+from packstore.sources.arrays.stored import ArrayInfo, BlockCache, ColumnArray, decode_text, parse_layout
 from packstore.sources.base import SourceOptions
-from packstore.sources.columns import make_column_names, name_words
+from packstore.sources.columns import LabelTexts, is_label_name, make_column_names, name_words
 from packstore.sources.rows import in_packing_order
 from packstore.sources.splits import SPLIT_ORDER
 
@@ -25,6 +32,9 @@ LABEL_WORDS = frozenset(["y", "label", "labels", "target", "targets", "class"])
 _MASKS = frozenset(["mask", "masks", "segmentation", "segmentations", "seg"])
 _NAMES, _OF_NAMES = frozenset(["classes", "categories"]), frozenset(["class", "label", "category", "target"])
 _LISTED = 12
+_MAX_CLASSES = 1 << 20
+_TEXTS = 4096
+_log = logging.getLogger(__name__)
 _LEAST = 64
 """Least numbers of a flat image, 8 x 8."""
 _PROPOSED = 4
@@ -165,27 +175,37 @@ def _assign_part(
     labels are unreadable, or images and labels differ in number.
     """
     image = _find_images(shown, arrays, options)
-    length = _count_labels(shown, arrays, image, options)
+    labels = _list_labels(shown, arrays, image, options)
+    lengths = {each.info.shape[0] if each.info.shape else 0 for each in labels}
+    length = lengths.pop() if len(lengths) == 1 else None
     if _may_be_flat_images(image.info):
         image.info = _unflatten_images(shown, image.info, options.layout, length)
     chosen = ColumnArray(image.file, image.info, *_choose_axes(shown, image, length, options))
     count = chosen.length
     if length is not None and length != count:
         raise SourceError(f"{shown}: {image.info.shown} holds {count} images, and there are {length} labels")
+    if options.label_key is not None and not _has_number_per_sample(labels[0], "uifb"):
+        raise SourceError(f"{shown}: {labels[0].info.shown} should have one number for each of {count} images")
     columns = {"image": chosen}
-    label = _find_labels(shown, arrays, image, count, options)
     used = {id(image)}
-    lost = next((each for each in arrays if label is None and each.info.why and each.words & LABEL_WORDS), None)
+    labels = [each for each in labels if each.info.shape[0] == count]
+    if len(labels) > 1:
+        asked = " or ".join(f"--label-key {printable(each.info.name)}" for each in labels[:_LISTED])
+        raise AmbiguousSourceError(
+            f"{shown} holds several arrays of labels: say which is 'label' by {asked} (the others keep their names)",
+            [Answer(("--label-key", each.info.name)) for each in labels[:_LISTED]],
+        )
+    lost = next((each for each in arrays if not labels and each.info.why and each.words & LABEL_WORDS), None)
     if lost is not None:
         raise SourceError(f"{shown}: {lost.info.why}")
-    if label is not None:
-        columns["label"] = ColumnArray(label.file, label.info)
-        used.add(id(label))
+    if labels:
+        columns["label"] = ColumnArray(labels[0].file, labels[0].info)
+        used.add(id(labels[0]))
     for each in arrays:
         info = each.info
         fits = info.content != "unreadable" and info.shape[:1] == (count,) and not _holds_class_names(each)
         if id(each) not in used and fits:
-            columns[unused_column_name(each.role or info.name, columns)] = ColumnArray(each.file, info)
+            columns[_unused_column_name(each.role or info.name, columns)] = ColumnArray(each.file, info)
             used.add(id(each))
     return SplitArrays(split, count, columns), used
 
@@ -271,48 +291,22 @@ def _looks_like_images(each: _NamedArray) -> bool:
     return len(info.shape) == 4 and any(info.shape[axis] in (1, 3) for axis in (1, 2, 3))
 
 
-def _has_number_per_sample(each: _NamedArray) -> bool:
-    """Tells if an array has one whole number or boolean for each sample."""
+def _has_number_per_sample(each: _NamedArray, kinds: str = "uib") -> bool:
+    """Tells if an array has one number of some ``kinds`` of dtypes for each sample."""
     info = each.info
     flat = len(info.shape) >= 1 and all(size == 1 for size in info.shape[1:])
-    return info.content == "numbers" and info.dtype.kind in "uib" and flat
+    return info.content == "numbers" and info.dtype.kind in kinds and flat
 
 
-def _find_label_candidates(arrays: Sequence[_NamedArray], image: _NamedArray) -> list[_NamedArray]:
-    """Finds the arrays with a name for labels, and one number for each sample."""
-    return [each for each in arrays if each is not image and each.words & LABEL_WORDS and _has_number_per_sample(each)]
-
-
-def _count_labels(shown: str, arrays: Sequence[_NamedArray], image: _NamedArray, options: SourceOptions) -> int | None:
-    """Returns the length of the array of labels, which helps to choose a layout. Returns None if there are no
-    candidates, or they differ in length. Raises :class:`SourceError` if ``--label-key`` names no array."""
+def _list_labels(
+    shown: str, arrays: Sequence[_NamedArray], image: _NamedArray, options: SourceOptions
+) -> list[_NamedArray]:
+    """Lists the arrays that may be class numbers: the one that ``--label-key`` names, else those with a name for labels
+    and one number for each sample. Raises :class:`SourceError` if the named array does not exist."""
     if options.label_key is not None:
-        label = _find_by_key(shown, arrays, options.label_key, "--label-key")
-        return label.info.shape[0] if label.info.shape else 0
-    lengths = {each.info.shape[0] for each in _find_label_candidates(arrays, image)}
-    return lengths.pop() if len(lengths) == 1 else None
-
-
-def _find_labels(
-    shown: str, arrays: Sequence[_NamedArray], image: _NamedArray, count: int, options: SourceOptions
-) -> _NamedArray | None:
-    """Finds the array of class numbers. ``--label-key`` may name it, else it is the only candidate with ``count``
-    numbers. Returns None if there is none. Raises :class:`SourceError` if the named array does not have ``count``
-    numbers, and :class:`AmbiguousSourceError` for several candidates."""
-    if options.label_key is not None:
-        label = _find_by_key(shown, arrays, options.label_key, "--label-key")
-        flat = all(size == 1 for size in label.info.shape[1:]) and label.info.content == "numbers"
-        if not flat or label.info.dtype.kind not in "uifb" or label.info.shape[:1] != (count,):
-            raise SourceError(f"{shown}: {label.info.shown} should have one number for each of {count} images")
-        return label
-    labels = [each for each in _find_label_candidates(arrays, image) if each.info.shape[0] == count]
-    if len(labels) > 1:
-        asked = " or ".join(f"--label-key {printable(each.info.name)}" for each in labels[:_LISTED])
-        raise AmbiguousSourceError(
-            f"{shown} holds several arrays of labels: say which is 'label' by {asked} (the others keep their names)",
-            [Answer(("--label-key", each.info.name)) for each in labels[:_LISTED]],
-        )
-    return labels[0] if labels else None
+        return [_find_by_key(shown, arrays, options.label_key, "--label-key")]
+    called = (each for each in arrays if each is not image and each.words & LABEL_WORDS)
+    return [each for each in called if _has_number_per_sample(each)]
 
 
 def _choose_axes(
@@ -375,7 +369,7 @@ def _holds_class_names(each: _NamedArray) -> bool:
     return bool(called) and each.info.content == "texts" and len(each.info.shape) == 1
 
 
-def unused_column_name(role: str, columns: Mapping[str, ColumnArray]) -> str:
+def _unused_column_name(role: str, columns: Mapping[str, ColumnArray]) -> str:
     """Makes a column's name from the words of its array's name. It differs from ``image``, ``label`` and all names in
     ``columns``."""
     return make_column_names([role], {*columns, "image", "label"})[role]
@@ -433,3 +427,164 @@ def _propose_layouts(info: ArrayInfo, length: int | None) -> list[str]:
                 layouts += [f"N{each}" if place == 0 else each.replace(":", "N:") for each in named]
                 break
     return layouts[: 2 * _PROPOSED]
+
+
+def _parse_class_names(value: Any) -> tuple[str, ...] | None:
+    """Parses an attribute with names of classes; None for any other value, for no names, and for repeated names.
+
+    - a list or an array
+    - a mapping from numbers to names, or from names to numbers
+    - JSON of one of these
+    """
+    if isinstance(value, (str, bytes)):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    if isinstance(value, np.ndarray):
+        value = value.reshape(-1).tolist()
+    if isinstance(value, Mapping):
+        numbered = {str(number): name for number, name in value.items()}
+        if not all(str(number) in numbered for number in range(len(numbered))):
+            numbered = {str(number): name for name, number in value.items()}
+        value = [numbered.get(str(number)) for number in range(len(value))]
+    if not isinstance(value, list) or not value:
+        return None
+    names = tuple(_decode_name(name) for name in value)
+    return names if all(isinstance(name, str) and name for name in names) and len({*names}) == len(names) else None
+
+
+def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRoles, tuple[str, ...] | None]:
+    """Makes an array of texts the labels, if no array has class numbers. In its part it must be the only one with a
+    name for labels, and its texts must certainly be classes. Reads all its texts; unreadable texts are no labels.
+
+    Returns the new roles, and the names of the classes. The names are None if no texts become the labels. Before that,
+    an array of names of classes becomes a column, as :func:`_add_repeated_names` decides. Raises :class:`OSError` or
+    :class:`ValueError` if the names of classes cannot be read.
+    """
+    roles = _add_repeated_names(roles, blocks)
+    if any("label" in part.columns for part in roles.parts):
+        return roles, None
+    texts, parts = LabelTexts(), []
+    for part in roles.parts:
+        names = [name for name, chosen in part.columns.items() if name != "image" and _may_be_labels(chosen)]
+        if len(names) > 1:
+            return roles, None
+        if not names:
+            parts.append(part)
+            continue
+        label = part.columns[names[0]]
+        try:
+            for some in _read_texts(blocks, label):
+                texts.add_texts(set(some), len(some))
+        except (OSError, ValueError):
+            return roles, None
+        rest = {name: chosen for name, chosen in part.columns.items() if name not in ("image", names[0])}
+        parts.append(replace(part, columns={"image": part.columns["image"], "label": label, **rest}))
+    order: list[str] = []
+    if roles.classes is not None:
+        file, info = roles.classes
+        order = list(chain.from_iterable(_read_texts(blocks, ColumnArray(file, info))))
+    classes = texts.decide_classes(order=order if len({*order}) == len(order) else ())
+    return (roles, None) if classes is None else (replace(roles, parts=tuple(parts), classes=None), classes)
+
+
+def _add_repeated_names(roles: ArrayRoles, blocks: BlockCache) -> ArrayRoles:
+    """Makes the array of names of classes a column if it names the class of each sample.
+
+    It does if it has as many texts as there are samples, and some are equal. If it does not, or if there are several
+    parts, the roles are returned unchanged. Raises :class:`OSError` or :class:`ValueError` if the texts cannot be read.
+    """
+    if roles.classes is None or len(roles.parts) != 1:
+        return roles
+    (file, info), part = roles.classes, roles.parts[0]
+    if info.shape[0] != part.length:
+        return roles
+    names = list(chain.from_iterable(_read_texts(blocks, ColumnArray(file, info))))
+    if len({*names}) == len(names):
+        return roles
+    columns = {
+        **part.columns,
+        _unused_column_name("_".join(name_words(info.name)), part.columns): ColumnArray(file, info),
+    }
+    return replace(roles, parts=(replace(part, columns=columns),), classes=None)
+
+
+def _may_be_labels(chosen: ColumnArray) -> bool:
+    """Tells if an array has a text for each sample, and a name for labels."""
+    words = [word for word in name_words(chosen.info.name) if word not in SPLIT_ORDER]
+    return chosen.info.content == "texts" and len(chosen.info.shape) == 1 and is_label_name(words)
+
+
+def find_class_names(shown: str, roles: ArrayRoles, blocks: BlockCache) -> tuple[str, ...] | None:
+    """Finds the names of the classes of numeric labels: in an array of texts, else in attributes.
+
+    Attributes may be those of the labels, the images or a group above them. Reads all labels. Tries the first names
+    alone, and returns None if these do not fit the labels. If these certainly are names of classes, also logs a
+    warning; ``shown`` is the source's path in it. Raises :class:`OSError` or :class:`ValueError` if labels or texts
+    cannot be read.
+    """
+    labels = (_read_labels(part, blocks) for part in roles.parts)
+    most = max((int(each[np.isfinite(each)].max(initial=0)) for each in labels), default=0)
+    for origin, names, is_certain in _list_possible_names(roles, blocks):
+        if names is not None and most < len(names) and (is_certain or most + 1 == len(names)):
+            return names
+        if is_certain:
+            _log.warning("%s: %s does not name the classes of the labels; they are packed as numbers alone", shown,
+                         origin)  # fmt: skip
+            return None
+    return None
+
+
+def _list_possible_names(roles: ArrayRoles, blocks: BlockCache) -> Iterator[tuple[str, tuple[str, ...] | None, bool]]:
+    """Yields possible names of classes, each with three values:
+
+    - their origin, for messages
+    - the names, None if unusable
+    - True if they certainly are classes
+
+    Yields nothing for an array of more than 1,048,576 texts. Raises :class:`OSError` or :class:`ValueError` if texts
+    cannot be read.
+    """
+    if roles.classes is not None:
+        file, info = roles.classes
+        if not 0 < info.shape[0] <= _MAX_CLASSES:
+            return
+        texts = list(chain.from_iterable(_read_texts(blocks, ColumnArray(file, info))))
+        yield info.shown, tuple(texts) if all(texts) and len({*texts}) == len(texts) else None, True
+        return
+    for part in roles.parts:
+        for role in ("label", "image"):
+            if (chosen := part.columns.get(role)) is None or "label" not in part.columns:
+                continue
+            place: str | None = chosen.info.name
+            while place is not None:
+                attributes = blocks.open_file(chosen.file).read_attributes(place)
+                for name, value in attributes.items():
+                    origin = printable(f"the attribute {name} of {place or 'the file'}")
+                    names = _parse_class_names(value)
+                    is_certain = names is not None and (name != "names" or place == part.columns["label"].info.name)
+                    yield origin, names, is_certain
+                place = place.rpartition("/")[0] if place else None
+
+
+def _read_texts(blocks: BlockCache, chosen: ColumnArray) -> Iterator[list[str]]:
+    """Yields all texts of an array, in lists of up to 4096. Raises :class:`OSError` or :class:`ValueError` if they
+    cannot be read or decoded."""
+    array, length = blocks.open_file(chosen.file).arrays[chosen.info.name], chosen.info.shape[0]
+    for start in range(0, length, _TEXTS):
+        yield [decode_text(text) for text in array.read_rows(0, start, min(start + _TEXTS, length))]
+
+
+def _read_labels(part: SplitArrays, blocks: BlockCache) -> NDArray[Any]:
+    """Reads all class numbers of a part, a group of arrays that belong together; empty without labels. Raises
+    :class:`OSError` or :class:`ValueError` if they cannot be read."""
+    chosen = part.columns.get("label")
+    if chosen is None or not chosen.length:
+        return np.zeros(0, np.int64)
+    return blocks.open_file(chosen.file).arrays[chosen.info.name].read_all()
+
+
+def _decode_name(value: Any) -> Any:
+    """Decodes bytes as UTF-8, with a replacement for invalid ones; returns any other value unchanged."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

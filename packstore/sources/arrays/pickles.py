@@ -26,6 +26,7 @@ _MAX_OPERATIONS = 2_000_000  # CIFAR-100's train takes 250,000
 _MAX_COPY = 1 << 16
 """Largest part of a pickle that is copied out of it; larger parts are pixels."""
 _TYPES = {"uint8": "u1", "int32": "i4", "int64": "i8", "float64": "f8"}
+_CORES = ("core", "_core")
 _DTYPES = _TYPES | {short: short for short in _TYPES.values()}
 
 
@@ -208,27 +209,12 @@ class _ArrayParts(StandIn):
         return made
 
 
-def _reconstruct(kind: Any, shape: Any, typecode: Any) -> _ArrayParts:
-    """Stand-in for ``numpy.core.multiarray._reconstruct``: makes an array without content; ignores the arguments."""
-    return _ArrayParts()
-
-
 def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any) -> _ArrayParts:
     """Stand-in for ``numpy.core.numeric._frombuffer``, by which numpy pickles in protocol 5: makes an array of the
     arguments, unchecked."""
     array = _ArrayParts()
     array.set_state((1, shape, dtype, order in ("F", b"F"), data))
     return array
-
-
-def _dtype(name: Any, align: Any = False, copy: Any = True) -> _DType:
-    """Stand-in for calling ``numpy.dtype``: makes a :class:`_DType`; ignores ``align`` and ``copy``."""
-    return _DType(name)
-
-
-def _empty_bytes() -> bytes:
-    """Stand-in for ``bytes``: Python 3 pickles an empty byte string for Python 2 as a call of it."""
-    return b""
 
 
 def _refuse_ndarray(*_: Any) -> None:
@@ -263,9 +249,9 @@ def _allowed_globals(size_bytes: int) -> dict[tuple[str, str], Callable[..., Any
     """Returns the functions that a pickle of ``size_bytes`` may name: stand-ins that execute nothing from it."""
     return {
         ("numpy", "ndarray"): _refuse_ndarray,
-        ("numpy", "dtype"): _dtype,
-        ("__builtin__", "bytes"): _empty_bytes,
+        ("numpy", "dtype"): lambda name, align=False, copy=True: _DType(name),
+        ("__builtin__", "bytes"): lambda: b"",  # an empty byte string that Python 3 pickles for Python 2
         ("_codecs", "encode"): _Encode(size_bytes),
-        **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
-        **{(f"numpy.{core}.numeric", "_frombuffer"): _frombuffer for core in ("core", "_core")},
+        **{(f"numpy.{core}.multiarray", "_reconstruct"): lambda kind, shape, code: _ArrayParts() for core in _CORES},
+        **{(f"numpy.{core}.numeric", "_frombuffer"): _frombuffer for core in _CORES},
     }

@@ -82,11 +82,16 @@ class PixelSource(ArraySource):
         """Tells if there are files of pixels. False for a damaged archive and a folder that cannot be listed, which the
         general kinds report."""
         try:
-            return bool(cls.find_parts(path))
+            return cls.is_there(path)
         except AmbiguousSourceError:
             raise
         except (SourceError, OSError):
             return False
+
+    @classmethod
+    def is_there(cls, path: Path) -> bool:
+        """Tells if :meth:`find_parts` finds files. Raises as it does."""
+        return bool(cls.find_parts(path))
 
     def list_files(self) -> list[Path]:
         """Lists the files of :meth:`find_parts`, and reads the names of the classes. Raises :class:`SourceError` if
@@ -207,19 +212,22 @@ class CifarLayout(NamedTuple):
 
     Attributes:
         kind: ``cifar10`` or ``cifar100``.
-        binary: Its batches are rows of bytes, not pickles.
         directory: Name of the directory.
         archive: Name of the download.
-        batches: (split, file name) of all batches in order.
         meta: Files with the names of the classes.
+        batches: (split, file name) of all batches in order; rows of bytes if the name ends in ``.bin``, else pickles.
     """
 
     kind: str
-    binary: bool
     directory: str
     archive: str
-    batches: tuple[tuple[str, str], ...]
     meta: tuple[str, ...]
+    batches: tuple[tuple[str, str], ...]
+
+    @property
+    def binary(self) -> bool:
+        """True if batches are rows of bytes."""
+        return self.batches[0][1].endswith(".bin")
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -235,17 +243,13 @@ class CifarLayout(NamedTuple):
 
 _TEN = (*(("train", f"data_batch_{number}") for number in range(1, 6)), ("test", "test_batch"))
 _HUNDRED = (("train", "train"), ("test", "test"))
+_META, _NAMES = ("batches.meta.txt",), ("fine_label_names.txt", "coarse_label_names.txt")
+_TEN_BINARY, _HUNDRED_BINARY = (tuple((split, f"{name}.bin") for split, name in each) for each in (_TEN, _HUNDRED))
 LAYOUTS = (
-    CifarLayout("cifar10", False, "cifar-10-batches-py", "cifar-10-python.tar.gz", _TEN, ("batches.meta",)),
-    CifarLayout(
-        *("cifar10", True, "cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
-        *(tuple((split, f"{name}.bin") for split, name in _TEN), ("batches.meta.txt",)),
-    ),
-    CifarLayout("cifar100", False, "cifar-100-python", "cifar-100-python.tar.gz", _HUNDRED, ("meta",)),
-    CifarLayout(
-        *("cifar100", True, "cifar-100-binary", "cifar-100-binary.tar.gz"),
-        *((("train", "train.bin"), ("test", "test.bin")), ("fine_label_names.txt", "coarse_label_names.txt")),
-    ),
+    CifarLayout("cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz", ("batches.meta",), _TEN),
+    CifarLayout("cifar10", "cifar-10-batches-bin", "cifar-10-binary.tar.gz", _META, _TEN_BINARY),
+    CifarLayout("cifar100", "cifar-100-python", "cifar-100-python.tar.gz", ("meta",), _HUNDRED),
+    CifarLayout("cifar100", "cifar-100-binary", "cifar-100-binary.tar.gz", _NAMES, _HUNDRED_BINARY),
 )
 
 
@@ -278,20 +282,15 @@ class CifarSource(PixelSource):
             raise SourceError(f"{printable(str(path))} holds no images: its batches are empty; download it again")
 
     @classmethod
-    def find_parts(cls, path: Path, kind: str | None = None) -> Parts:
-        """Finds split and path of each batch, which may be in an archive. ``kind``: see :func:`find_cifar`."""
-        found = find_cifar(path, kind or cls.kind)
+    def find_parts(cls, path: Path) -> Parts:
+        """Finds split and path of each batch, which may be in an archive. Raises as :func:`find_cifar` does."""
+        found = find_cifar(path, cls.kind)
         return [] if found is None else [(split, found[1] / name) for split, name in found[0].batches]
 
     @classmethod
-    def matches(cls, path: Path) -> bool:
-        """Tells if a path holds this dataset, and no other of CIFAR."""
-        try:
-            found = find_cifar(path, None)
-        except AmbiguousSourceError:
-            raise
-        except (SourceError, OSError):
-            return False
+    def is_there(cls, path: Path) -> bool:
+        """Tells if a path holds this dataset, and no other of CIFAR. Raises as :func:`find_cifar` does."""
+        found = find_cifar(path, None)
         return found is not None and found[0].kind == cls.kind
 
     def read_class_names(self) -> dict[str, tuple[str, ...] | None]:
@@ -328,20 +327,16 @@ class CifarSource(PixelSource):
 
     def _refuse_odd_files(self) -> None:
         """Raises :class:`SourceError` if a file is missing, too large for CIFAR, or in the archive twice."""
-        missing = []
-        for name in self._layout.files:
-            try:
-                size = self._tree.stat(self._inside(name)).size
-            except OSError:
-                size = -1
+        missing, place = [], printable(str(self._place))
+        for name in sorted(self._layout.files):
+            size = self._tree.stat(self._inside(name)).size if is_file(self._tree, self._inside(name)) else -1
             if size > _MAX_BYTES:
                 raise SourceError(f"{printable(str(self._folder / name))}: {size} bytes; that is not CIFAR")
             missing += [name] if size < 0 else []
         if missing:
-            names = ", ".join(sorted(missing))
-            raise SourceError(f"{printable(str(self._place))} is {self.kind} without {names}: download it again")
+            raise SourceError(f"{place} is {self.kind} without {', '.join(missing)}: download it again")
         if self._tree.replaced:
-            raise SourceError(f"{printable(str(self._place))} has files that are there twice; that is not CIFAR")
+            raise SourceError(f"{place} has files that are there twice; that is not CIFAR")
 
     def _parse_binary_batch(self, data: bytes) -> tuple[NDArray[np.uint8], list[NDArray[Any]]]:
         """Parses rows of labels and pixels. Returns pixels, uint8 ``(rows, 3072)`` in planes, and the columns of
@@ -581,9 +576,9 @@ class ImageNet32Source(PixelSource):
         return [("val" if name == "val_data" else "train", there[name]) for name in names]
 
     @classmethod
-    def matches(cls, path: Path) -> bool:
+    def is_there(cls, path: Path) -> bool:
         """Tells if there are batches, by their names and first bytes."""
-        return super().matches(path) and all(_may_be_batch(file) for _, file in cls.find_parts(path))
+        return super().is_there(path) and all(_may_be_batch(file) for _, file in cls.find_parts(path))
 
     def files(self) -> Sequence[Path]:
         """Returns the batches, and ``map_clsloc.txt`` if it exists."""

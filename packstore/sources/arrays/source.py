@@ -20,8 +20,14 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
 from packstore.core.modes import Mode, mode_of
 from packstore.images.sniff import excess_pixels_message, max_file_bytes
-from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, ArrayRoles, assign_roles
-from packstore.sources.arrays.classes import assign_text_labels, find_class_names
+from packstore.sources.arrays.choosing import (
+    IMAGE_WORDS,
+    LABEL_WORDS,
+    ArrayRoles,
+    assign_roles,
+    assign_text_labels,
+    find_class_names,
+)
 from packstore.sources.arrays.stored import (
     ArrayInfo,
     BlockCache,
