@@ -475,6 +475,8 @@ def test_a_hostile_meta_file(tmp_path: Path) -> None:
     for names in (None, [1], [b"\xff"]):
         files["batches.meta"] = pickle.dumps({"label_names": names})
         assert "batches.meta: " in failure(make(tmp_path / f"{names}", "cifar10", files=files))
+    files["batches.meta"] = pickle.dumps({"label_names": []})
+    assert "is out of range, expected a number below 0" in failure(make(tmp_path / "none", "cifar10", files=files))
 
 
 def long_programs() -> dict[str, tuple[bytes, str]]:

@@ -139,7 +139,8 @@ class PixelSource(ArraySource):
         whole numbers of classes, one for each image. ``shown``: their file, for messages."""
         length = opened.arrays["image"].info.shape[self.layout.index("N")]
         for name, values in columns.items():
-            labels, count = to_whole_numbers(shown, values), len(self.classes[name] or ()) or 1000
+            labels, classes = to_whole_numbers(shown, values), self.classes[name]
+            count = 1000 if classes is None else len(classes)
             if len(labels) != length:
                 raise SourceError(f"{shown} has {len(labels):,} labels for {length:,} images")
             wrong = np.flatnonzero((labels < first) | (labels >= first + count))
