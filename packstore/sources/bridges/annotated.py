@@ -50,7 +50,6 @@ class AnnotatedItems(AnnotationColumns):
 
     Attributes:
         items: The images by split.
-        listed: Classes in the order of the dataset, if it lists them.
         ignored: Number of values that are left out, by reason.
     """
 
@@ -59,13 +58,8 @@ class AnnotatedItems(AnnotationColumns):
     ) -> None:
         """``read_parts`` reads the annotation of an image, in the format ``title``."""
         self.path, self.items, self.title = path, items, title
-        self.listed: Sequence[str] = ()
         self.ignored: Counter[str] = Counter()
         self._read_parts = read_parts
-
-    def list_classes(self) -> Sequence[str]:
-        """Returns :attr:`listed`."""
-        return self.listed
 
     def parse_parts(self, item: Any, picture: Picture) -> tuple[Any, Parts]:
         """Reads an annotation; the value of ``json`` is the annotation itself."""
