@@ -105,9 +105,7 @@ class Files:
 
     def images(self, folder: str) -> Iterator[str]:
         """Yields the paths of all images below a folder, relative to it, in torchvision's order."""
-        top = self.path(folder)
-        for place, listing in self._tree.walk(top, self._tree.above, skip_cycles=self._source.options.skip_bad):
-            yield from (join(place, name)[len(top) + 1 if top else 0 :] for name in listing.images)
+        return walk_images(self._tree, self.path(folder), self._source.options.skip_bad)
 
     def folders(self, folder: str) -> list[str]:
         """Lists the names of the folders in a folder, sorted, without hidden ones."""
@@ -472,6 +470,13 @@ def check_range(number: int, least: int, most: int) -> int:
     if not least <= number <= most:
         raise ValueError(f"{number} is not from {least} to {most}")
     return number
+
+
+def walk_images(tree: Tree, folder: str, skip_cycles: bool = True) -> Iterator[str]:
+    """Yields the paths of all images below a folder of a tree, relative to it, in torchvision's order."""
+    begin = len(join(folder, ""))
+    for place, listing in tree.walk(folder, tree.above, None, skip_cycles):
+        yield from (join(place, name)[begin:] for name in listing.images)
 
 
 def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -> bool:

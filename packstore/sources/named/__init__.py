@@ -24,7 +24,7 @@ from packstore.sources.annotation_questions import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import is_file, join
-from packstore.sources.found import Files, Found, FoundSource, has_path
+from packstore.sources.found import Files, Found, FoundSource, has_path, walk_images
 from packstore.sources.ignoring import escape_pattern
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import InTree
@@ -334,9 +334,7 @@ def _match_set(tree: Tree, base: str, title: str, row: FolderSet) -> FolderSetMa
     images = 0
 
     def below() -> Iterator[str]:
-        for folder, listing in tree.walk(base, tree.above, None, skip_cycles=True):
-            top = folder[len(base) + 1 if base else 0 :]
-            yield from (_lower_suffix(join(top, name)) for name in listing.images)
+        return map(_lower_suffix, walk_images(tree, base))
 
     for image in below():
         match = pattern.fullmatch(image)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, printable
 from packstore.core.fields import Label
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, Source, SourceOptions, stamp_files
+from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.beside import is_folder, join
 from packstore.sources.folder_names import Names
 from packstore.sources.found import Files, Found, FoundSource
@@ -27,7 +27,7 @@ from packstore.sources.listing import is_passed_over
 from packstore.sources.named import open_tree_or_none
 from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number
 from packstore.sources.named.sets import kaggle
-from packstore.sources.rows import Row
+from packstore.sources.rows import Row, RowSource
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
@@ -186,17 +186,9 @@ class IlsvrcSource(FoundSource):
         if devkit is not None:
             yield from (devkit / _META, devkit / _TRUTH) if devkit.is_dir() else (devkit,)
 
-    def stamp(self) -> str:
-        """Returns size and times of all :meth:`files`."""
-        return stamp_files(self.files())
-
-    def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Lists the files at the path: tars, not what they hold."""
-        return Source.list_all_files(self)
-
-    def claim_files(self, claims: Claims) -> None:
-        """Claims :meth:`files` as packed."""
-        self.claim_paths(claims, self.files())
+    # Its files are tars, not what they hold.
+    stamp, claim_files = RowSource.stamp, RowSource.claim_files
+    list_all_files = Source.list_all_files
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         """Claims an image that is a file of its own."""
