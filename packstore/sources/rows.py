@@ -419,7 +419,7 @@ class FileRowSource(TreeRowSource):
         seen: set[bytes] = set()
         count, first = 0, ""
         for row in rows:
-            digest = xxhash.xxh3_128_digest(repr(row).encode("utf-8", "surrogatepass"))
+            digest = xxhash.xxh3_128_digest(repr(row[:]).encode("utf-8", "surrogatepass"))  # a tuple is faster
             if digest in seen:
                 count, first = count + 1, first or row.file
                 continue
