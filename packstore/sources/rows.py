@@ -7,6 +7,7 @@ counts rows, declares columns and checks values. Images of rows may be files of 
 from __future__ import annotations
 
 import errno
+import marshal
 import re
 from abc import abstractmethod
 from collections import Counter
@@ -419,7 +420,12 @@ class FileRowSource(TreeRowSource):
         seen: set[bytes] = set()
         count, first = 0, ""
         for row in rows:
-            digest = xxhash.xxh3_128_digest(repr(row[:]).encode("utf-8", "surrogatepass"))  # a tuple is faster
+            plain: Any = row[:]
+            try:
+                content = marshal.dumps(plain, 0)  # in half the time of repr
+            except ValueError:  # a value of another type, such as InTree
+                content = repr(row).encode("utf-8", "surrogatepass")
+            digest = xxhash.xxh3_128_digest(content)
             if digest in seen:
                 count, first = count + 1, first or row.file
                 continue
