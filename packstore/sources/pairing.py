@@ -419,7 +419,7 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
         return _make(relation, MASKS, text, relation.folders is None or not relation.has_other_owner(tree))
     grey_first = differ_in_colour(pictures) and all(image is not None and image.is_grey for image, _ in pictures)
     masks_first = are_masks([(file, image) for image, file in pictures])
-    if relation.folders is None and relation.one.is_plain and not relation.other.is_plain:
+    if relation.folders is None and relation.one.suffix in _PHOTOS and relation.other.suffix not in _PHOTOS:
         grey_first = False  # an X-ray beside its overlay
     if (grey_first or masks_first) and (relation.folders is None or relation.folders[0]):
         return _judge(tree, relation.swapped())
