@@ -502,7 +502,7 @@ def test_plain_names_may_be_those_of_the_companions(stem: str, images: int, file
     values = read(fill(tmp_path / "masks", colour | masks))
     assert [each["mask"] for each in values.values()].count(None) == images - files
     path = fill(tmp_path / "depth", colour | depth)
-    assert question(path)[0] == ("--pair", "{s}_RGB.png={s}.png" if images > files else "{s}.png={s}_RGB.png")
+    assert question(path)[0] == ("--pair", "{s}_RGB.png={s}.png")
     assert len(read(path, pair="{s}_RGB.png={s}.png")) == images
 
 
