@@ -99,8 +99,10 @@ def find_pairs(tree: Tree) -> dict[str, MaskPair]:
             return {split: MaskPair(f"leftImg8bit/{split}", f"{kind}/{split}", "_leftImg8bit", ends)
                     for split in in_packing_order(_list_folders(tree, "leftImg8bit"))}  # fmt: skip
     splits = find_split_folders(folders)
-    pair = _pair_by_names(tree, "")
-    if pair is None and not any(map(is_split, folders)) and (by_name := _pair_by_split_names(tree, folders)):
+    text = "\0".join(folders).lower()
+    named = _MASKS.search(text) or _MASK_WORD.search(text)  # thousands of classes are not read name by name
+    pair = _pair_by_names(tree, "") if named else None
+    if named and pair is None and not any(map(is_split, folders)) and (by_name := _pair_by_split_names(tree, folders)):
         return by_name
     if pair is not None:
         inside = _list_folders(tree, pair.images)
