@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +16,7 @@ Item = TypeVar("Item")
 _EDGE = re.compile(r"(?<=[a-z])(?![a-z])|(?<=[A-Z])(?![A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\d)(?!\d)|(?<=[\W_])")
 _DIGITS = re.compile(r"\d+")
 _TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[\d*]+")
+_PLAIN = re.compile(r"[^*{=.]+[.][^*{=.]+")
 _SEPARATORS = " _.-+"
 _MOST_EDGES, _MOST_AFFIXES, _LONGEST = 5, 40, 200
 _GOLDEN = 0.6180339887498949
@@ -112,12 +113,22 @@ def list_affixes(name: str) -> Sequence[tuple[Affix, str]]:
     return tuple(dict.fromkeys(found))
 
 
-def count_affixes(names: Iterable[str]) -> Counter[Affix]:
-    """Counts the names by their possible affixes."""
-    counts: Counter[Affix] = Counter()
-    for name in names:
-        counts.update(affix for affix, _ in list_affixes(name))
-    return counts
+def list_glued_affixes(name: str, names: Sequence[str]) -> Iterator[tuple[Affix, str]]:
+    """Yields the affixes of a name that no edge divides from the stem of another name: ``mask`` of ``maskpearl.png``
+    beside ``pearl.jpg``. ``names`` are sorted."""
+    stem, dot, suffix = name.rpartition(".")
+    if len(name) > _LONGEST or not _PLAIN.fullmatch(name):
+        return
+    for place in range(1, len(stem)):
+        if not (stem[place - 1].islower() and stem[place].islower()):
+            continue
+        for affix, base in (
+            (Affix(stem[:place], dot + suffix), stem[place:]),
+            (Affix("", stem[place:] + dot + suffix), stem[:place]),
+        ):
+            found = bisect_left(names, f"{base}.")
+            if not any(map(str.isdigit, affix.before)) and found < len(names) and names[found].startswith(f"{base}."):
+                yield affix._replace(after=_DIGITS.sub("*", affix.after)), base
 
 
 def list_frequent(counts: Counter[Affix], names: int) -> list[Affix]:

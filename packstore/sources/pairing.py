@@ -17,12 +17,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import chain, combinations
 from typing import NamedTuple
 
 import numpy as np
 
-from packstore.sources.affixes import Affix, count_affixes, go_together, list_affixes, list_frequent, sample
+from packstore.sources.affixes import Affix, go_together, list_affixes, list_frequent, list_glued_affixes, sample
 from packstore.sources.beside import join
 from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, Companion, parse_pattern
 from packstore.sources.contents import (
@@ -83,15 +83,27 @@ class _Names(NamedTuple):
     by_affix: dict[Affix, list[tuple[str, str]]]
 
     @classmethod
-    def of(cls, tree: Tree, folder: FolderContents, count: int) -> _Names:
-        """Lists a folder, and samples ``count`` of its visible names."""
+    def of(cls, tree: Tree, folder: FolderContents, count: int, other: FolderContents | None = None) -> _Names:
+        """Lists a folder, and samples ``count`` of its visible names. Affixes without an edge are those of names that
+        contain a stem of the ``other`` folder, else of this one."""
         names = tree.names(folder.path).files
+        stems = names if other is None else tree.names(other.path).files
         sampled = sample([name for name in names if name[0] != "."], count)
         by_affix: dict[Affix, list[tuple[str, str]]] = defaultdict(list)
         for name in sampled:
-            for affix, base in list_affixes(name):
+            for affix, base in (*list_affixes(name), *list_glued_affixes(name, stems)):
                 by_affix[affix].append((name, base))
         return cls(folder.path, sampled, names, by_affix)
+
+    @staticmethod
+    def list_frequent(listed: Iterable[_Names]) -> list[Affix]:
+        """Returns the frequent affixes of the sampled names in several folders."""
+        counts: Counter[Affix] = Counter()
+        names = 0
+        for each in listed:
+            names += len(each.sampled)
+            counts.update({affix: len(found) for affix, found in each.by_affix.items()})
+        return list_frequent(counts, names)
 
 
 @dataclass
@@ -252,8 +264,7 @@ def _relate_within(tree: Tree, contents: Contents) -> list[_Relation]:
         return []
     per_folder = max(2, min(_PER_FOLDER, _SAMPLED // len(folders)))
     listed = [_Names.of(tree, folder, per_folder) for folder in sample(folders, _SAMPLED // 2)]
-    names = [name for each in listed for name in each.sampled]
-    frequent = list_frequent(count_affixes(names), len(names))
+    frequent = _Names.list_frequent(listed)
     relations = [
         _Relation(*pair) for one, other in combinations(frequent, 2) if (pair := _order(one, other)) is not None
     ]
@@ -358,14 +369,20 @@ def _may_share(one: FolderContents, other: FolderContents) -> bool:
     sets = [other.images, *(names for suffix, names in other.others.items() if suffix not in NO_SIDECARS)]
     if any(each.count and each.count_shared(one.images) for each in sets):
         return True
-    return len(_list_bases(one) & _list_bases(other)) > 1
+    return len(_list_bases(one, other) & _list_bases(other, one)) > 1
 
 
-def _list_bases(folder: FolderContents) -> set[str]:
-    """Returns the possible common parts of the first names of a folder, for each kind of file."""
+def _list_bases(folder: FolderContents, other: FolderContents) -> set[str]:
+    """Returns the possible common parts of the first names of a folder with those of another, for each kind of file."""
+    stems = sorted(chain.from_iterable(_list_first_names(other)))
+    names = [name for each in _list_first_names(folder) for name in each[:_LOOKED_AT]]
+    return {base for name in names for _, base in (*list_affixes(name), *list_glued_affixes(name, stems))}
+
+
+def _list_first_names(folder: FolderContents) -> list[Sequence[str]]:
+    """Lists the first names of each kind of file in a folder."""
     others = (names.first for suffix, names in folder.others.items() if suffix not in NO_SIDECARS)
-    names = [name for each in (folder.images.first, *others) for name in each[:_LOOKED_AT]]
-    return {base for name in names for _, base in list_affixes(name)}
+    return [folder.images.first, *others]
 
 
 def _relate_two(
@@ -374,11 +391,8 @@ def _relate_two(
     """Relates the names in pairs of folders."""
     per_folder = max(2, min(_PER_FOLDER, _SAMPLED // len(pairs)) // 2)
     some = sample(pairs, _SAMPLED // 4)
-    listed = [(_Names.of(tree, one, per_folder), _Names.of(tree, other, per_folder)) for one, other in some]
-    frequent = []
-    for side in (0, 1):
-        names = [name for pair in listed for name in pair[side].sampled]
-        frequent.append(list_frequent(count_affixes(names), len(names)))
+    listed = [(_Names.of(tree, one, per_folder, other), _Names.of(tree, other, per_folder, one)) for one, other in some]
+    frequent = [_Names.list_frequent(pair[side] for pair in listed) for side in (0, 1)]
     relations = [
         _Relation(one, other, folders)
         for one in frequent[0]
