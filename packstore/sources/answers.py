@@ -112,9 +112,9 @@ def try_answers(
     """Returns the answers to offer for a question about ``place``, each with its note. ``opener`` is
     :func:`packstore.sources.open_source`.
 
-    Answers that all have a note are returned as they are. If none of the question's own answers keeps all files, adds
-    further ones; then those that leave out least come first. Returns them untried, with a note that says so, at a URL
-    and for more than 200,000 files.
+    Answers that all have a note are returned as they are. Those that leave nothing out come first. If none of the
+    question's own answers keeps all files, adds further ones; then those that leave out least come first. Returns them
+    untried, with a note that says so, at a URL and for more than 200,000 files.
     """
     if error.answers and all(answer.note for answer in error.answers):
         return list(error.answers)
@@ -132,6 +132,7 @@ def try_answers(
                 further = [(answer, outcome) for answer, outcome in more if outcome and not outcome.has_one_class]
                 if further:
                     tried = sorted([*tried, *further], key=_count_left)
+            tried.sort(key=lambda pair: pair[1] is None or bool(pair[1].left))
     finally:
         _trying.reset(token)
     return list(dict.fromkeys(answer for answer, _ in tried))

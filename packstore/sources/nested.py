@@ -137,7 +137,9 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
     if not names:
         return None
     if all(map(_NO_CLASS.fullmatch, names)) and not (splits and len(names) == 1):
-        return "holds folders whose names are not those of classes", classes, not splits and all(map(find_split, names))
+        same = set.intersection(*(set(contents.folders[path].folders) for path in classes))
+        may_be_splits = all(map(find_split, names)) or (any(map(find_split, names)) and bool(same))
+        return "holds folders whose names are not those of classes", classes, not splits and may_be_splits
     if len(names) > 1 and names & _OF_IMAGES:
         return "holds a folder called images, and others that are then not classes", classes, False
     inside = {path: [f"{path}/{name}" for name in contents.folders[path].folders] for path in classes}

@@ -77,6 +77,15 @@ def test_two_data_sets_in_one_folder(tmp_path: Path) -> None:
     assert [answer.source for answer in asked.answers] == [tmp_path / "both/first", tmp_path / "both/second"]
 
 
+def test_folders_beside_splits_with_the_same_folders_may_be_splits(tmp_path: Path) -> None:
+    names = ("gallery", "query", "train")
+    fill(tmp_path / "set", {f"{name}/{c}/{n}.jpg": jpeg(n) for name in names for c in "ab" for n in range(3)})
+    asked = question(tmp_path / "set")
+    assert asked.answers[0] == Answer(("--splits", "gallery=/gallery,query=/query,train=/train"))
+    fill(tmp_path / "other", {f"{name}/{n}.jpg": jpeg(n) for name in ("masks", "train") for n in range(3)})
+    assert not any("--splits" in answer.options for answer in question(tmp_path / "other").answers)
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -94,7 +103,7 @@ def test_folders_that_seem_to_be_splits_are_no_classes(names: list[str], tmp_pat
     splits = Answer(("--splits", ",".join(f"{name}=/{name}" for name in sorted(names))))
     classes = [Answer(("--source", "imagefolder"))] * ("fold0" in names)  # no classes called train and test
     given = [Answer(source=place) for place in places]
-    assert [*asked.answers] == [*given, *[splits] * (len(names) > 1), *classes]
+    assert [*asked.answers] == [*[splits] * (len(names) > 1), *classes, *given]  # those that keep all first
     for place in places:
         with closing(open_source(place)) as source:
             assert (source.kind, source.survey().records) == ("flat", 3)

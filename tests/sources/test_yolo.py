@@ -510,6 +510,23 @@ def test_a_labelled_split_that_no_file_lists(count: int, tmp_path: Path) -> None
         assert "data.yaml does not list images/test, which has labels: it is the split test" in survey.notes
 
 
+@pytest.mark.parametrize("form", ["images/{}", "{}/images"])
+def test_labelled_folders_beside_listed_ones_are_splits(form: str, tmp_path: Path) -> None:
+    counts = {"train": 4, "val": 2, "extra": 2, "bonus": 3}
+    for split, images in {**counts, "unlabelled": 1}.items():
+        for n in range(images):
+            place = form.format(split)
+            fill(tmp_path, {f"{place}/{split}{n}.jpg": jpeg(n)})
+            if split in counts:
+                fill(tmp_path, {f"{place.replace('images', 'labels')}/{split}{n}.txt": "0 0.5 0.5 0.3 0.3\n"})
+    yaml = f"train: {form.format('train')}\nval: {form.format('val')}\nnames: ['cell']\n"
+    fill(tmp_path, {"data.yaml": yaml})
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == counts
+        assert survey.notes[0].startswith(f"data.yaml does not list {form.format('bonus')}, which has labels")
+
+
 def write_label_lines(root: Path, lines: list[str], description: str) -> Path:
     """Makes an image with one line of labels for each of ``lines``."""
     for n, line in enumerate(lines):

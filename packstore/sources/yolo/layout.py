@@ -26,9 +26,9 @@ from packstore.sources.beside import (
     read_lines,
     read_text,
 )
-from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import in_packing_order
-from packstore.sources.splits import find_split_folders
+from packstore.sources.splits import find_split, find_split_folders
 from packstore.sources.spread import find_spread, places_by_split
 from packstore.sources.tree import Tree
 
@@ -231,20 +231,34 @@ def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[
 
 
 def _add_unlisted_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, Any]) -> None:
-    """Adds labelled splits in usual folders that a description does not list, with a note for each. Adds none beside
-    lists of images, which may name images of any folder."""
+    """Adds labelled splits in usual folders that a description does not list, with a note for each: also folders
+    whose paths differ from a listed one in the part that is its split. Adds none beside lists of images, which may name
+    images of any folder."""
     listed = [place for places in layout.splits.values() for place in places]
     if any(place.endswith(".txt") for place in listed):
         return
-    for split, places in find_image_folders(tree, named=True).items():
+    for split, places in (*find_image_folders(tree, named=True).items(), *_find_siblings(tree, listed)):
         known = any(f"{one}/".startswith(f"{other}/") for one in places for other in listed)
         if split and not known and not wanted.get(split) and any(has_labels(tree, place) for place in places):
             layout.splits[split] = places
+            listed += places
             layout.notes.append(
                 f"{printable(layout.files[0])} does not list {printable(places[0])}, which has labels: it is the split "
                 f"{split}"
             )
     layout.splits = {split: layout.splits[split] for split in in_packing_order(layout.splits)}
+
+
+def _find_siblings(tree: Tree, listed: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yields the folders whose paths differ from a listed one in the part that is a split, each with that part:
+    ``images/extra`` beside ``images/train``."""
+    for place in listed:
+        parts = place.split("/")
+        for number, part in enumerate(parts):
+            for name in tree.names("/".join(parts[:number])).folders if find_split(part) else ():
+                sibling = "/".join((*parts[:number], name, *parts[number + 1 :]))
+                if not is_passed_over(name) and is_folder(tree, sibling):
+                    yield name, [sibling]
 
 
 def label_path(image: str) -> str:
