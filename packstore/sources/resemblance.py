@@ -155,6 +155,12 @@ def resemble(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
         return False  # copies of files
     if len(known) < max(2, len(pairs)) or not all(one.pixels.size and other.pixels.size for one, other in known):
         return False
+    ones = np.stack([one.hashes[0] for one, _ in known])
+    near = np.tril(perceptual.hamming_distances(ones[:, None], ones[None]) <= _ALIKE / 2, -1)
+    # Several folders may hold the same picture, which would be near to all its forms.
+    known = [pair for number, pair in enumerate(known) if not near[number].any()]
+    if len(known) < 2:
+        return False
     ones, others = (np.stack([pair[side].hashes for pair in known]) for side in (0, 1))
     hashes = perceptual.hamming_distances(ones[:, None, :, None], others[None, :, None])
     blocks, others_blocks = (np.stack([pair[side].blocks for pair in known]) for side in (0, 1))

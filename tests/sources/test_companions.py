@@ -361,6 +361,17 @@ def test_poses_are_a_question_and_kept_by_its_first_answer(tmp_path: Path) -> No
         assert source.survey().records == 9
 
 
+def test_forms_of_pictures_that_several_folders_hold(tmp_path: Path) -> None:
+    files = {}
+    for scale in (2, 3, 4):
+        for n in range(5):
+            image = photo(n, 96 + 12 * (n % 2), 72)
+            small = image.resize((image.width // scale, image.height // scale))
+            files[f"by_{scale}/{n:03}_by_{scale}_full.png"] = encode(image, "PNG")
+            files[f"by_{scale}/{n:03}_by_{scale}_reduced.png"] = encode(small, "PNG")
+    assert ("--pair", "{s}_full.png={s}_reduced.png") in question(fill(tmp_path, files))
+
+
 PAIRS = {
     "noise": ("n10/{}.png", "n25/{}.png", "--pair"),
     "haze": ("foggy/{}.png", "bright/{}.png", "--pair"),
