@@ -9,7 +9,7 @@ from itertools import chain, takewhile
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.sources.annotations import find_all_annotations
+from packstore.sources.annotations import NAMES_IMAGES, find_all_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.companion_patterns import PAIR
@@ -36,7 +36,10 @@ def unread_annotations_error(path: Path, kind: str) -> AmbiguousSourceError:
     named = [each.phrase for each in found]
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     why = f"holds more than images: {', '.join(named[:_NAMED])}{more}"
-    return ambiguous_source_error(path, why, [pattern for each in found for pattern in each.patterns], kind)
+    error = ambiguous_source_error(path, why, [pattern for each in found for pattern in each.patterns], kind)
+    if any(each.phrase.endswith(NAMES_IMAGES) for each in found):
+        error.answers = (*error.answers, Answer(("--source", "table")))
+    return error
 
 
 def companions_error(path: Path, plain: str, side_by_side: Kind, options: SourceOptions) -> AmbiguousSourceError:

@@ -45,6 +45,8 @@ from packstore.sources.pairing import NO_SIDECARS, is_work_folder
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
+NAMES_IMAGES = " (it names the images)"
+"""End of the phrase about a file that names images."""
 _NPY_ROWS = re.compile(rb"\x93NUMPY.{0,80}'shape': \((\d+)", re.S)
 _TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst", ".odgt", ".names")
 _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -233,7 +235,7 @@ def _annotation_phrase(
         and not log
         and _mentions_stems(tree.first_bytes(path, _BYTES), [known, *(splits if suffix in _SHEETS else ())])
     ):
-        return " (it names the images)"
+        return NAMES_IMAGES
     if _ANNOTATORS.fullmatch(name) or (suffix in _OPAQUE and few):
         return ""
     if suffix == ".npy":
@@ -243,7 +245,7 @@ def _annotation_phrase(
     if few and not text and (suffix not in NO_SIDECARS or not suffix):  # .idx, .dat, .info …
         start = tree.first_bytes(path, _BYTES)
         is_list = suffix or 2 * len(_LISTED.findall(start)) >= start.count(b"\n")  # not notes
-        return " (it names the images)" if is_list and b"\0" not in start and _mentions_stems(start, [known]) else None
+        return NAMES_IMAGES if is_list and b"\0" not in start and _mentions_stems(start, [known]) else None
     if not text:
         return None
     if _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known):

@@ -762,6 +762,40 @@ def test_lists_beside_lists_of_splits(tmp_path: Path) -> None:
     assert verify(tmp_path / "x.lmdb", against=tmp_path / "set").ok
 
 
+@pytest.mark.parametrize("suffix", [".txt", ".csv"])
+@pytest.mark.parametrize("names", [("part_a", "part_b"), ("learn", "check", "fold3")])
+def test_tables_alike_are_splits_whatever_their_names(names: tuple[str, ...], suffix: str, tmp_path: Path) -> None:
+    header = "file,value\n" if suffix == ".csv" else ""
+    for number, name in enumerate(names):
+        images = [f"images/{name}{n}.jpg" for n in range(3 + number)]
+        table = header + "".join(f"{image}{',' if header else ' '}{n}\n" for n, image in enumerate(images))
+        fill(tmp_path, {f"{name}{suffix}": table, **{image: jpeg(n) for n, image in enumerate(images)}})
+    with closing(open_source(tmp_path)) as source:
+        assert source.survey().splits == {name: 3 + number for number, name in enumerate(names)}
+        for name in names:
+            assert {Path(entry.key).name[: len(name)] for entry in source.entries(name)} == {name}
+
+
+def test_folders_decide_before_the_names_of_tables(tmp_path: Path) -> None:
+    for kind in ("birds", "fish"):
+        images = [f"{split}/{kind}{n}.jpg" for split in ("train", "val") for n in range(3)]
+        fill(tmp_path, {f"{kind}.csv": "file,value\n" + "".join(f"{image},1\n" for image in images)})
+        fill(tmp_path, {image: jpeg(n) for n, image in enumerate(images)})
+    with closing(open_source(tmp_path)) as source:
+        assert source.survey().splits == {"train": 6, "val": 6}
+
+
+def test_lists_of_one_column_are_asked_about_with_a_line_that_makes_splits(tmp_path: Path) -> None:
+    for name in ("part_a", "part_b"):
+        images = [f"images/{name}{n}.jpg" for n in range(3)]
+        fill(tmp_path, {f"{name}.txt": "\n".join(images), **{image: jpeg(n) for n, image in enumerate(images)}})
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(tmp_path)
+    first = caught.value.answers[0]
+    assert first.options == ("--source", "table")
+    assert first.note == "6 samples, part_a 3, part_b 3; leaves out nothing"
+
+
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (5, 1, 2)])
 def test_a_table_of_classes_that_names_an_icon_of_each(numbers: tuple[int, ...], tmp_path: Path) -> None:
     classes = dict(zip(("Pear", "Apple", "Milk"), numbers, strict=True))

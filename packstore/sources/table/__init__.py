@@ -105,7 +105,7 @@ class TableSource(FileRowSource):
         """
         tables, self._copies = separate_repeated_tables(self.tree, find_tables(self.tree, given, self.options.named))
         tables, self._class_table = separate_class_table(self.tree, join_tables(self.tree, tables))
-        self._tables = name_splits_alike(self.tree, tables)
+        self._tables = name_splits_alike(tables)
         if not self._tables:
             if given.get("image"):
                 image = printable(given["image"][0])
@@ -268,7 +268,7 @@ def assign_splits(where: str, tables: Sequence[Table], rows: RowsByImage, column
     """Assigns each image its split. Returns the names of the splits, and the number of each image's split.
 
     The column of splits decides. If its cell is blank, the path of the image's table decides. Without either, the
-    images' own paths decide, if all of them name a split.
+    images' own paths decide, if all of them name a split; else the names of several tables alike.
 
     Raises :class:`SourceError` for an image in two splits, and for more than 100 splits.
 
@@ -283,6 +283,8 @@ def assign_splits(where: str, tables: Sequence[Table], rows: RowsByImage, column
     folders = (rows.image_path(number).rpartition("/")[0] for number in range(rows.image_count))
     own = list(folders) if by_path else []
     of_folders = find_splits_of_folders(own)
+    if by_path and not of_folders:
+        of_tables = [table.split for table in name_splits_alike(tables, some=False)]
     names: list[str] = []
     split_of = bytearray()
     for number in range(rows.image_count):

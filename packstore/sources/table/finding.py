@@ -175,15 +175,14 @@ def separate_repeated_tables(tree: Tree, tables: Sequence[Table]) -> tuple[list[
     return [table for table in tables if table not in copies], copies
 
 
-def name_splits_alike(tree: Tree, tables: Sequence[Table]) -> list[Table]:
+def name_splits_alike(tables: Sequence[Table], some: bool = True) -> list[Table]:
     """Names the split of each table after its file, if it has none, but a table of the same folder, suffix and columns
-    has: ``quiz.lst`` beside ``train.lst`` is ``quiz``."""
+    has: ``quiz.lst`` beside ``train.lst`` is ``quiz``. With ``some`` false, that table needs no split."""
     alike = [(table.file.rpartition("/")[0], suffix_of(table.file), table.header, table.image) for table in tables]
-    known = {key for table, key in zip(tables, alike, strict=True) if table.split}
+    pairs = [*zip(tables, alike, strict=True)]
+    known = {key for table, key in pairs if table.split or (not some and alike.count(key) > 1)}
     stems = [table.file.rpartition("/")[2].rpartition(".")[0].lower() for table in tables]
-    names = [
-        table.split or (stem if key in known else "") for table, key, stem in zip(tables, alike, stems, strict=True)
-    ]
+    names = [table.split or (stem if key in known else "") for (table, key), stem in zip(pairs, stems, strict=True)]
     return [replace(table, split=name) for table, name in zip(tables, names, strict=True)]
 
 
