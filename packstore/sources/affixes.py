@@ -18,6 +18,10 @@ _DIGITS = re.compile(r"\d+")
 _TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[\d*]+")
 _PLAIN = re.compile(r"[^*{=.]+[.][^*{=.]+")
 _SEPARATORS = " _.-+"
+_NUMBERED = (
+    re.compile(r"(?P<before>[A-Za-z]*\d{1,2}[ _.+-]+)(?P<base>[^\W_].*)"),
+    re.compile(r"(?P<base>.*[^\W_])(?P<after>[ _.+-]+[A-Za-z]*\d{1,2})"),
+)
 _MOST_EDGES, _MOST_AFFIXES, _LONGEST = 5, 40, 200
 _GOLDEN = 0.6180339887498949
 
@@ -129,6 +133,28 @@ def list_glued_affixes(name: str, names: Sequence[str]) -> Iterator[tuple[Affix,
             found = bisect_left(names, f"{base}.")
             if not any(map(str.isdigit, affix.before)) and found < len(names) and names[found].startswith(f"{base}."):
                 yield affix._replace(after=_DIGITS.sub("*", affix.after)), base
+
+
+@lru_cache(1 << 13)
+def list_numbered_affixes(name: str) -> Sequence[tuple[Affix, str]]:
+    """Returns the affixes of a name that are a short number, perhaps behind a word, each with the common part:
+    ``cam0_`` of ``cam0_0001.png`` and ``_10.png`` of ``0001_10.png``."""
+    stem, dot, suffix = name.rpartition(".")
+    if len(name) > _LONGEST or not _PLAIN.fullmatch(name):
+        return ()
+    found = []
+    for pattern in _NUMBERED:
+        match = pattern.fullmatch(stem)
+        if match is not None:
+            parts = match.groupdict("")
+            found.append((Affix(parts.get("before", ""), parts.get("after", "") + dot + suffix), parts["base"]))
+    return tuple(found)
+
+
+def differ_in_number(one: Affix, other: Affix) -> bool:
+    """Tells if two affixes with numbers are equal but for these."""
+    plain = [Affix(_DIGITS.sub("*", each.before), _DIGITS.sub("*", each.after)) for each in (one, other)]
+    return one != other and plain[0] == plain[1]
 
 
 def list_frequent(counts: Counter[Affix], names: int) -> list[Affix]:

@@ -125,7 +125,7 @@ def _pack_alone(path: Path, kind: str, contents: Contents) -> list[Answer]:
         if folder.images.count and masks.keys().isdisjoint((folder.path, *path_and_parents(folder.path)))
     ]
     if not holding or any(find_masks_by_ending(contents)):
-        return []
+        return [Answer(("--source", "flat" if holding == [""] else kind))] if holding and not masks else []
     shared = takewhile(lambda part: not is_split(part), os.path.commonpath(holding).split("/"))
     if common := "/".join(shared):
         return [Answer(source=path / common)] if path.is_dir() else []

@@ -26,6 +26,7 @@ _FIRST, _COMPARED = 64, 16
 _IMAGE_ENDINGS = frozenset(IMAGE_SUFFIXES)
 _DIGITS = str.maketrans("123456789", "000000000")
 _ZEROS = re.compile("0+")
+_SECOND_NUMBER = re.compile(r"[A-Za-z]*0{1,2}[ _.+-].*0.*|.*0.*[ _.+-][A-Za-z]*0{1,2}[.]\w+")
 _SEPARATORS = " _.-"
 _NO_WORD = re.compile(
     r"[\W_]+|\d+|copy|kopie|final|new|old|small|large|thumb(nail)?|\(\d+\)|v\d+|[a-z]?\d+[a-z]?|[a-z]|\d+x\d+", re.I
@@ -84,7 +85,7 @@ class FolderContents:
         folders: Names of the folders in it, sorted.
         tails: For images like ``a_WORD.png``, hashes of the parts before the word (``a``), by word, sorted. Has at most
             64 words; see :func:`split_tail`.
-        is_uniform: Names of images differ by numbers alone.
+        is_uniform: Names of images differ by one number alone.
         hidden: First hidden files, at most 64; they count nowhere else.
     """
 
@@ -275,8 +276,9 @@ def _summarize_forms(images: Sequence[str]) -> tuple[dict[str, NDArray[np.int64]
 
 @lru_cache(1 << 8)
 def _compare_shapes(shapes: frozenset[str]) -> tuple[bool, bool]:
-    """Tells if names with zeros for all digits differ by numbers alone, and if any ends with a word."""
+    """Tells if names with zeros for all digits differ by one number alone, and if any ends with a word."""
     uniform = len(shapes) == 1 or len({_ZEROS.sub("0", shape) for shape in shapes}) == 1
+    uniform = uniform and not any(map(_SECOND_NUMBER.fullmatch, shapes))
     return uniform, any(split_tail(shape.rpartition(".")[0] or shape) for shape in shapes)
 
 

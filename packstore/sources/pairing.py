@@ -22,7 +22,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packstore.sources.affixes import Affix, go_together, list_affixes, list_frequent, list_glued_affixes, sample
+from packstore.sources.affixes import (
+    Affix,
+    differ_in_number,
+    go_together,
+    list_affixes,
+    list_frequent,
+    list_glued_affixes,
+    list_numbered_affixes,
+    sample,
+)
 from packstore.sources.beside import join
 from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, Companion, parse_pattern
 from packstore.sources.contents import (
@@ -33,14 +42,14 @@ from packstore.sources.contents import (
     list_contents,
     path_and_parents,
 )
-from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.listing import IMAGE_SUFFIXES, is_image_name
 from packstore.sources.sidecars import is_words, tell_type
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
 _SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
 _MOST_COMPARED, _ENOUGH, _FEW, _LEAST_SHAPES = 4, 48, 10, 8
-_PROBED, _MOST_FORMS = 2, 4
+_PROBED, _MOST_FORMS, _MOST_NUMBERS = 2, 4, 9
 _WORD = re.compile(r"[^\W\d_]+")
 _NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
 """A number in a name, decimal or hexadecimal."""
@@ -95,6 +104,17 @@ class _Names(NamedTuple):
                 by_affix[affix].append((name, base))
         return cls(folder.path, sampled, names, by_affix)
 
+    @classmethod
+    def numbered(cls, tree: Tree, folder: FolderContents, count: int) -> _Names:
+        """Lists a folder, and samples ``count`` of its images, by the affixes that are a number."""
+        names = tree.names(folder.path).files
+        sampled = sample([name for name in names if name[0] != "." and is_image_name(name)], count)
+        by_affix: dict[Affix, list[tuple[str, str]]] = defaultdict(list)
+        for name in sampled:
+            for affix, base in list_numbered_affixes(name):
+                by_affix[affix].append((name, base))
+        return cls(folder.path, sampled, names, by_affix)
+
     @staticmethod
     def list_frequent(listed: Iterable[_Names]) -> list[Affix]:
         """Returns the frequent affixes of the sampled names in several folders."""
@@ -120,6 +140,7 @@ class _Relation:
         files_with_image: Number of those for which there is an image.
         pairs: Images and their files among the sampled names.
         bases: Common parts of their names.
+        numbered: True if the affixes differ by a number only.
     """
 
     one: Affix
@@ -130,10 +151,12 @@ class _Relation:
     files_with_image: int = 0
     pairs: list[tuple[str, str]] = field(default_factory=list)
     bases: list[str] = field(default_factory=list)
+    numbered: bool = False
 
     @property
     def holds(self) -> bool:
-        """True for two pairs or more, of different names, a third of the images and half of the other files."""
+        """True for two pairs or more, of different names, a third of the images and half of the other files; or all of
+        the images in a folder and a quarter of other images."""
         places = (image.rpartition("/")[0] for image, _ in self.pairs)
         distinct = len(set(zip(places, self.bases, strict=True))) > len(self.bases) // 2
         if self.folders is not None and len(set(self.bases)) < 2:  # image.jpg in each folder
@@ -142,8 +165,13 @@ class _Relation:
             len(self.pairs) > 1
             and distinct
             and 3 * len(self.pairs) >= self.images
-            and 2 * self.files_with_image >= self.files
+            and (4 if self.has_more_images else 2) * self.files_with_image >= self.files
         )
+
+    @property
+    def has_more_images(self) -> bool:
+        """True if the other files are images in the same folder, and each image has one."""
+        return self.folders is None and self.other.suffix in IMAGE_SUFFIXES and self.images == len(self.pairs)
 
     @property
     def has_more_files(self) -> bool:
@@ -223,6 +251,11 @@ class _Relation:
         return f"{self.folders[0]}/{one}".lstrip("/"), f"{self.folders[1]}/{other}"
 
     @property
+    def order(self) -> bool:
+        """Images come before other files, so that these are found to belong to the first of several images."""
+        return self.other.suffix not in IMAGE_SUFFIXES
+
+    @property
     def ignore(self) -> str:
         """Pattern for ``--ignore`` that leaves the other files out."""
         if self.folders is not None:
@@ -238,8 +271,12 @@ def find_companions(tree: Tree) -> list[Companion]:
     samples = {folder for _, folders in special for folder in folders}
     found: list[Companion] = []
     patterns = [parse_pattern(each.option, each.text) for each in of_samples]
-    for relations in (_relate_within(tree, contents), _relate_folders(tree, contents)):
-        for relation in sorted(relations, key=lambda each: (-len(each.pairs), each.patterns[1])):
+    for relations in (
+        _relate_within(tree, contents),
+        _relate_numbered(tree, contents),
+        _relate_folders(tree, contents),
+    ):
+        for relation in sorted(relations, key=lambda each: (-len(each.pairs), each.order, each.patterns[1])):
             # Files that belong to images in their folder belong to no others, and to files no further files belong.
             if any(pattern.matches_file(path) for pattern in patterns for path in relation.pairs[0]):
                 continue
@@ -268,6 +305,25 @@ def _relate_within(tree: Tree, contents: Contents) -> list[_Relation]:
     relations = [
         _Relation(*pair) for one, other in combinations(frequent, 2) if (pair := _order(one, other)) is not None
     ]
+    for relation in relations:
+        for each in listed:
+            if relation.may_hold:
+                relation.add(each, each)
+    return [each for each in relations if each.holds]
+
+
+def _relate_numbered(tree: Tree, contents: Contents) -> list[_Relation]:
+    """Relates names of images in each folder that differ by a number only: ``cam0_a.png`` and ``cam1_a.png``. At most
+    nine numbers count something else than samples."""
+    folders = [each for each in contents.folders.values() if each.images.count > 1 and not each.is_uniform]
+    per_folder = max(2, min(_PER_FOLDER, _SAMPLED // max(1, len(folders))))
+    listed = [_Names.numbered(tree, folder, per_folder) for folder in sample(folders, _SAMPLED // 2)]
+    least = max(2, sum(len(each.sampled) for each in listed) // _MOST_NUMBERS)
+    counts: Counter[Affix] = Counter()
+    for each in listed:
+        counts.update({affix: len(found) for affix, found in each.by_affix.items()})
+    frequent = sorted(affix for affix, count in counts.items() if count >= least)
+    relations = [_Relation(*pair, numbered=True) for pair in combinations(frequent, 2) if differ_in_number(*pair)]
     for relation in relations:
         for each in listed:
             if relation.may_hold:
@@ -442,6 +498,8 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
     sides = [[token for token in affix.tokens if token != "*"] for affix in (relation.one, relation.other)]
     words = [*sides[0], *sides[1]]
     letters = all(side and all(len(word) == 1 for word in side) for side in sides)  # L1.jpg and R1.jpg
+    if relation.numbered:
+        return _make(relation, PAIR, text, False) if resemble(pictures) else None
     plain = relation.one.is_plain and relation.other.is_plain
     if relation.folders is None and not plain and all(map(is_no_word, words)) and not letters:
         return None  # copies, sizes

@@ -23,6 +23,8 @@ _WINDOWS = (
     perceptual.WHOLE, (0.0, 1.0, 0.0, 0.875), (0.0, 1.0, 0.125, 1.0), (0.0, 1.0, 0.0, 0.75), (0.0, 1.0, 0.25, 1.0)
 )  # fmt: skip
 """Windows that are compared: two cameras side by side show nearly the same, further to the left or right."""
+_ROUNDED = 0.1
+"""Maximum difference of the aspect ratios of two forms of a picture."""
 _SAME_LIGHT = 0.15
 """Maximum of 1 minus the correlation of block means of two forms of a picture."""
 _ALIKE = 96
@@ -139,7 +141,13 @@ def have_own_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bo
 
 
 def differ_in_colour(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
-    """Tells if all first pictures are in colour and all second ones grey, or the other way round."""
+    """Tells if all first pictures are in colour and all second ones grey, or the other way round, and no two have
+    different aspect ratios."""
+    if any(
+        one and other and abs(one.width * other.height / (one.height * other.width) - 1) > _ROUNDED
+        for one, other in pairs
+    ):
+        return False
     greys = {(one.is_grey, other.is_grey) for one, other in pairs if one is not None and other is not None}
     return len(greys) == 1 and len(set(*greys)) == 2
 

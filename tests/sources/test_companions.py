@@ -382,6 +382,10 @@ PAIRS = {
     "numbers in folders": ("scene{}/im0.png", "scene{}/im1.png", "--pair"),
     "letters": ("L{}.png", "R{}.png", "--pair"),
     "letters behind": ("seq/{}_a.png", "seq/{}_b.png", "--pair"),
+    "numbered cameras": ("cam0_{:03}.png", "cam1_{:03}.png", "--pair"),
+    "numbered cameras of scenes": ("hall/cam0_{}.png", "hall/cam1_{}.png", "--pair"),
+    "numbered cameras behind": ("{:03}_cam0.png", "{:03}_cam1.png", "--pair"),
+    "numbers behind": ("{:06}_10.png", "{:06}_11.png", "--pair"),
 }
 
 
@@ -475,6 +479,26 @@ def test_letters_in_names_of_unlike_pictures_are_no_pairs(names: str, tmp_path: 
         assert source.survey().records == 12
 
 
+@pytest.mark.parametrize("names", ["{:03}_{}.jpg", "cam{1}_{0:03}.jpg", "{:03}_v{}.jpg", "v{1}-f{0:03}.jpg"])
+def test_second_numbers_in_names_of_unlike_pictures_are_no_pairs(names: str, tmp_path: Path) -> None:
+    files = {names.format(n, k): encode(photo(3 * n + k), "JPEG") for n in range(6) for k in range(3)}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert (source.kind, source.survey().records) == ("flat", 18)
+
+
+def test_words_in_names_of_unlike_pictures_are_a_question_that_keeps_them(tmp_path: Path) -> None:
+    files = {f"p{n}_{k}.jpg": encode(photo(2 * n + (k == "sad")), "JPEG") for n in range(7) for k in ("sad", "glad")}
+    assert question(fill(tmp_path, files))[0] == ("--source", "flat")
+
+
+def test_poses_beside_two_images_belong_to_the_first(tmp_path: Path) -> None:
+    files = {f"f{n:03}.rgb.png": encode(photo(n), "PNG") for n in range(6)}
+    files |= {f"f{n:03}.depth.png": encode(shade(n), "PNG") for n in range(6)}
+    files |= {f"f{n:03}.cam.txt": f"{n} 1 2\n3 4 5\n".encode() for n in range(6)}
+    (answer, *_) = question(fill(tmp_path, files))
+    assert {*answer[1::2]} == {"{s}.rgb.png={s}.depth.png", "{s}.rgb.png={s}.cam.txt=numbers"}
+
+
 def test_a_name_without_a_number_among_numbered_ones_is_no_evidence(tmp_path: Path) -> None:
     files = {f"{c}/{n}.jpg": encode(photo(n + 50 * (c == "b")), "JPEG") for c in "ab" for n in range(11)}
     files |= {"a/example.jpg": encode(photo(98), "JPEG"), "b/example.jpg": encode(photo(99), "JPEG")}
@@ -505,7 +529,7 @@ def shade(seed: int) -> Image.Image:
     return photo(50 + seed).convert("L")
 
 
-@pytest.mark.parametrize(("images", "files"), [(10, 6), (6, 4), (30, 30)])
+@pytest.mark.parametrize(("images", "files"), [(10, 6), (10, 3), (6, 4), (30, 30)])
 @pytest.mark.parametrize("stem", ["x{}", "{:04}"])
 def test_plain_names_may_be_those_of_the_companions(stem: str, images: int, files: int, tmp_path: Path) -> None:
     """All images are samples, though the pattern of the plain names matches them too."""
