@@ -156,13 +156,29 @@ def _find_conversion(found: ImageDescription, wanted: Mode) -> tuple[str, ...]:
     return ("opaque_alpha_dropped",) if mode.has_alpha and not wanted.has_alpha and not found.transparent else ()
 
 
-def losses_error(key: str, losses: Mapping[str, str], reading: Reading) -> UsageError:
+class PixelLossError(UsageError):
+    """Error for an image: reading it would lose something, and no option allows that.
+
+    Attributes:
+        key: The sample's key.
+        losses: The losses in words, by name.
+    """
+
+    def __init__(self, message: str, key: str = "", losses: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)  # the attributes are pickled beside the arguments
+        self.key = key
+        self.losses = dict(losses or {})
+
+
+def losses_error(key: str, losses: Mapping[str, str], reading: Reading) -> PixelLossError:
     """Returns the error about losses of a file. The text names the losses, and the options that allow them."""
     has = f"{printable(key)}: it has {'; and '.join(losses.values())}. The images are read as {reading.pixels}. "
     if "depth" in losses and reading.pixels.dtype != "uint8":
-        return UsageError(
+        return PixelLossError(
             f"{has}Values of different types do not compare: leave such files out with --ignore, or pack all images as "
-            "8 bits with --mode RGB or L and --depth scale, clip or window:LO,HI"
+            "8 bits with --mode RGB or L and --depth scale, clip or window:LO,HI",
+            key,
+            losses,
         )
     with_alpha = mode_of(min(reading.pixels.channels + 1, MAX_CHANNELS), reading.pixels.dtype)
     keep = (
@@ -172,9 +188,11 @@ def losses_error(key: str, losses: Mapping[str, str], reading: Reading) -> Usage
     fewer = "" if reading.chosen else f", --mode {colour} or --mode L"
     answers = "; ".join(_ANSWERS[name].format(keep=keep, fewer=fewer) for name in losses)
     pillow = "; or --pixels pillow (what Pillow makes of them, counted)" if reading.mode == RGB.name else ""
-    return UsageError(
+    return PixelLossError(
         f"{has}To pack this file and those like it: {answers}{pillow} (the run resumes, unless its records change); or "
-        "leave them out with --ignore or --on-error skip"
+        "leave them out with --ignore or --on-error skip",
+        key,
+        losses,
     )
 
 

@@ -23,6 +23,7 @@ from packstore.core.urls import UrlPath, location
 from packstore.images.encode import Encoder
 from packstore.packing.batches import PackedBatch
 from packstore.packing.frames import FrameAligner
+from packstore.packing.header_survey import ask_about_lossy_image
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, check_new_store, make_plan, plan_source, resolve_format
 from packstore.packing.records import append_batch, describe_store, list_store_columns, pack_batches
@@ -258,7 +259,8 @@ def _replay_then_pack(
     """Yields the records of an interrupted run as batches, then packs the remaining entries and yields their
     batches."""
     yield from resumed
-    yield from pack_batches(plan, encoder, resumed.rest, workers, aligner)
+    with ask_about_lossy_image(plan.source, plan.survey, plan.options, plan.encode.reading):
+        yield from pack_batches(plan, encoder, resumed.rest, workers, aligner)
 
 
 def _inherit_skipped(plan: Plan) -> tuple[Skipped, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -23,7 +23,7 @@ from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS
 from packstore.core.urls import UrlPath
 from packstore.images.encode import EncodeOptions
-from packstore.images.losses import examine_losses, exceeds_rgb, losses_error
+from packstore.images.losses import PixelLossError, examine_losses, exceeds_rgb, losses_error
 from packstore.images.orientation import read_orientation
 from packstore.images.reading import OF_SOURCES, PLAIN, Reading
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
@@ -213,6 +213,21 @@ def find_pixel_question(
         bad = f" {len(found.bad):,} cannot be read, such as {printable(found.bad[0][0])}: {printable(found.bad[0][1])}."
     text = f"{losses_error(key, losses, found.reading)}. In a sample of {found.looked_at:,} images: {counts}.{bad}"
     return AmbiguousSourceError(text, [*_try_answers(source, survey, options, found)], source.path)
+
+
+@contextmanager
+def ask_about_lossy_image(source: Source, survey: Survey, options: ConvertOptions, reading: Reading) -> Iterator[None]:
+    """Adds answers, tried on the image, to an error about an image that would lose something: one that
+    :func:`survey_headers` did not look at."""
+    try:
+        yield
+    except PixelLossError as error:
+        found = HeaderSurvey(reading, survey.records, [], 1, Counter(error.losses.keys()), (error.key, error.losses))
+        entries = source.entries(options.split) if survey.resumable else iter(())
+        found.examples += [*islice((entry for entry in entries if entry.key == error.key), 1)]
+        if not found.examples:
+            raise
+        raise AmbiguousSourceError(str(error), [*_try_answers(source, survey, options, found)], source.path) from error
 
 
 def find_unreadable_question(

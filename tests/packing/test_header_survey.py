@@ -118,12 +118,19 @@ def test_rare_suffixes_of_a_large_source_are_looked_at(tmp_path: Path, monkeypat
         packstore.convert(pile(tmp_path, "moving.gif", photos=80), tmp_path / "s.lmdb")
 
 
-def test_what_the_sample_missed_is_an_error_that_names_the_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_sample_missed_is_a_question_while_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("packstore.packing.header_survey._choose_entries", lambda *_: iter(()))
-    with pytest.raises(UsageError, match=r"alpha.png: it has transparent.*--pixels pillow.*--on-error skip"):
-        packstore.convert(pile(tmp_path, "alpha.png"), tmp_path / "s.lmdb")
+    folder = pile(tmp_path, "alpha.png")
+    with pytest.raises(AmbiguousSourceError, match=r"alpha.png: it has transparent.*--pixels pillow") as asked:
+        packstore.convert(folder, tmp_path / "s.lmdb")
+    options = [answer.options for answer in asked.value.answers]
+    assert options[:2] == [("--alpha", "keep"), ("--alpha", "over:white")]
+    assert options[-2:] == [("--pixels", "pillow"), ("--on-error", "skip")]
+    packstore.convert(folder, tmp_path / "s.lmdb", alpha="drop")
+    assert packstore.verify(tmp_path / "s.lmdb", against=folder).ok
+    with pytest.raises(UsageError, match="it has transparent") as once:
+        packstore.convert(iter([{"image": (folder / "a/alpha.png").read_bytes()}]), tmp_path / "t.lmdb")
+    assert not isinstance(once.value, AmbiguousSourceError)  # a generator cannot be read again
 
 
 @pytest.mark.parametrize("encoding", ["original", "uint8", "jpeg"])
