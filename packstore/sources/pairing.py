@@ -266,7 +266,8 @@ class _Relation:
 def find_companions(tree: Tree) -> list[Companion]:
     """Finds files that belong to images, those of most images first. Opens few files. Empty if there are none."""
     contents = list_contents(tree)
-    special = [*_find_folders_of_one_image(tree, contents), *_find_equal_folders(tree, contents)]
+    finders = _find_folders_of_one_image, _find_equal_folders, _find_equal_texts
+    special = [each for find in finders for each in find(tree, contents)]
     of_samples = [companion for companion, _ in special]
     samples = {folder for _, folders in special for folder in folders}
     found: list[Companion] = []
@@ -556,6 +557,25 @@ def _find_equal_folders(tree: Tree, contents: Contents) -> Iterator[tuple[Compan
                 example = join(some[0], image), join(some[0], name)
                 certain = {*others.values()} == {MASKS}
                 yield Companion(option, f"{{dir}}/{name}", name, len(paths), len(paths), example, certain), paths
+
+
+def _find_equal_texts(tree: Tree, contents: Contents) -> Iterator[tuple[Companion, list[str]]]:
+    """Finds files of one name beside the only image of at least half of all folders of images, ``7/image.jpg`` and
+    ``7/caption.txt``, that are not all equal. Yields them, each with the folders."""
+    holding = [folder for folder in contents.folders.values() if folder.images.count]
+    found: dict[tuple[str, str], list[FolderContents]] = defaultdict(list)
+    for folder in holding:
+        for suffix, names in folder.others.items() if folder.path and folder.images.count == 1 else ():
+            if names.count == 1 and suffix not in NO_SIDECARS:
+                found[suffix, names.first[0]].append(folder)
+    for (suffix, name), folders in found.items():
+        count = len(folders)
+        files = [(join(each.path, each.images.first[0]), join(each.path, name)) for each in folders[:_TEXTS]]
+        texts = [tree.first_bytes(file, _BYTES) for _, file in files] if 1 < count >= len(holding) / 2 else []
+        type = tell_type(suffix, texts, tree.encoding) if len({*texts}) > 1 else None
+        if type is not None:
+            companion = Companion(SIDECAR, f"{{dir}}/{name}={type}", name, count, count, files[0], False)
+            yield companion, [folder.path for folder in folders]
 
 
 def _find_forms(tree: Tree, names: Sequence[str], folders: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:

@@ -351,6 +351,27 @@ def test_lines_of_text_are_found(names: str, count: int, tmp_path: Path) -> None
     assert texts.count(None) == 1
 
 
+@pytest.mark.parametrize("count", [2, 3, 40])
+def test_texts_of_one_name_beside_the_image_of_each_folder_are_a_question(count: int, tmp_path: Path) -> None:
+    for n in range(count):
+        fill(tmp_path, {f"set/{n:03}/image.jpg": jpeg(n), f"set/{n:03}/caption.txt": f"A view of hill {n}."})
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(tmp_path / "set")
+    assert caught.value.answers[0].options == ("--sidecar", "{dir}/caption.txt=text")
+    assert caught.value.answers[0].note == f"{count} samples, with caption; leaves out nothing"
+    found = read(tmp_path / "set", sidecar="{dir}/caption.txt=text")
+    assert {key: values["caption"] for key, values in found.items()} == {
+        f"{n:03}/image.jpg": f"A view of hill {n}." for n in range(count)
+    }
+
+
+def test_equal_texts_in_each_folder_are_no_companions(tmp_path: Path) -> None:
+    for n in range(4):
+        fill(tmp_path, {f"{n}/image.jpg": jpeg(n), f"{n}/terms.txt": "Free to use."})
+    with closing(open_source(tmp_path)) as source:
+        assert source.kind == "imagefolder"
+
+
 def test_poses_are_a_question_and_kept_by_its_first_answer(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {f"frame-{n:06}.color.jpg": jpeg(n) for n in range(9)}
     files |= {f"frame-{n:06}.pose.txt": f"1 0 {n}\n0 1 2.5\n" for n in range(8)} | {"camera.txt": "585 0 320"}
