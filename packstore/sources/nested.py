@@ -13,7 +13,7 @@ from packstore.core.errors import PackstoreError
 from packstore.core.urls import UrlPath
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Kind
-from packstore.sources.contents import Contents, path_and_parents
+from packstore.sources.contents import Contents, path_and_parents, stem_of
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import is_image_name, is_passed_over
@@ -118,6 +118,7 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
 
     - All have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``).
     - A folder is called ``images``, and there are others.
+    - The images in one folder are called as other folders: an icon of each class.
     - Some contain images, and some contain only folders of images, or folders called as classes further down.
     - All contain only folders, with equal names in each (domains, cameras). With ``clips`` this is no reason: the
       folders inside are clips, and classes may number theirs alike.
@@ -142,6 +143,11 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
         return "holds folders whose names are not those of classes", classes, not splits and may_be_splits
     if len(names) > 1 and names & _OF_IMAGES:
         return "holds a folder called images, and others that are then not classes", classes, False
+    for path in classes:
+        images = contents.folders[path].images
+        stems = {stem_of(name).lower() for name in images.first}
+        if 1 < images.count == len(stems) and stems < names and not any(map(_COUNTED.search, stems)):
+            return f"holds a folder with an image of each of the others ({join_few([path])})", [path], False
     inside = {path: [f"{path}/{name}" for name in contents.folders[path].folders] for path in classes}
     below = {
         path: {each.rpartition("/")[2] for each in children if each in holding} for path, children in inside.items()

@@ -86,6 +86,17 @@ def test_folders_beside_splits_with_the_same_folders_may_be_splits(tmp_path: Pat
     assert not any("--splits" in answer.options for answer in question(tmp_path / "other").answers)
 
 
+def test_a_folder_with_an_icon_of_each_class_is_a_question(tmp_path: Path) -> None:
+    files = {f"{name}/{n}.jpg": jpeg(n) for name in ("ash", "oak") for n in range(4)}
+    fill(tmp_path / "set", {**files, "thumbs/ash.jpg": jpeg(5), "thumbs/oak.jpg": jpeg(6)})
+    asked = question(tmp_path / "set")
+    assert "an image of each of the others (thumbs)" in str(asked)
+    assert {("--ignore", "/thumbs"), ("--source", "imagefolder")} <= {answer.options for answer in asked.answers}
+    fill(tmp_path / "counted", {f"{name}/{n}.jpg": jpeg(n) for name in "012" for n in range(2)})
+    with closing(open_source(tmp_path / "counted")) as source:
+        assert source.survey().columns[0].classes == ("0", "1", "2")
+
+
 @pytest.mark.parametrize(
     "names",
     [
