@@ -72,7 +72,7 @@ _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
 _BYTES, _WHOLE = 1 << 18, 64 << 20
 """Maximum number of bytes read from a text, and from a text whose rows are counted."""
 _MENTIONS, _ROWED, _LONG = 3, 20, 8
-_ALIKE = 64
+_ALIKE, _PROBED = 64, 8
 """Maximum number of files of one suffix in a folder that are read; of more, only stems and number count."""
 _LISTED = re.compile(rb"^\S*\.(?:jpe?g|png|bmp|gif|tiff?|webp|pgm|ppm)\b", re.I | re.M)
 """A line that begins with an image."""
@@ -95,7 +95,11 @@ def find_all_annotations(tree: Tree) -> list[SuspectedAnnotation]:
     - Other files.
     """
     contents = list_contents(tree)
-    places = find_masks(contents)
+    places = {
+        place: phrase
+        for place, phrase in find_masks(contents).items()
+        if not _has_unrelated_sizes(tree, contents, place)
+    }
     patterns = mask_ignore_patterns(contents, places)
     masks = [SuspectedAnnotation(phrase, (patterns[place],) if place else ()) for place, phrase in places.items()]
     holding = {
@@ -108,6 +112,27 @@ def find_all_annotations(tree: Tree) -> list[SuspectedAnnotation]:
     return _drop_repeated(
         [*masks, *find_image_pairs(contents, places), *find_masks_by_ending(contents), *further, *common]
     )
+
+
+def _has_unrelated_sizes(tree: Tree, contents: Contents, place: str) -> bool:
+    """Tells if the images in a folder have other sizes than those of the same names in the only folder of images beside
+    it, without any ratio: two classes, such as ``mask`` and ``nomask``."""
+    above = place.rpartition("/")[0]
+    beside = [
+        contents.folders[each] for each in (posixpath.join(above, name) for name in contents.folders[above].folders)
+    ]
+    holding = [each for each in beside if each.images.count]
+    if len(holding) != 2 or place not in {each.path for each in holding}:
+        return False
+    from packstore.sources.resemblance import have_unrelated_sizes, read_picture
+
+    one, other = ({stem_of(name): name for name in each.images.first} for each in holding)
+    shared = [
+        (posixpath.join(holding[0].path, one[stem]), posixpath.join(holding[1].path, other[stem]))
+        for stem in one
+        if stem in other
+    ]
+    return have_unrelated_sizes([(read_picture(tree, a), read_picture(tree, b)) for a, b in shared[:_PROBED]])
 
 
 def _widen_pattern(suspect: SuspectedAnnotation, holding: Collection[str]) -> SuspectedAnnotation:

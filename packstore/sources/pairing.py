@@ -161,6 +161,8 @@ class _Relation:
         distinct = len(set(zip(places, self.bases, strict=True))) > len(self.bases) // 2
         if self.folders is not None and len(set(self.bases)) < 2:  # image.jpg in each folder
             return False
+        if self.numbered and 2 * len({image.rpartition("/")[0] for image, _ in self.pairs}) > len(self.pairs):
+            return False  # cat/cat_1.jpg, cat/cat_2.jpg
         return (
             len(self.pairs) > 1
             and distinct
@@ -221,7 +223,9 @@ class _Relation:
         """Returns the relation with images and other files exchanged."""
         folders = None if self.folders is None else (self.folders[1], self.folders[0])
         pairs = [(file, image) for image, file in self.pairs]
-        return _Relation(self.other, self.one, folders, self.files, self.images, len(pairs), pairs, self.bases)
+        return _Relation(
+            self.other, self.one, folders, self.files, self.images, len(pairs), pairs, self.bases, self.numbered
+        )
 
     def has_other_owner(self, tree: Tree) -> bool:
         """Tells if a further folder beside that of the files has images of the same names."""

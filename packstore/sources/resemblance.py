@@ -23,8 +23,6 @@ _WINDOWS = (
     perceptual.WHOLE, (0.0, 1.0, 0.0, 0.875), (0.0, 1.0, 0.125, 1.0), (0.0, 1.0, 0.0, 0.75), (0.0, 1.0, 0.25, 1.0)
 )  # fmt: skip
 """Windows that are compared: two cameras side by side show nearly the same, further to the left or right."""
-_ROUNDED = 0.1
-"""Maximum difference of the aspect ratios of two forms of a picture."""
 _SAME_LIGHT = 0.15
 """Maximum of 1 minus the correlation of block means of two forms of a picture."""
 _ALIKE = 96
@@ -140,16 +138,21 @@ def have_own_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bo
     return len(ratios) == 1
 
 
-def differ_in_colour(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
-    """Tells if all first pictures are in colour and all second ones grey, or the other way round, and no two have
-    different aspect ratios."""
-    if any(
-        one and other and abs(one.width * other.height / (one.height * other.width) - 1) > _ROUNDED
+def have_unrelated_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
+    """Tells if the ratios of the two sizes of a pair vary among the pairs. Needs two pairs or more."""
+    ratios = [
+        (round(one.width / other.width, 1), round(one.height / other.height, 1))
         for one, other in pairs
-    ):
-        return False
+        if one is not None and other is not None
+    ]
+    return len(ratios) == len(pairs) and len(set(ratios)) > max(1, len(ratios) // 2)
+
+
+def differ_in_colour(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
+    """Tells if all first pictures are in colour and all second ones grey, or the other way round, and their sizes are
+    related."""
     greys = {(one.is_grey, other.is_grey) for one, other in pairs if one is not None and other is not None}
-    return len(greys) == 1 and len(set(*greys)) == 2
+    return len(greys) == 1 and len(set(*greys)) == 2 and not have_unrelated_sizes(pairs)
 
 
 def resemble(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
@@ -165,6 +168,8 @@ def resemble(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
         return False
     ones = np.stack([one.hashes[0] for one, _ in known])
     near = np.tril(perceptual.hamming_distances(ones[:, None], ones[None]) <= _ALIKE / 2, -1)
+    means = np.stack([one.blocks for one, _ in known])
+    near &= 1 - means @ means.T <= _SAME_LIGHT  # equal noise in all pictures makes their hashes near
     # Several folders may hold the same picture, which would be near to all its forms.
     known = [pair for number, pair in enumerate(known) if not near[number].any()]
     if len(known) < 2:

@@ -507,6 +507,14 @@ def test_second_numbers_in_names_of_unlike_pictures_are_no_pairs(names: str, tmp
         assert (source.kind, source.survey().records) == ("flat", 18)
 
 
+def test_the_number_of_an_image_in_its_class_is_no_pair(tmp_path: Path) -> None:
+    files = {
+        f"{c}/{c}_{k}.png": encode(noisy(photo(n), 10 * n + k), "PNG") for n, c in enumerate("abcdef") for k in range(2)
+    }
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert (source.kind, source.survey().records) == ("imagefolder", 12)
+
+
 def test_words_in_names_of_unlike_pictures_are_a_question_that_keeps_them(tmp_path: Path) -> None:
     files = {f"p{n}_{k}.jpg": encode(photo(2 * n + (k == "sad")), "JPEG") for n in range(7) for k in ("sad", "glad")}
     assert question(fill(tmp_path, files))[0] == ("--source", "flat")
@@ -531,6 +539,22 @@ def test_pictures_in_colour_and_grey_are_a_question(tmp_path: Path) -> None:
     files = {f"color_{n}.png": encode(photo(n), "PNG") for n in range(6)}
     path = fill(tmp_path, files | {f"range_{n}.png": encode(photo(50 + n).convert("L"), "PNG") for n in range(6)})
     assert ("--pair", "color_{s}.png=range_{s}.png") in question(path)
+
+
+@pytest.mark.parametrize("folders", [("mask", "nomask"), ("photo", "xray")])
+def test_pictures_of_unrelated_sizes_are_classes_whatever_their_colours(
+    folders: tuple[str, str], tmp_path: Path
+) -> None:
+    pictures = {
+        f"{folder}/{n:03}.jpg": photo(20 * k + n)
+        .resize((60 + 13 * (n * (k + 2) % 5), 90 - 9 * ((n + 3 * k) % 7)))
+        .convert("L" if k else "RGB")
+        for k, folder in enumerate(folders)
+        for n in range(9)
+    }
+    path = fill(tmp_path, {name: encode(image, "JPEG") for name, image in pictures.items()})
+    with closing(open_source(path)) as source:
+        assert (source.kind, source.survey().records) == ("imagefolder", 18)
 
 
 @pytest.mark.parametrize("folders", [("ant", "bee"), ("ant", "bee", "cow", "dog"), ("left", "right")])
