@@ -13,7 +13,7 @@ from packstore.sources.annotations import NAMES_IMAGES, find_all_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.companion_patterns import PAIR
-from packstore.sources.contents import Contents, list_contents, path_and_parents
+from packstore.sources.contents import Contents, FolderContents, list_contents, path_and_parents
 from packstore.sources.flat import LabelsFile
 from packstore.sources.ignoring import ignore_patterns
 from packstore.sources.mask_folders import (
@@ -24,6 +24,7 @@ from packstore.sources.mask_folders import (
 )
 from packstore.sources.pairing import find_companions
 from packstore.sources.splits import is_split
+from packstore.sources.tree import Tree
 
 _NAMED = 4
 
@@ -79,6 +80,8 @@ def ambiguous_source_error(
     contents = Contents({}) if tree is None else list_contents(tree)
     masks = find_masks(contents)
     answers = [*(_propose_labels_files(path, contents) if path.is_dir() else []), *_pack_alone(path, kind, contents)]
+    if tree is not None and masks and all(_holds_photos(tree, contents.folders[place]) for place in masks):
+        answers.append(Answer(("--source", kind)))
     patterns = list(dict.fromkeys(ignore))
     if 0 < len(patterns) <= _NAMED:
         answers.append(Answer(ignore_patterns(patterns)))
@@ -94,6 +97,14 @@ def ambiguous_source_error(
         path,
         lists_answers=True,
     )
+
+
+def _holds_photos(tree: Tree, folder: FolderContents) -> bool:
+    """Tells if the first images in a folder are in colour and no masks, whatever the folder is called."""
+    from packstore.sources.resemblance import read_picture
+
+    pictures = [read_picture(tree, f"{folder.path}/{name}".lstrip("/")) for name in folder.images.first[:_NAMED]]
+    return bool(pictures) and not any(each is None or each.is_grey or each.is_mask for each in pictures)
 
 
 def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:

@@ -557,6 +557,14 @@ def test_pictures_of_unrelated_sizes_are_classes_whatever_their_colours(
         assert (source.kind, source.survey().records) == ("imagefolder", 18)
 
 
+def test_photos_in_a_folder_called_like_masks_may_be_a_class(tmp_path: Path) -> None:
+    files = {
+        f"{c}/{n:03}.jpg": encode(photo(20 * k + n), "JPEG") for k, c in enumerate(("mask", "nomask")) for n in range(9)
+    }
+    path = fill(tmp_path, files)
+    assert ("--source", "imagefolder") in question(path)[:2]
+
+
 @pytest.mark.parametrize("folders", [("ant", "bee"), ("ant", "bee", "cow", "dog"), ("left", "right")])
 def test_pictures_that_only_have_equal_names_are_classes(folders: tuple[str, ...], tmp_path: Path) -> None:
     files = {
