@@ -23,7 +23,7 @@ from packstore.sources.companions import CompanionsSource
 from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.listing import IMAGE_SUFFIXES, is_image_name
 from packstore.sources.mask_pairs import MaskPair, OtherSizeError, find_pairs, has_other_endings, list_unpaired_folders
-from packstore.sources.pairing import PROSE
+from packstore.sources.pairing import PROSE, find_companions
 from packstore.sources.palettes import (
     Palette,
     declare_mask_columns,
@@ -112,6 +112,8 @@ def _recognise_captions(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO
     if not CaptionFilesSource(path, options).has_plain_texts():
         return Certainty.NO
+    if any(each.option != SIDECAR for each in find_companions(tree)):
+        return Certainty.NO  # masks or further images would be samples
     holding = [folder for folder, each in list_contents(tree).folders.items() if each.images.count]
     splits = find_splits_of_folders(holding)
     plain = {f for f in holding if f not in splits and not _REPEATS.fullmatch(f.rpartition("/")[2])}

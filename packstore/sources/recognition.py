@@ -44,6 +44,8 @@ from packstore.stores.opening import holds_store
 
 COMPANIONS = "companions"
 """Kind of images with files that belong to them; a question if it is not certain what the files are."""
+_READ_COMPANIONS = ("segmentation", "caption_files")
+"""Kinds that read some files that belong to images, and leave out others."""
 MODALITIES = "modalities"
 """Kind that is never certain: a further answer when plain kinds match partially."""
 PLAIN_KINDS = ("imagefolder", "flat")
@@ -151,6 +153,11 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
         from packstore.sources.annotation_questions import companions_error, unread_annotations_error
 
         formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, MODALITIES, COMPANIONS)]
+        companions = _names_kind(by_certainty, COMPANIONS)
+        if companions and formats and all(each.name in _READ_COMPANIONS for each in formats):
+            plain = next((kind for kind in partial if kind.name in PLAIN_KINDS), None)
+            name = PLAIN_KINDS[0] if plain is None else plain.name
+            raise add_kinds(companions_error(path, name, SOURCES[MODALITIES], options), last=formats)
         if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
             side_by_side = [kind for kind in partial if kind.name == MODALITIES]
             raise add_kinds(incomplete_error(path, formats[0], [each[:2] for each in left]), last=side_by_side)
