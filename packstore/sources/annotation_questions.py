@@ -12,7 +12,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.sources.annotations import NAMES_IMAGES, find_all_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.companion_patterns import PAIR
+from packstore.sources.companion_patterns import PAIR, SIDECAR
 from packstore.sources.contents import Contents, FolderContents, list_contents, path_and_parents
 from packstore.sources.flat import LabelsFile
 from packstore.sources.ignoring import ignore_patterns
@@ -64,6 +64,12 @@ def companions_error(path: Path, plain: str, side_by_side: Kind, options: Source
         answers += [each for each in error.answers if "--ignore" not in each.options]
     why = f"files seem to belong to its images by their names: {shown}"
     return AmbiguousSourceError(start + why, answers, path, lists_answers=True)
+
+
+def has_sidecars(path: Path) -> bool:
+    """Tells if files other than images seem to belong to images."""
+    tree = open_tree(path)
+    return tree is not None and any(each.option == SIDECAR for each in find_companions(tree))
 
 
 def ambiguous_source_error(

@@ -21,6 +21,7 @@ from packstore.sources.refusals import join_few
 from packstore.sources.splits import SPLIT_ORDER, find_split, find_split_folders, is_split
 
 _TRIED, _DEPTH, _SHOWN, _SITTINGS = 16, 3, 4, 3
+_MOST_LOOSE = 3
 _COUNTED = re.compile(r"\d+")
 _NO_CLASS = re.compile(
     r"images?(_\d+)?|imgs?(_\d+)?|jpegimages|photos?|pictures?|frames?|rgb|nir|swir|depths?|thermal|infrared|sketch(es)?|"
@@ -116,6 +117,7 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
 
     The reasons are:
 
+    - More than a few images are beside them, and would be left out.
     - All have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``).
     - A folder is called ``images``, and there are others.
     - The images in one folder are called as other folders: an icon of each class.
@@ -137,6 +139,9 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
     names = {path.rpartition("/")[2].lower() for path in classes}
     if not names:
         return None
+    loose = contents.folders[""].images.count
+    if loose > max(_MOST_LOOSE, (contents.image_count - loose) // 4):
+        return f"holds {loose:,} images beside its folders, which would be left out", classes, False
     if all(map(_NO_CLASS.fullmatch, names)) and not (splits and len(names) == 1):
         same = set.intersection(*(set(contents.folders[path].folders) for path in classes))
         may_be_splits = all(map(find_split, names)) or (any(map(find_split, names)) and bool(same))

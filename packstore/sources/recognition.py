@@ -150,11 +150,11 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     if refused is not None:
         raise refused
     if partial := by_certainty.get(Certainty.PARTIAL):
-        from packstore.sources.annotation_questions import companions_error, unread_annotations_error
+        from packstore.sources.annotation_questions import companions_error, has_sidecars, unread_annotations_error
 
         formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, MODALITIES, COMPANIONS)]
         companions = _names_kind(by_certainty, COMPANIONS)
-        if companions and formats and all(each.name in _READ_COMPANIONS for each in formats):
+        if companions and formats and all(each.name in _READ_COMPANIONS for each in formats) and has_sidecars(path):
             plain = next((kind for kind in partial if kind.name in PLAIN_KINDS), None)
             name = PLAIN_KINDS[0] if plain is None else plain.name
             raise add_kinds(companions_error(path, name, SOURCES[MODALITIES], options), last=formats)

@@ -382,6 +382,21 @@ def test_poses_are_a_question_and_kept_by_its_first_answer(tmp_path: Path) -> No
         assert source.survey().records == 9
 
 
+@pytest.mark.parametrize("text", [".txt", ".json"])
+@pytest.mark.parametrize("folders", [("", "", ""), ("images/", "masks/", "notes/")])
+def test_masks_and_texts_are_read_by_one_answer(folders: tuple[str, str, str], text: str, tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {f"{folders[0]}a{n}.jpg": encode(photo(n), "JPEG") for n in range(9)}
+    files |= {f"{folders[1]}a{n}{'' if folders[1] else '_mask'}.png": outline(n) for n in range(9)}
+    files |= {f"{folders[2]}a{n}{text}": f'{{"seen": {n}}}' if text == ".json" else f"seen {n}" for n in range(9)}
+    first = question(fill(tmp_path, files))[0]
+    options = dict(zip(first[::2], first[1::2], strict=True))
+    values = read(tmp_path, **{name.removeprefix("--"): pattern for name, pattern in options.items()})
+    assert list(values) == [f"{folders[0]}a{n}.jpg" for n in range(9)]
+    for n, each in enumerate(values.values()):
+        assert outline(n) in each.values()
+        assert (f"seen {n}" if text == ".txt" else {"seen": n}) in each.values()
+
+
 def test_forms_of_pictures_that_several_folders_hold(tmp_path: Path) -> None:
     files = {}
     for scale in (2, 3, 4):

@@ -191,3 +191,16 @@ def test_a_folder_with_the_classes_inside_is_no_class(place: str, count: int, tm
     assert ("--ignore", ignored) in {answer.options for answer in asked.answers}
     with closing(open_source(tmp_path, ignore=ignored)) as source:
         assert source.survey().columns[0].classes == ("a", "b")
+
+
+@pytest.mark.parametrize(("beside", "asked"), [(3, False), (30, True), (10, False), (11, True)])
+def test_images_beside_classes_are_a_question_if_they_are_many(beside: int, asked: bool, tmp_path: Path) -> None:
+    files = {f"top{n}.jpg": jpeg(n) for n in range(beside)}
+    fill(tmp_path, files | {f"{name}/{name}{n}.jpg": jpeg(50 + n) for name in ("ant", "bee") for n in range(20)})
+    if not asked:
+        with closing(open_source(tmp_path)) as source:
+            assert source.survey().records == 40
+        return
+    with pytest.raises(AmbiguousSourceError, match=f"{beside} images beside its folders") as caught:
+        open_source(tmp_path)
+    assert ("--source", "imagefolder") in [answer.options for answer in caught.value.answers]
