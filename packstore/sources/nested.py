@@ -101,12 +101,16 @@ def find_only_folder(path: Path) -> Path | None:
 
 
 def find_split_like_folders(path: Path) -> list[str]:
-    """Returns all folders in a folder or archive if their names are like those of splits. Examples are ``train_A``,
-    ``test_B`` and ``fold_1``. Returns an empty list for other names, and if all are splits."""
+    """Returns all folders in a folder or archive if their names are like those of splits, or some differ by a split
+    alone: ``train_A``, ``test_B`` and ``fold_1``, or ``a_train_x``, ``a_train_y`` and ``a_valid_x``. Returns an
+    empty list for other names, and if all are splits."""
     tree = open_tree(path)
     folders = [] if tree is None else tree.names("").folders
     names = [name for name in folders if not is_passed_over(name)]
-    if all(_LIKE_SPLIT.fullmatch(name.lower()) for name in names) and len(find_split_folders(names)) < len(names):
+    alike = all(_LIKE_SPLIT.fullmatch(name.lower()) for name in names)
+    if not alike and names and all(map(find_split, names)):
+        alike = len({name.lower().replace(find_split(name), "") for name in names}) < len(names)
+    if alike and len(find_split_folders(names)) < len(names):
         return names
     return []
 
@@ -117,7 +121,7 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
 
     The reasons are:
 
-    - More than a few images are beside them, and would be left out.
+    - More than a few images are beside them, with other names, and would be left out.
     - All have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``).
     - A folder is called ``images``, and there are others.
     - The images in one folder are called as other folders: an icon of each class.
@@ -139,8 +143,12 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
     names = {path.rpartition("/")[2].lower() for path in classes}
     if not names:
         return None
-    loose = contents.folders[""].images.count
-    if loose > max(_MOST_LOOSE, (contents.image_count - loose) // 4):
+    top = contents.folders[""].images
+    loose = len(top.stems)
+    if loose and len(names) > 1:
+        # Copies of images in classes are left out without a question.
+        loose -= top.count_shared(contents.hash_image_stems(each for each in contents.folders.values() if each.path))
+    if loose > max(_MOST_LOOSE, (contents.image_count - top.count) // 4):
         return f"holds {loose:,} images beside its folders, which would be left out", classes, False
     if all(map(_NO_CLASS.fullmatch, names)) and not (splits and len(names) == 1):
         same = set.intersection(*(set(contents.folders[path].folders) for path in classes))

@@ -104,6 +104,7 @@ def test_a_folder_with_an_icon_of_each_class_is_a_question(tmp_path: Path) -> No
         ["trainA", "trainB", "testA", "testB"],
         ["train_A", "train_B"],
         ["fold0", "fold1"],
+        ["x_train_HR", "x_train_LR", "x_valid_HR"],
     ],
 )
 def test_folders_that_seem_to_be_splits_are_no_classes(names: list[str], tmp_path: Path) -> None:
