@@ -210,7 +210,7 @@ class ExportedRows(RowSource):
             raise ValueError(f"found shape {value.shape}, expected {image.shape or image.layout}")
         return np.ascontiguousarray(value)
 
-    def _keyed_rows(self, split: str) -> Iterator[Row]:
+    def _yield_rows(self, split: str) -> Iterator[Row]:
         """Yields the rows of a split with the keys of their records. ``ref`` is a pair: the record's number, and the
         row's own ``ref``.
 

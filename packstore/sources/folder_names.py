@@ -116,7 +116,7 @@ class NameCache:
         After :meth:`expire`, also returns None unless ``changed_ns``, the directory's time of change, is that of its
         listing."""
         if self._expired and directory in self._expired:
-            if changed_ns is None or changed_ns != self._expired[directory]:
+            if changed_ns in (None, _UNKNOWN) or changed_ns != self._expired[directory]:
                 return None
             del self._expired[directory]
         shared = self._shared.get(directory)

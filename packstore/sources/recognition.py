@@ -154,17 +154,16 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
 
         formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, MODALITIES, COMPANIONS)]
         companions = _names_kind(by_certainty, COMPANIONS)
+        plain = next((kind for kind in partial if kind.name in PLAIN_KINDS), None)
+        plain_name = PLAIN_KINDS[0] if plain is None else plain.name
         if companions and formats and all(each.name in _READ_COMPANIONS for each in formats) and has_sidecars(path):
-            plain = next((kind for kind in partial if kind.name in PLAIN_KINDS), None)
-            name = PLAIN_KINDS[0] if plain is None else plain.name
-            raise add_kinds(companions_error(path, name, SOURCES[MODALITIES], options), last=formats)
+            raise add_kinds(companions_error(path, plain_name, SOURCES[MODALITIES], options), last=formats)
         if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
             side_by_side = [kind for kind in partial if kind.name == MODALITIES]
             raise add_kinds(incomplete_error(path, formats[0], [each[:2] for each in left]), last=side_by_side)
         if formats:
             raise several_kinds_error(path, formats)
-        plain = next((kind for kind in partial if kind.name in PLAIN_KINDS), None)
-        if partial[0].name == MODALITIES and not _names_kind(by_certainty, COMPANIONS):
+        if partial[0].name == MODALITIES and not companions:
             raise (
                 several_kinds_error(path, partial[:1])
                 if plain is None
@@ -174,8 +173,8 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
         several_masks = [kind.name for _, kind in within].count("segmentation") > 1  # of classes
         if within and not several_masks:
             raise nested_error(path, within)
-        if _names_kind(by_certainty, COMPANIONS):
-            raise companions_error(path, PLAIN_KINDS[0] if plain is None else plain.name, SOURCES[MODALITIES], options)
+        if companions:
+            raise companions_error(path, plain_name, SOURCES[MODALITIES], options)
         raise unread_annotations_error(path, partial[0].name)
     store: Kind = SOURCES["store"]  # of a plug-in's format, whose file names no table has
     if store.takes(options) and store.reads(path) and store.recognise(path, options) is Certainty.CERTAIN:

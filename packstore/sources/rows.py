@@ -139,7 +139,7 @@ class RowSource(Source):
         claims_rows, last_size, rounded_size = type(self).claim_row is not RowSource.claim_row, -1, 0
         for name in splits:
             before = total
-            for row in self._keyed_rows(_own_name(name)):
+            for row in self._yield_rows(_own_name(name)):
                 if claims_rows:
                     self.claim_row(claims, row)
                 key, _, size, further, _, _, files = row
@@ -252,10 +252,10 @@ class RowSource(Source):
 
     def _make_entries(self, split: str) -> Iterator[Entry]:
         """Makes an entry for each row of a split."""
-        for key, ref, size, _, modified, changed, _ in self._keyed_rows(_own_name(split)):
+        for key, ref, size, _, modified, changed, _ in self._yield_rows(_own_name(split)):
             yield Entry(key, split, (), size, ref, modified, changed)
 
-    def _keyed_rows(self, split: str) -> Iterator[Row]:
+    def _yield_rows(self, split: str) -> Iterator[Row]:
         """Yields the rows of a split with the keys of their records: the rows' own keys in this base."""
         return self.rows(split)
 

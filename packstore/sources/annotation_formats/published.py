@@ -202,7 +202,7 @@ def openmmlab(image: Any, picture: Picture) -> Parts:
         polygons = [parsing.to_floats(polygon) for polygon in outlines]
         corners = parsing.to_floats(each["bbox"], 4) if each.get("bbox") else shapes.bounding_box(*polygons)
         mask, crowd = mask if isinstance(mask, dict) else polygons or None, parsing.is_flagged(each, "ignore_flag")
-        yield shapes.masked(label, mask, corners, crowd, **texts)
+        yield shapes.mask_object(label, mask, corners, crowd, **texts)
 
 
 @beside(
@@ -214,7 +214,7 @@ def sa1b(content: Any, _: Picture) -> Parts:
     """Each annotation is an object with its box and mask (run lengths or polygons), which are not checked. Objects have
     no class."""
     for each in content["annotations"]:
-        yield shapes.masked(None, each["segmentation"], shapes.box_from_corner(*each["bbox"]))
+        yield shapes.mask_object(None, each["segmentation"], shapes.box_from_corner(*each["bbox"]))
 
 
 _VISDRONE = (

@@ -277,7 +277,7 @@ def run_lengths(
     return AnnotatedObject(label, corners or [0, 0, width, height], runs, values, crowd)
 
 
-def masked(
+def mask_object(
     label: str | None, mask: Any, corners: Sequence[float], crowd: bool = False, **values: Any
 ) -> AnnotatedObject:
     """Makes an object from its box and its mask: run lengths as for :func:`run_lengths`, or polygons, which are not
