@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain, takewhile
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.annotations import NAMES_IMAGES, find_all_annotations
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.companion_patterns import PAIR, SIDECAR
 from packstore.sources.contents import Contents, FolderContents, list_contents, path_and_parents
 from packstore.sources.flat import LabelsFile
@@ -43,19 +41,17 @@ def unread_annotations_error(path: Path, kind: str) -> AmbiguousSourceError:
     return error
 
 
-def companions_error(path: Path, plain: str, side_by_side: Kind, options: SourceOptions) -> AmbiguousSourceError:
+def companions_error(path: Path, plain: str) -> AmbiguousSourceError:
     """Returns the error for a folder with files that seem to belong to images. Its answers read them, or leave them
-    out. ``plain`` is the kind that packs the images alone, ``side_by_side`` the kind of folders whose files of equal
-    names are one sample."""
+    out. ``plain`` is the kind that packs the images alone."""
     tree = open_tree(path)
     found = [] if tree is None else find_companions(tree)
     shown = ", ".join(f"{printable(each.phrase)} ({each.count} of {each.images})" for each in found[:_NAMED])
-    answers = [Answer(tuple(chain.from_iterable(each.arguments for each in found)))]
-    in_folders = any(each.option == PAIR and "/" in each.text for each in found)
-    if in_folders and side_by_side.recognise(path, replace(options, named=True)) is not Certainty.NO:
-        answers.append(Answer(("--source", side_by_side.name)))
-    answers.append(Answer(ignore_patterns(dict.fromkeys(each.ignore for each in found))))
-    if in_folders or any(each.option == PAIR and each.lone for each in found):
+    answers = [
+        Answer(tuple(chain.from_iterable(each.arguments for each in found))),
+        Answer(ignore_patterns(dict.fromkeys(each.ignore for each in found))),
+    ]
+    if any(each.option == PAIR and ("/" in each.text or each.lone) for each in found):
         answers.append(Answer(("--source", plain)))
     start = f"{printable(str(path))}: "
     if tree is not None and find_all_annotations(tree):

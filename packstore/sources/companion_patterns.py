@@ -130,10 +130,14 @@ class CompanionPattern:
     def matches_file(self, path: str) -> bool:
         """Tells if a file may belong to an image, by its path. If the pattern of images matches it too, the longer
         pattern decides: with ``{s}_RGB.png={s}.png``, ``a_RGB.png`` is an image."""
-        if self._of_file.fullmatch(path) is None:
+        if self._of_file.fullmatch(path) is None or not self._may_end(path):
             return False
         is_image = self._of_image is not None and self._of_image.fullmatch(path) is not None
         return not is_image or len(self.images or "") <= len(self.files)
+
+    def _may_end(self, path: str) -> bool:
+        """Tells if a file may be of the pattern by its suffix: with ``.*`` for images, only an image is."""
+        return self.option == SIDECAR or not self.files.endswith(".*") or path.lower().endswith(IMAGE_SUFFIXES)
 
     def list_bases(self, image: str) -> Iterator[tuple[str, str]]:
         """Yields the possible folders from which the files' pattern counts, with a slash at their end, each with the
@@ -177,7 +181,7 @@ class CompanionPattern:
             re.escape(own) if token == _STEM else "[^/]*" if token == "*" else re.escape(token)
             for token in re.split(r"(\{s\}|\*)", last)
         )
-        if re.fullmatch(regex, name) is None:
+        if re.fullmatch(regex, name) is None or not self._may_end(name):
             return False
         place = name.find(own) + len(own) if _STEM in last else 0
         after = last.partition(_STEM)[2]

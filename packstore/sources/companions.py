@@ -31,10 +31,11 @@ from packstore.sources.companion_patterns import (
     CompanionPattern,
     parse_companions,
 )
-from packstore.sources.contents import is_clip_name, list_contents
+from packstore.sources.contents import is_clip_name, list_contents, path_and_parents
 from packstore.sources.encodings import try_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.pairing import find_companions
+from packstore.sources.palettes import Palette, declare_mask_columns, find_matching_palette, read_mask_columns
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.sidecars import MAX_BYTES, MAX_WORDS, declare_sidecar, is_words, parse_sidecar
 from packstore.sources.splits import find_split, find_splits_of_folders
@@ -46,12 +47,14 @@ _PROBED, _KEPT_FOLDERS, _FEWER = 32, 64, 4
 class CompanionsSource(FileRowSource):
     """Images with a column for each pattern. The value is missing for an image without such a file.
 
-    - ``--pair``: an image column. ``--masks``: ``mask``, or a list of images ``masks`` if an image has several.
-      ``--sidecar``: a column of the type given.
-    - Folders with names of splits are splits if each image is in one.
-    - The folders of images are classes (``label``) if there are several, each with images enough. Folders that are
-      called like clips (``scene1``, ``scene2``) or numbers are a text column ``folder``.
-    - A few images at the top, beside folders of images and without companions, are left out.
+        - ``--pair``: an image column. ``--masks``: ``mask``, or a list of images ``masks`` if an image has several.
+          ``--sidecar``: a column of the type given.
+    - A palette beside the masks, see :mod:`.palettes`: coloured masks become class numbers, and ``mask_labels`` has the
+      classes that occur in each mask.
+        - Folders with names of splits are splits if each image is in one.
+        - The folders of images are classes (``label``) if there are several, each with images enough. Folders that are
+          called like clips (``scene1``, ``scene2``) or numbers are a text column ``folder``.
+        - A few images at the top, beside folders of images and without companions, are left out.
     """
 
     kind = "companions"
@@ -133,12 +136,22 @@ class CompanionsSource(FileRowSource):
         if self._class_of:
             classes = sorted({*self._class_of.values()})
             folder = {self._folder_column: Label(classes) if self._folder_column == "label" else Text()}
-        companions = {column: self._declare(column, patterns) for column, patterns in self._columns.items()}
-        return {"image": Image(), **folder, **companions, **self._declare_more()}
+        palette = {} if self._palette is None else declare_mask_columns(self._palette)
+        return {"image": Image(), **folder, **self._companion_fields, **palette}
 
-    def _declare_more(self) -> dict[str, Field]:
-        """Returns the fields of further columns, and other fields of the same columns; none in this base."""
-        return {}
+    @cached_property
+    def _companion_fields(self) -> dict[str, Field]:
+        """Field of each column of companions, without regard to a palette."""
+        return {column: self._declare(column, patterns) for column, patterns in self._columns.items()}
+
+    @cached_property
+    def _palette(self) -> Palette | None:
+        """Palette that fits the column ``mask``, at the top or in a folder of masks or above it; None for none."""
+        if "mask" not in self._columns:
+            return None
+        folders = (file.rpartition("/")[0] for file in islice(self._list_files(self._columns["mask"]), _PROBED))
+        places = ["", *chain.from_iterable(map(path_and_parents, folders))]
+        return find_matching_palette(self.tree, places, self._companion_fields["mask"])
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields one row for each image of a split that belongs to no other image."""
@@ -210,11 +223,13 @@ class CompanionsSource(FileRowSource):
                 if isinstance(field, Array) and field.ragged and not value.size:  # a file without objects
                     value = value.reshape(0, *field.shape)
                 values[column] = value
+        if self._palette is not None and values.get("mask") is not None:
+            values |= read_mask_columns(self._palette, values["mask"], self.options.max_pixels)
         return values
 
     def describing_files(self) -> Iterable[str]:
-        """Returns no files: all files are values of the samples."""
-        return ()
+        """Returns the files of the palette; all others are values of the samples."""
+        return () if self._palette is None else self._palette.files
 
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason why a file is left out; files of a pattern without an image have a reason of their own."""
@@ -377,6 +392,8 @@ def _leaves_more(path: Path, tree: Tree, options: SourceOptions, found: Sequence
     if source.has_folders_without_companions() or not source.has_plain_texts():
         return True
     for suspect in find_further_files(tree):
+        if suspect.file in source.describing_files():
+            continue
         folder = suspect.folder or ""
         names = () if suspect.file else list_contents(tree).folders[folder].other_names
         if not any(

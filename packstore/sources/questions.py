@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, printable
 from packstore.core.registry import SOURCES
 from packstore.images.reading import CLIPS
@@ -12,7 +14,7 @@ from packstore.sources.folder import FolderSource
 from packstore.sources.ignoring import escape_pattern, ignore_patterns
 from packstore.sources.ledger import Role, suffix_for_count
 from packstore.sources.listing import is_image_name
-from packstore.sources.recognition import MODALITIES, PLAIN_KINDS, find_left_by_source
+from packstore.sources.recognition import PLAIN_KINDS, find_left_by_source
 from packstore.sources.refusals import (
     add_kinds,
     incomplete_error,
@@ -83,15 +85,11 @@ def ask_about_clips(source: Source, survey: Survey) -> None:
 
 
 def _find_partial_kinds(source: Source) -> list[Kind]:
-    """Finds other kinds that match the path of a source partially. Tests ``modalities``, and the kinds before its own
-    in the registry. Skips kinds that raise an error."""
+    """Finds the kinds before its own in the registry that match the path of a source partially. Skips kinds that raise
+    an error."""
     kinds: list[Kind] = []
     kind: Kind
-    before = True
-    for kind in SOURCES.values():
-        before = before and kind.name != source.kind
-        if not before and kind.name != MODALITIES:
-            continue
+    for kind in takewhile(lambda each: each.name != source.kind, SOURCES.values()):
         try:
             if kind.reads(source.path) and kind.recognise(source.path, source.options) is Certainty.PARTIAL:
                 kinds.append(kind)

@@ -44,10 +44,8 @@ from packstore.stores.opening import holds_store
 
 COMPANIONS = "companions"
 """Kind of images with files that belong to them; a question if it is not certain what the files are."""
-_READ_COMPANIONS = ("segmentation", "caption_files")
-"""Kinds that read some files that belong to images, and leave out others."""
-MODALITIES = "modalities"
-"""Kind that is never certain: a further answer when plain kinds match partially."""
+_CAPTION_FILES = "caption_files"
+"""Kind that reads some files that belong to images, and leaves out others."""
 PLAIN_KINDS = ("imagefolder", "flat")
 """Kinds that match partially if there are annotations beside the images, see :mod:`.annotations`."""
 
@@ -137,13 +135,9 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
             if kind.name in PLAIN_KINDS and _names_kind(by_certainty, COMPANIONS):
                 from packstore.sources.annotation_questions import companions_error
 
-                raise companions_error(path, kind.name, SOURCES[MODALITIES], options)
+                raise companions_error(path, kind.name)
             if kind.name == "imagefolder" and not options.splits:
-                try:
-                    _refuse_unlikely_classes(path, clips)
-                except AmbiguousSourceError as error:
-                    side_by_side = [each for each in by_certainty.get(Certainty.PARTIAL, ()) if each.name == MODALITIES]
-                    raise add_kinds(error, first=side_by_side) from None
+                _refuse_unlikely_classes(path, clips)
             _refuse_few_annotations(path, kind)
             return kind
         by_certainty.setdefault(certainty, []).append(kind)
@@ -152,29 +146,21 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     if partial := by_certainty.get(Certainty.PARTIAL):
         from packstore.sources.annotation_questions import companions_error, has_sidecars, unread_annotations_error
 
-        formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, MODALITIES, COMPANIONS)]
+        formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, COMPANIONS)]
         companions = _names_kind(by_certainty, COMPANIONS)
         plain = next((kind for kind in partial if kind.name in PLAIN_KINDS), None)
         plain_name = PLAIN_KINDS[0] if plain is None else plain.name
-        if companions and formats and all(each.name in _READ_COMPANIONS for each in formats) and has_sidecars(path):
-            raise add_kinds(companions_error(path, plain_name, SOURCES[MODALITIES], options), last=formats)
+        if companions and [each.name for each in formats] == [_CAPTION_FILES] and has_sidecars(path):
+            raise add_kinds(companions_error(path, plain_name), last=formats)
         if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
-            side_by_side = [kind for kind in partial if kind.name == MODALITIES]
-            raise add_kinds(incomplete_error(path, formats[0], [each[:2] for each in left]), last=side_by_side)
+            raise incomplete_error(path, formats[0], [each[:2] for each in left])
         if formats:
             raise several_kinds_error(path, formats)
-        if partial[0].name == MODALITIES and not companions:
-            raise (
-                several_kinds_error(path, partial[:1])
-                if plain is None
-                else add_kinds(unread_annotations_error(path, plain.name), first=partial[:1])
-            )
         within = find_nested(path, _find_specific_kind)
-        several_masks = [kind.name for _, kind in within].count("segmentation") > 1  # of classes
-        if within and not several_masks:
+        if within and not (companions and all(kind.name == COMPANIONS for _, kind in within)):
             raise nested_error(path, within)
         if companions:
-            raise companions_error(path, plain_name, SOURCES[MODALITIES], options)
+            raise companions_error(path, plain_name)
         raise unread_annotations_error(path, partial[0].name)
     store: Kind = SOURCES["store"]  # of a plug-in's format, whose file names no table has
     if store.takes(options) and store.reads(path) and store.recognise(path, options) is Certainty.CERTAIN:

@@ -19,6 +19,7 @@ from packstore.sources.tree import Tree
 _HEADER, _MAX_BYTES, _MAX_PIXELS = 1 << 16, 1 << 26, 1 << 25
 _SIDE = 256
 _MOST_CLASSES, _MOST_COLOURS, _FEW = 64, 32, 4
+_SHADE, _TWO_SHADES = 16, 0.9
 _WINDOWS = (
     perceptual.WHOLE, (0.0, 1.0, 0.0, 0.875), (0.0, 1.0, 0.125, 1.0), (0.0, 1.0, 0.0, 0.75), (0.0, 1.0, 0.25, 1.0)
 )  # fmt: skip
@@ -57,11 +58,17 @@ class Picture:
         rows = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1])))
         return len(np.unique(rows))
 
-    @property
+    @cached_property
     def is_mask(self) -> bool:
-        """True for few colours, each of many pixels. JPEG files are none."""
+        """True for few colours, each of many pixels; in a JPEG file, for two shades of grey."""
+        if self.kind == "jpeg":
+            grey = self.pixels[..., 0]
+            if not grey.size or not self.is_grey:
+                return False
+            low, high = int(grey.min()), int(grey.max())
+            return float(((grey <= low + _SHADE) | (grey >= high - _SHADE)).mean()) >= _TWO_SHADES
         most = _MOST_CLASSES if self.pixels.shape[-1] == 1 else _MOST_COLOURS
-        return self.kind != "jpeg" and 0 < self.colours <= min(most, self.width * self.height / 4)
+        return 0 < self.colours <= min(most, self.width * self.height / 4)
 
     @cached_property
     def is_grey(self) -> bool:
@@ -114,15 +121,17 @@ def read_picture(tree: Tree, file: str) -> Picture | None:
 
 
 def are_masks(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
-    """Tells if the second picture of each pair is a mask of the first, by its colours and size."""
-    return bool(pairs) and all(
+    """Tells if the second picture of each pair is a mask of the first, by its colours and size; one of four need not
+    be, since it may be damaged."""
+    good = sum(
         image is not None
         and mask is not None
         and mask.is_mask
         and {image.width, image.height} == {mask.width, mask.height}
-        and image.colours > 2 * mask.colours
+        and (image.colours > 2 * mask.colours or mask.kind == "jpeg")
         for image, mask in pairs
     )
+    return bool(pairs) and 4 * good >= 3 * len(pairs)
 
 
 def have_own_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:

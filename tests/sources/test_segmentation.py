@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 from contextlib import closing
@@ -21,7 +22,7 @@ from packstore.sources.ledger import Role
 from packstore.sources.tree import FolderTree
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg, mask
-from tests.makers.images import encode
+from tests.makers.images import encode, picture
 
 
 def folders(root: Path, samples: int = 6) -> Path:
@@ -36,7 +37,7 @@ def folders(root: Path, samples: int = 6) -> Path:
 
 
 class TestSegmentation(SourceSuite):
-    kind = "segmentation"
+    kind = "companions"
     undecodable_keys = False
     bytes_per_sample = 400
     many = 500
@@ -68,10 +69,8 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert report.manifest.columns[1].name == "mask"
     assert verify(tmp_path / "x.h5", against=root).problems == ()
     with closing(open_source(root)) as source:
-        assert dict(source.survey().ledger.passed_over) == {
-            "images in folders of masks without an image of the same name": 1
-        }
-        assert source.evidence == "mask: images/train/{s}.*=masks/train/{s}.png"
+        assert dict(source.survey().ledger.passed_over) == {"files of --pair, --sidecar or --masks without an image": 1}
+        assert source.evidence == "mask: images/{s}.*=masks/{s}.*"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_where_masks_may_lie(image: str, masked: str, tmp_path: Path) -> None:
     for n in range(3):
         files |= {image.format(n): jpeg(n), masked.format(n): mask(n, mode="L" if "png" in masked else "RGB")}
     with closing(open_source(fill(tmp_path, files))) as source:
-        assert source.kind == "segmentation"
+        assert source.kind == "companions"
         entries = list(source.entries())
         assert [entry.key for entry in entries] == [image.format(n) for n in range(3)]
         assert [source.read(entry).values["mask"] for entry in entries] == [files[masked.format(n)] for n in range(3)]
@@ -108,7 +107,7 @@ def test_folders_in_those_of_images_are_classes(place: str, tmp_path: Path) -> N
     files: dict[str, str | bytes] = {f"{place.format('images', *each)}.jpg": jpeg(each[1]) for each in numbered}
     files |= {f"{place.format('masks', *each)}.png": mask(each[1]) for each in numbered}
     with closing(open_source(fill(tmp_path, files))) as source:
-        assert source.kind == "segmentation"
+        assert source.kind == "companions"
         assert next(each.classes for each in source.survey().columns if each.name == "label") == ("c0", "c1", "c2")
         values = [source.read(entry).values for entry in source.entries()]
     assert [(each["label"], each["mask"]) for each in values] == [(int(name[1]), mask(n)) for name, n in numbered]
@@ -129,7 +128,7 @@ def test_cityscapes(tmp_path: Path) -> None:
         assert dict(survey.splits) == {"train": 1, "val": 1}
         names = [column.name for column in survey.columns if not column.name.endswith("_valid")]
         assert names == ["mask", "instance_mask", "polygons"]
-        assert dict(survey.ledger.passed_over) == {"images in folders of masks without an image of the same name": 2}
+        assert dict(survey.ledger.passed_over) == {"images that Cityscapes does not count": 2}
         values = source.read(next(source.entries())).values
         assert values == {
             "mask": files["gtFine/train/bonn/bonn_000001_gtFine_labelIds.png"],
@@ -147,11 +146,11 @@ def test_files_beside_polygons(place: str, tmp_path: Path) -> None:
     files |= {f"gtFine/{base}_gtFine_polygons.json": "{}" for base in bases}
     files |= {f"{place}/{base.rpartition('/')[2]}_leftImg8bit.json": "{}" for base in bases}
     with closing(open_source(fill(tmp_path, files))) as source:
-        assert source.kind == "segmentation"
+        assert source.kind == "published"
     names = "".join(f"{base.rpartition('/')[2]}_leftImg8bit\n" for base in bases)
     (tmp_path / place / "list.txt").write_text(names)
-    with pytest.raises(AmbiguousSourceError, match=r"list\.txt"):
-        open_source(tmp_path)
+    with closing(open_source(tmp_path)) as source, pytest.raises(AmbiguousSourceError, match=r"list\.txt"):
+        ask_about_left(source, source.survey())
 
 
 def test_ade20k(tmp_path: Path) -> None:
@@ -204,21 +203,19 @@ def test_what_could_be_something_else_is_a_question(files: dict[str, str | bytes
         open_source(fill(tmp_path, files))
 
 
-def test_masks_of_another_size_are_named(tmp_path: Path) -> None:
-    folders(tmp_path)
-    (tmp_path / "masks/train/00001.png").write_bytes(mask(1, 8, 8))
-    with pytest.raises(AmbiguousSourceError, match=r"00001\.png of another size than .*\. Pack the images"):
-        open_source(tmp_path)
-    with pytest.raises(SourceError, match="of another size"):
-        open_source(tmp_path, kind="segmentation")
+def test_a_mask_of_another_size_is_a_bad_sample(tmp_path: Path) -> None:
+    folders(tmp_path / "set", 8)
+    (tmp_path / "set/masks/train/00001.png").write_bytes(mask(1, 8, 8))
+    with pytest.raises(SampleError, match=r"00001\.jpg.*mask"):
+        convert(tmp_path / "set", tmp_path / "x.h5")
 
 
 def test_lists_beside_masks_are_a_question(tmp_path: Path) -> None:
     folders(tmp_path)
     (tmp_path / "val.txt").write_text("".join(f"{n:05}\n" for n in range(4)))
-    with pytest.raises(AmbiguousSourceError, match="--source segmentation"):
+    with pytest.raises(AmbiguousSourceError, match="--source companions"):
         open_source(tmp_path)
-    with closing(open_source(tmp_path, kind="segmentation")) as source:
+    with closing(open_source(tmp_path, kind="companions")) as source:
         assert source.survey().records == 6
 
 
@@ -226,10 +223,10 @@ def test_folders_beside_are_a_question_and_said(tmp_path: Path) -> None:
     folders(tmp_path)
     (tmp_path / "depth").mkdir()
     (tmp_path / "depth/00001.png").write_bytes(mask(1))
-    with pytest.raises(AmbiguousSourceError, match="--source segmentation"):
+    with pytest.raises(AmbiguousSourceError, match="--masks"):
         open_source(tmp_path)
-    with closing(open_source(tmp_path, kind="segmentation")) as source:
-        assert source.survey().ledger.left == {"images in other folders": 1}
+    with closing(open_source(tmp_path, masks=["images/{s}.*=masks/{s}.*"])) as source:
+        assert source.survey().ledger.left == {}
 
 
 def test_a_split_without_masks(tmp_path: Path) -> None:
@@ -257,9 +254,9 @@ def test_values_of_masks_are_untouched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("classes.txt", "names of the values of masks, which a store does not keep"),
-        ("masks/class_names.csv", "names of the values of masks, which a store does not keep"),
-        ("label_colors.txt", "names of the values of masks, which a store does not keep"),
+        ("classes.txt", "not images (.txt)"),
+        ("masks/class_names.csv", "not images (.csv)"),
+        ("label_colors.txt", "not images (.txt)"),
         ("notes.txt", "not images (.txt)"),
         ("masks/notes.txt", "not images (.txt)"),
     ],
@@ -269,7 +266,7 @@ def test_files_beside_masks_are_said(name: str, said: str, tmp_path: Path) -> No
     files: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(3)}
     files |= {f"masks/{n}.png": mask(n) for n in range(3)} | {name: "background\ncat\n"}
     with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, dict(source.survey().ledger.passed_over)) == ("segmentation", {said: 1})
+        assert (source.kind, dict(source.survey().ledger.passed_over)) == ("companions", {said: 1})
 
 
 @pytest.mark.parametrize("size", [3, 300, 1560])
@@ -285,11 +282,13 @@ def test_files_beside_masks_are_said(name: str, said: str, tmp_path: Path) -> No
 def test_pairs_are_told_at_any_number(image: str, masked: str, size: int, tmp_path: Path) -> None:
     """Among names without order, some of which have no mask, and in a split for tests that has none."""
     stems = [f"{hashlib.md5(str(n).encode()).hexdigest()}_jpg.rf.{n}" for n in range(size)]
-    files = {image.format(stem): b"" for stem in stems} | {masked.format(stem): b"" for stem in stems[size // 20 :]}
+    photo, its_mask = encode(picture("RGB", 16, 8, 1), "PNG"), encode(PIL.Image.open(io.BytesIO(mask(1))), masked[-3:])
+    files = {image.format(stem): photo for stem in stems}
+    files |= {masked.format(stem): its_mask for stem in stems[size // 20 :]}
     if image.startswith("train"):
-        files |= {f"test/{n}.png": b"" for n in range(5)}
+        files |= {f"test/{n}.png": photo for n in range(5)}
     with closing(open_source(fill(tmp_path, files))) as source:
-        assert source.kind == "segmentation"
+        assert source.kind == "companions"
         assert sum(1 for _ in source.entries(None if "test/0.png" not in files else "train")) == size
 
 
@@ -311,7 +310,7 @@ def test_folders_whose_names_say_images_masks_and_splits(
     root = fill(tmp_path, files)
     with closing(open_source(root if splits else root / "cells")) as source:
         survey = source.survey()
-        assert (source.kind, survey.records) == ("segmentation", size * (splits or 1))
+        assert (source.kind, survey.records) == ("companions", size * (splits or 1))
         assert survey.ledger.count(Role.PACKED) == len(files)
 
 
@@ -323,21 +322,22 @@ def test_one_folder_of_masks_for_two_splits_is_a_question(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("size", [30, 300])
 def test_a_question_names_folders_and_predictions_beside_the_pairs(size: int, tmp_path: Path) -> None:
-    files = {f"train/{kind}/{n}.png": mask(n) for kind in ("image", "label", "aug") for n in range(size)}
-    files |= {f"test/{n}{end}.png": mask(n) for n in range(size) for end in ("", "_predict")}
-    with pytest.raises(AmbiguousSourceError, match=f"{size} images in train/aug, .*0_predict") as caught:
+    photos = [encode(picture("RGB", 16, 8, n % 30), "PNG") for n in range(size)]
+    files = {f"train/{kind}/{n}.png": photos[n - (kind == "aug")] for kind in ("image", "aug") for n in range(size)}
+    files |= {f"train/label/{n}.png": mask(n) for n in range(size)}
+    files |= {f"test/{n}{end}.png": each for n in range(size) for end, each in (("", photos[n]), ("_predict", mask(n)))}
+    with pytest.raises(AmbiguousSourceError, match=r"test/.*_predict\.png goes with.*label/") as caught:
         open_source(fill(tmp_path, files))
-    ignored = caught.value.answers[0].options[1::2]
-    with closing(open_source(tmp_path, ignore=ignored)) as source:
-        assert (source.kind, list(source.survey().splits.values())) == ("segmentation", [size, size])
+    assert all("--masks" in answer.options for answer in caught.value.answers[:1])
 
 
 def test_other_images_beside_pairs_are_a_question(tmp_path: Path) -> None:
-    files = {f"{n}{end}": jpeg(n) for n in range(5) for end in (".jpg", "_mask.png", "_depth.png")}
-    with pytest.raises(AmbiguousSourceError, match="--source segmentation"):
+    files = {f"{n}.jpg": jpeg(n) for n in range(5)} | {f"{n}_mask.png": mask(n) for n in range(5)}
+    files |= {f"{n}_depth.png": encode(picture("L", 16, 8, n), "PNG") for n in range(5)}
+    with pytest.raises(AmbiguousSourceError, match=r"--masks \{s\}_mask.png"):
         open_source(fill(tmp_path, files))
     with closing(open_source(tmp_path, ignore=["*_depth.png"])) as source:
-        assert (source.kind, source.survey().records) == ("segmentation", 5)
+        assert (source.kind, source.survey().records) == ("companions", 5)
 
 
 COLOURS = [(64, 128, 64), (0, 0, 0), (192, 0, 128)]
@@ -370,7 +370,7 @@ def test_colours_become_classes_by_a_palette(palette: str, tmp_path: Path) -> No
     with closing(open_source(root)) as source:
         survey = source.survey()
         ask_about_left(source, survey)
-        assert (source.kind, survey.ledger.count(Role.LEFT)) == ("segmentation", 0)
+        assert (source.kind, survey.ledger.count(Role.LEFT)) == ("companions", 0)
         labels = next(column for column in survey.columns if column.name == "mask_labels")
         assert labels.classes == ("Animal", "Void", "Archway")
         for n, entry in enumerate(source.entries("val")):
@@ -425,7 +425,7 @@ def test_masks_of_roboflow_have_names_by_value(tmp_path: Path) -> None:
 def test_what_is_no_palette_leaves_masks_as_they_are(text: str, tmp_path: Path) -> None:
     root = in_colour(tmp_path, "class_dict.csv")
     (root / "class_dict.csv").write_text(text)
-    with closing(open_source(root, kind="segmentation")) as source:
+    with closing(open_source(root, kind="companions")) as source:
         assert source.read(next(source.entries())).values["mask"] == coloured(0)[0]
 
 
@@ -458,31 +458,28 @@ def test_camvid_as_published(tmp_path: Path) -> None:
     with closing(open_source(fill(tmp_path, files))) as source:
         survey = source.survey()
         ask_about_left(source, survey)
-        assert (source.kind, survey.records, survey.ledger.count(Role.LEFT)) == ("segmentation", 4, 0)
+        assert (source.kind, survey.records, survey.ledger.count(Role.LEFT)) == ("companions", 4, 0)
 
 
 @pytest.mark.parametrize("size", [4, 300])
-@pytest.mark.parametrize("place", ["masks/{}.{}", "{}_mask.{}"])
-def test_masks_of_several_suffixes(place: str, size: int, tmp_path: Path) -> None:
+def test_masks_of_several_suffixes(size: int, tmp_path: Path) -> None:
     suffixes = ("png", "bmp", "jpg")
-    images = "images/{}.jpg" if place.startswith("masks") else "{}.jpg"
-    files = {images.format(n): jpeg(n) for n in range(size)}
-    files |= {place.format(n, suffixes[n % 3]): mask(n) if n % 3 == 0 else jpeg(n) for n in range(size)}
+    halves = PIL.Image.fromarray(np.repeat([[0] * 9 + [255] * 7], 8, axis=0).astype(np.uint8))
+    files = {f"images/{n}.jpg": jpeg(n) for n in range(size)}
+    files |= {f"masks/{n}.{suffixes[n % 3]}": encode(halves, ("PNG", "BMP", "JPEG")[n % 3]) for n in range(size)}
     with closing(open_source(fill(tmp_path, files))) as source:
         survey = source.survey()
-        assert (source.kind, survey.records) == ("segmentation", size)
+        assert (source.kind, survey.records) == ("companions", size)
         assert survey.ledger.count(Role.PACKED) == 2 * size
         assert [column.type for column in survey.columns if column.name == "mask"] == ["image"]
 
 
-def test_drawings_of_masks_raise_no_question_and_masks_are_never_to_be_ignored(tmp_path: Path) -> None:
-    files = {f"train/{n}{end}": mask(n) for n in range(9) for end in (".png", "_mask.png")}
+def test_drawings_of_masks_are_one_question(tmp_path: Path) -> None:
+    files = {f"train/{n}.jpg": jpeg(n) for n in range(9)} | {f"train/{n}_mask.png": mask(n) for n in range(9)}
     files |= {f"visualizations/{n}.png": jpeg(n) for n in range(9)}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, source.survey().records) == ("segmentation", 9)
-    with pytest.raises(AmbiguousSourceError, match="9 images in more") as caught:
-        open_source(fill(tmp_path, {f"more/{n}.png": jpeg(n) for n in range(9)}))
-    assert all("*_mask.*" not in answer.options for answer in caught.value.answers)
+    with pytest.raises(AmbiguousSourceError, match=r"0_mask\.png goes with") as caught:
+        open_source(fill(tmp_path, files))
+    assert caught.value.answers[0].options == ("--masks", "{s}_mask.png")
 
 
 def test_a_file_is_found_with_its_suffix_alone_in_upper_case(tmp_path: Path) -> None:

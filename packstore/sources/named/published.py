@@ -124,6 +124,23 @@ CLASSES = {
 }
 
 MASKS = {
+    **{
+        title: FolderSet(
+            ("leftImg8bit", kind),
+            r"leftImg8bit/(?P<split>[^/]+)/(?P<_city>[^/]+)/(?P<_name>[^/]+)_leftImg8bit\.png",
+            beside={
+                column: f"{kind}/{{split}}/{{_city}}/{{_name}}_{kind}_{end}"
+                for column, end in (
+                    ("mask", "labelIds.png"),
+                    ("instance_mask", "instanceIds.png"),
+                    ("train_mask", "labelTrainIds.png"),
+                    ("polygons", "polygons.json"),
+                )
+            },
+            left=rf"{kind}/.*_color\.png",
+        )
+        for title, kind in (("Cityscapes", "gtFine"), ("Cityscapes, coarse", "gtCoarse"))
+    },
     "KITTI semantics": FolderSet(
         ("training/image_2|train/image_2", "training/semantic|training/instance|train/semantic|train/instance"),
         r"(?P<split>training|testing|train|val|validation|test)/image_2/(?P<_name>[^/]+)\.png",

@@ -36,6 +36,19 @@ def celeba(files: Files) -> Iterator[Found]:
                 yield Found(f"img_align_celeba/{image}", split, values)
 
 
+@published_set("ADE20K", "images/training|images/validation", "annotations", "sceneCategories.txt")
+def ade20k(files: Files) -> Iterator[Found]:
+    """ADE20K of the MIT Scene Parsing Challenge 2016 (http://sceneparsing.csail.mit.edu)."""
+    scenes = files.by_key("sceneCategories.txt")
+    files.columns["scene"] = Text(optional=True)
+    for split in files.each_split("training", "validation"):
+        for image in files.images(f"images/{split}"):
+            stem = image.rpartition(".")[0]
+            mask = InTree(files.path(f"annotations/{split}/{stem}.png"), optional=True)
+            scene = " ".join(next(scenes.all(stem), ())) or None
+            yield Found(f"images/{split}/{image}", split, {"mask": mask, "scene": scene})
+
+
 _CUB = ("images.txt", "image_class_labels.txt", "bounding_boxes.txt", "train_test_split.txt")
 
 
