@@ -106,7 +106,7 @@ def list_affixes(name: str) -> Sequence[tuple[Affix, str]]:
         return ()
     edges = [match.start() for match in _EDGE.finditer(stem)]
     starts = [0, *(edge for edge in edges if not any(map(str.isdigit, stem[:edge])))][: _MOST_EDGES + 1]
-    ends = [len(stem), *reversed(edges)][: _MOST_EDGES + 2]
+    ends = [len(stem), *reversed(edges)][: _MOST_EDGES + 5]
     found = []
     for start in starts:
         for end in ends:

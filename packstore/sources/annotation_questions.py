@@ -8,21 +8,19 @@ from itertools import chain, takewhile
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.sources.annotations import NAMES_IMAGES, find_all_annotations
+from packstore.sources.annotations import (
+    NAMES_IMAGES,
+    find_all_annotations,
+    find_image_companions,
+    find_other_annotations,
+)
 from packstore.sources.archives import open_tree
-from packstore.sources.companion_patterns import PAIR, SIDECAR
-from packstore.sources.contents import Contents, FolderContents, list_contents, path_and_parents
+from packstore.sources.companion_patterns import PAIR, SIDECAR, Companion, parse_pattern
+from packstore.sources.contents import Contents, list_contents
 from packstore.sources.flat import LabelsFile
 from packstore.sources.ignoring import ignore_patterns
-from packstore.sources.mask_folders import (
-    find_masks,
-    find_masks_by_ending,
-    list_ending_patterns,
-    mask_ignore_patterns,
-)
 from packstore.sources.pairing import find_companions
 from packstore.sources.splits import is_split
-from packstore.sources.tree import Tree
 
 _NAMED = 4
 
@@ -51,10 +49,10 @@ def companions_error(path: Path, plain: str) -> AmbiguousSourceError:
         Answer(tuple(chain.from_iterable(each.arguments for each in found))),
         Answer(ignore_patterns(dict.fromkeys(each.ignore for each in found))),
     ]
-    if any(each.option == PAIR and ("/" in each.text or each.lone) for each in found):
+    if any(each.option == PAIR for each in found):
         answers.append(Answer(("--source", plain)))
     start = f"{printable(str(path))}: "
-    if tree is not None and find_all_annotations(tree):
+    if tree is not None and find_other_annotations(tree):
         error = unread_annotations_error(path, plain)
         start = f"{error.args[0]}; "
         answers += [each for each in error.answers if "--ignore" not in each.options]
@@ -76,22 +74,16 @@ def ambiguous_source_error(
 
     - ``--labels`` for CSV files that name images;
     - how to pack the images alone;
-    - ``--ignore`` for the patterns ``ignore``, if there are at most four; if all are of masks, also for all but one.
+    - ``--ignore`` for the patterns ``ignore``, if there are at most four.
     """
     tree = open_tree(path)
     contents = Contents({}) if tree is None else list_contents(tree)
-    masks = find_masks(contents)
-    answers = [*(_propose_labels_files(path, contents) if path.is_dir() else []), *_pack_alone(path, kind, contents)]
-    if tree is not None and masks and all(_holds_photos(tree, contents.folders[place]) for place in masks):
-        answers.append(Answer(("--source", kind)))
+    masks = [] if tree is None else find_image_companions(tree)
+    answers = [*(_propose_labels_files(path, contents) if path.is_dir() else [])]
+    answers += _pack_alone(path, kind, contents, masks)
     patterns = list(dict.fromkeys(ignore))
     if 0 < len(patterns) <= _NAMED:
         answers.append(Answer(ignore_patterns(patterns)))
-        if len(patterns) > 1 and {*patterns} <= {
-            *mask_ignore_patterns(contents, masks).values(),
-            *list_ending_patterns(contents),
-        }:
-            answers += [Answer(ignore_patterns([other for other in patterns if other != kept])) for kept in patterns]
     return AmbiguousSourceError(
         f"{printable(str(path))} {why}. Pack the images alone, give labels in a CSV file (columns file,label) with "
         "--labels, or pack all of it from Python (packstore guide packing)",
@@ -99,14 +91,6 @@ def ambiguous_source_error(
         path,
         lists_answers=True,
     )
-
-
-def _holds_photos(tree: Tree, folder: FolderContents) -> bool:
-    """Tells if the first images in a folder are in colour and no masks, whatever the folder is called."""
-    from packstore.sources.resemblance import read_picture
-
-    pictures = [read_picture(tree, f"{folder.path}/{name}".lstrip("/")) for name in folder.images.first[:_NAMED]]
-    return bool(pictures) and not any(each is None or each.is_grey or each.is_mask for each in pictures)
 
 
 def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
@@ -128,17 +112,18 @@ def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
     return answers
 
 
-def _pack_alone(path: Path, kind: str, contents: Contents) -> list[Answer]:
+def _pack_alone(path: Path, kind: str, contents: Contents, masks: Sequence[Companion]) -> list[Answer]:
     """Returns answers that pack the images without annotations: an option, or a folder to give instead. Empty if files
     must be moved first."""
-    masks = find_masks(contents)
+    patterns = [parse_pattern(each.option, each.text) for each in masks]
     holding = [
         folder.path
         for folder in contents.folders.values()
-        if folder.images.count and masks.keys().isdisjoint((folder.path, *path_and_parents(folder.path)))
+        if (names := folder.images.first)
+        and not any(pattern.matches_file(f"{folder.path}/{names[0]}".lstrip("/")) for pattern in patterns)
     ]
-    if not holding or any(find_masks_by_ending(contents)):
-        return [Answer(("--source", "flat" if holding == [""] else kind))] if holding and not masks else []
+    if not holding or any("/" not in each.text for each in masks):
+        return []
     shared = takewhile(lambda part: not is_split(part), os.path.commonpath(holding).split("/"))
     if common := "/".join(shared):
         return [Answer(source=path / common)] if path.is_dir() else []

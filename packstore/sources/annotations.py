@@ -13,13 +13,14 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from fnmatch import fnmatch
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER
+from packstore.sources.companion_patterns import SIDECAR, Companion, parse_pattern
 from packstore.sources.contents import (
     Contents,
     FolderContents,
@@ -31,20 +32,12 @@ from packstore.sources.contents import (
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import escape_pattern
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
-from packstore.sources.mask_folders import (
-    DRAWN,
-    SuspectedAnnotation,
-    find_image_pairs,
-    find_masks,
-    find_masks_by_ending,
-    folder_pattern,
-    mask_ignore_patterns,
-    printable_folder,
-)
-from packstore.sources.pairing import NO_SIDECARS, is_work_folder
+from packstore.sources.pairing import NO_SIDECARS, find_companions, is_work_folder
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
+_DRAWN = re.compile(r"(?i)(.*/)?[^/]*(visuali[sz]ations?|overlays?)/.*")
+"""Paths of drawn annotations."""
 NAMES_IMAGES = " (it names the images)"
 """End of the phrase about a file that names images."""
 _NPY_ROWS = re.compile(rb"\x93NUMPY.{0,80}'shape': \((\d+)", re.S)
@@ -80,6 +73,35 @@ _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
 _FIELD = re.compile(rb"[^,;\t\r\n\"'/\\]+")
 
 
+class SuspectedAnnotation(NamedTuple):
+    """Suspected annotation of images.
+
+    Attributes:
+        phrase: Description for people: ``"metadata.csv"``.
+        patterns: Patterns for ``--ignore``.
+        folder: Folder of annotation files; None for images, and for files of many folders.
+        file: Path of a single annotation file, else None.
+    """
+
+    phrase: str
+    patterns: tuple[str, ...]
+    folder: str | None = None
+    file: str | None = None
+
+
+def _printable_folder(folder: str) -> str:
+    """Formats a folder for messages; the root of a tree as ``the folder itself``."""
+    return printable(folder) or "the folder itself"
+
+
+def _folder_pattern(folder: str, suffix: str = "") -> str:
+    """Returns the ``--ignore`` pattern for a folder, or for the files of a suffix in it."""
+    path = escape_pattern(folder) if folder else ""
+    if not suffix:
+        return f"{path}/" if "/" not in path else path
+    return f"{path}/*{suffix}"
+
+
 def find_further_files(tree: Tree) -> list[SuspectedAnnotation]:
     """Finds suspected annotations that are no images, folder by folder. Does not look for files that many folders have,
     see :func:`_find_in_each_folder`."""
@@ -88,51 +110,31 @@ def find_further_files(tree: Tree) -> list[SuspectedAnnotation]:
 
 
 def find_all_annotations(tree: Tree) -> list[SuspectedAnnotation]:
-    """Finds all suspected annotations of the images of ``tree``.
+    """Finds all suspected annotations of the images of ``tree``: images that belong to images, and other files."""
+    return _drop_repeated([*map(_suspect, find_image_companions(tree)), *find_other_annotations(tree)])
 
-    - Folders of masks, and masks beside their images.
-    - Pairs of folders with equal names of images.
-    - Other files.
-    """
+
+def find_other_annotations(tree: Tree) -> list[SuspectedAnnotation]:
+    """Finds all suspected annotations of the images of ``tree`` that are no images."""
     contents = list_contents(tree)
-    places = {
-        place: phrase
-        for place, phrase in find_masks(contents).items()
-        if not _has_unrelated_sizes(tree, contents, place)
-    }
-    patterns = mask_ignore_patterns(contents, places)
-    masks = [SuspectedAnnotation(phrase, (patterns[place],) if place else ()) for place, phrase in places.items()]
     holding = {
         place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)
     }
     further = (
         _widen_pattern(each, holding) for each in _find_annotation_files(tree, contents, contents.folders.values())
     )
-    common = _find_in_each_folder(contents, contents.folders.values())
-    return _drop_repeated(
-        [*masks, *find_image_pairs(contents, places), *find_masks_by_ending(contents), *further, *common]
-    )
+    return _drop_repeated([*further, *_find_in_each_folder(contents, contents.folders.values())])
 
 
-def _has_unrelated_sizes(tree: Tree, contents: Contents, place: str) -> bool:
-    """Tells if the images in a folder have other sizes than those of the same names in the only folder of images beside
-    it, without any ratio: two classes, such as ``mask`` and ``nomask``."""
-    above = place.rpartition("/")[0]
-    beside = [
-        contents.folders[each] for each in (posixpath.join(above, name) for name in contents.folders[above].folders)
-    ]
-    holding = [each for each in beside if each.images.count]
-    if len(holding) != 2 or place not in {each.path for each in holding}:
-        return False
-    from packstore.sources.resemblance import have_unrelated_sizes, read_picture
+def find_image_companions(tree: Tree) -> list[Companion]:
+    """Finds images that belong to images, without folders of drawings (``visualization``)."""
+    found = find_companions(tree)
+    return [each for each in found if each.option != SIDECAR and not _DRAWN.fullmatch(each.example[1])]
 
-    one, other = ({stem_of(name): name for name in each.images.first} for each in holding)
-    shared = [
-        (posixpath.join(holding[0].path, one[stem]), posixpath.join(holding[1].path, other[stem]))
-        for stem in one
-        if stem in other
-    ]
-    return have_unrelated_sizes([(read_picture(tree, a), read_picture(tree, b)) for a, b in shared[:_PROBED]])
+
+def _suspect(companion: Companion) -> SuspectedAnnotation:
+    """Makes a suspected annotation of images that belong to images."""
+    return SuspectedAnnotation(printable(companion.phrase), (companion.ignore,))
 
 
 def _widen_pattern(suspect: SuspectedAnnotation, holding: Collection[str]) -> SuspectedAnnotation:
@@ -140,13 +142,13 @@ def _widen_pattern(suspect: SuspectedAnnotation, holding: Collection[str]) -> Su
     images above the suspect. Returns a suspect in any other folder unchanged."""
     # A folder without images would be an empty class.
     above = [place for place in path_and_parents(suspect.folder or "") if place not in holding]
-    return suspect._replace(patterns=(folder_pattern(above[-1]),)) if above else suspect
+    return suspect._replace(patterns=(_folder_pattern(above[-1]),)) if above else suspect
 
 
 def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[SuspectedAnnotation]:
-    """Finds suspected annotations among the files that a source leaves out: whole folders of masks, and other files.
-    Skips files of the operating system and folders of drawings (``visualization``). Skips hidden files, unless they are
-    named as annotations are (``.labels.json``)."""
+    """Finds suspected annotations among the files that a source leaves out: images that belong to images, and other
+    files. Skips files of the operating system and folders of drawings. Skips hidden files, unless they are named as
+    annotations are (``.labels.json``)."""
     whole = list_contents(tree)
     by_folder: dict[str, list[str]] = {}
     for path in paths:
@@ -157,29 +159,19 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[SuspectedAnn
     left = Contents(
         {folder: summarize_folder(folder, Names(sorted(names)), hidden=True) for folder, names in by_folder.items()}
     )
-    counts, all_counts = _count_images_below(left), _count_images_below(whole)
     masks = [
-        SuspectedAnnotation(phrase, (folder_pattern(place),) if place else ())
-        for place, phrase in find_masks(whole).items()
-        if counts[place] == all_counts[place] and not DRAWN.fullmatch(place)
+        _suspect(each)
+        for each in find_image_companions(tree)
+        if (place := each.example[1].rpartition("/"))[2] in by_folder.get(place[0], ())
     ]
     others = left.folders.values()
     common = _find_in_each_folder(whole, others)
     return _drop_repeated([*masks, *_find_annotation_files(tree, whole, others), *common])
 
 
-def _count_images_below(contents: Contents) -> Counter[str]:
-    """Counts the images in and below each folder. For the top folder, counts only images directly in it."""
-    counts: Counter[str] = Counter()
-    for path, folder in contents.folders.items():
-        for place in (*path_and_parents(path),) or ("",):
-            counts[place] += folder.images.count
-    return counts
-
-
 def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[SuspectedAnnotation]:
-    """Finds folders with images that a source leaves out, except the top folder. Also finds samples that may be masks
-    of other samples, by the ends of their names. ``keys`` returns the keys of the samples, which are paths."""
+    """Finds folders with images that a source leaves out, except the top folder. Also finds samples that may belong
+    to other samples. ``keys`` returns the keys of the samples, which are paths."""
     contents = list_contents(tree)
     left = (path.rpartition("/")[0] for path in paths if path.lower().endswith(IMAGE_SUFFIXES))
     folders = Counter(folder for folder in left if folder in contents.folders)
@@ -187,14 +179,18 @@ def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterab
     others = (
         SuspectedAnnotation(
             f"{count} image{'s' * (count > 1)} in {printable(folder)}",
-            (folder_pattern(folder),) if folder in whole else (),
+            (_folder_pattern(folder),) if folder in whole else (),
             folder,
         )
         for folder, count in sorted(folders.items())
         if folder
     )
-    tails = [tail for tail in find_masks_by_ending(contents) if any(fnmatch(key, tail.patterns[0]) for key in keys())]
-    return _drop_repeated([*others, *tails])
+    masks = [
+        _suspect(each)
+        for each in find_image_companions(tree)
+        if any(map(parse_pattern(each.option, each.text).matches_file, keys()))
+    ]
+    return _drop_repeated([*others, *masks])
 
 
 def _drop_repeated(found: Iterable[SuspectedAnnotation]) -> list[SuspectedAnnotation]:
@@ -222,7 +218,7 @@ def _find_annotation_files(
             few = names.count <= _ALIKE
             if suffix not in NO_SIDECARS and names.count in counts and not is_work_folder(folder.path):
                 yield SuspectedAnnotation(
-                    f"as many {suffix} files as images in {printable_folder(folder.path)}",
+                    f"as many {suffix} files as images in {_printable_folder(folder.path)}",
                     _suffix_ignore_patterns(images, folder, suffix),
                     folder.path,
                 )
@@ -320,7 +316,7 @@ def _find_sidecars(
             if is_work_folder(folder.path):
                 continue
             if len(known) and suffix not in NO_SIDECARS and names.count_shared(known) >= enough:
-                phrase = f"a {suffix} file for each image in {printable_folder(folder.path)}"
+                phrase = f"a {suffix} file for each image in {_printable_folder(folder.path)}"
                 first = f"{folder.path}/{names.first[0]}" if folder.path else names.first[0]
                 if tree.first_bytes(first, len(LFS_POINTER)) == LFS_POINTER:
                     phrase += f" (the first {IS_LFS_POINTER})"
@@ -335,7 +331,7 @@ def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> 
         having = [folder.path for folder in others if folder.path in holding and suffix in folder.others]
         if len(having) > 1 and 2 * len(having) >= len(holding):
             above = posixpath.commonpath(having)
-            place = f" in {printable_folder(above)}" if above else ""
+            place = f" in {_printable_folder(above)}" if above else ""
             phrase = f"{suffix} files in {len(having):,} of {len(holding):,} folders of images{place}"
             yield SuspectedAnnotation(phrase, (f"*{suffix}",))
 
@@ -344,7 +340,7 @@ def _suffix_ignore_patterns(whole: Contents, left: FolderContents, suffix: str) 
     """Returns the ``--ignore`` pattern for the left files of a suffix in a folder. Returns none if not all such files
     of the folder are left."""
     there = whole.folders[left.path].others.get(suffix) if left.path in whole.folders else None
-    return (folder_pattern(left.path, suffix),) if there is None or there.count == left.others[suffix].count else ()
+    return (_folder_pattern(left.path, suffix),) if there is None or there.count == left.others[suffix].count else ()
 
 
 def _mentions_stems(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:

@@ -288,13 +288,15 @@ class CompanionsSource(FileRowSource):
     def _name_columns(self) -> Mapping[str, Sequence[CompanionPattern]]:
         """Names the columns of all patterns. Patterns of one option whose files have the same words share no column."""
         columns: dict[str, Sequence[CompanionPattern]] = {}
+        several_masks = [pattern.option for pattern in self._patterns].count(MASKS) > 1
         for pattern in self._patterns:
             several = pattern.option == MASKS and self._has_several(pattern)
             default = {PAIR: "pair", MASKS: "masks" if several else "mask"}.get(pattern.option, pattern.type)
-            name = default if pattern.option == MASKS else pattern.words or default
+            name = pattern.words if several_masks or pattern.option != MASKS else default
             taken = {"image", self._folder_column, *columns}
             if name in taken and pattern.words:
                 name = f"{default}_{pattern.words}"
+            name = name or default
             name = make_column_name(name)
             while name in taken:
                 name += "_"
@@ -392,7 +394,7 @@ def _leaves_more(path: Path, tree: Tree, options: SourceOptions, found: Sequence
     if source.has_folders_without_companions() or not source.has_plain_texts():
         return True
     for suspect in find_further_files(tree):
-        if suspect.file in source.describing_files():
+        if suspect.file and suspect.file in source.describing_files():
             continue
         folder = suspect.folder or ""
         names = () if suspect.file else list_contents(tree).folders[folder].other_names

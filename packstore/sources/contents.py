@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,10 +112,15 @@ class FolderContents:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Counts and hashes of the names in a tree. ``folders`` are all its folders by path, breadth first, without hidden
-    and system folders."""
+    """Counts and hashes of the names in a tree.
+
+    Attributes:
+        folders: All its folders by path, breadth first, without hidden and system folders.
+        cache: Results that follow from the tree, for :mod:`.pairing`.
+    """
 
     folders: dict[str, FolderContents]
+    cache: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of_tree(cls, tree: Tree) -> Contents:

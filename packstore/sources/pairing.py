@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from typing import NamedTuple
 
@@ -154,9 +154,14 @@ class _Relation:
     numbered: bool = False
 
     @property
+    def has_few_files(self) -> bool:
+        """True if all files of a folder have an image, though few images have a file."""
+        return self.folders is not None and self.files == self.files_with_image > 1
+
+    @property
     def holds(self) -> bool:
         """True for two pairs or more, of different names, a third of the images and half of the other files; or all of
-        the images in a folder and a quarter of other images."""
+        the images in a folder and a quarter of other images; or all files of another folder."""
         places = (image.rpartition("/")[0] for image, _ in self.pairs)
         distinct = len(set(zip(places, self.bases, strict=True))) > len(self.bases) // 2
         if self.folders is not None and len(set(self.bases)) < 2:  # image.jpg in each folder
@@ -166,7 +171,7 @@ class _Relation:
         return (
             len(self.pairs) > 1
             and distinct
-            and 3 * len(self.pairs) >= self.images
+            and (3 * len(self.pairs) >= self.images or self.has_few_files)
             and (4 if self.has_more_images else 2) * self.files_with_image >= self.files
         )
 
@@ -179,6 +184,11 @@ class _Relation:
     def has_more_files(self) -> bool:
         """True if each image has a file, and some files have no image."""
         return self.images == len(self.pairs) and self.files > self.files_with_image
+
+    @property
+    def is_complete(self) -> bool:
+        """True if each image has a file, and each file an image."""
+        return self.images == len(self.pairs) == self.files == self.files_with_image
 
     @property
     def may_hold(self) -> bool:
@@ -212,12 +222,17 @@ class _Relation:
                 self.pairs.append((join(images.folder, name), join(files.folder, partner)))
                 self.bases.append(base)
             elif not self.may_hold:
-                return
+                break
+        known = bool(self.pairs)
         for name, base in files.by_affix.get(self.other, ()):
             if together and self.one.is_longer(self.other) and self.one.base_of(name):
                 continue
             self.files += 1
-            self.files_with_image += self.one.find(images.all, base) is not None
+            owner = self.one.find(images.all, base)
+            self.files_with_image += owner is not None
+            if owner is not None and not (known or together):  # few of many images have a file
+                self.pairs.append((join(images.folder, owner), join(files.folder, name)))
+                self.bases.append(base)
 
     def swapped(self) -> _Relation:
         """Returns the relation with images and other files exchanged."""
@@ -260,6 +275,11 @@ class _Relation:
         return self.other.suffix not in IMAGE_SUFFIXES
 
     @property
+    def length(self) -> int:
+        """Number of characters of both affixes; names that differ by less go together rather."""
+        return sum(len(affix.before) + len(affix.after) for affix in (self.one, self.other))
+
+    @property
     def ignore(self) -> str:
         """Pattern for ``--ignore`` that leaves the other files out."""
         if self.folders is not None:
@@ -270,6 +290,14 @@ class _Relation:
 def find_companions(tree: Tree) -> list[Companion]:
     """Finds files that belong to images, those of most images first. Opens few files. Empty if there are none."""
     contents = list_contents(tree)
+    if "companions" not in contents.cache:
+        contents.cache["companions"] = _find_companions(tree, contents)
+    found: list[Companion] = contents.cache["companions"]
+    return found
+
+
+def _find_companions(tree: Tree, contents: Contents) -> list[Companion]:
+    """Does the work of :func:`find_companions`."""
     finders = _find_folders_of_one_image, _find_equal_folders, _find_equal_texts
     special = [each for find in finders for each in find(tree, contents)]
     of_samples = [companion for companion, _ in special]
@@ -281,7 +309,9 @@ def find_companions(tree: Tree) -> list[Companion]:
         _relate_numbered(tree, contents),
         _relate_folders(tree, contents),
     ):
-        for relation in sorted(relations, key=lambda each: (-len(each.pairs), each.order, each.patterns[1])):
+        for relation in sorted(
+            relations, key=lambda each: (-len(each.pairs), each.order, each.length, each.patterns[1])
+        ):
             # Files that belong to images in their folder belong to no others, and to files no further files belong.
             if any(pattern.matches_file(path) for pattern in patterns for path in relation.pairs[0]):
                 continue
@@ -291,7 +321,23 @@ def find_companions(tree: Tree) -> list[Companion]:
             if companion is not None:
                 found.append(companion)
                 patterns.append(parse_pattern(companion.option, companion.text))
-    return [*found, *of_samples]
+    return [*_follow_chains(found), *of_samples]
+
+
+def _follow_chains(found: Sequence[Companion]) -> Iterator[Companion]:
+    """Yields companions, each with the image itself: of a mask that goes with a depth image that goes with a photo, the
+    photo."""
+    owners = {each.text.rpartition("=")[2]: each for each in found if each.option != SIDECAR and "=" in each.text}
+    for each in found:
+        image, equals, files = each.text.partition("=")
+        example = each.example[0]
+        seen = {files}
+        while equals and image in owners and image not in seen:
+            seen.add(image)
+            owner = owners[image]
+            example = owner.example[0] if owner.example[1] == example else example
+            image = owner.text.partition("=")[0]
+        yield replace(each, text=f"{image}{equals}{files}", example=(example, each.example[1]))
 
 
 def _find_sample(path: str, samples: Collection[str]) -> str:
@@ -362,18 +408,26 @@ def _order(one: Affix, other: Affix) -> tuple[Affix, Affix] | None:
 def _relate_folders(tree: Tree, contents: Contents) -> list[_Relation]:
     """Relates the names in folders whose paths differ by the name of one folder."""
     groups: dict[tuple[str, str], list[FolderContents]] = defaultdict(list)
+    related: dict[tuple[str, str], list[tuple[FolderContents, FolderContents]]] = defaultdict(list)
     for folder in contents.folders.values():
         if folder.path and (folder.images.count or folder.others) and not is_work_folder(folder.path):
             parts = folder.path.split("/")
             for place in range(len(parts)):
                 groups["/".join(parts[:place]), "/".join(parts[place + 1 :])].append(folder)
-    related: dict[tuple[str, str], list[tuple[FolderContents, FolderContents]]] = defaultdict(list)
-    for (above, _), folders in groups.items():
-        place = above.count("/") + 1 if above else 0
-        for one, other in _list_folder_pairs(tree, folders, place):
-            key = one.path.split("/")[place], other.path.split("/")[place]
+                if place + 1 < len(parts) and _holds_folders_only(contents, parts[: place + 1]):
+                    without = contents.folders.get("/".join((*parts[:place], *parts[place + 1 :])))
+                    if without is None:
+                        groups["/".join(parts[:place]), "/".join(parts[place + 2 :])].append(folder)
+                    elif without.images.count and _may_share(without, folder):  # masks/cat beside cat
+                        related["", parts[place]].append((without, folder))
+    for (above, below), folders in groups.items():
+        ends = len(above) + bool(above), len(below) + bool(below)
+        for one, other in _list_folder_pairs(tree, folders, ends):
+            key = _cut(one.path, ends), _cut(other.path, ends)
             if is_split(key[0]) and is_split(key[1]):
                 continue
+            if "/" in key[0] and "/" in key[1]:
+                continue  # a/train and b/train, which a and b relate
             if key[::-1] in related:
                 key, one, other = key[::-1], other, one
             if other.path.startswith(one.path):
@@ -382,12 +436,24 @@ def _relate_folders(tree: Tree, contents: Contents) -> list[_Relation]:
     return [relation for names, pairs in related.items() for relation in _relate_two(tree, names, pairs)]
 
 
+def _holds_folders_only(contents: Contents, parts: Sequence[str]) -> bool:
+    """Tells if a folder holds no images and few folders, as ``masks`` with ``masks/vessels`` and ``masks/optic_disc``
+    does."""
+    folder = contents.folders.get("/".join(parts))
+    return folder is not None and not folder.images.count and 0 < len(folder.folders) <= _MOST_FORMS
+
+
+def _cut(path: str, ends: tuple[int, int]) -> str:
+    """Returns a path without so many characters at its beginning and end."""
+    return path[ends[0] : len(path) - ends[1]]
+
+
 def _list_folder_pairs(
-    tree: Tree, folders: Sequence[FolderContents], place: int
+    tree: Tree, folders: Sequence[FolderContents], ends: tuple[int, int]
 ) -> Iterator[tuple[FolderContents, FolderContents]]:
     """Yields pairs of folders side by side that may share names, a folder of images first. Of many folders, compares
-    all to the one that shares most names; of more than 32, only if some of these pairs hold. ``place`` is the part of
-    their paths in which they differ."""
+    all to the one that shares most names; of more than 32, only if some of these pairs hold. ``ends`` are the lengths
+    of what their paths have in common."""
     holding = [each for each in folders if each.images.count]
     if not holding or len(folders) < 2:
         return
@@ -397,7 +463,7 @@ def _list_folder_pairs(
         pairs = ((first, each) for each in folders)
         if len(folders) > MOST_SIDE_BY_SIDE:  # most are classes
             pairs = [(first, each) for each in folders if each is not first and _may_share(first, each)]
-            if not any(_hold(tree, place, pair) for pair in sample(pairs, _PROBED)):
+            if not any(_hold(tree, ends, pair) for pair in sample(pairs, _PROBED)):
                 return
     for one, other in pairs:
         one, other = (one, other) if one.images.count else (other, one)
@@ -419,9 +485,9 @@ def _find_most_shared(folders: Sequence[FolderContents]) -> FolderContents:
     )
 
 
-def _hold(tree: Tree, place: int, pair: tuple[FolderContents, FolderContents]) -> bool:
+def _hold(tree: Tree, ends: tuple[int, int], pair: tuple[FolderContents, FolderContents]) -> bool:
     """Tells if files of two folders go together, by their names and a few pictures."""
-    names = pair[0].path.split("/")[place], pair[1].path.split("/")[place]
+    names = _cut(pair[0].path, ends), _cut(pair[1].path, ends)
     return any(_judge(tree, relation) is not None for relation in _relate_two(tree, names, [pair]))
 
 
@@ -508,7 +574,8 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
     plain = relation.one.is_plain and relation.other.is_plain
     if relation.folders is None and not plain and all(map(is_no_word, words)) and not letters:
         return None  # copies, sizes
-    named = relation.one.is_plain and words and not any(map(is_no_word, words)) and relation.folders is None
+    ended = all(sides) and not relation.one.before and not relation.other.before and relation.is_complete
+    named = (relation.one.is_plain or ended) and words and not any(map(is_no_word, words)) and relation.folders is None
     unsure = not named and (letters or relation.merely_counts)
     if unsure and not (have_own_sizes(pictures) or differ_in_colour(pictures) or resemble(pictures)):
         return None

@@ -10,13 +10,17 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, printable
 from packstore.core.registry import SOURCES
 from packstore.core.urls import UrlPath
-from packstore.sources.annotations import find_all_annotations, find_left_annotations, find_left_images
+from packstore.sources.annotations import (
+    SuspectedAnnotation,
+    find_all_annotations,
+    find_left_annotations,
+    find_left_images,
+)
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Survey
 from packstore.sources.contents import list_contents
 from packstore.sources.ignoring import compile_ignore_rules
 from packstore.sources.ledger import Role
-from packstore.sources.mask_folders import SuspectedAnnotation
 from packstore.sources.needs import PresentNames
 from packstore.sources.nested import (
     find_first_archive,

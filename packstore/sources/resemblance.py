@@ -65,8 +65,9 @@ class Picture:
             grey = self.pixels[..., 0]
             if not grey.size or not self.is_grey:
                 return False
-            low, high = int(grey.min()), int(grey.max())
-            return float(((grey <= low + _SHADE) | (grey >= high - _SHADE)).mean()) >= _TWO_SHADES
+            shades = grey.astype(np.int16)
+            extreme = (shades <= shades.min() + _SHADE) | (shades >= shades.max() - _SHADE)
+            return float(extreme.mean()) >= _TWO_SHADES
         most = _MOST_CLASSES if self.pixels.shape[-1] == 1 else _MOST_COLOURS
         return 0 < self.colours <= min(most, self.width * self.height / 4)
 

@@ -351,7 +351,7 @@ def test_masks_come_back_as_files_with_a_palette(dtype: str | None, tmp_path: Pa
         if image.mode == "P":  # as Pascal VOC colours its classes
             assert image.getpalette()[3 * 1 : 3 * 4] == [128, 0, 0, 0, 128, 0, 128, 128, 0]
     with closing(open_source(without_export_manifest(tmp_path / "out"))) as source:
-        assert source.kind == "segmentation"
+        assert source.kind == "companions"
 
 
 def png(mask: Any) -> bytes:

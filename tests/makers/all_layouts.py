@@ -26,7 +26,7 @@ from tests.makers.annotation_formats import MAKERS as ANNOTATED
 from tests.makers.annotation_formats import PATHS, make_folder_set
 from tests.makers.arrayrecord import write_arrayrecord
 from tests.makers.datasets import make_cifar10
-from tests.makers.images import tiny
+from tests.makers.images import encode, picture, tiny
 from tests.makers.layouts import MAKERS, imagenet32, make_layout, tar
 from tests.makers.published import SETS as PUBLISHED
 from tests.makers.published import make_set
@@ -349,8 +349,12 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "COCO": ("coco", coco),
     "YOLO": ("yolo", yolo),
     "Pascal VOC": ("voc", voc),
-    "images and masks": ("segmentation", segmented("images/{}.jpg", "masks/{}.png")),
-    "ADE20K": ("segmentation", segmented("images/training/{}.jpg", "annotations/training/{}.png")),
+    "images and masks": ("companions", segmented("images/{}.jpg", "masks/{}.png")),
+    "ADE20K": ("ade20k", lambda root: fill(root / "set", {
+        **{f"images/training/ADE_train_{n:08}.jpg": jpeg(n) for n in range(6)},
+        **{f"annotations/training/ADE_train_{n:08}.png": mask(n, mode="L") for n in range(6)},
+        "sceneCategories.txt": "".join(f"ADE_train_{n:08} attic\n" for n in range(6))})),
+    "images and annotations": ("companions", segmented("images/training/{}.jpg", "annotations/training/{}.png")),
     "ILSVRC": ("ilsvrc", named("ilsvrc")),
     "ILSVRC of Kaggle": ("ilsvrc", named("kaggle")),
     "ILSVRC of Kaggle, zip": ("ilsvrc", archived(named("kaggle"), ".zip")),
@@ -405,8 +409,9 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
         f"x/{n}.jpg": jpeg(n) for n in range(3)}})),
     "masks whose names begin with GT": ("companions", lambda root: fill(root, {
         **{f"a{n}.jpg": jpeg(n) for n in range(3)}, **{f"GTa{n}.png": mask(n) for n in range(3)}})),
-    "modalities": (None, lambda root: fill(root / "set", {
-        f"{name}/{n}.png": jpeg(n) for name in ("rgb", "depth") for n in range(6)})),
+    "depth beside photos": (None, lambda root: fill(root / "set", {
+        f"{name}/{n}.png": encode(picture(mode, seed=n), "PNG")
+        for name, mode in (("rgb", "RGB"), ("depth", "L")) for n in range(6)})),
     "arrays without labels' meaning": (None, hdf5("images", "masses", "angles", "xs")),
 }  # fmt: skip
 

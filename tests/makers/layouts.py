@@ -359,6 +359,16 @@ def celeba(samples: int) -> tuple[str, Files]:
     }
 
 
+def ade20k(samples: int) -> tuple[str, Files]:
+    names = [("training" if n < samples - 2 else "validation", f"ADE_{n:08}") for n in range(samples)]
+    return "ADEChallengeData2016", {
+        **{f"images/{split}/{name}.jpg": tiny(n) for n, (split, name) in enumerate(names)},
+        **{f"annotations/{split}/{name}.png": tiny(n + 9) for n, (split, name) in enumerate(names)},
+        "sceneCategories.txt": "".join(f"{name} scene {name[-1]}\n" for _, name in names),
+        "objectInfo150.txt": "Idx\tRatio\tName\n1\t0.1\twall\n",
+    }
+
+
 def gtsrb(samples: int) -> tuple[str, Files]:
     header = "Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
     files: Files = {}
@@ -432,6 +442,7 @@ MAKERS: dict[str, Callable[[int], tuple[str, Files]]] = {
     "eurosat": eurosat,
     "places365": places365,
     "celeba": celeba,
+    "ade20k": ade20k,
     "gtsrb": gtsrb,
     "stl10": stl10,
     "svhn": svhn,

@@ -103,6 +103,14 @@ SETS: dict[str, Made] = {
     "ImageNet-C, one corruption": Made(
         tuple(Part(f"{level}/n0149849{{c}}/x{{n}}.JPEG") for level in range(1, 6)), ("label", "severity")
     ),
+    **{
+        title: Made(
+            (Part("leftImg8bit/{p}/bonn/bonn_{n:06}_leftImg8bit.png", "png"),
+             Part(f"{kind}/{{p}}/bonn/bonn_{{n:06}}_{kind}_labelIds.png", "mask"),
+             Part(f"{kind}/{{p}}/bonn/bonn_{{n:06}}_{kind}_polygons.json", value={"objects": []})),
+            ("mask", "polygons"), ("train", "val"),
+        ) for title, kind in (("Cityscapes", "gtFine"), ("Cityscapes, coarse", "gtCoarse"))
+    },
     "KITTI semantics": Made(
         (Part("{p}/image_2/{n:06}_10.png", "png"), Part("{p}/semantic/{n:06}_10.png", "mask"),
          Part("{p}/instance/{n:06}_10.png", "mask"), Part("{p}/semantic_rgb/{n:06}_10.png", "colours")),

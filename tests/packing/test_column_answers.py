@@ -45,7 +45,7 @@ def modalities(folder: Path, first: int = 0, **columns: Callable[[int], NDArray[
     for number in range(first, first + 3):
         for name, pixels in {"rgb": rgb, **columns}.items():
             put(folder / name / f"{number}.png", pixels(number))
-    return {"source": folder, "source_kind": "modalities"}
+    return {"source": folder, "pair": [f"rgb/{{s}}.*={name}/{{s}}.*" for name in columns]}
 
 
 def test_columns_get_answers_of_their_own(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_columns_get_answers_of_their_own(tmp_path: Path) -> None:
         np.testing.assert_array_equal(depth, deep(number)[None])
         np.testing.assert_array_equal(thermal[0], np.rint(deep(number) / 200).astype(np.uint8))
         assert int(overlay.min()) == 255
-    assert verify(tmp_path / "s.lmdb", decode=True, against=tmp_path / "set", source_kind="modalities").ok
+    assert verify(tmp_path / "s.lmdb", decode=True, against=tmp_path / "set").ok
 
 
 MODES: dict[str, tuple[list[str], str | None]] = {
@@ -99,7 +99,7 @@ def test_an_answer_of_a_column_comes_before_that_of_all(
 
 
 def test_frames_of_a_column(tmp_path: Path) -> None:
-    given = modalities(tmp_path / "set")
+    given = modalities(tmp_path / "set") | {"pair": "rgb/{s}.*=more/{s}.*"}
     frames = [Image.fromarray(rgb(number)) for number in range(3)]
     (tmp_path / "set" / "more").mkdir()
     for number in range(3):
@@ -112,7 +112,8 @@ def test_frames_of_a_column(tmp_path: Path) -> None:
 
 def test_a_question_has_the_options_that_answer_it(tmp_path: Path) -> None:
     modalities(tmp_path / "set", depth=deep, overlay=clear)
-    command = ["convert", str(tmp_path / "set"), str(tmp_path / "s.lmdb"), "--source", "modalities"]
+    pairs = [f"--pair=rgb/{{s}}.*={name}/{{s}}.*" for name in ("depth", "overlay")]
+    command = ["convert", str(tmp_path / "set"), str(tmp_path / "s.lmdb"), *pairs]
     for name, answer in (("depth", "depth.depth=keep"), ("overlay", "overlay.alpha=keep")):
         asked = CliRunner().invoke(cli, command)
         assert isinstance(asked.exception, UsageError)
@@ -150,12 +151,12 @@ def test_a_run_resumes_with_another_answer(tmp_path: Path, monkeypatch: pytest.M
 def test_append_does_as_the_store_was_packed_and_asks_the_same(tmp_path: Path) -> None:
     convert(**modalities(tmp_path / "a", depth=deep), destination=tmp_path / "s.lmdb", columns="depth.depth=scale")
     modalities(tmp_path / "b", 5, depth=deep)
-    append(tmp_path / "s.lmdb", tmp_path / "b", source_kind="modalities")
+    append(tmp_path / "s.lmdb", tmp_path / "b")
     assert PackedDataset(tmp_path / "s.lmdb", columns=("depth",))[3].shape == (3, *SIZE)
     modalities(tmp_path / "c", 9, depth=clear)
     with pytest.raises(UsageError, match=r"column 'depth'.*transparent.*--column depth\.alpha="):
-        append(tmp_path / "s.lmdb", tmp_path / "c", source_kind="modalities")
-    append(tmp_path / "s.lmdb", tmp_path / "c", source_kind="modalities", columns="depth.alpha=over:black")
+        append(tmp_path / "s.lmdb", tmp_path / "c")
+    append(tmp_path / "s.lmdb", tmp_path / "c", columns="depth.alpha=over:black")
     assert int(PackedDataset(tmp_path / "s.lmdb", columns=("depth",))[6].max()) == 0
     assert packstore.open(tmp_path / "s.lmdb").manifest.options["depth.alpha"] == "over:black"
 

@@ -48,7 +48,7 @@ def modalities(folder: Path, first: int = 0, count: int = 3) -> dict[str, Any]:
     for number in range(first, first + count):
         put(folder / "rgb" / f"{number}.png", rgb(number))
         put(folder / "depth" / f"{number}.png", deep(number))
-    return {"source": folder, "source_kind": "modalities"}
+    return {"source": folder, "pair": "rgb/{s}.*=depth/{s}.*"}
 
 
 def table(folder: Path) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def test_batches_have_the_mode_of_each_column(tmp_path: Path) -> None:
 
 def test_the_command_line_asks_and_shows_the_mode(tmp_path: Path) -> None:
     modalities(tmp_path / "set")
-    arguments = ["convert", str(tmp_path / "set"), str(tmp_path / "s.lmdb"), "--source", "modalities"]
+    arguments = ["convert", str(tmp_path / "set"), str(tmp_path / "s.lmdb"), "--pair=rgb/{s}.*=depth/{s}.*"]
     asked = CliRunner().invoke(cli, arguments)
     assert isinstance(asked.exception, UsageError)  # by which the command ends with 2
     assert "column 'depth' (depth/0.png): it has" in str(asked.exception)
@@ -220,13 +220,13 @@ def test_a_writer_makes_no_8_bits_of_more(encoding: str, tmp_path: Path) -> None
 def test_what_is_appended_gets_the_modes_of_the_store(tmp_path: Path) -> None:
     convert(**modalities(tmp_path / "a"), destination=tmp_path / "s.lmdb", depth="keep")
     modalities(tmp_path / "b", 5)
-    append(tmp_path / "s.lmdb", tmp_path / "b", source_kind="modalities")
+    append(tmp_path / "s.lmdb", tmp_path / "b")
     dataset = PackedDataset(tmp_path / "s.lmdb", columns=("depth",))
     np.testing.assert_array_equal(dataset[3], deep(5)[None])
     modalities(tmp_path / "c", 9)
     put(tmp_path / "c" / "depth" / "10.png", rgb(1))
     with pytest.raises(UsageError, match=r"column 'depth' \(depth/10\.png\)"):
-        append(tmp_path / "s.lmdb", tmp_path / "c", source_kind="modalities")
+        append(tmp_path / "s.lmdb", tmp_path / "c")
 
 
 def test_a_store_that_lost_its_mode_is_audited_and_gets_it(tmp_path: Path) -> None:

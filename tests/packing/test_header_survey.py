@@ -248,8 +248,8 @@ def test_info_asks_about_further_columns(tmp_path: Path) -> None:
             image = Image.fromarray(pixels(20, 24, 4 if place == "right" else 3, seed=number))
             fill(tmp_path / "set", {f"{place}/{number}.png": saved(image, "PNG")})
     with pytest.raises(UsageError) as asked:
-        packstore.convert(tmp_path / "set", tmp_path / "s.lmdb", source_kind="modalities")
-    said = CliRunner().invoke(cli, ["info", str(tmp_path / "set"), "--source", "modalities"])
+        packstore.convert(tmp_path / "set", tmp_path / "s.lmdb", pair="left/{s}.*=right/{s}.*")
+    said = CliRunner().invoke(cli, ["info", str(tmp_path / "set"), "--pair", "left/{s}.*=right/{s}.*"])
     assert str(asked.value) in said.output
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
+import PIL.Image
 import pytest
 
 from packstore import AmbiguousSourceError, convert, verify
@@ -25,7 +28,7 @@ def phrases(tree: FolderTree) -> list[str]:
     return [each.phrase for each in find_all_annotations(tree)]
 
 
-LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
+LAYOUTS: dict[str, tuple[Mapping[str, str | bytes], str]] = {
     "hugging face": ({"train/metadata.csv": "file_name,label\n", "train/a.jpg": "", "train/b.jpg": ""}, "metadata.csv"),
     "jsonl": ({"metadata.jsonl": "", "a.jpg": ""}, "metadata.jsonl"),
     "maps": ({"images/a.png": "", "images/b.png": "", "geojson/Buildings_a.geojson": "{}"}, "Buildings_a.geojson"),
@@ -63,12 +66,12 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
         "a .xml file for each image in Annotations",
     ),
     "segmentation": (
-        {"images/a.jpg": "", "images/b.jpg": "", "masks/a.png": "", "masks/b.png": ""},
-        "masks has files of the same names as images",
+        {f"images/{name}.jpg": jpeg(1) for name in "ab"} | {f"masks/{name}.png": mask(1) for name in "ab"},
+        "masks/a.png goes with images/a.jpg",
     ),
     "segmentation in splits": (
-        {"train/img/a.jpg": "", "train/gt/a.png": "", "val/img/b.jpg": "", "val/gt/b.png": ""},
-        "train/gt has files of the same names as train/img",
+        {"train/img/a.jpg": jpeg(1), "train/gt/a.png": mask(1), "val/img/b.jpg": jpeg(2), "val/gt/b.png": mask(2)},
+        "train/gt/a.png goes with train/img/a.jpg",
     ),
     "cub": (
         {
@@ -107,12 +110,12 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "two cameras": (
         {
-            f"{split}/{side}/{number}.png": ""
+            f"{split}/{side}/{number}.png": encode(picture("RGB", 40, 30 + shift, number), "PNG")
             for split in ("train", "val")
-            for side in ("Left", "right")
-            for number in "123"
+            for shift, side in enumerate(("Left", "right"))
+            for number in range(3)
         },
-        "train/Left and train/right have files of the same names",
+        "train/right/0.png goes with train/Left/0.png",
     ),
     "coco in full": (
         {
@@ -125,15 +128,15 @@ LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
     ),
     "cityscapes": (
         {
-            f"{kind}/train/aachen/aachen_{number}_{kind}{tail}.png": ""
-            for kind, tail in (("leftImg8bit", ""), ("gtFine", "_labelIds"))
+            f"{kind}/train/aachen/aachen_{number}_{kind}{tail}.png": content
+            for kind, tail, content in (("leftImg8bit", "", jpeg(1)), ("gtFine", "_labelIds", mask(1)))
             for number in range(3)
         },
-        "gtFine beside leftImg8bit",
+        "_gtFine_labelIds.png goes with leftImg8bit/",
     ),
     "masks in the same folder": (
-        {f"{number}{tail}": "" for number in range(4) for tail in (".jpg", "_mask.png")},
-        "masks beside their images in the folder itself (0_mask, 0)",
+        {f"{number}.jpg": jpeg(1) for number in range(4)} | {f"{number}_mask.png": mask(1) for number in range(4)},
+        "0_mask.png goes with 0.jpg",
     ),
     "texts beside": ({"a.jpg": "", "a.txt": "{cat}", "b.jpg": "", "b.txt": "{dog}"}, "a .txt file for each image"),
 }
@@ -143,10 +146,10 @@ READ = {
     "coco": "coco",
     "coco in full": "coco",
     "yolo": "yolo",
-    "segmentation": "segmentation",
-    "segmentation in splits": "segmentation",
-    "cityscapes": "segmentation",
-    "masks in the same folder": "segmentation",
+    "segmentation": "companions",
+    "segmentation in splits": "companions",
+    "cityscapes": "published",
+    "masks in the same folder": "companions",
 }
 """Layouts that a kind reads with all that annotates them."""
 
@@ -236,12 +239,8 @@ def test_a_folder_with_annotations_is_a_question(name: str, tmp_path: Path) -> N
     assert expected.removesuffix(" (it names the images)") in message or "more" in message
     reading = ("--ignore", "--sidecar", "--pair", "--masks")
     found = [answer for answer in caught.value.answers if not answer.options or answer.options[0] not in reading]
-    assert ("modalities" in str(found)) == (name in ("two cameras", "depth"))
-    if name == "masks in the same folder":
-        assert not found
-        return
     assert "Pack the images alone" in message
-    alone = [answer for answer in found if answer.options[1:] not in (("modalities",), ("table",))]
+    alone = [answer for answer in found if answer.options[1:] not in (("table",),)]
     sources = [open_source(each.source or root, kind=each.options[1] if each.options else None) for each in alone]
     assert all(answer.note for answer in alone)
     assert all(str(answer.options[1] if answer.options else answer.source) in message for answer in alone)
@@ -252,21 +251,24 @@ def test_a_folder_with_annotations_is_a_question(name: str, tmp_path: Path) -> N
 
 
 def test_a_folder_within_an_archive_cannot_be_given(tmp_path: Path) -> None:
-    fill(tmp_path / "seg", {f"{folder}/{name}.png": "" for folder in ("images", "masks", "labels") for name in "ab"})
-    archive = shutil.make_archive(str(tmp_path / "seg"), "zip", tmp_path / "seg")
-    with pytest.raises(AmbiguousSourceError, match="Pack the images alone") as caught:
+    files: dict[str, str | bytes] = {f"images/{n}.png": encode(picture(seed=n), "PNG") for n in range(3)}
+    files |= {f"depth/{n}.png": encode(picture("L", seed=n), "PNG") for n in range(3)}
+    archive = shutil.make_archive(str(tmp_path / "set"), "zip", fill(tmp_path / "set", files))
+    with pytest.raises(AmbiguousSourceError, match="goes with") as caught:
         open_source(Path(archive))
     assert all(answer.source is None for answer in caught.value.answers)
 
 
-def test_where_no_folder_holds_the_images_alone_the_rest_can_be_ignored(tmp_path: Path) -> None:
-    for number in range(6):
-        fill(tmp_path, {f"scene{number}/{part}/{n}.png": "" for part in ("rgb", "depth") for n in range(3)})
+def test_depth_in_folders_of_scenes_can_be_kept_or_ignored(tmp_path: Path) -> None:
+    for k in range(6):
+        for n in range(3):
+            names = {"rgb": picture(seed=9 * k + n), "depth": picture("L", seed=9 * k + n)}
+            fill(tmp_path, {f"scene{k}/{part}/{n}.png": encode(image, "PNG") for part, image in names.items()})
     with pytest.raises(AmbiguousSourceError) as caught:
         open_source(tmp_path)
-    (answer,) = caught.value.answers
-    assert answer.options == ("--ignore", "depth/", "--source", "imagefolder")
-    assert answer.note == "18 samples in 6 classes; leaves out 18 images"
+    answers = {answer.options: answer.note for answer in caught.value.answers}
+    assert "--pair" in next(iter(answers))
+    assert "leaves out 18 images" in answers["--ignore", "depth/", "--source", "imagefolder"]
 
 
 def test_a_folder_called_images_among_classes_is_a_question(tmp_path: Path) -> None:
@@ -294,7 +296,7 @@ def test_images_that_were_packed_alone_are_verified_against_their_folder(tmp_pat
 def test_masks_in_folders_of_classes_are_no_class(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {f"{label}/{n}.jpg": jpeg(n) for label in ("cat", "dog") for n in range(3)}
     files |= {f"masks/{label}/{n}.png": mask(n) for label in ("cat", "dog") for n in range(3)}
-    with pytest.raises(AmbiguousSourceError, match="masks has files of the same names as dog"):
+    with pytest.raises(AmbiguousSourceError, match=r"masks/cat/0\.png goes with cat/0\.jpg"):
         open_source(fill(tmp_path, files))
 
 
@@ -302,12 +304,12 @@ def test_masks_in_folders_of_classes_are_no_class(tmp_path: Path) -> None:
     ("more", "kinds"),
     [
         ({"labels/a.txt": "0 0.5 0.5 0.1 0.1\n"}, ["yolo", "voc"]),
-        ({"masks/a.png": mask(1)}, ["voc", "modalities"]),
+        ({"masks/a.png": mask(1)}, ["voc"]),
     ],
 )
 def test_two_kinds_of_labels_are_a_question(more: dict[str, str | bytes], kinds: list[str], tmp_path: Path) -> None:
     files = {"images/a.jpg": jpeg(1), "annotations/a.xml": voc_xml("a", ("cat", (1, 1, 2, 2), 0))}
-    said = "say which, with --source" if "yolo" in kinds else "masks has files of the same names as images"
+    said = "say which, with --source" if "yolo" in kinds else "masks/a.png goes with images/a.jpg"
     with pytest.raises(AmbiguousSourceError, match=said) as caught:
         open_source(fill(tmp_path, {**files, **more}))
     answers = [answer.options for answer in caught.value.answers if answer.options[0] != "--ignore"]
@@ -398,12 +400,17 @@ def test_notes_without_a_suffix_that_name_images_are_no_question(tmp_path: Path)
 
 @pytest.mark.parametrize("further", [(), ("overlay",), ("overlay", "other")])
 def test_masks_whose_names_have_one_word_more_are_no_class(further: tuple[str, ...], tmp_path: Path) -> None:
+    halves = encode(PIL.Image.fromarray(np.repeat([[0] * 9 + [255] * 7], 8, axis=0).astype(np.uint8)), "JPEG")
     for n in range(6):
         for folder, name in (("raw", f"{n}-photo"), ("masks", f"{n}-photo_mask"), *((f, f"{n}-{f}") for f in further)):
             (tmp_path / folder).mkdir(exist_ok=True)
-            (tmp_path / folder / f"{name}.jpg").write_bytes(jpeg(n))
-    with pytest.raises(AmbiguousSourceError, match="masks has files of the same names as raw, with mask at their end"):
-        open_source(tmp_path)
+            (tmp_path / folder / f"{name}.jpg").write_bytes(halves if folder == "masks" else jpeg(n))
+    if further:
+        with pytest.raises(AmbiguousSourceError, match=r"0-photo_mask\.jpg goes with raw/0-photo\.jpg"):
+            open_source(tmp_path)
+    else:
+        with closing(open_source(tmp_path)) as source:
+            assert source.evidence == "mask: raw/{s}.*=masks/{s}_mask.jpg"
     with closing(open_source(tmp_path, kind="imagefolder")) as source:
         assert source.survey().records == 6 * (2 + len(further))
 

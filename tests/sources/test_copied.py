@@ -211,8 +211,9 @@ def test_the_name_of_a_further_file(s3_double: Double, cache: Path) -> None:
     with zipfile.ZipFile(packed, "w") as archive:
         for folder in ("rgb", "depth"):
             archive.writestr(f"{folder}/1.png", tiny(1))
+    pair = "rgb/{s}.*=depth/{s}.*"
     s3_double.objects["pairs.zip"] = packed.getvalue()
-    with closing(open_source(location("s3://bucket/pairs.zip"), kind="modalities")) as source:
+    with closing(open_source(location("s3://bucket/pairs.zip"), pair=pair)) as source:
         (entry,) = source.entries()
         assert source.further_file_name(entry, "depth", 0) == "depth/1.png"
 
@@ -221,7 +222,7 @@ def test_annotations_left_in_an_archive_are_asked_about(s3_double: Double, cache
     root = fill(BY_NAME["YOLO"](tmp_path, 4), {f"masks/train/a{n:05}.png": mask(n) for n in range(4)})
     s3_double.objects["yolo.zip"] = Path(shutil.make_archive(str(tmp_path / "yolo"), "zip", root)).read_bytes()
     url = "s3://bucket/yolo.zip"
-    with pytest.raises(AmbiguousSourceError, match=rf"^{url} .*masks beside images") as caught:
+    with pytest.raises(AmbiguousSourceError, match=rf"^{url} .*masks/.* goes with") as caught:
         packstore.convert(url, tmp_path / "out.lmdb")
     assert str(caught.value.source) == url
     assert packstore.convert(url, tmp_path / "out.lmdb", ignore=["masks/"]).manifest.records

@@ -136,7 +136,7 @@ def test_a_missing_image_makes_it_no_other_set(name: str, tmp_path: Path) -> Non
     images[len(images) // 2].unlink()
     with suppress(AmbiguousSourceError), closing(open_source(root)) as source:
         ask_about_left(source, source.survey())
-        assert source.kind in (before[0], "segmentation")
+        assert source.kind in (before[0], "companions")
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row[2] != "–"])

@@ -146,7 +146,7 @@ def test_masks_and_labels_that_are_ignored_are_no_question(tmp_path: Path) -> No
     with closing(open_source(root, ignore=["masks"])) as source:
         assert source.kind == "yolo"
     with closing(open_source(root, ignore=["labels"])) as source:
-        assert source.kind == "segmentation"
+        assert source.kind == "companions"
     with closing(open_source(root / "images", ignore=["labels"])) as source:
         assert source.kind == "flat"
 

@@ -20,7 +20,7 @@ from tests.makers.layouts import MAKERS, make_layout, train_tar
 GENERAL = {"companions", "table", "imagefolder", "flat"}
 """Kinds that are asked last, and take what specific ones leave."""
 
-MORE_GENERAL = {"tfds": {"tfrecord"}, "published": {"segmentation"}, "svhn": {"mat"}}
+MORE_GENERAL = {"tfds": {"tfrecord"}, "published": {"companions"}, "ade20k": {"companions"}, "svhn": {"mat"}}
 """Kinds that read the same files without what lies beside them, and are asked later."""
 
 
@@ -90,7 +90,7 @@ def test_without_a_sign_it_is_whole_or_nothing(kind: str, name: str, tmp_path: P
 
 
 def test_every_kind_has_a_layout() -> None:
-    assert {kind for kind, _ in LAYOUTS.values() if kind} | {"exported", "modalities", "nifti"} >= set(SOURCES.built_in)
+    assert {kind for kind, _ in LAYOUTS.values() if kind} | {"exported", "nifti"} >= set(SOURCES.built_in)
 
 
 def test_the_train_archive_and_its_folder_are_told_apart(tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ from tests.makers.layouts import MAKERS, make_layout, mat, structs
 from tests.makers.torchvision import import_torchvision
 
 FILE_KINDS = ("tinyimagenet", "cub200", "flowers102", "food101", "oxfordpet", "stanfordcars", "sun397", "dtd",
-              "eurosat", "places365", "celeba", "gtsrb", "stanforddogs", "fgvcaircraft", "visa")  # fmt: skip
+              "eurosat", "places365", "celeba", "ade20k", "gtsrb", "stanforddogs", "fgvcaircraft", "visa")  # fmt: skip
 
-NOT_TORCHVISION = ("tinyimagenet", "cub200", "celeba", "stanforddogs", "visa")
+NOT_TORCHVISION = ("tinyimagenet", "cub200", "celeba", "ade20k", "stanforddogs", "visa")
 
 
 class _Suite(SourceSuite):
@@ -86,6 +86,10 @@ class TestOxfordPet(_Suite):
     """Masks, and boxes in files."""
 
     kind = "oxfordpet"
+
+
+class TestADE20K(_Suite):
+    kind = "ade20k"
 
 
 class TestCelebA(_Suite):

@@ -13,7 +13,7 @@ from packstore import AmbiguousSourceError
 from packstore.core.errors import Answer
 from packstore.sources import open_source
 from packstore.sources.ledger import Role
-from tests.makers.annotated import fill
+from tests.makers.annotated import fill, jpeg, mask
 
 CATS = {f"{name}/{n:04}.jpg": "" for name in ("cat", "dog") for n in range(30)}
 PHOTOS = {f"IMG_{n:04}.jpg": "" for n in range(30)}
@@ -101,8 +101,10 @@ def test_folders_that_may_be_classes_raise_no_question(name: str, tmp_path: Path
     assert source.survey().ledger.count(Role.LEFT) == 0
 
 
-def numbered(folder: str, count: int = 24, end: str = ".jpg", start: str = "") -> dict[str, str]:
-    return {f"{folder}/{start}{n:05}{end}": "" for n in range(count)}
+def numbered(
+    folder: str, count: int = 24, end: str = ".jpg", start: str = "", content: str | bytes = ""
+) -> dict[str, str | bytes]:
+    return {f"{folder}/{start}{n:05}{end}": content for n in range(count)}
 
 
 NO_CLASSES: dict[str, tuple[dict[str, str], str]] = {
@@ -172,12 +174,14 @@ NO_CLASSES: dict[str, tuple[dict[str, str], str]] = {
         "same folders of images",
     ),
     "a lone folder images": (numbered("images"), "images"),
-    "an unlabelled split and its masks": ({**numbered("train"), **numbered("train_masks", end=".png")}, ""),
+    "an unlabelled split and its masks": (
+        {**numbered("train", content=jpeg(1)), **numbered("train_masks", end=".png", content=mask(1))}, "",
+    ),
 }  # fmt: skip
 
 
 READ = {
-    "an unlabelled split and its masks": "segmentation", "a lone folder images": "flat",
+    "an unlabelled split and its masks": "companions", "a lone folder images": "flat",
     "KITTI segmentation": "published",
 }  # fmt: skip
 

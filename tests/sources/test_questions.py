@@ -115,9 +115,8 @@ def test_each_answer_packs(name: str, tmp_path: Path) -> None:
 
 
 MASKS_LEFT: dict[str, tuple[str, str, str]] = {
-    "in folders of splits": ("YOLO", "masks/train/a{}.png", "masks beside images"),
-    "with other names": ("CVAT for images", "gtFine/train/aachen/a_{}_gtFine_labelIds.png", "gtFine beside images"),
-    "in the folder itself": ("DOTA", "a{}.jpg", "the folder itself has files of the same names as train/images"),
+    "in folders of splits": ("YOLO", "masks/train/a{}.png", "masks/train/.* goes with images/train/"),
+    "with other names": ("CVAT for images", "gtFine/{}_gtFine.png", "goes with"),
 }
 
 

@@ -157,19 +157,19 @@ READ: dict[str, tuple[str, tuple[str, ...], Callable[[list[str]], Files]]] = {
         ),
     ),
     "masks": (
-        "segmentation",
+        "companions",
         ("mask",),
         lambda stems: images("images", stems) | {f"masks/{stem}.png": MASK for stem in stems},
     ),
     "image and label": (
-        "segmentation",
+        "companions",
         ("mask",),
         lambda stems: (
             images("train/image", stems) | {f"train/label/{stem}.png": MASK for stem in stems} | images("test", ["t"])
         ),
     ),
     "masks beside": (
-        "segmentation",
+        "companions",
         ("mask",),
         lambda stems: images("", stems) | {f"{stem}_mask.png": MASK for stem in stems},
     ),

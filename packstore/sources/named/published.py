@@ -137,7 +137,7 @@ MASKS = {
                     ("polygons", "polygons.json"),
                 )
             },
-            left=rf"{kind}/.*_color\.png",
+            left=rf"{kind}/.*_color\.(?i:png)",
         )
         for title, kind in (("Cityscapes", "gtFine"), ("Cityscapes, coarse", "gtCoarse"))
     },
