@@ -350,10 +350,7 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "YOLO": ("yolo", yolo),
     "Pascal VOC": ("voc", voc),
     "images and masks": ("companions", segmented("images/{}.jpg", "masks/{}.png")),
-    "ADE20K": ("ade20k", lambda root: fill(root / "set", {
-        **{f"images/training/ADE_train_{n:08}.jpg": jpeg(n) for n in range(6)},
-        **{f"annotations/training/ADE_train_{n:08}.png": mask(n, mode="L") for n in range(6)},
-        "sceneCategories.txt": "".join(f"ADE_train_{n:08} attic\n" for n in range(6))})),
+    "ADE20K": ("ade20k", named("ade20k")),
     "images and annotations": ("companions", segmented("images/training/{}.jpg", "annotations/training/{}.png")),
     "ILSVRC": ("ilsvrc", named("ilsvrc")),
     "ILSVRC of Kaggle": ("ilsvrc", named("kaggle")),

@@ -363,7 +363,7 @@ def ade20k(samples: int) -> tuple[str, Files]:
     names = [("training" if n < samples - 2 else "validation", f"ADE_{n:08}") for n in range(samples)]
     return "ADEChallengeData2016", {
         **{f"images/{split}/{name}.jpg": tiny(n) for n, (split, name) in enumerate(names)},
-        **{f"annotations/{split}/{name}.png": tiny(n + 9) for n, (split, name) in enumerate(names)},
+        **{f"annotations/{split}/{name}.png": mask(n, 3, 2, "L") for n, (split, name) in enumerate(names)},
         "sceneCategories.txt": "".join(f"{name} scene {name[-1]}\n" for _, name in names),
         "objectInfo150.txt": "Idx\tRatio\tName\n1\t0.1\twall\n",
     }

@@ -36,7 +36,10 @@ def celeba(files: Files) -> Iterator[Found]:
                 yield Found(f"img_align_celeba/{image}", split, values)
 
 
-@published_set("ADE20K", "images/training|images/validation", "annotations", "sceneCategories.txt")
+_ADE = ("images/training", "images/validation")
+
+
+@published_set("ADE20K", "annotations", "sceneCategories.txt", required=_ADE)
 def ade20k(files: Files) -> Iterator[Found]:
     """ADE20K of the MIT Scene Parsing Challenge 2016 (http://sceneparsing.csail.mit.edu)."""
     scenes = files.by_key("sceneCategories.txt")
