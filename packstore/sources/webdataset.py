@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from itertools import chain, islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Bytes, Field, Images, Label
 from packstore.core.registry import SOURCES
@@ -67,7 +68,6 @@ _TYPES = {"image": FILE, "number": ANY, "array": ANY}
 """Types of columns by the kind of their files; others have the name of the kind."""
 _EXPORTED = {"cls": "label", "txt": "text", "json": "json"}
 """Columns in exports of packstore by extension. All other columns are named before a dot, except the image."""
-_PROBED = 16
 _MAX_VALUE = 1 << 30
 _OPEN_SHARDS = 4
 _FURTHER = "further_images"
@@ -84,24 +84,17 @@ class WebDatasetSource(ShardSource):
     """
 
     kind = "webdataset"
+    unit = "tar shard"
+    suffixes = SUFFIXES
     _keeps_names = False
     """Names of files keep their bytes in any encoding."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self.shards = self.list_shards()
-        if not self.shards:
-            raise SourceError(f"{printable(str(path))} holds no tar shards (.tar, .tar.gz …)")
-        more = f" and {len(self.shards) - 1:,} more" if len(self.shards) > 1 else ""
-        self.evidence = f"files of one name in {self.shards[0][1].name}{more}"
         self._key_end = find_key_end(options.columns)
         self._encoding = active_encoding()
         self._extensions: list[str] = []  # of files, by number
         self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self.shards[number][1]))
-
-    def list_shards(self) -> list[tuple[str, Path]]:
-        """Lists split and path of each tar at the source's path. Raises the errors of :func:`find_shards`."""
-        return find_shards(self.path, SUFFIXES).files
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields a row for each sample of a shard, with the sample's own key. Sizes are those in the headers. The first
@@ -126,11 +119,11 @@ class WebDatasetSource(ShardSource):
         raw: dict[str, Any] = {}  # a file of a list has column and number: view.1
         for extension, place, size, _ in files:
             limit = max_file_bytes(self.options.max_pixels) if content_kind(extension) == "image" else _MAX_VALUE
-            if size > limit:
-                raise ValueError(f".{extension} has {size} bytes, more than {limit} within max_pixels")
             name = self._column_of(extension)
-            if name in raw:
-                raise ValueError(f".{extension} is there twice")
+            if size > limit or name in raw:
+                raise ValueError(
+                    f".{extension} is there twice, or has {size} bytes, more than {limit} within max_pixels"
+                )
             raw[name] = self._read_value(extension, name, self._open(shard).read(place, size))
         return self._join_lists(raw)
 
@@ -252,16 +245,16 @@ class WebDatasetSource(ShardSource):
         See :func:`_find_lists` for the lists. If all images are in lists, the first image of the only list is
         ``image``. If all images are in several lists, the value is empty."""
         lists = _find_lists(self._count_extensions())
-        main = any(content_kind(each) == "image" and not _is_in_list(each, lists) for each in self._extensions)
+        split = {extension: _split_number(extension) for extension in self._extensions}
+        numbered = {extension: its for extension, its in split.items() if its is not None and its[0] in lists}
+        main = any(content_kind(each) == "image" and each not in numbered for each in self._extensions)
         if not main and len(lists) > 1:
             return {}
         places = {}
-        for extension in self._extensions:
-            name, number = _split_number(extension) or ("", 0)
-            if _is_in_list(extension, lists):
-                place = number - lists[name] - (not main)
-                column = (name if main else f"further_{name}") if name else _FURTHER
-                places[extension] = "image" if place < 0 else f"{make_column_name(column)}.{place}"
+        for extension, (name, number) in numbered.items():
+            place = number - lists[name] - (not main)
+            column = (name if main else f"further_{name}") if name else _FURTHER
+            places[extension] = "image" if place < 0 else f"{make_column_name(column)}.{place}"
         return places
 
     def fields(self) -> dict[str, Field]:
@@ -273,8 +266,7 @@ class WebDatasetSource(ShardSource):
         for extensions, count in self._count_extensions().items():
             have.update(dict.fromkeys((self._columns[extension] for extension in extensions), count))
             total += count
-        probes = [self._read_first_samples(number) for number in range(len(self.shards))]
-        samples = list(islice(chain.from_iterable(probes), _PROBED))
+        samples = self.read_first_samples()
         declared: dict[str, Field] = {}
         for extension, column in self._columns.items():
             name, _, place = column.partition(".")
@@ -293,21 +285,6 @@ class WebDatasetSource(ShardSource):
         is none."""
         images = [name for each, name in self._columns.items() if content_kind(each) == "image" and "." not in name]
         return "image" if "image" in images else choose_main_image(self.path, images, sorted(self._extensions)[:8])
-
-    def _read_first_samples(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yields the values of the first 16 samples of a shard, without files that cannot be read. Raises
-        :class:`AmbiguousSourceError` for a text in an unknown encoding."""
-        for _, files in islice(self._list_samples(number), _PROBED):
-            raw: dict[str, Any] = {}
-            for extension, place, size, _ in files:
-                try:
-                    data = self._open(number).read(place, min(size, _MAX_VALUE))
-                    raw[self._columns[extension]] = decode_file(extension, data, self._encoding)
-                except AmbiguousSourceError:
-                    raise  # of the encoding
-                except (OSError, ValueError):
-                    continue  # reported when it is read
-            yield raw
 
     def _declare_column(self, extension: str, name: str, given: Sequence[Any]) -> Field:
         """Returns the field of a column, by the kind of its files. For numbers and arrays, ``given`` has some values;
@@ -332,13 +309,6 @@ def _split_number(extension: str) -> tuple[str, int] | None:
     return (match[1] or "", int(match[2])) if match and content_kind(extension) == "image" else None
 
 
-def _is_in_list(extension: str, lists: Mapping[str, int]) -> bool:
-    """Tells if an extension belongs to a numbered image in one of the lists. Any number counts; only the list's name
-    is compared."""
-    named = _split_number(extension)
-    return named is not None and named[0] in lists
-
-
 def _find_lists(counts: Iterable[tuple[str, ...]]) -> dict[str, int]:
     """Finds numbered images that are lists, by the extensions of each sample. Returns the first number of each list, 0
     or 1, by name.
@@ -347,11 +317,8 @@ def _find_lists(counts: Iterable[tuple[str, ...]]) -> dict[str, int]:
     """
     numberings: dict[str, set[tuple[int, ...]]] = {}
     for extensions in counts:
-        numbers: dict[str, list[int]] = {}
-        for name, number in filter(None, map(_split_number, extensions)):
-            numbers.setdefault(name, []).append(number)
-        for name, each in numbers.items():
-            numberings.setdefault(name, set()).add(tuple(sorted(each)))
+        for name, group in groupby(sorted(filter(None, map(_split_number, extensions))), key=itemgetter(0)):
+            numberings.setdefault(name, set()).add(tuple(number for _, number in group))
     firsts = {name: min(map(min, sets)) for name, sets in numberings.items() if len({*map(len, sets)}) > 1}
     return {
         name: first
@@ -434,7 +401,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
       image (LabelMe), and a tar with YOLO's list of classes.
     """
     try:
-        shards = find_shards(path, SUFFIXES).files
+        shards = find_shards(path, SUFFIXES)
     except SourceError:
         return Certainty.POSSIBLE
     if not shards or not is_tar(first_bytes(shards[0][1], 512)):

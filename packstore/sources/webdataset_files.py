@@ -164,37 +164,27 @@ def refuse_scattered_samples(paths: Sequence[Path], indexes: Sequence[ShardIndex
 
     ``kinds``: kind of content of each extension, by its number.
     """
-    without: dict[str, tuple[int, tuple[int, ...]]] = {}
-    for shard, index in enumerate(indexes):
-        if not all(_has_kind(numbers, kinds, "image") for numbers in index.alike):  # few shards have such samples
-            samples = index.walk_samples()
-            without |= {key: (shard, its) for key, its in samples if not _has_kind(its, kinds, "image")}
-    if not without:
+    if all(_has_kind(numbers, kinds, "image") for index in indexes for numbers in index.alike):
         return
-    samples = (sample for index in indexes for sample in index.walk_samples())
-    with_images = {key.rpartition("/")[0] for key, its in samples if _has_kind(its, kinds, "image")}
+
+    def walk(with_image: bool) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+        samples = ((shard, *sample) for shard, index in enumerate(indexes) for sample in index.walk_samples())
+        return (sample for sample in samples if _has_kind(sample[2], kinds, "image") is with_image)
+
+    without = {key: (shard, its) for shard, key, its in walk(with_image=False)}
+    with_images = {key.rpartition("/")[0] for _, key, _ in walk(with_image=True)}
     apart = {key.rpartition("/")[2]: key for key in without if key.rpartition("/")[0] not in with_images}
-    for shard, index in enumerate(indexes):
-        for key, numbers in index.walk_samples():
-            if not _has_kind(numbers, kinds, "image"):
-                continue
-            place = printable(str(paths[shard] if len(paths) == 1 else paths[shard].parent))
-            other, further = without.get(key, (shard, ()))
-            if other != shard and {*numbers}.isdisjoint(further):
-                names = " and ".join(printable(paths[each].name) for each in (shard, other))
-                raise SourceError(
-                    f"{place}: the files of {printable(key)} are in {names}, but a "
-                    "sample belongs in one shard. Unpack all shards into one folder F, and pack them again sorted by "
-                    "name: tar --sort=name -cf sorted.tar -C F ."
-                )
-            further_key = apart.get(key.rpartition("/")[2])
-            if further_key is not None and {*numbers}.isdisjoint(without[further_key][1]):
-                raise SourceError(
-                    f"{place}: {printable(key)} and {printable(further_key)} look like one sample in two folders, but "
-                    "the files of a sample belong in one. Unpack all shards into one folder F, move the files of each "
-                    "sample to one folder there, and pack them again sorted by name: tar --sort=name -cf sorted.tar "
-                    "-C F ."
-                )
+    for shard, key, numbers in walk(with_image=True):
+        other = apart.get(key.rpartition("/")[2], key)
+        place, further = without.get(other, (shard, numbers))
+        if (place, other) != (shard, key) and {*numbers}.isdisjoint(further):
+            where = " and ".join(printable(paths[each].name) for each in sorted({shard, place}))
+            raise SourceError(
+                f"{printable(str(paths[shard] if len(paths) == 1 else paths[shard].parent))}: {printable(key)} and "
+                f"{printable(other)} of {where} look like one sample, but the files of a sample belong in one folder "
+                "of one shard. Unpack all shards into one folder F, move the files of each sample to one folder there, "
+                "and pack them again sorted by name: tar --sort=name -cf sorted.tar -C F ."
+            )
 
 
 def _has_kind(numbers: Iterable[int], kinds: Sequence[str], kind: str) -> bool:
@@ -283,10 +273,16 @@ def decode_file(extension: str, data: bytes, encoding: str | None = None) -> Any
     if kind == "array":
         try:
             return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        except MemoryError as error:
-            raise ValueError(f".{extension} claims to be larger than the memory: {error}") from None
-        except (TypeError, SyntaxError, OverflowError, RecursionError, EOFError, tokenize.TokenError) as error:
-            raise ValueError(f".{extension} is not a numpy array: {error}") from None
+        except (
+            MemoryError,
+            TypeError,
+            SyntaxError,
+            OverflowError,
+            EOFError,
+            RecursionError,
+            tokenize.TokenError,
+        ) as error:
+            raise ValueError(f".{extension} is not a numpy array that can be read: {error}") from None
     return data
 
 
@@ -326,8 +322,8 @@ def ask_about_dots(path: Path, counts: Mapping[tuple[str, ...], int], kinds: Map
         kinds: Kind of content by extension.
         example: Key of a sample with the most files.
     """
-    are_meant = (_are_few_numbered(counts, kinds, example), _are_numbered_pairs(counts, kinds))
-    if not any((*are_meant, _have_several_stems(counts, kinds), _have_many_images(counts, kinds))):
+    few = _are_few_numbered(counts, kinds, example)
+    if not few and not _have_paired_parts(counts, kinds) and not _have_many_images(counts, kinds):
         return
     size = max(map(len, counts))
     shown = ", ".join(sorted(printable(f".{each}") for each in max(counts, key=len))[:4])
@@ -340,20 +336,21 @@ def ask_about_dots(path: Path, counts: Mapping[tuple[str, ...], int], kinds: Map
     )
 
 
-def _have_several_stems(counts: Mapping[tuple[str, ...], int], kinds: Mapping[str, str]) -> bool:
-    """Tells if several parts before the last dot of extensions have an image and its label or text: ``0`` of ``0.jpg``
-    and ``0.cls``. Words such as ``left`` and ``right`` may, if each is in half of the samples or more."""
+def _have_paired_parts(counts: Mapping[tuple[str, ...], int], kinds: Mapping[str, str]) -> bool:
+    """Tells if parts before the last dot of extensions have an image and its label or text: numbers such as ``0`` of
+    ``0.jpg`` and ``0.cls``, or several words such as ``left`` and ``right``. Words may, if each is in half of the
+    samples or more."""
     have: Counter[str] = Counter()
     for extensions, count in counts.items():
         parts = _find_paired_parts(extensions, kinds)
-        if "" in parts:  # words beside it are further images of the sample: a.png, a.json, a.crop.png, a.crop.json
-            parts = {part for part in parts if part == "" or part[:1].isdigit()}
-        elif not _has_no_plain_file(extensions):
+        if "" not in parts and not _has_no_plain_file(extensions):
             continue
-        have.update(dict.fromkeys(parts, count))
+        if any(part[:1].isdigit() for part in parts):
+            return True
+        if "" not in parts:  # words beside it are further images of the sample: a.png, a.json, a.crop.png, a.crop.json
+            have.update(dict.fromkeys(parts, count))
     total = sum(counts.values())
-    usual = total > 1 and all(2 * count >= total and not part[:1].isdigit() for part, count in have.items())
-    return len(have) > 1 and not usual
+    return len(have) > 1 and (total == 1 or any(2 * count < total for count in have.values()))
 
 
 def _have_many_images(counts: Mapping[tuple[str, ...], int], kinds: Mapping[str, str]) -> bool:
@@ -373,13 +370,6 @@ def _are_few_numbered(counts: Mapping[tuple[str, ...], int], kinds: Mapping[str,
     name = example.rpartition("/")[2]
     few = sum(counts.values()) <= _FEW and not _INDEX.fullmatch(name)
     return max(map(len, counts)) > 1 and (few or _VERSION.fullmatch(name) is not None)
-
-
-def _are_numbered_pairs(counts: Mapping[tuple[str, ...], int], kinds: Mapping[str, str]) -> bool:
-    """Tells if every sample is an image and other files with one number: ``5.jpg`` and ``5.cls`` of ``img_0.5``."""
-    parts = [{each.rpartition(".")[0] for each in extensions} for extensions in counts]
-    numbered = all(len(its) == 1 and min(its)[:1].isdigit() for its in parts)
-    return numbered and any(_find_paired_parts(extensions, kinds) for extensions in counts)
 
 
 def _has_no_plain_file(extensions: Sequence[str]) -> bool:

@@ -102,11 +102,11 @@ def test_a_dataset_of_tensorflow_datasets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("brotli", "compressed by Brotli, which packstore does not read: write it again with zstd"),
-        ("snappy", "compressed by Snappy"),
-        ("transposed", "transposed chunks, where records should be"),
+        ("brotli", "in the compression 'b', which packstore does not read"),
+        ("snappy", "in the compression 's', which packstore does not read"),
+        ("transposed", "a chunk of type 't'"),
         ("empty", "hold no records"),
-        ("other", "none of its records is an example"),
+        ("other", "none of its records is a tf.train.Example"),
     ],
 )
 def test_what_is_not_read(name: str, said: str, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_files_that_are_cut_off(tmp_path: Path) -> None:
     whole = write_arrayrecord(tmp_path / "x.array_record", [example(n) for n in range(5)]).read_bytes()
     for size in (64, 1000, BLOCK, 2 * BLOCK - 1):
         (tmp_path / "x.array_record").write_bytes(whole[:size])
-        with pytest.raises(SourceError, match="cannot be read as ArrayRecord: it") as caught:
+        with pytest.raises(SourceError, match="cannot be read: it") as caught:
             convert(tmp_path / "x.array_record", tmp_path / "x.h5")
         assert "\n" not in str(caught.value)
 
@@ -149,7 +149,7 @@ def test_a_chunk_that_is_damaged(place: int, value: bytes, sound: bool, tmp_path
     good = chunk([example(n) for n in range(3, 6)])
     bad = good[:place] + value + good[place + len(value) :]
     (tmp_path / "x.array_record").write_bytes(whole.replace(good, hashed(bad) if sound else bad))
-    with pytest.raises(SampleError, match=r"x\.array_record, record 3: its chunk cannot be read"):
+    with pytest.raises(SampleError, match=r"x\.array_record: record 3: "):
         convert(tmp_path / "x.array_record", tmp_path / "y.h5")
     report = convert(tmp_path / "x.array_record", tmp_path / "x.h5", on_error="skip", overwrite=True)
     assert (report.manifest.records, len(report.skipped)) == (6, 3)
@@ -184,8 +184,8 @@ def test_the_hash_is_that_of_the_reference() -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_pickles_are_said_and_not_unpickled(protocol: int, tmp_path: Path) -> None:
+def test_pickles_are_refused_and_not_unpickled(protocol: int, tmp_path: Path) -> None:
     records = [pickle.dumps({"image": tiny(n), "label": n}, protocol) for n in range(3)]
     write_arrayrecord(tmp_path / "a.array_record", records, 1)
-    with pytest.raises(SourceError, match="its records are pickles, which packstore does not unpickle"):
+    with pytest.raises(SourceError, match=r"none of its records is a tf.train.Example: one begins with b'.x80"):
         convert(tmp_path / "a.array_record", tmp_path / "x.h5")

@@ -119,18 +119,18 @@ def _changed(path: Path, at: int, form: str, value: Any) -> Path:
 @pytest.mark.parametrize(
     ("at", "form", "value", "said"),
     [
-        (0, "<H", 1, "version 1 of the format, expected 2"),
+        (0, "<H", 1, "not one of FFCV: version 1"),
         (2, "<H", 0, "not one of FFCV"),
-        (2, "<H", 9, "no names|not a readable .beton|do not fit"),
+        (2, "<H", 9, "not FFCV's|do not fit|it is cut off"),
         (4, "<I", 4095, "not one of FFCV"),
         (8, "<Q", 1 << 60, "do not fit"),
-        (8, "<Q", 0, "entries for 0 samples"),
+        (8, "<Q", 0, "0 samples .* do not fit"),
         (16, "<Q", 0, "was not written to its end"),
         (16, "<Q", 1 << 62, "do not fit"),
-        (16, "<Q", 2200, "entries for 3 samples"),
-        (24, "<B", 255, "'image' is of a kind of its own"),
+        (16, "<Q", 2200, "3 samples .* do not fit"),
+        (24, "<B", 255, "'image', 'label'. are of the types .255, 1., which are not FFCV's"),
         (24, "<B", 1, "holds no images, but image, label"),
-        (25, "<B", 0, "no names"),
+        (25, "<B", 0, "not FFCV's"),
     ],
 )
 def test_headers_that_are_wrong(at: int, form: str, value: int, said: str, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_headers_that_are_wrong(at: int, form: str, value: int, said: str, tmp_p
 @pytest.mark.parametrize(
     ("at", "form", "value", "said"),
     [
-        (0, "<B", 7, "image: an image is written in mode 7"),
+        (0, "<B", 7, "image: an image of .* in mode 7, which cannot be read"),
         (5, "<Q", 100, "image: 0 bytes were written at byte 100, where a file"),
         (5, "<Q", 1 << 63, "image: 0 bytes were written"),
     ],
@@ -170,8 +170,8 @@ def test_arrays_that_are_wrong(tmp_path: Path) -> None:
     samples = [{"image": (tiny(n), 1, 1), "box": np.zeros((2, 2), np.float32), "more": [n]} for n in range(2)]
     good = write_beton(tmp_path / "x.beton", fields, samples).read_bytes()
     for old, new, said in (
-        (b'[["", "<f4"]]', b'[["", "<O8"]]', "cannot be used|not a readable .beton file|arrays of"),
-        (b'[["", "<f4"]]', b"[" * 13, "not a readable .beton file"),
+        (b'[["", "<f4"]]', b'[["", "<O8"]]', "cannot be read"),
+        (b'[["", "<f4"]]', b"[" * 13, "cannot be read"),
         (struct.pack("<2Q", 2, 2), struct.pack("<2Q", 1 << 40, 1 << 40), "arrays of '<f4'"),
     ):
         (tmp_path / "x.beton").write_bytes(good.replace(old, new))

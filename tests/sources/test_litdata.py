@@ -90,11 +90,11 @@ def test_what_the_library_wrote(tmp_path: Path) -> None:
         ({"encryption": {"algorithm": "fernet"}}, "encryption is .*, which packstore does not read"),
         ({"data_format": ["jpeg", "video"]}, "the format 'video'"),
         ({"data_format": ["jpeg", "pickle"]}, "label holds pickles, which packstore does not run"),
-        ({"data_format": ["jpeg"]}, "not as many values"),
+        ({"data_format": ["jpeg"]}, "its items are .* of 2 values"),
         ({"data_format": ["jpeg", "no_header_numpy:99"]}, "the format 'no_header_numpy:99'"),
-        ({"data_spec": "[1]"}, "cannot be used"),
-        ({"data_spec": None}, "no data_spec"),
-        ({"data_spec": "[" * 100_000}, "cannot be used"),
+        ({"data_spec": "[1]"}, "cannot be read"),
+        ({"data_spec": None}, "cannot be read"),
+        ({"data_spec": "[" * 100_000}, "cannot be read"),
     ],
 )
 def test_wrong_indexes(config: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_wrong_indexes(config: dict[str, Any], said: str, tmp_path: Path) -> Non
     [
         ("int", bytes(8), b"", "found 0 bytes, expected one number int64"),
         ("float", bytes(8), bytes(4), "expected one number float64"),
-        ("numpy", struct.pack("<3I", 4, 1, 1) + b"x", struct.pack("<3I", 99, 1, 1) + b"x", "no known dtype"),
+        ("numpy", struct.pack("<3I", 4, 1, 1) + b"x", struct.pack("<3I", 99, 1, 1) + b"x", "an unknown dtype"),
         ("numpy", struct.pack("<3I", 4, 1, 1) + b"x", struct.pack("<3I", 4, 1, 1 << 31), "expected an array uint8"),
         ("no_header_numpy:9", bytes(8), bytes(7), "x: "),
     ],
@@ -218,7 +218,7 @@ def test_chunks_that_grow_without_end_are_refused(tmp_path: Path, monkeypatch: p
     (at,) = struct.unpack_from("<Q", data, frame + 8)
     struct.pack_into("<I", data, frame + 16, len(bomb))
     (path / "chunk-0-0.bin").write_bytes(data[:at] + bomb + data[at:])
-    with pytest.raises(SourceError, match=r"is damaged: a frame has .* bytes or more, where it should have"):
+    with pytest.raises(SourceError, match=r"chunk-0-0.bin (is refused: it decompresses|is damaged)"):
         convert(path, tmp_path / "x.h5")
 
 

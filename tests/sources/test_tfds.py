@@ -172,8 +172,8 @@ def test_what_no_column_can_hold_is_counted(tmp_path: Path) -> None:
     path = dataset(tmp_path / "d", {"train": [[example(n) for n in range(3)]]}, features)
     report = convert(path, tmp_path / "x.h5")
     assert report.ledger.members == {
-        "features that are audio": 1,
-        "features that are sequences of sequences of images": 1,
+        "features of type audio that no column can hold": 1,
+        "features of type image that no column can hold": 1,
     }
 
 
@@ -192,12 +192,12 @@ def test_a_sequence_of_images_is_a_list(tmp_path: Path) -> None:
     [
         ({"splits": [{"name": "train", "shardLengths": ["4"]}]}, "has 3 records, and dataset_info.json says 4"),
         ({"splits": [{"name": "train", "shardLengths": ["3", "1"]}]}, "00000-of-00002 is missing"),
-        ({"splits": [{"name": "train", "shardLengths": ["x"]}]}, "dataset_info.json cannot be used"),
-        ({"splits": [{"name": "t", "shardLengths": ["1"], "filepathTemplate": "../x"}]}, "cannot be used: the name"),
-        ({"splits": [3]}, "dataset_info.json cannot be used"),
-        ({"splits": [{"name": "t", "shardLengths": [float("inf")]}]}, "dataset_info.json cannot be used"),
-        ({"splits": []}, "names no shards"),
-        ({"fileFormat": "riegeli"}, "holds riegeli files"),
+        ({"splits": [{"name": "train", "shardLengths": ["x"]}]}, "dataset_info.json cannot be read"),
+        ({"splits": [{"name": "t", "shardLengths": ["1"], "filepathTemplate": "../x"}]}, "cannot be read: the name"),
+        ({"splits": [3]}, "dataset_info.json cannot be read"),
+        ({"splits": [{"name": "t", "shardLengths": [float("inf")]}]}, "dataset_info.json cannot be read"),
+        ({"splits": []}, "holds no shards"),
+        ({"fileFormat": "riegeli"}, "its files are of the format riegeli"),
     ],
 )
 def test_wrong_descriptions_of_shards(change: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -207,14 +207,11 @@ def test_wrong_descriptions_of_shards(change: dict[str, Any], said: str, tmp_pat
         convert(path, tmp_path / "x.h5")
 
 
-def test_a_folder_of_a_version_without_features(tmp_path: Path) -> None:
-    """It asks; and named, its TFRecord files are read as what they say of themselves."""
+def test_a_folder_of_a_version_without_features_is_read_as_tfrecord(tmp_path: Path) -> None:
     path = dataset(tmp_path / "d", {"train": [[example(n) for n in range(3)]]}, {})
     (path / "features.json").unlink()
-    with pytest.raises(AmbiguousSourceError, match=r"no features\.json, .* before 4\.0 .* --source tfrecord"):
-        open_source(path)
-    report = convert(path, tmp_path / "x.h5", source_kind="tfrecord")
-    assert report.manifest.records == 3
+    report = convert(path, tmp_path / "x.h5")
+    assert (report.manifest.origin.kind, report.manifest.records) == ("tfrecord", 3)
     assert report.ledger.left == {"not images (.json)": 1}
 
 
@@ -222,21 +219,20 @@ def test_a_folder_of_a_version_without_features(tmp_path: Path) -> None:
     ("features", "said"),
     [
         ({"type": "FeaturesDict", "content": {}}, "of an old version of TensorFlow Datasets"),
-        ({"featuresDict": {"features": {"label": LABEL}}}, "has no images, but label"),
+        ({"featuresDict": {"features": {"label": LABEL}}}, "holds no images, but label"),
         ({"featuresDict": {"features": {"image": IMAGE, "label": {"classLabel": {"numClasses": "7"}}}}}, "says 7"),
-        ({"featuresDict": {"features": {"image": IMAGE, "Image": IMAGE}}}, "two features would be the column 'image'"),
         ({"featuresDict": {"features": {f"f{n}": LABEL for n in range(1001)}}}, "more than 1,000 features"),
-        ({"featuresDict": {"features": {"image": {"image": {"shape": {"dimensions": ["x"]}}}}}}, "cannot be used"),
-        ({"featuresDict": []}, "cannot be used"),
+        ({"featuresDict": {"features": {"image": {"image": {"shape": {"dimensions": ["x"]}}}}}}, "cannot be read"),
+        ({"featuresDict": []}, "cannot be read"),
         *(
             ({"featuresDict": {"features": {"image": IMAGE, "x": {kind: {"dtype": "int8", "shape": shape}}}}}, said)
             for kind in ("tensor", "boundingBox", "image")
             for shape, said in [
-                ("", "cannot be used"),
-                ([2], "cannot be used"),
-                ({"dimensions": 2}, "cannot be used"),
-                ({"dimensions": [[]]}, "cannot be used"),
-                ({"dimensions": [1e999]}, "cannot be used"),
+                ("", "cannot be read"),
+                ([2], "cannot be read"),
+                ({"dimensions": 2}, "cannot be read"),
+                ({"dimensions": [[]]}, "cannot be read"),
+                ({"dimensions": [1e999]}, "cannot be read"),
             ]
         ),
     ],

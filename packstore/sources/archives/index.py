@@ -36,6 +36,11 @@ class OpenFile:
     def __del__(self) -> None:
         os.close(self.descriptor)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self.descriptor).st_size
+
     def read(self, size: int, place: int) -> bytes:
         """Reads ``size`` bytes from offset ``place`` on; returns fewer at the end of the file. Thread-safe."""
         parts: list[bytes] = []

@@ -161,10 +161,8 @@ class HfTableSource(ShardSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         """Lists the files of tables and finds their column of images. Raises :class:`SourceError` if the path has no
         files of this kind."""
+        self.unit = f"{self.kind} file"
         super().__init__(path, options)
-        self.shards = self.list_shards()
-        if not self.shards:
-            raise SourceError(f"{printable(str(path))} holds no files of kind {self.kind}")
         self._max_bytes = max_file_bytes(options.max_pixels)
         self._reader = _BlockReader(self, _KEPT)
         self._lock = threading.Lock()

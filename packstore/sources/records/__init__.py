@@ -9,14 +9,13 @@ import re
 import threading
 from abc import abstractmethod
 from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, count, islice
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.files import beyond_standard_streams, read_bounded
@@ -24,12 +23,13 @@ from packstore.core.plainjson import load_json
 from packstore.core.protobuf import Message
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
-from packstore.sources.archives.tar import decompress_to_temporary
+from packstore.sources.archives.tar import TAR_FAULTS, decompress_to_temporary
 from packstore.sources.base import Certainty, SourceOptions
 from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.rows import Row, RowSource, in_packing_order
+from packstore.sources.refusals import first_bytes
+from packstore.sources.rows import PROBED, Row, RowSource, in_packing_order
 from packstore.sources.splits import find_split, find_split_folders
 from packstore.stores.link_files import Location
 
@@ -46,13 +46,33 @@ _OF = re.compile(r"(.*?)[-_.]?(\d{3,6})-of-(\d{3,6})(\..*)?")
 
 class ShardSource(RowSource):
     """Base of sources whose rows are in shards: files of many samples of one split. Rows without a key of their own
-    have split and number as key.
+    have split and number as key. Opening raises :class:`SourceError` if there are no shards.
 
     Attributes:
+        unit: Word for a shard, for people.
+        suffixes: Suffixes of shards.
         shards: Split and path of each shard, in the order of reading.
     """
 
+    unit = "shard"
+    suffixes: tuple[str, ...] = ()
     shards: Sequence[tuple[str, Path]]
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self.shards = self.list_shards()
+        if not self.shards:
+            raise SourceError(f"{printable(str(path))} holds no {self.unit}s")
+        self.evidence = f"{len(self.shards)} {self.unit}{'s' * (len(self.shards) != 1)}"
+
+    def list_shards(self) -> list[tuple[str, Path]]:
+        """Lists split and path of each shard, see :func:`find_shards`."""
+        return find_shards(self.path, self.suffixes, self.is_shard)
+
+    @classmethod
+    def is_shard(cls, path: Path) -> bool:
+        """Tells by its first bytes if a file is a shard; False in this base, and if it cannot be read."""
+        return False
 
     @abstractmethod
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
@@ -73,25 +93,38 @@ class ShardSource(RowSource):
         """Yields the paths of the shards."""
         return (path for _, path in self.shards)
 
+    def read_first_samples(self) -> list[dict[str, Any]]:
+        """Reads the first 16 samples of each split, without those that cannot be read. Raises
+        :class:`AmbiguousSourceError` for a text in an unknown encoding."""
+        samples = []
+        for row in chain.from_iterable(islice(self.rows(split), PROBED) for split in self.splits()):
+            try:
+                samples.append(dict(self.read_values(row.ref)))
+            except AmbiguousSourceError:
+                raise
+            except (ValueError, OSError):
+                continue  # reported when it is read
+        return samples
 
-@dataclass(frozen=True)
-class FoundShards:
-    """Shards at a path, and names of shards that are absent.
 
-    Attributes:
-        files: Split and path of each, in the order of reading.
-        missing: Names of absent shards, derived from those of others: ``train-00002-of-00004``; at most 1,000 of a set.
-    """
-
-    files: list[tuple[str, Path]] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
+@contextmanager
+def refuse_damage(path: Path) -> Iterator[None]:
+    """Converts the errors that damaged content of the file ``path`` causes within the block to
+    :class:`SourceError`."""
+    try:
+        yield
+    except SourceError:
+        raise  # it names the file, also one that is a ValueError
+    except (LookupError, TypeError, AttributeError, SyntaxError, *TAR_FAULTS) as error:
+        reason = error.strerror or error if isinstance(error, OSError) else error
+        raise SourceError(f"{printable(str(path))} cannot be read: {printable(str(reason))}") from None
 
 
 def find_shards(
     path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool] = lambda path: False
-) -> FoundShards:
-    """Finds the shards in a folder and in its folders ``train``, ``val`` …. A file is one shard without a split, and is
-    not tested.
+) -> list[tuple[str, Path]]:
+    """Finds the shards in a folder and in its folders ``train``, ``val`` …; returns split and path of each, in the
+    order of reading. A file is one shard without a split, and is not tested.
 
     The folder, or a part of the shard's name, names a split: ``imagenet-train-000042.tar``. Skips hidden files.
 
@@ -105,32 +138,30 @@ def find_shards(
         SourceError: The folder cannot be listed, or some shards have a split and others have none.
     """
     if path.is_file():
-        return FoundShards([("", path)])
-    shards = FoundShards()
-    counted: dict[tuple[Path, str, int, str], set[int]] = {}
-    try:
-        top = sorted(visible_paths(path), key=attrgetter("name"))
-        splits = find_split_folders(each.name for each in top if find_split(each.name) and each.is_dir())
-        for folder in (path, *(path / name for name in splits)):
-            for file in top if folder is path else sorted(visible_paths(folder), key=attrgetter("name")):
-                of = _OF.fullmatch(file.name) if "-of-" in file.name else None
-                named = file.name.lower().endswith(suffixes)
-                if is_passed_over(file.name) or not (named or of or not file.suffix):
-                    continue  # by its name alone, since there may be any number of files
-                if not file.is_file() or not (named or is_shard(file)):
-                    continue
-                if of:
-                    counted.setdefault((folder, of[1], int(of[3]), of[4] or ""), set()).add(int(of[2]))
-                shards.files.append((find_split(file.name) if folder is path else splits[folder.name], file))
-    except OSError as error:
-        raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
-    for (_, stem, total, suffix), numbers in counted.items():
-        gone = (n for n in range(total) if n not in numbers)
-        shards.missing.extend(f"{stem}-{n:05}-of-{total:05}{suffix}" for n in islice(gone, _NAMED_MISSING))
-    without = [file for split, file in shards.files if not split]
-    if without and len(without) < len(shards.files):
+        return [("", path)]
+    shards: list[tuple[str, Path]] = []
+    with refuse_damage(path):
+        top = sorted(each.name for each in visible_paths(path))
+    splits = find_split_folders(name for name in top if find_split(name) and (path / name).is_dir())
+    for folder in ("", *splits):
+        with refuse_damage(path / folder):
+            names = sorted(each.name for each in visible_paths(path / folder)) if folder else top
+        for name in filter(_may_be_shard(suffixes), names):
+            file = path / folder / name
+            if file.is_file() and (name.lower().endswith(suffixes) or is_shard(file)):
+                shards.append((splits[folder] if folder else find_split(name), file))
+    without = [file for split, file in shards if not split]
+    if without and len(without) < len(shards):
         raise SourceError(f"{printable(str(without[0]))}: its name has no split, but those of other shards have")
     return shards
+
+
+def _may_be_shard(suffixes: tuple[str, ...]) -> Callable[[str], bool]:
+    """Returns a function that tells by its name if a file may be a shard, since there may be any number of files."""
+    return lambda name: (
+        not is_passed_over(name)
+        and bool(name.lower().endswith(suffixes) or "." not in name[1:] or ("-of-" in name and _OF.fullmatch(name)))
+    )
 
 
 def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool]) -> Certainty:
@@ -148,15 +179,24 @@ def list_first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
     tree = open_tree(path)
     if tree is None:
         return []
-    splits = find_split_folders(tree.names("").folders)
-    files = [path / folder / name for folder in ("", *splits) for name in tree.names(folder).files]
-    files = [file for file in files if not is_passed_over(file.name)]
-    named = [file for file in files if file.name.lower().endswith(suffixes) or _OF.fullmatch(file.name)]
-    return [file for file in [*named[:_TRIED], *[file for file in files if not file.suffix][:_TRIED]] if file.is_file()]
+    folders = ("", *find_split_folders(tree.names("").folders))
+    names = [f"{folder}/{name}" if folder else name for folder in folders for name in tree.names(folder).files]
+    files = [path / name for name in names if _may_be_shard(suffixes)(name.rpartition("/")[2])]
+    named, others = [file for file in files if file.suffix], [file for file in files if not file.suffix]
+    return [file for file in [*named[:_TRIED], *others[:_TRIED]] if file.is_file()]
 
 
-def refuse_missing_shards(path: Path, kind: str, missing: Sequence[str]) -> None:
-    """Raises :class:`AmbiguousSourceError` if the list ``missing`` is not empty."""
+def refuse_missing_shards(path: Path, kind: str, files: Iterable[Path]) -> None:
+    """Raises :class:`AmbiguousSourceError` if names such as ``train-00001-of-00004`` say that there are further
+    shards."""
+    numbers: dict[tuple[Path, str, int, str], set[int]] = {}
+    for file in files:
+        if (of := _OF.fullmatch(file.name)) is not None:
+            numbers.setdefault((file.parent, of[1], int(of[3]), of[4] or ""), set()).add(int(of[2]))
+    missing: list[str] = []
+    for (_, stem, total, suffix), its in numbers.items():
+        gone = (number for number in range(total) if number not in its)
+        missing += (f"{stem}-{n:05}-of-{total:05}{suffix}" for n in islice(gone, _NAMED_MISSING))
     if missing:
         raise AmbiguousSourceError(
             f"{printable(str(path))} lacks {len(missing)} of the shards that its files say there are, "
@@ -177,20 +217,29 @@ def find_indexes(path: Path) -> list[tuple[str, Path]]:
     ``[]`` if there is none, or the folder cannot be listed."""
     if (path / INDEX).is_file():
         return [("", path / INDEX)]
-    if not path.is_dir():
-        return []
-    try:
-        splits = find_split_folders(each.name for each in visible_paths(path))
-    except OSError:
-        return []
+    tree = open_tree(path) if path.is_dir() else None
+    splits = {} if tree is None else find_split_folders(tree.names("").folders)
     return [(split, path / name / INDEX) for name, split in splits.items() if (path / name / INDEX).is_file()]
 
 
-def check_file_name(name: object) -> str:
-    """Returns ``name`` if it is a plain file name, without a folder. Raises :class:`ValueError` for any other."""
+def recognise_index(path: Path, *patterns: bytes) -> Certainty:
+    """Certain if the first ``index.json`` matches all patterns, else ``NO``. Does not parse the file, which may be
+    damaged."""
+    with suppress(SourceError):
+        data = b"".join(first_bytes(index, MAX_INDEX) for _, index in find_indexes(path)[:1])
+        if all(re.search(pattern, data) for pattern in patterns):
+            return Certainty.CERTAIN
+    return Certainty.NO
+
+
+def find_named_file(folder: Path, name: object) -> Path:
+    """Returns the file that an index in ``folder`` names. Raises :class:`ValueError` for a name that is no plain file
+    name, and for a missing file."""
     if not isinstance(name, str) or "/" in name or "\0" in name or name in ("", ".", ".."):
         raise ValueError(f"the name {name!r:.80}")
-    return name
+    if not (folder / name).is_file():
+        raise ValueError(f"its file {name} is missing")
+    return folder / name
 
 
 def read_index(index: Path, most: int = MAX_INDEX) -> dict[str, Any]:
@@ -199,15 +248,11 @@ def read_index(index: Path, most: int = MAX_INDEX) -> dict[str, Any]:
     Raises :class:`SourceError` if the file is missing or cannot be read, has no JSON object, or has more than ``most``
     bytes.
     """
-    if not index.is_file():
-        raise SourceError(f"{printable(str(index))} is missing, or no file")
-    try:
+    with refuse_damage(index):
         content = load_json(read_bounded(index, most), "it is not valid JSON")
-    except (OSError, ValueError, RecursionError) as error:
-        raise SourceError(f"{printable(str(index))} cannot be read: {printable(str(error))}") from None
-    if not isinstance(content, dict):
-        raise SourceError(f"{printable(str(index))} cannot be read: it is not a JSON object")
-    return content
+        if not isinstance(content, dict):
+            raise ValueError("it is not a JSON object")
+        return content
 
 
 class OpenFiles:
@@ -217,39 +262,32 @@ class OpenFiles:
     """
 
     def __init__(self, paths: Sequence[Path], compression: Callable[[Path], str | None] = lambda _: None) -> None:
-        self._paths, self._compression = paths, compression
-        self._open: OrderedDict[int, OpenFile] = OrderedDict()
+        self.paths, self._compression = paths, compression
+        self._cached = lru_cache(_OPEN)(lambda number: self.open_file(self.paths[number]))
         self._plain: dict[int, bool] = {}
         self._lock = threading.Lock()
 
     def __getitem__(self, number: int) -> OpenFile:
-        """Returns file ``number``, open and decompressed. Opens the file if necessary. Keeps at most 8 files, and drops
-        the file that was used longest ago. Raises :class:`SourceError` for a missing file, or a damaged compressed
-        one."""
+        """Returns file ``number``, open and decompressed. Opens the file if necessary. Raises :class:`SourceError` for
+        a missing file, or a damaged compressed one."""
         with self._lock:
-            file = self._open.pop(number, None) or self._open_file(self._paths[number])
-            self._open[number] = file
-            if len(self._open) > _OPEN:
-                self._open.popitem(last=False)
-        return file
+            return self._cached(number)
 
-    def _open_file(self, path: Path) -> OpenFile:
+    def open_file(self, path: Path) -> OpenFile:
         """Opens a file. Decompresses a compressed file to a temporary file. Raises :class:`SourceError` if it cannot be
         read, or is damaged."""
-        try:
+        with refuse_damage(path):
             kind = self._compression(path)
             if kind is not None:
                 with decompress_to_temporary(path, kind, printable(str(path))) as content:
                     return OpenFile(os.dup(content.fileno()))
             with beyond_standard_streams():
                 return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-        except OSError as error:
-            raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
 
     def locate_span(self, number: int, start: int, size: int) -> Location | None:
         """Locates ``size`` bytes of a file from ``start`` on. Returns None if the file was decompressed, or has been
         replaced. The first call for a file opens it; later calls do not look for a replacement."""
-        path = self._paths[number]
+        path = self.paths[number]
         if number not in self._plain:
             opened, lying = os.fstat(self[number].descriptor), path.stat()
             self._plain[number] = (opened.st_dev, opened.st_ino) == (lying.st_dev, lying.st_ino)
@@ -258,7 +296,91 @@ class OpenFiles:
     def close(self) -> None:
         """Closes all files; reading opens them again. A file that a thread reads closes when the thread is done."""
         with self._lock:
-            self._open.clear()
+            self._cached.cache_clear()
+
+
+class Record(NamedTuple):
+    """Record of a shard that has not been read yet.
+
+    Attributes:
+        place: Place in its file, as the format counts.
+        length: Length, as the format counts.
+        image_bytes: Bytes of the main image.
+        value_bytes: Estimated bytes of the other values.
+        key: The record's own key; None if it has none.
+        fault: Reason why it cannot be read; empty if it can.
+    """
+
+    place: int
+    length: int
+    image_bytes: int = 0
+    value_bytes: int = 0
+    key: str | None = None
+    fault: str = ""
+
+
+class RecordSource(ShardSource):
+    """Base of sources whose shards are files of records.
+
+    Attributes:
+        opened: The shards, open and decompressed.
+    """
+
+    opened: OpenFiles
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self.opened = self.open_files([file for _, file in self.shards])
+
+    def open_files(self, paths: Sequence[Path]) -> OpenFiles:
+        """Returns a reader of the shards."""
+        return OpenFiles(paths)
+
+    @abstractmethod
+    def records(self, number: int) -> Iterator[Record]:
+        """Yields the records of shard ``number``."""
+
+    @abstractmethod
+    def read_record(self, number: int, place: int, length: int) -> dict[str, Any]:
+        """Reads and decodes a record, by column. Raises :class:`ValueError`, :class:`OverflowError` or
+        :class:`RecursionError` if it is damaged."""
+
+    @abstractmethod
+    def find_image(self, number: int, place: int, length: int) -> tuple[int, int] | None:
+        """Returns offset and size of bytes that contain the main image. Returns None if these are not plain bytes of
+        the file. Raises :class:`ValueError` for a damaged record."""
+
+    def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
+        """Yields a row for each record. Reading the row of a record with a fault raises an error."""
+        for place, length, size, further, key, fault in self.records(number):
+            ref = (number, place, length, fault) if fault else (number, place, length)
+            generated = next(keys)
+            yield Row(generated if key is None else key, ref, size, further)
+
+    def read_values(self, ref: Any) -> dict[str, Any]:
+        """Reads and decodes a record, by column. Raises :class:`ValueError`, with the name of the file, if it is
+        damaged."""
+        number, place, length, *faults = ref
+        try:
+            for fault in faults:
+                raise ValueError(fault)
+            return self.read_record(number, place, length)
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise ValueError(f"{self.shards[number][1].name}: {error}") from error
+
+    def locate_row(self, ref: Any) -> Location | None:
+        """Locates the main image, or a record that contains it. Returns None if its bytes are not plain bytes of the
+        file, or the record cannot be read."""
+        number, place, length, *faults = ref
+        with suppress(ValueError):  # reported when it is read
+            span = None if faults else self.find_image(number, place, length)
+            return None if span is None else self.opened.locate_span(number, *span)
+        return None
+
+    def close(self) -> None:
+        """Closes the source and its open shards; reading opens them again."""
+        super().close()
+        self.opened.close()
 
 
 class DamageError(ValueError):
@@ -269,26 +391,12 @@ class DamageError(ValueError):
     """
 
     def __init__(self, at: int, reason: str) -> None:
-        super().__init__(reason)
+        super().__init__(f"byte {at}: {reason}; the rest of this file cannot be read")
         self.at = at
 
 
-class RecordFiles:
-    """Reader of numbered files of records that have to be walked.
-
-    Attributes:
-        paths: The files.
-        opened: The files, open and decompressed.
-        fault: Message for a damaged record, with placeholders for file name and offset.
-        compression: Detects the compression of a file; None for none.
-    """
-
-    fault = "{}, byte {}: the record does not match its checksum"
-    compression: Callable[[Path], str | None] = staticmethod(lambda _: None)
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
-        self.opened = OpenFiles(paths, self.compression)
+class RecordFiles(OpenFiles):
+    """Reader of files of records that have to be walked."""
 
     @abstractmethod
     def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
@@ -297,16 +405,15 @@ class RecordFiles:
         be read."""
 
     @abstractmethod
-    def read_record(self, number: int, place: int, length: int) -> bytes | None:
-        """Reads the data of a record. Returns None for a damaged record."""
+    def read_record(self, number: int, place: int, length: int) -> bytes:
+        """Reads the data of a record. Raises :class:`ValueError` for a damaged record."""
 
-    def locate_span(self, number: int, place: int, length: int) -> Location | None:
-        """Locates the data of a record. Returns None if they are not plain bytes of the file."""
-        return self.opened.locate_span(number, place, length)
-
-    def close(self) -> None:
-        """Closes all files; reading opens them again."""
-        self.opened.close()
+    def is_sound(self, number: int, place: int, length: int) -> bool:
+        """Tells if a record is undamaged. Reads all of it."""
+        with suppress(ValueError):
+            self.read_record(number, place, length)
+            return True
+        return False
 
 
 @dataclass(slots=True)
@@ -314,32 +421,25 @@ class RecordIndex:
     """Index of the records of a shard. A record takes 24 bytes and its key.
 
     Attributes:
-        places: Place of each record.
-        lengths: Bytes of the record.
-        sizes: Bytes of the main image.
+        numbers: Place, length and size of the main image of each record in turn.
         keys: Keys of the records; None for records without one, and for damaged ones.
-        damaged: Offset and reason if the rest of the file cannot be read.
+        damaged: Where and why the rest of the file cannot be read; None if it can.
     """
 
-    places: array[int] = field(default_factory=lambda: array("q"))
-    lengths: array[int] = field(default_factory=lambda: array("q"))
-    sizes: array[int] = field(default_factory=lambda: array("q"))
+    numbers: array[int] = field(default_factory=lambda: array("q"))
     keys: list[str | None] = field(default_factory=list)
-    damaged: tuple[int, str] | None = None
+    damaged: Record | None = None
 
 
-class WalkedSource(ShardSource):
+class WalkedSource(RecordSource):
     """Base of sources whose shards have no table of their records. The first use of :attr:`index` walks all records.
 
     If a record has a wrong length, the rest of its file is one bad sample."""
 
-    def __init__(self, path: Path, options: SourceOptions, shards: Sequence[tuple[str, Path]]) -> None:
-        super().__init__(path, options)
-        self.shards = shards
-        self.record_files = self.open_records([file for _, file in shards])
+    opened: RecordFiles
 
     @abstractmethod
-    def open_records(self, paths: Sequence[Path]) -> RecordFiles:
+    def open_files(self, paths: Sequence[Path]) -> RecordFiles:
         """Returns the reader of the shards' records."""
 
     @abstractmethod
@@ -356,47 +456,30 @@ class WalkedSource(ShardSource):
         """True if rows have the keys of their records, from :attr:`index`; False in this base."""
         return False
 
-    def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each record. If the rest of a shard is damaged, yields one more row, and reading that row
-        raises an error. If :attr:`has_keys`, a record without a key has file name and place as key."""
+    def records(self, number: int) -> Iterator[Record]:
+        """Yields each record. If the rest of a shard is damaged, yields one more. If :attr:`has_keys`, a record without
+        a key has file name and place as key."""
         has_keys, index, name = self.has_keys, self.index[number], self.shards[number][1].name
-        records = zip(index.places, index.lengths, index.sizes, index.keys, strict=True)
-        for place, length, size, own in records:
-            key = next(keys)
-            if has_keys:
-                key = f"{name}#{place}" if own is None else own
-            yield Row(key, (number, place, length), size, length - size)
+        numbers = iter(index.numbers)
+        for place, length, size, key in zip(numbers, numbers, numbers, index.keys, strict=True):
+            own = (f"{name}#{place}" if key is None else key) if has_keys else None
+            yield Record(place, length, size, length - size, own)
         if index.damaged is not None:
-            at, reason = index.damaged
-            yield Row(f"{next(keys)}…", (number, at, -1, f"{name}, byte {at}: {reason}"), 0)
+            yield index.damaged
 
-    def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads and decodes a record. Raises :class:`ValueError` if it is damaged, or a value does not fit its
-        column."""
-        number, place, length, *reason = ref
-        if reason:
-            raise ValueError(f"{reason[0]}; the rest of this file cannot be read")
-        data = self.record_files.read_record(number, place, length)
-        if data is None:
-            raise ValueError(self.record_files.fault.format(self.shards[number][1].name, place))
-        return self.decode_record(data)
+    def read_record(self, number: int, place: int, length: int) -> dict[str, Any]:
+        """Reads and decodes a record, by column."""
+        return self.decode_record(self.opened.read_record(number, place, length))
 
-    def locate_row(self, ref: Any) -> Location | None:
-        """Locates the data of the record that has the image. Returns None if these data are not plain bytes of the
-        file, or cannot be read."""
-        number, place, length, *reason = ref
-        return None if reason else self.record_files.locate_span(number, place, length)
-
-    def close(self) -> None:
-        """Closes the source and its open shards."""
-        super().close()
-        self.record_files.close()
+    def find_image(self, number: int, place: int, length: int) -> tuple[int, int] | None:
+        """Returns place and length of the record, which contains the image."""
+        return place, length
 
     @cached_property
     def index(self) -> list[RecordIndex]:
         """Indexes of the shards. The first use walks all records. Raises :class:`SourceError` if there are none."""
         indexes = [self.index_file(number) for number in range(len(self.shards))]
-        if not any(len(index.places) or index.damaged for index in indexes):
+        if not any(index.keys or index.damaged for index in indexes):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records")
         self.check_index(indexes)
         return indexes
@@ -408,12 +491,10 @@ class WalkedSource(ShardSource):
         """Indexes the records of file ``number`` up to the first wrong length."""
         index = RecordIndex()
         try:
-            for place, length, message in self.record_files.walk_records(number):
+            for place, length, message in self.opened.walk_records(number):
                 size, key = (length, None) if message is None else self.index_record(number, place, message)
-                index.places.append(place)
-                index.lengths.append(length)
-                index.sizes.append(size)
+                index.numbers.extend((place, length, size))
                 index.keys.append(key)
         except DamageError as damage:
-            index.damaged = damage.at, str(damage)
+            index.damaged = Record(damage.at, -1, fault=str(damage))
         return index

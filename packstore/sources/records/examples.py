@@ -5,12 +5,12 @@ features for all formats of examples.
 from __future__ import annotations
 
 import math
-import os
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -73,30 +73,29 @@ def find_compression(path: Path) -> str | None:
 class TfrecordFiles(RecordFiles):
     """Reads records of TFRecord files, also compressed ones, by the offsets of their data."""
 
-    compression = staticmethod(find_compression)
-
     def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
         """Yields offset, size and message of each record. Reads only headers, and the first bytes of data. A message
         reads further bytes when the caller asks for them. Does not verify checksums of data. Raises
-        :class:`DamageError` for a damaged header, and for a record larger than an example can be."""
-        file = self.opened[number]
-        at, end = 0, os.fstat(file.descriptor).st_size
+        :class:`DamageError` for a damaged header."""
+        file = self[number]
+        at, end = 0, file.size
         while at < end:
             start = file.read(HEADER + _WINDOW, at)
             try:
                 length = parse_record_length(start, end - at)
-                if length > MAX_RECORD:
-                    raise ValueError(f"a record has {length} bytes, more than an example can have")
             except ValueError as error:
                 raise DamageError(at, str(error)) from None
             place = at + HEADER
             yield place, length, Message(length, _make_range_reader(file, place, length), start[HEADER:][:length])
             at = place + length + CHECK
 
-    def read_record(self, number: int, place: int, length: int) -> bytes | None:
-        """Reads the ``length`` bytes of a record's data at offset ``place``; returns None if they do not match the
-        checksum."""
-        return verify_data(self.opened[number].read(length + CHECK, place), length)
+    def read_record(self, number: int, place: int, length: int) -> bytes:
+        """Reads the ``length`` bytes of a record's data at offset ``place``. Raises :class:`ValueError` if they do not
+        match the checksum, and for a record larger than an example can be."""
+        data = None if length > MAX_RECORD else verify_data(self[number].read(length + CHECK, place), length)
+        if data is None:
+            raise ValueError(f"byte {place}: the record does not match its checksum")
+        return data
 
 
 def _make_range_reader(file: OpenFile, place: int, length: int) -> Callable[[int, int], bytes]:
@@ -228,7 +227,7 @@ class FeatureColumn:
             return _nest_rows(items, [example.numbers(row).tolist() if row in example.features else [] for row in rows])
         numeric, dtype = self.kind not in _PLAIN, "int64" if self.kind == "class" else self.kind
         if numeric and self.shape.count(-1) > 1:
-            name, shape = f"{name}/value", (*self.lengths, *self._read_shape(example))
+            name = f"{name}/value"
         if not (name in example.features if shape else example.has_values(name)):
             is_list = self.kind not in (*_PLAIN - {"class"}, "pixels") and shape[:1] == (-1,) and -1 not in shape[1:]
             return np.zeros((0, *shape[1:]), dtype) if is_list else None
@@ -237,9 +236,8 @@ class FeatureColumn:
         if numeric:
             if not shape and not self.encoding and not len(example.numbers(name)):
                 return None
-            array = self._decode_array(example, name, shape, limit)
-            varies = -1 in (*self.lengths, *self.shape)[1:] and self.kind != "pixels"
-            return array.tolist() if varies else array
+            array = self.decode_array(example, limit)
+            return array.tolist() if -1 in shape[1:] and self.kind != "pixels" else array
         items = self._decode_items(example, name)
         if self.kind == "box":
             return np.array(items, np.float64).reshape(-1, 4)
@@ -249,20 +247,22 @@ class FeatureColumn:
             raise ValueError("found -1 among numbers of classes")
         return items if shape else self._only(items)
 
+    def decode_array(self, example: Example, limit: int) -> NDArray[Any]:
+        """Decodes the numbers of the column. Those with several axes of any length have features of their shape and
+        value. Raises as :meth:`_decode_numbers`, and :class:`ValueError` if the shape is not that of the column."""
+        if self.shape.count(-1) <= 1:
+            return self._decode_numbers(example, self.feature, (*self.lengths, *self.shape), limit)
+        name = f"{self.feature}/shape"
+        said = tuple(example.numbers(name).tolist() if name in example.features else ())
+        if len(said) != len(self.shape) or any(n != most >= 0 for n, most in zip(said, self.shape, strict=True)):
+            raise ValueError(f"found the shape {said}, expected {self.shape}")
+        return self._decode_numbers(example, f"{self.feature}/value", (*self.lengths, *said), limit)
+
     def _only(self, items: Sequence[Any]) -> Any:
         """Returns the only item; None if there is none. Raises :class:`ValueError` for several."""
         if len(items) > 1:
             raise ValueError(f"found {len(items)} values, expected one")
         return items[0] if items else None
-
-    def _read_shape(self, example: Example) -> tuple[int, ...]:
-        """Reads the shape of an array with several axes of any length. Raises :class:`ValueError` if it does not fit
-        :attr:`shape`."""
-        name, shape = f"{self.feature}/shape", self.shape
-        said = example.numbers(name).tolist() if name in example.features else []
-        if len(said) != len(shape) or any(most >= 0 and most != n for n, most in zip(said, shape, strict=True)):
-            raise ValueError(f"found the shape {said}, expected {list(shape)}")
-        return tuple(said)
 
     def _decode_items(self, example: Example, name: str) -> list[Any]:
         """Decodes the values of a feature to a list of plain values. Raises :class:`ValueError` for values of another
@@ -273,9 +273,9 @@ class FeatureColumn:
         if self.kind == "class":
             return list(map(self.numbering, example.numbers(name, "int64").tolist()))
         shape = (-1, 4) if self.kind == "box" else (-1, *self.shape)
-        return list(self._decode_array(example, name, shape, 1 << 30).tolist())
+        return list(self._decode_numbers(example, name, shape, 1 << 30).tolist())
 
-    def _decode_array(self, example: Example, name: str, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
+    def _decode_numbers(self, example: Example, name: str, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
         """Decodes the numbers of a feature to an array of ``shape``. Raises :class:`ValueError` for numbers that do not
         fit the shape or an integer dtype. Also raises it for compressed numbers of more than ``limit`` bytes."""
         dtype = {"pixels": "uint8", "box": "float32"}.get(self.kind, self.kind)
@@ -316,9 +316,9 @@ class ExampleSource(WalkedSource):
 
     label_names: Mapping[str, tuple[str, ...]] = {}
 
-    def open_records(self, paths: Sequence[Path]) -> RecordFiles:
+    def open_files(self, paths: Sequence[Path]) -> RecordFiles:
         """Returns a reader of TFRecord files."""
-        return TfrecordFiles(paths)
+        return TfrecordFiles(paths, find_compression)
 
     @property
     def example_columns(self) -> Mapping[str, FeatureColumn]:
@@ -350,26 +350,20 @@ class ExampleSource(WalkedSource):
         """Facts about the features of all records; complete once :attr:`index` is."""
         return ExampleFacts(self.label_names)
 
-    def check_index(self, indexes: Sequence[RecordIndex]) -> None:
-        """Raises :class:`SourceError` if no record is an example."""
-        if self.facts.parsed:
-            return
-        reason = next((index.damaged[1] for index in indexes if index.damaged), "none of its records is an example")
-        if self._are_pickles(indexes):
-            reason = (
-                "its records are pickles, which packstore does not unpickle, since that can run code: read them with "
-                "the program that wrote them, and write tf.train.Example, or files"
-            )
-        raise SourceError(f"{printable(str(self.path))}: {reason}")
+    @property
+    def all_facts(self) -> ExampleFacts:
+        """Facts about the features of all records, once these are indexed."""
+        assert self.index
+        return self.facts
 
-    def _are_pickles(self, indexes: Sequence[RecordIndex]) -> bool:
-        """Tells by the first and last bytes of the first record if records are pickles."""
-        number = next(number for number, index in enumerate(indexes) if index.places or index.damaged)
-        index = indexes[number]
-        data = self.record_files.read_record(number, index.places[0], index.lengths[0]) if index.places else None
-        return (
-            data is not None and data[1:2] in (b"\2", b"\3", b"\4", b"\5") and (data[:1], data[-1:]) == (b"\x80", b".")
-        )
+    def check_index(self, indexes: Sequence[RecordIndex]) -> None:
+        """Raises :class:`SourceError`, with the first bytes of a record, if no record is an example."""
+        if not self.facts.parsed:
+            spans = ((number, *index.numbers[:2]) for number, index in enumerate(indexes) if index.keys)
+            start = next((self.opened.read_record(*span)[:8] for span in spans if self.opened.is_sound(*span)), b"")
+            raise SourceError(
+                f"{printable(str(self.path))}: none of its records is a tf.train.Example: one begins with {start!r}"
+            )
 
     @cached_property
     def key_feature(self) -> str | None:
@@ -385,33 +379,26 @@ class ExampleSource(WalkedSource):
         values, counts = np.unique(digests[digests != 0], return_counts=True)
         if not 0 < self.facts.parsed <= counts.sum():
             return False
-        twice = set(values[counts > 1].tolist())
-        return not twice or not self._has_duplicate_key(digests, twice)
-
-    def _has_duplicate_key(self, digests: NDArray[np.uint64], twice: set[int]) -> bool:
-        """Tells if two undamaged records have the same key. Reads only records whose key has a digest in ``twice``, and
-        removes the keys of damaged ones from the index."""
-        good: set[int] = set()
-        places = ((number, i) for number, index in enumerate(self.index) for i in range(len(index.keys)))
-        for digest, (number, i) in zip(digests.tolist(), places, strict=True):
-            if digest not in twice:
-                continue
-            index = self.index[number]
-            if self.record_files.read_record(number, index.places[i], index.lengths[i]) is None:
+        firsts = [*accumulate((len(index.keys) for index in self.index), initial=0)]
+        good = set[int]()
+        for each in np.flatnonzero(np.isin(digests, values[counts > 1])).tolist():
+            number = bisect_right(firsts, each) - 1
+            index, i = self.index[number], each - firsts[number]
+            if not self.opened.is_sound(number, *index.numbers[3 * i : 3 * i + 2]):
                 index.keys[i] = None
-            elif digest in good:
-                return True
+            elif int(digests[each]) in good:
+                return False
             else:
-                good.add(digest)
-        return False
+                good.add(int(digests[each]))
+        return True
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
         """Returns the size of a record's image, and its key or None; adds to :attr:`facts`. For an invalid record,
         returns the size of the record and None. Reads only the needed parts of a record. If the record has new facts,
         reads all of it, and discards the facts if its checksum is wrong."""
         try:
-            example, read = Example(message), self.record_files.read_record
-            self.facts.add_example(example.features, message, lambda: read(number, place, message.size) is not None)
+            example = Example(message)
+            self.facts.add_example(example.features, message, lambda: self.opened.is_sound(number, place, message.size))
             return measure_largest_value(example.features), read_key(example)
         except ValueError:
             return message.size, None  # reported when it is read

@@ -9,30 +9,31 @@ from __future__ import annotations
 
 import logging
 import re
-import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.files import read_bounded, read_text
 from packstore.core.protobuf import Feature, Message
 from packstore.images.sniff import begins_like_image
+from packstore.sources.records import refuse_damage
 
 _log = logging.getLogger(__name__)
 _MAX_LABELS = 1 << 17
 _MAX_SHAPES = 1 << 12
-_MAX_NAMINGS, _NAMING_BYTES = 1 << 14, 256
 _LOOKED_AT = 256
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
+_LARGEST_FRACTION = 2.0
+"""Edges of boxes beyond this are pixels, not fractions of the image."""
 _MAX_BYTES = 1 << 28
 _ITEM = re.compile(r"item\s*\{(.*?)\}", re.DOTALL)
 _VALUE = re.compile(r"(id|name)\s*:\s*(-?\d+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 _WORDNET = re.compile(rb"n\d{8}")
-_ExampleShape = tuple[tuple[str, str, int, str], ...]
-"""Name, kind, number of values and guessed content of each feature of an example."""
 
 
 class FeatureFacts(NamedTuple):
@@ -40,11 +41,11 @@ class FeatureFacts(NamedTuple):
 
     Attributes:
         kinds: Types of its values: ``bytes``, ``floats``, ``ints``; ``""`` for a feature without values.
-        looks: Guessed content of bytes: ``image``, ``text``, ``bytes``; ``""`` for other values.
+        looks: Guessed content of bytes: ``image``, ``text``, ``bytes``. Floats that are edges of boxes in pixels:
+            ``pixels``.
         low: Smallest number of values in an example.
         high: Largest number of values in an example.
         missing: Some examples lack the feature.
-        largest: Largest absolute value of floats that are edges of boxes.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -52,13 +53,11 @@ class FeatureFacts(NamedTuple):
     low: int = 1 << 62
     high: int = 0
     missing: bool = False
-    largest: float = 0.0
 
-    def add(self, kind: str, count: int, look: str, largest: float) -> FeatureFacts:
+    def add(self, kind: str, count: int, look: str) -> FeatureFacts:
         """Returns the facts with those of one more example."""
         looks = self.looks | {look} if look else self.looks
-        low, high = min(self.low, count), max(self.high, count)
-        return FeatureFacts(self.kinds | {kind}, looks, low, high, self.missing, max(self.largest, largest))
+        return FeatureFacts(self.kinds | {kind}, looks, min(self.low, count), max(self.high, count), self.missing)
 
 
 LabelFacts = dict[int, dict[str, bytes | None]]
@@ -82,91 +81,60 @@ class ExampleFacts:
         self.labels: dict[str, LabelFacts] = {}
         self.parsed = 0
         self._label_names = label_names
-        self._shapes: set[_ExampleShape] = set()
-        self._namings: set[tuple[bytes, ...]] = set()
+        self._shapes: set[tuple[tuple[str, str, int, str], ...]] = set()
 
     def add_example(self, features: Mapping[str, Feature], message: Message, is_sound: Callable[[], bool]) -> None:
         """Adds the facts of an example. For new facts, calls ``is_sound``, which verifies the whole record; if that
         returns False, adds nothing. Raises :class:`ValueError` for an invalid message."""
-        shape: _ExampleShape = tuple(
-            [(name, its.kind, *_describe_values(its, message)) for name, its in features.items()]
-        )
-        largest = _find_largest_edges(features, message)
+        shape = tuple([(name, its.kind, *_describe_values(name, its, message)) for name, its in features.items()])
         labels = self._find_new_labels(features, message)
-        known = shape in self._shapes and all(value <= self.features[name].largest for name, value in largest.items())
-        merged = self.features if known else self._merge_shape(shape, largest)
-        if (labels or merged != self.features) and not is_sound():
+        known = shape in self._shapes
+        if (labels or not known) and not is_sound():
             return
+        if not known:
+            merged = {name: facts._replace(missing=True) for name, facts in self.features.items()}
+            for name, kind, count, look in shape:
+                facts = self.features.get(name, FeatureFacts(missing=self.parsed > 0))
+                merged[name] = facts.add(kind, count, look)
+            self.features = merged
+            if len(self._shapes) >= _MAX_SHAPES:
+                self._shapes.clear()
+            self._shapes.add(shape)
         self.parsed += 1
-        self.features = merged
-        if len(self._shapes) >= _MAX_SHAPES:
-            self._shapes.clear()
-        self._shapes.add(shape)
-        for label, news in labels.items():
-            self.labels.setdefault(label, {}).update(news)
+        for (label, number), named in labels.items():
+            self.labels.setdefault(label, {})[number] = named
 
-    def _merge_shape(self, shape: _ExampleShape, largest: Mapping[str, float]) -> dict[str, FeatureFacts]:
-        """Returns the facts about all features with those of one more example."""
-        merged = {name: facts._replace(missing=True) for name, facts in self.features.items()}
-        for name, kind, count, look in shape:
-            facts = self.features.get(name, FeatureFacts(missing=self.parsed > 0))
-            merged[name] = facts.add(kind, count, look, largest.get(name, 0.0))
-        return merged
-
-    def _find_new_labels(self, features: Mapping[str, Feature], message: Message) -> dict[str, LabelFacts]:
-        """Returns the new facts about each label feature that an example changes. Ignores new numbers after 131,072.
-        Remembers combinations without news, to skip them next time."""
-        news: dict[str, LabelFacts] = {}
+    def _find_new_labels(
+        self, features: Mapping[str, Feature], message: Message
+    ) -> dict[tuple[str, int], dict[str, bytes | None]]:
+        """Returns the new facts about class numbers, by feature and number. Ignores new numbers after 131,072."""
+        news: dict[tuple[str, int], dict[str, bytes | None]] = {}
         for label, naming in self._label_names.items():
-            feature = features.get(label)
+            feature, known = features.get(label), self.labels.get(label, {})
             if feature is None or feature.kind != "ints":
                 continue
-            given = {name: its for name in naming if (its := features.get(name)) is not None and its.kind == "bytes"}
-            whole = (label.encode(), *(value for its in (feature, *given.values()) for value in its.bytes(message)))
-            if whole in self._namings:
-                continue
             numbers = feature.numbers(message).tolist()
+            given = {name: its for name in naming if (its := features.get(name)) is not None and its.kind == "bytes"}
             values = {name: its.bytes(message) for name, its in given.items() if len(its.spans) == len(numbers)}
-            known, new = self.labels.get(label, {}), LabelFacts()
             for i, number in enumerate(numbers):
-                named: dict[str, bytes | None] = {name: each[i] for name, each in values.items()}
-                old = new.get(number, known.get(number))
+                named = {name: values[name][i] if name in values else None for name in naming}
+                old = news.get((label, number), known.get(number))
                 if old is not None:
-                    named = {name: value if named.get(name) == value else None for name, value in old.items()}
-                elif number == -1:
-                    named = {}
-                elif len(known) + len(new) >= _MAX_LABELS:
-                    continue
-                if named != old:
-                    new[number] = named
-            if new:
-                news[label] = new
-            elif sum(map(len, whole)) <= _NAMING_BYTES:
-                if len(self._namings) >= _MAX_NAMINGS:
-                    self._namings.clear()
-                self._namings.add(whole)
+                    named = {name: value if named[name] == value else None for name, value in old.items()}
+                if named != old and (old is not None or len(known) + len(news) < _MAX_LABELS):
+                    news[label, number] = named
         return news
 
 
-def _describe_values(feature: Feature, message: Message) -> tuple[int, str]:
-    """Returns the number of values, and the content of the first value. Guesses the content from the first 256 bytes.
-    The content is ``""`` for values that are not bytes, and for no values."""
+def _describe_values(name: str, feature: Feature, message: Message) -> tuple[int, str]:
+    """Returns the number of values of a feature, and what they look like, see :class:`FeatureFacts`. Guesses the
+    content of bytes from the first 256 of the first value."""
     count = feature.count(message)
-    if feature.kind != "bytes" or not count:
-        return count, ""
-    _, start, stop = feature.spans[0]
-    return count, _guess_content(message.get(start, min(stop, start + _LOOKED_AT)), stop - start > _LOOKED_AT)
-
-
-def _find_largest_edges(features: Mapping[str, Feature], message: Message) -> dict[str, float]:
-    """Returns the largest absolute value of each feature of edges of boxes (``…xmin``), by name. Leaves out features
-    that are no floats."""
-    edges = {}
-    for name, feature in features.items():
-        if feature.kind == "floats" and feature.spans and name.endswith(_EDGES):
-            data = b"".join([message.get(start, stop) for _, start, stop in feature.spans])
-            edges[name] = max(map(abs, struct.unpack(f"<{len(data) // 4}f", data)), default=0.0)
-    return edges
+    if feature.kind == "bytes" and count:
+        _, start, stop = feature.spans[0]
+        return count, _guess_content(message.get(start, min(stop, start + _LOOKED_AT)), stop - start > _LOOKED_AT)
+    edges = feature.kind == "floats" and name.endswith(_EDGES)
+    return count, "pixels" if edges and np.any(np.abs(feature.numbers(message)) > _LARGEST_FRACTION) else ""
 
 
 def _guess_content(start: bytes, cut: bool) -> str:
@@ -243,16 +211,13 @@ def find_class_names(folder: Path) -> ClassNameFile | None:
         raise AmbiguousSourceError(f"{printable(str(folder))} holds {listed}: leave only the one that names the labels")
     if not files:
         return None
-    try:
+    with refuse_damage(files[0]):
         text = read_bounded(files[0], _MAX_BYTES).decode("utf-8-sig")
         pairs = _parse_label_map(text) if maps else _parse_lines(text)
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{printable(str(files[0]))} cannot be read: {printable(str(error))}") from None
-    names = tuple(name for _, name in pairs)
-    numbers = [number for number, _ in pairs if number is not None]
-    if len(set(numbers)) < len(numbers):
-        raise SourceError(f"{printable(str(files[0]))} has two names for one number")
-    return ClassNameFile(files[0].name, names, tuple(numbers) if numbers else None)
+        numbers = [number for number, _ in pairs if number is not None]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError("it has two names for one number")
+    return ClassNameFile(files[0].name, tuple(name for _, name in pairs), tuple(numbers) or None)
 
 
 def read_class_names(file: Path, count: int = 0, by: str = "") -> tuple[str, ...] | None:
@@ -263,12 +228,10 @@ def read_class_names(file: Path, count: int = 0, by: str = "") -> tuple[str, ...
     ``count`` of 0 allows any number."""
     if not file.is_file():
         return None
-    try:
+    with refuse_damage(file):
         names = tuple(line.strip() for line in read_text(file).split("\n") if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(f"{printable(str(file))} cannot be read: {error}") from None
-    if count and len(names) != count:
-        raise SourceError(f"{printable(str(file))} has {len(names)} names; {by} says {count}")
+        if count and len(names) != count:
+            raise ValueError(f"it has {len(names)} names; {by} says {count}")
     return _without_duplicates(printable(str(file)), names)
 
 
@@ -342,9 +305,10 @@ def find_numbering(
             continue
         if row and (seen[0] == 0 or (seen[0] == 1 and label.startswith("image/"))):
             why = f"{label} is {seen[0]} to {seen[-1]}, and {by} names each"
-            return Numbering(_count_from(seen[0], len(seen)), tuple(names), by, why)
+            return Numbering({n: i for i, n in enumerate(seen)}, tuple(names), by, why)
         if seen[0] > 0 and by == "image/class/synset" and seen[-1] <= 1000 and _are_imagenet_classes(values):
-            return Numbering(_count_from(1, 1000), why=f"{label} is numbered from 1 as TF-slim numbers ImageNet")
+            why = f"{label} is numbered from 1 as TF-slim numbers ImageNet"
+            return Numbering({n + 1: n for n in range(1000)}, why=why)
     if seen[0] == 0 or named:
         return Numbering(why=f"{label} is {seen[0]} to {seen[-1]}, packed as it is")
     raise AmbiguousSourceError(
@@ -356,11 +320,6 @@ def find_numbering(
     )
 
 
-def _count_from(first: int, count: int) -> dict[int, int]:
-    """Numbers classes that count from ``first`` on."""
-    return {first + i: i for i in range(count)}
-
-
 def _are_imagenet_classes(values: Sequence[bytes | None]) -> bool:
     """Tells if all values are WordNet ids in ascending order, the order of ImageNet's classes."""
     ids = [value for value in values if value is not None and _WORDNET.fullmatch(value)]
@@ -368,30 +327,21 @@ def _are_imagenet_classes(values: Sequence[bytes | None]) -> bool:
 
 
 def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNameFile) -> Numbering:
-    """Numbers classes by the names in a file, in the order of the file's numbers. Names without numbers count from 1 if
-    only that fits, else from 0. If a name occurs twice, logs a warning, and returns a numbering without names. Raises
-    :class:`SourceError` if the names do not fit ``seen``, the numbers in the data. Raises :class:`AmbiguousSourceError`
-    if names without numbers may count from 0 or 1."""
+    """Numbers classes by the names in a file, in the order of the file's numbers. Names without numbers count from 0.
+    If a name occurs twice, logs a warning, and returns a numbering without names. Raises :class:`SourceError` if the
+    names do not fit ``seen``, the numbers in the data. Raises :class:`AmbiguousSourceError` if names without numbers
+    may count from 1."""
     file, count = printable(beside.file), len(beside.names)
-    if beside.numbers is None:
-        if seen and seen[0] <= 0 and seen[-1] >= count:
-            raise SourceError(
-                f"{printable(str(path))}: {file} has {count} names; {label} is {seen[0]} to {seen[-1]}: more"
-            )
-        if seen and seen[0] > 0 and seen[-1] < count:
-            raise AmbiguousSourceError(
-                f"{printable(str(path))}: {printable(label)} is {seen[0]} to {seen[-1]}, and the {count} names in "
-                f"{file} have no numbers: write each line with its own (1:cat)"
-            )
-        first = 1 if seen and seen[0] > 0 else 0
-        numbers = tuple(range(first, first + count))
-    else:
-        numbers = beside.numbers
+    if beside.numbers is None and seen and seen[0] > 0:
+        raise AmbiguousSourceError(
+            f"{printable(str(path))}: {printable(label)} is {seen[0]} to {seen[-1]}, and the {count} names in "
+            f"{file} have no numbers: write each line with its own (1:cat)"
+        )
+    numbers = beside.numbers or tuple(range(count))
     order = sorted(range(count), key=numbers.__getitem__)
     places = {numbers[i]: place for place, i in enumerate(order)}
     strange = next((n for n in seen if n not in places), None)
     if strange is not None:
         raise SourceError(f"{printable(str(path))}: {printable(label)} has {strange}, for which {file} has no name")
     names = tuple(beside.names[i] for i in order)
-    why = f"classes from {file}"
-    return Numbering(places, _without_duplicates(file, names), None, why)
+    return Numbering(places, _without_duplicates(file, names), None, f"classes from {file}")

@@ -8,8 +8,6 @@ samples: sizes of the values without a fixed size, then the values.
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise, repeat
@@ -20,19 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import printable
 from packstore.core.export_manifest import StoredBytes
-from packstore.core.files import read_bounded
 from packstore.core.plainjson import load_json
 from packstore.sources.archives.tar import detect_compression
-from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.base import Kind
 from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType, choose_main_image
 from packstore.sources.exported import ExportedRows, open_with
-from packstore.sources.records import INDEX, MAX_INDEX, OpenFiles, check_file_name, find_indexes, read_index
+from packstore.sources.records import (
+    INDEX,
+    OpenFiles,
+    find_indexes,
+    find_named_file,
+    read_index,
+    recognise_index,
+    refuse_damage,
+)
 from packstore.sources.records.typed import LEFT, NUMBERS, PICKLE, Shard, Span, TypedSource, to_array
 from packstore.sources.rows import in_packing_order
 
 _MAX_COLUMNS = 1000
+_COMPRESSIONS = ("zstd", "gz", "bz2")
 _CODES = {
     8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
     64: "uint64", 65: "int64", 66: "float64",
@@ -43,7 +49,8 @@ _KINDS = {
     **dict.fromkeys(("list[pil]", "list[jpeg]", "list[png]", "jpeg_array", "jpegarray"), LEFT),
 }  # fmt: skip
 """Kinds of values by their encodings; ``ndarray`` is any."""
-_COMPRESSED = ("zstd", "gz", "bz2")
+_SIZED = {**{name: np.dtype(name).itemsize for name in NUMBERS}, "int": 8}
+"""Sizes of values with a fixed size, by their encodings."""
 
 
 class Layout(NamedTuple):
@@ -67,9 +74,9 @@ class MdsSource(TypedSource):
     pickles. Leaves out lists of images."""
 
     kind = "mds"
-    evidence = f"{INDEX} and {{}}"
+    unit = "MDS shard"
 
-    def open_files(self, paths: list[Path]) -> OpenFiles:
+    def open_files(self, paths: Sequence[Path]) -> OpenFiles:
         """Returns a reader of the shards, which decompresses compressed ones."""
         return OpenFiles(paths, detect_compression)
 
@@ -81,84 +88,64 @@ class MdsSource(TypedSource):
     def read_shards(self) -> Iterator[Shard]:
         """Yields the shards that the indexes name. Raises :class:`SourceError` for an invalid index."""
         for split, index in self.indexes:
-            try:
-                yield from self.read_index_shards(split, index)
-            except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-                raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
+            with refuse_damage(index):
+                yield from self.read_index_shards(split, index.parent, read_index(index))
 
     def make_shard(self, split: str, file: Path, types: Mapping[str, ValueType], layout: Layout, most: int) -> Shard:
-        """Makes a shard that an index names. Raises :class:`SourceError` if its file is missing, :class:`ValueError`
-        for a number of samples that is negative or more than ``most``."""
-        if not file.is_file():
-            raise SourceError(f"{printable(str(file))} is missing; {INDEX} names it")
-        if not 0 <= layout.samples <= most:
-            raise ValueError(f"{printable(file.name)} cannot hold {layout.samples} samples")
+        """Makes a shard that an index names. Raises :class:`ValueError` for more than ``most`` samples, less than none,
+        and more than 1,000 values in a sample."""
+        if not 0 <= layout.samples <= most or len(types) > _MAX_COLUMNS:
+            raise ValueError(f"{file.name} cannot hold {layout.samples} samples of {len(types)} values")
         return Shard(split, file, types, layout)
 
-    def read_index_shards(self, split: str, index: Path) -> Iterator[Shard]:
+    def read_index_shards(self, split: str, folder: Path, index: Mapping[str, Any]) -> Iterator[Shard]:
         """Yields the shards that an index names. If an index names both forms of a shard, prefers the uncompressed
-        file. Raises :class:`SourceError` for a missing shard, an unknown compression, and another version. Raises other
-        errors for an invalid index."""
-        for plain in read_index(index)["shards"]:
-            if plain["format"] != "mds" or plain["version"] != 2:
-                raise SourceError(
-                    f"{printable(str(index))} is of shards {plain['format']!r:.20} {plain['version']!r:.20}; packstore "
-                    "reads mds of version 2"
-                )
+        file. Raises :class:`ValueError` and other errors for a missing shard, another version and an invalid index."""
+        for plain in index["shards"]:
+            if (plain["format"], plain["version"]) != ("mds", 2):
+                raise ValueError(f"found shards {plain['format']!r:.20} {plain['version']!r:.20}, expected mds 2")
             names, encodings = tuple(map(str, plain["column_names"])), tuple(map(str, plain["column_encodings"]))
-            sizes = tuple(_fixed_value_size(encoding) for encoding in encodings)
-            said = tuple(None if not size else int(size) for size in plain["column_sizes"])
-            if not len(names) == len(encodings) == len(said) <= _MAX_COLUMNS or len(set(names)) < len(names):
-                raise ValueError("its columns do not go together")
-            if sizes != said:
-                raise ValueError(f"columns {encodings} have sizes {said}")
+            types = {name: _parse_encoding(its) for name, its in zip(names, encodings, strict=True)}
+            if len(types) < len(names):
+                raise ValueError("two of its columns have one name")
             raw, packed = plain["raw_data"], plain.get("zip_data")
-            file = index.parent / check_file_name(raw["basename"])
-            if packed and not file.is_file():
-                kind = str(plain.get("compression") or "").partition(":")[0]
-                file = index.parent / check_file_name(packed["basename"])
-                if kind not in _COMPRESSED:
-                    raise SourceError(f"{printable(str(file))} is compressed by {printable(kind)}: decompress it first")
-            pairs = zip(names, encodings, strict=True)
-            types = {name: ValueType(_KINDS.get(its, ANY), encoding=its) for name, its in pairs}
-            nbytes = int(raw["bytes"])
-            layout = Layout(int(plain["samples"]), sizes, nbytes)
-            yield self.make_shard(split, file, types, layout, max(0, nbytes // 4 - 2))
+            how = str(plain.get("compression") or "").partition(":")[0]
+            if not packed or (folder / str(raw["basename"])).is_file():
+                file = find_named_file(folder, raw["basename"])
+            elif how in _COMPRESSIONS:
+                file = find_named_file(folder, packed["basename"])
+            else:
+                raise ValueError(f"its shards are compressed by {how!r:.20}, which packstore does not read")
+            layout = Layout(int(plain["samples"]), tuple(map(_find_fixed_size, encodings)), int(raw["bytes"]))
+            yield self.make_shard(split, file, types, layout, int(raw["bytes"]) // 4)
 
     def places(self, number: int) -> Iterator[tuple[int, int, str]]:
         """Yields start and stop of each sample, and the reason why it cannot be read. A damaged shard has one reason
         for all its samples."""
         samples, sizes, nbytes = self.typed_shards[number].layout
         file = self.opened[number]
-        end, count = os.fstat(file.descriptor).st_size, int.from_bytes(file.read(4, 0), "little")
-        data = file.read(4 * (samples + 1), 4)
-        if nbytes not in (None, end):
-            fault = f"it has {end} bytes, and {INDEX} says {nbytes}"
-        elif count != samples:
-            fault = f"it has {count} samples, and {INDEX} says {samples}"
-        else:
-            fault = "" if len(data) == 4 * (samples + 1) else "it ends within its offsets"
-        if fault:
+        count, data = int.from_bytes(file.read(4, 0), "little"), file.read(4 * (samples + 1), 4)
+        if nbytes not in (None, file.size) or count != samples or len(data) < 4 * (samples + 1):
+            fault = f"found {count} samples in {file.size} bytes; {INDEX} says {samples} in {nbytes or file.size}"
             yield from repeat((0, 0, fault), samples)
             return
         head, least = 4 * (samples + 2), sum(4 if size is None else size for size in sizes)
         for start, stop in pairwise(map(int, np.frombuffer(data, "<u4"))):
-            good = head <= start and start + least <= stop <= end
+            good = head <= start and start + least <= stop <= file.size
             yield start, stop, "" if good else f"a sample is from byte {start} to {stop}, where none can be"
 
     def spans(self, number: int, start: int, stop: int) -> Mapping[str, Span]:
         """Returns the place of each value. Raises :class:`ValueError` if the values do not fill the sample."""
-        shard = self.typed_shards[number]
-        sizes = shard.layout.sizes
+        sizes = self.typed_shards[number].layout.sizes
         unsaid = sizes.count(None)
         own = iter(np.frombuffer(self.opened[number].read(4 * unsaid, start), "<u4").tolist())
         at, spans = start + 4 * unsaid, {}
-        for name, size in zip(shard.types, sizes, strict=True):
+        for name, size in zip(self.types, sizes, strict=True):
             length = next(own, 0) if size is None else size
             spans[name] = Span(at, at + length)
             at += length
         if at != stop:
-            raise ValueError(f"{shard.file.name}: a sample of {stop - start} bytes has values of {at - start}")
+            raise ValueError(f"a sample of {stop - start} bytes has values of {at - start}")
         return spans
 
     def decode(self, type: ValueType, data: bytes, form: None = None) -> Any:
@@ -178,48 +165,37 @@ class MdsSource(TypedSource):
 def decode_value(encoding: str, data: bytes) -> Any:
     """Decodes a value by its encoding: a text, a number, JSON, pixels or an array; files and bytes stay as they are.
     Raises :class:`ValueError` if it is damaged."""
-    kind = _KINDS.get(encoding, ANY)
-    if kind in (FILE, BYTES):
-        return data
-    if kind == TEXT:
-        return data.decode("utf-8")
-    if kind == JSON:
-        return load_json(data)
-    if kind == PIXELS:
-        return _decode_pixels(data)
-    if kind == ANY:
-        return decode_array(encoding, data)
-    if encoding == "str_int":
-        if not re.fullmatch(rb"[+-]?\d{1,18}", data):
-            raise ValueError(f"found {data[:40]!r}, expected an integer")
-        return int(data)
-    if encoding == "str_float":
-        return float(data)
-    return to_array(data, kind, ())[()]
+    match _KINDS.get(encoding, ANY):
+        case "file" | "bytes":
+            return data
+        case "text":
+            return data.decode("utf-8")
+        case "json":
+            return load_json(data)
+        case "pixels":
+            return _decode_pixels(data)
+        case "any":
+            return decode_array(encoding, data)
+    if encoding.startswith("str_"):
+        return (int if encoding == "str_int" else float)(data)
+    return to_array(data, _KINDS[encoding], ())[()]
 
 
 def decode_array(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
     """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``, read-only. ``data`` begins with the dtype unless
     ``encoding`` or ``dtype`` has it, and with the shape unless ``encoding`` has it. Raises :class:`ValueError` if they
     do not fit the data."""
-    parts = encoding.split(":")
-    dtype = dtype or (parts[1] if len(parts) > 1 else "")
-    at = 0
+    _, own, sizes = f"{encoding}::".split(":")[:3]
+    dtype, at = dtype or own, 0
     if not dtype:
-        if not data or data[0] not in _CODES:
-            raise ValueError("found an array of no known dtype")
-        dtype, at = _CODES[data[0]], 1
-    if len(parts) > 2:
-        shape = [int(n) for n in parts[2].split(",")]
-    else:
-        if len(data) <= at:
-            raise ValueError("it ends within its shape")
-        count, width = data[at] >> 2, 1 << (data[at] & 3)
-        sizes = data[at + 1 : at + 1 + count * width]
-        if len(sizes) < count * width or count > 8:
-            raise ValueError("it ends within its shape")
-        shape, at = np.frombuffer(sizes, f"<u{width}").tolist(), at + 1 + count * width
-    return to_array(data[at:], dtype, shape)
+        dtype, at = _CODES.get(data[0] if data else 0, ""), 1
+    if sizes:
+        return to_array(data, dtype, _parse_sizes(sizes))
+    count, width = (data[at] >> 2, 1 << (data[at] & 3)) if len(data) > at else (0, 0)
+    end = at + 1 + count * width
+    if not dtype or not width or count > 8 or len(data) < end:
+        raise ValueError("found an array of an unknown dtype or shape")
+    return to_array(data[end:], dtype, np.frombuffer(data[at + 1 : end], f"<u{width}").tolist())
 
 
 def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
@@ -227,52 +203,41 @@ def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
     the name, and the pixels. Raises :class:`ValueError` for other modes and damage."""
     width, height, length = np.frombuffer(data[:12], "<u4").tolist() if len(data) >= 12 else (0, 0, 0)
     mode = data[12 : 12 + length].decode("ascii", "replace") if length < 16 else ""
-    channels = {"L": 1, "RGB": 3}.get(mode)
-    if channels is None:
+    if mode not in ("L", "RGB"):
         raise ValueError(f"found an image of mode {printable(mode)}; packstore reads L and RGB of these")
-    if len(data) - 12 - length != width * height * channels:
-        raise ValueError(f"found {len(data) - 12 - length} bytes, expected {width} x {height} pixels")
-    return np.frombuffer(data, np.uint8, offset=12 + length).reshape(height, width, channels)
+    array: NDArray[np.uint8] = to_array(data[12 + length :], "uint8", (height, width, len(mode)))
+    return array
 
 
-def _fixed_value_size(encoding: str) -> int | None:
-    """Returns the number of bytes of each value of an encoding, or None if it varies.
+def _parse_sizes(text: str) -> list[int]:
+    """Parses the shape of an array, such as ``2,3``. Raises :class:`ValueError` for more than eight axes, and for an
+    invalid length."""
+    sizes = [int(n) for n in text.split(",")]
+    if len(sizes) > 8 or any(not 0 < n < 1 << 31 for n in sizes):
+        raise ValueError(f"an array of shape {text!r:.40}")
+    return sizes
 
-    Raises :class:`ValueError` for an unknown encoding. For ``ndarray``, raises it also for an unknown dtype, and for a
-    shape of more than eight axes or with an invalid length."""
+
+def _parse_encoding(encoding: str) -> ValueType:
+    """Returns the type of an encoding. Raises :class:`ValueError` for an unknown one."""
     name, _, rest = encoding.partition(":")
-    if name == "ndarray":
-        dtype, _, shape = rest.partition(":")
-        if dtype and dtype not in NUMBERS:
-            raise ValueError(f"an array of {dtype!r:.40}")
-        if not shape:
-            return None
-        sizes = [int(n) for n in shape.split(",")]
-        if len(sizes) > 8 or any(not 0 < n < 1 << 31 for n in sizes):
-            raise ValueError(f"an array of shape {shape!r:.40}")
-        return math.prod(sizes) * np.dtype(dtype).itemsize
-    if rest or encoding not in _KINDS:
-        raise ValueError(f"the encoding {encoding!r:.40}, which packstore does not know")
-    return 8 if encoding == "int" else np.dtype(encoding).itemsize if encoding in NUMBERS else None
+    if encoding not in _KINDS and (name != "ndarray" or rest.partition(":")[0] not in ("", *NUMBERS)):
+        raise ValueError(f"found the encoding {encoding!r:.40}, which packstore does not know")
+    return ValueType(_KINDS.get(encoding, ANY), encoding=encoding)
 
 
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """``CERTAIN`` if the first ``index.json`` names the format mds, else ``NO``. Does not parse the file, which may be
-    damaged."""
-    for _, index in find_indexes(path)[:1]:
-        try:
-            data = read_bounded(index, MAX_INDEX)
-        except OSError:
-            return Certainty.NO
-        if b'"shards"' in data and re.search(rb'"format"\s*:\s*"mds"', data):
-            return Certainty.CERTAIN
-    return Certainty.NO
+def _find_fixed_size(encoding: str) -> int | None:
+    """Returns the number of bytes of each value of an encoding, or None if it varies. Raises :class:`ValueError` for an
+    invalid shape of arrays."""
+    _, dtype, sizes = f"{encoding}::".split(":")[:3]
+    return math.prod(_parse_sizes(sizes)) * np.dtype(dtype).itemsize if sizes else _SIZED.get(encoding)
 
 
 class ExportedMds(ExportedRows, MdsSource):
     """Source of MDS shards that packstore exported, see :mod:`packstore.exports.mds`."""
 
     key_name = "key"
+    list_shards = MdsSource.list_shards
 
     @cached_property
     def main_image(self) -> str:
@@ -282,9 +247,9 @@ class ExportedMds(ExportedRows, MdsSource):
     @cached_property
     def indexes(self) -> list[tuple[str, Path]]:
         """Split and path of the index beside each shard that the export names."""
-        return list(dict.fromkeys((split, file.parent / INDEX) for split, file in self.list_shards()))
+        return list(dict.fromkeys((split, file.parent / INDEX) for split, file in super().list_shards()))
 
-    def decode_sample(self, number: int, spans: Mapping[str, Span], raw: Mapping[str, bytes]) -> dict[str, Any]:
+    def decode_sample(self, spans: Mapping[str, Span], raw: Mapping[str, bytes]) -> dict[str, Any]:
         """Decodes the image and the exported columns; leaves out missing values. Values of varying length that are no
         images become :class:`StoredBytes`, the bytes that the store had. Raises :class:`ValueError` for a damaged
         value."""
@@ -308,4 +273,9 @@ class ExportedMds(ExportedRows, MdsSource):
         return sample
 
 
-KIND = Kind("mds", "MDS shards of MosaicML Streaming", _recognise, open_with(MdsSource, ExportedMds))
+KIND = Kind(
+    "mds",
+    "MDS shards of MosaicML Streaming",
+    lambda path, _: recognise_index(path, rb'"shards"', rb'"format"\s*:\s*"mds"'),
+    open_with(MdsSource, ExportedMds),
+)

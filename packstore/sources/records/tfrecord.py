@@ -9,7 +9,7 @@ from features that name the class of each example.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Field
 from packstore.images.encode.png import encode_png
 from packstore.sources.base import Kind, SourceOptions
-from packstore.sources.columns import make_column_name
-from packstore.sources.records import find_shards, recognise_shards, refuse_missing_shards
+from packstore.sources.columns import make_column_names
+from packstore.sources.records import recognise_shards, refuse_missing_shards
 from packstore.sources.records.examples import (
     SUFFIXES,
     Example,
@@ -31,7 +31,7 @@ from packstore.sources.records.examples import (
     is_tfrecord,
     to_pixels,
 )
-from packstore.sources.records.facts import Numbering, find_class_names, find_numbering
+from packstore.sources.records.facts import FeatureFacts, Numbering, find_class_names, find_numbering
 from packstore.sources.schema import RELATIVE, STATED_SIZE
 
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
@@ -44,12 +44,12 @@ _LABELS = {
 }
 """Features that are class numbers, and features that name the classes."""
 _OF_BOXES = ("image/object/class/label", "image/object/bbox/label")
+_USUAL = {"image/class/label": "label", "class": "label"}
+"""Columns of features that are not called like them."""
 _SAID = ("height", "width", "depth", "channels", "format", "colorspace", "encoding")
 _SIDES = ("image/width", "image/height")
 """Features with the size of the image, as TensorFlow's object detection writes them."""
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
-_PIXELS = 2.0
-"""Edges of boxes beyond this are pixels, not fractions of the image."""
 
 
 class TfrecordSource(ExampleSource):
@@ -57,29 +57,18 @@ class TfrecordSource(ExampleSource):
 
     Opening raises :class:`AmbiguousSourceError` if shards are missing. :meth:`fields` raises it if nothing tells
     whether labels begin at 0 or 1. If the user named the kind, packs the shards that exist, and labels unchanged.
-
-    Attributes:
-        format_name: Name of the format, for people.
-        suffixes: Suffixes of its files.
-        is_shard: Tells if a file without a known suffix is a shard.
     """
 
     kind = "tfrecord"
-    format_name = "TFRecord"
+    unit = "TFRecord file"
     suffixes: tuple[str, ...] = SUFFIXES
-    is_shard: Callable[[Path], bool] = staticmethod(is_tfrecord)
+    is_shard = staticmethod(is_tfrecord)
     label_names = _LABELS
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
-        shards = find_shards(path, self.suffixes, self.is_shard)
-        if not shards.files:
-            raise SourceError(f"{printable(str(path))} holds no {self.format_name} files")
+        super().__init__(path, options)
         if not options.named:
-            refuse_missing_shards(path, self.kind, shards.missing)
-        super().__init__(path, options, shards.files)
-        self.evidence = (
-            f"{len(shards.files)} {self.format_name} file{'s' * (len(shards.files) != 1)} of tf.train.Example"
-        )
+            refuse_missing_shards(path, self.kind, self.files())
 
     def fields(self) -> Mapping[str, Field]:
         """Declares the columns of :attr:`example_columns`, and ``boxes`` for the four features of edges. The first call
@@ -93,18 +82,10 @@ class TfrecordSource(ExampleSource):
 
     def decode_example(self, example: Example) -> dict[str, Any]:
         """Decodes the features of an example, by column. Encodes raw pixels as PNG, and converts boxes to pixels. A
-        missing list becomes an empty array. Raises :class:`ValueError` for a feature that no other record has, and for
-        a value that does not fit its column."""
-        assert self.index
-        unknown = example.features.keys() - self.facts.features.keys()
-        if unknown:
-            raise ValueError(f"it has a feature {printable(min(unknown))}, which no other record has")
+        missing list becomes an empty array. Raises :class:`ValueError` for a value that does not fit its column."""
         values = super().decode_example(example)
         if self._raw_features is not None and values["image"] is not None:
-            try:
-                values["image"] = _pixels_to_png(values["image"], *map(example.only_number, self._raw_features[1:]))
-            except ValueError as error:
-                raise ValueError(f"{printable(self._main_feature)}: {error}") from error
+            values["image"] = _pixels_to_png(values["image"], *map(example.only_number, self._raw_features[1:]))
         if self._box_features is not None:
             values["boxes"] = self._read_boxes(example, values["image"])
             values[RELATIVE] = self._box_features[1]
@@ -137,16 +118,14 @@ class TfrecordSource(ExampleSource):
 
         Raises :class:`SourceError` if there is none.
         """
-        assert self.index
-        images = [name for name, facts in self.facts.features.items() if facts.looks == {"image"} and facts.high == 1]
-        known = [name for name in _MAIN if name in self.facts.features and "image" in self.facts.features[name].looks]
-        if not known and not images and self._raw_features is not None:
-            return self._raw_features[0]
-        if not known and not images:
-            raw = next((name for name in _MAIN if name in self.facts.features), None)
-            what = f"{raw} is not an image file (raw pixels?)" if raw else ", ".join(sorted(self.facts.features)[:8])
-            raise SourceError(f"{printable(str(self.path))}: its records hold no image files: {printable(what)}")
-        return (known or images)[0]
+        features = self.all_facts.features
+        images = [name for name in _MAIN if name in features and "image" in features[name].looks]
+        images += [name for name, facts in features.items() if facts.looks == {"image"} and facts.high == 1]
+        images += self._raw_features[:1] if self._raw_features else ()
+        if not images:
+            names = printable(", ".join(sorted(features)[:8]))
+            raise SourceError(f"{printable(str(self.path))}: its records hold no image files, but {names}")
+        return images[0]
 
     @cached_property
     def _raw_features(self) -> tuple[str, str, str, str] | None:
@@ -158,45 +137,35 @@ class TfrecordSource(ExampleSource):
         - if pixels, height or width are missing;
         - if a size is not one whole number in each record.
         """
-        assert self.index
-        facts = self.facts.features
-        if any("image" in each.looks for each in facts.values()):
-            return None
+        facts = self.all_facts.features
         single = {name: each.kinds for name, each in facts.items() if each.low == each.high == 1}
         raw = next((name for name in _MAIN if single.get(name) == frozenset(("bytes",))), "")
         prefix = raw[: raw.rfind("/") + 1]
         known = next((prefix + name for name in ("channels", "depth") if prefix + name in facts), "")
-        height, width = prefix + "height", prefix + "width"
-        sizes = {height, width, *filter(None, [known])}
-        return (
-            (raw, height, width, known)
-            if raw and all(single.get(name) == frozenset(("ints",)) for name in sizes)
-            else None
-        )
+        sizes = (prefix + "height", prefix + "width", known)
+        are_sizes = all(single.get(name) == frozenset(("ints",)) for name in sizes if name)
+        are_files = any("image" in each.looks for each in facts.values())
+        return (raw, *sizes) if raw and are_sizes and not are_files else None
 
     @cached_property
     def _box_features(self) -> tuple[str, bool] | None:
         """Prefix of the four features of boxes, and True if they are fractions of the image. Floats are fractions if
         all are at most 2. The value is None if there are no boxes."""
-        assert self.index
-        for name in sorted(self.facts.features):
-            prefix = name.removesuffix("/xmin")
-            facts = [self.facts.features.get(f"{prefix}/{edge}") for edge in _EDGES]
-            if prefix != name and all(each is not None and each.kinds <= {"floats", "ints", ""} for each in facts):
-                given = [each for each in facts if each is not None]
-                floats = all("ints" not in each.kinds for each in given)
-                return prefix, floats and max(each.largest for each in given) <= _PIXELS
+        features = self.all_facts.features
+        for prefix in sorted(name.removesuffix("/xmin") for name in features if name.endswith("/xmin")):
+            facts = [features.get(f"{prefix}/{edge}", FeatureFacts(frozenset(("bytes",)))) for edge in _EDGES]
+            if all(each.kinds <= {"floats", "ints", ""} for each in facts):
+                return prefix, not any("ints" in each.kinds or "pixels" in each.looks for each in facts)
         return None
 
     @cached_property
     def _left_features(self) -> dict[str, set[str]]:
         """Names of features without a column, by reason: those that repeat the size or format in the image file, and
         those with several files in a record. A feature of several bytes has files unless all its values are text."""
-        prefix, features = self._main_feature.rpartition("/")[0], self.facts.features
-        said = {f"{prefix}/{name}" if prefix else name for name in _SAID}
+        features, prefix = self.all_facts.features, self._main_feature[: self._main_feature.rfind("/") + 1]
         lists = (name for name, facts in features.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
         return {
-            "features that the images say themselves (size, format)": said & features.keys(),
+            "features that the images say themselves (size, format)": {prefix + name for name in _SAID} & {*features},
             "features of several files each": {name for name in lists if features[name].looks != {"text"}},
         }
 
@@ -204,45 +173,45 @@ class TfrecordSource(ExampleSource):
     def _numberings(self) -> dict[str, Numbering]:
         """Numbering of the classes of each label feature. TF-slim's boxes have that of their images' classes. Adds the
         reasons to :attr:`evidence`. Raises the errors of :func:`find_class_names` and :func:`find_numbering`."""
-        assert self.index
+        facts, labels = self.all_facts.features, self.facts.labels
         beside = find_class_names(self.path if self.path.is_dir() else self.path.parent)
-        facts, labels = self.facts.features, self.facts.labels
-        given = {each: labels[each] for each in _LABELS if each in labels and facts[each].kinds <= {"ints", ""}}
         numberings: dict[str, Numbering] = {}
-        for label in given:
-            if label == "image/object/bbox/label" and "image/class/label" in given:  # the image's class for each box
+        for label in (each for each in _LABELS if each in labels and facts[each].kinds <= {"ints", ""}):
+            if label == "image/object/bbox/label" and "image/class/label" in numberings:  # of each box
                 numberings[label] = numberings["image/class/label"]
                 continue
             named = self.options.named
-            numberings[label] = find_numbering(self.path, self.kind, label, given[label], beside, named=named)
+            numberings[label] = find_numbering(self.path, self.kind, label, labels[label], beside, named=named)
         reasons = dict.fromkeys(each.why for each in numberings.values() if each.why)
         self.evidence = "; ".join([self.evidence, *reasons])
         return numberings
 
     @cached_property
     def example_columns(self) -> Mapping[str, FeatureColumn]:
-        """Columns except boxes, by name, ``image`` first. Leaves out features
+        """Columns except boxes, by name, ``image`` first. ``image/object/area`` becomes ``object_area``. Leaves out
+        features
 
         - without values;
         - with keys, names of classes, or edges of boxes;
         - with lists of files;
         - that repeat the size or format of the image.
         """
-        main, boxes = self._main_feature, self._box_features
-        edges = {f"{boxes[0]}/{edge}" for edge in _EDGES} if boxes else set()
-        named = {each.by for each in self._numberings.values()}
-        gone = edges.union(named, *self._left_features.values(), {main, self.key_feature})
-        left = [name for name, facts in sorted(self.facts.features.items()) if name not in gone and facts.kinds != {""}]
+        features, boxes = self.all_facts.features, self._box_features
+        gone = {each.by for each in self._numberings.values()}.union(*self._left_features.values())
+        gone |= {self._main_feature, self.key_feature} | ({f"{boxes[0]}/{edge}" for edge in _EDGES} if boxes else set())
         of = next((name for name in _OF_BOXES if name in self._numberings), None) if boxes else None
-        own = {name: self._make_column(feature, feature == of) for name, feature in _name_columns(left, of).items()}
-        return {"image": FeatureColumn(main, "image"), **own}
+        columns = {"image": FeatureColumn(self._main_feature, "image")}
+        for feature in sorted(name for name in features.keys() - gone if features[name].kinds != {""}):
+            short = "labels" if feature == of else _USUAL.get(feature, feature.removeprefix("image/"))
+            name = make_column_names([short], ["boxes", *columns])[short]
+            columns[name] = self._make_column(feature, feature == of)
+        return columns
 
     def _make_column(self, name: str, of_boxes: bool) -> FeatureColumn:
         """Makes the column of a feature by the facts about its values. Raises :class:`SourceError` if records hold
         different types."""
         facts, numbering = self.facts.features[name], self._numberings.get(name)
-        missing = facts.missing or facts.low == 0
-        kinds = facts.kinds - {""}
+        missing, kinds = facts.missing or facts.low == 0, facts.kinds - {""}
         if len(kinds) > 1:
             both = " and ".join(sorted(kinds))
             raise SourceError(f"{printable(str(self.path))}: {printable(name)} holds {both} in different records")
@@ -257,37 +226,15 @@ class TfrecordSource(ExampleSource):
         return FeatureColumn(name, kind, (), (-1,) if shape else (), missing)
 
 
-def _pixels_to_png(data: bytes, height: Any, width: Any, channels: Any) -> bytes:
+def _pixels_to_png(data: bytes, height: int | None, width: int | None, channels: int | None) -> bytes:
     """Encodes raw pixels as a PNG file. If ``channels`` is None, infers 1 or 3 from the number of bytes. Raises
     :class:`ValueError` for other channels, for a missing side, and if the number of bytes does not fit."""
-    if height is None or width is None:
-        raise ValueError("its height or width is missing")
-    one = int(height) * int(width)
+    pixels = (height or 0) * (width or 0)
     if channels is None:
-        channels = len(data) // one if one > 0 and len(data) in (one, 3 * one) else 0
-    if one < 1 or channels not in (1, 3) or len(data) != one * channels:
+        channels = len(data) // max(1, pixels)
+    if not height or not width or pixels < 1 or channels not in (1, 3) or len(data) != pixels * channels:
         raise ValueError(f"found {len(data):,} bytes of {height} x {width} pixels; expected uint8 with 1 or 3 channels")
-    return encode_png(np.frombuffer(data, np.uint8).reshape(int(height), int(width), int(channels)))
-
-
-def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
-    """Returns features by the names of their columns: ``image/object/area`` becomes ``object_area``. ``of`` becomes
-    ``labels``.
-
-    If two features would have one column, each column gets the feature's whole name and ``_``. The same replaces the
-    names ``image`` and ``boxes``. Raises :class:`SourceError` if two features still would have one column."""
-    usual = {"image/class/label": "label", "class": "label", of: "labels", "caption": "caption"}
-    short = {feature: usual.get(feature) or make_column_name(feature.removeprefix("image/")) for feature in features}
-    names = list(short.values())
-    columns: dict[str, str] = {}
-    for feature, name in short.items():
-        whole = name if names.count(name) == 1 and name not in ("image", "boxes") else f"{make_column_name(feature)}_"
-        if whole in columns:
-            raise SourceError(
-                f"two features would be the column {whole!r}: {printable(feature)}, {printable(columns[whole])}"
-            )
-        columns[whole] = feature
-    return columns
+    return encode_png(np.frombuffer(data, np.uint8).reshape(height, width, channels))
 
 
 KIND = Kind(
