@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SourceError, printable
 from packstore.core.urls import UrlPath
 from packstore.sources.annotations import NO_ANNOTATION
 from packstore.sources.archives import cache_archives, open_tree
@@ -144,7 +144,7 @@ class _Trial:
     def __init__(self, place: Path, files: Counter[str], open_source: partial[Source]) -> None:
         """``files``: what is there, by :func:`_count_files`. ``open_source`` has the user's own options."""
         self._place = place
-        self._tree = open_tree(place)  # the index of an archive is kept while its tree is open
+        self._tree = _find_tree(place)  # the index of an archive is kept while its tree is open
         self._files = files
         self._open = open_source
 
@@ -236,9 +236,17 @@ def _count(names: Iterable[str]) -> Counter[str]:
     return counts
 
 
+def _find_tree(place: Path) -> Tree | None:
+    """Opens a folder or an archive. Returns None for any other file, also one of records that is compressed."""
+    try:
+        return open_tree(place)
+    except SourceError:
+        return None  # nothing in it can be left out
+
+
 def _count_files(place: Path) -> Counter[str] | None:
     """Counts the files of a folder or archive as :func:`_count`. None if there are more than 200,000."""
-    tree = open_tree(place)
+    tree = _find_tree(place)
     counts: Counter[str] = Counter()
     total = 0
     for _, names in list_files(tree) if tree is not None else ():
@@ -258,7 +266,7 @@ def _to_keywords(options: SourceOptions, kind: str | None) -> dict[str, Any]:
 def _propose(place: Path, options: SourceOptions, alone: bool) -> Iterator[Answer]:
     """Yields further answers to a question about a folder or archive: copies of the classes are a split of their own;
     to leave out one of its folders; and with ``alone`` to pack one alone."""
-    tree = open_tree(place)
+    tree = _find_tree(place)
     if tree is None or options.splits:
         return
     folders = list_contents(tree).folders

@@ -230,13 +230,11 @@ def content_kind(extension: str) -> str:
 
 
 def make_usual_column(extension: str) -> str:
-    """Returns the usual column of files with an extension: ``image`` for ``jpg``, ``label1`` for ``cls1``, ``left``
+    """Returns the usual column of files with an extension: ``image`` for ``jpg``, ``left``
     for ``left.jpg`` …. Files called ``image`` that are no images get ``image_``."""
     first, _, last = extension.rpartition(".")
     usual = {"image": "image", "label": "label", "text": "text", "json": "json"}
     name = first or usual.get(content_kind(extension), last)
-    if re.fullmatch(r"cls\d", last) and not first:
-        name = f"label{last[-1]}"
     return "image_" if name == "image" != content_kind(extension) else make_column_name(name)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
-from packstore.sources import Entry, open_source
+from packstore.sources import Entry
 from packstore.testing import SourceSuite
 from tests.makers.images import tiny
 
@@ -191,9 +191,7 @@ def test_a_list_that_does_not_name_all_records_is_a_question(case: str, tmp_path
     with pytest.raises(AmbiguousSourceError, match=f"{said}.*--source recordio"):
         convert(path, tmp_path / "x.h5")
     report = convert(path, tmp_path / "x.h5", source_kind="recordio")
-    assert report.ledger.passed_over["lines of lists that do not name all records"] == "".join(lists.values()).count(
-        "\n"
-    )
+    assert report.ledger.passed_over["lines of lists that are not used"] == "".join(lists.values()).count("\n")
     assert list(PackedDataset(tmp_path / "x.h5", columns=("key",))) == [f"{n:010}" for n in range(3 * len(lists))]
 
 
@@ -202,7 +200,7 @@ def test_lines_of_a_list_without_a_record_are_counted(tmp_path: Path) -> None:
     (tmp_path / "x.rec").write_bytes(rec(*(packed(tiny(n), 0, identity=n) for n in (0, 2))))
     (tmp_path / "x.lst").write_text("".join(f"{n}\t0\t{n}.png\n" for n in range(4)))
     report = convert(tmp_path / "x.rec", tmp_path / "x.h5")
-    assert report.ledger.passed_over == {"lines of lists without a record": 2}
+    assert report.ledger.passed_over == {"lines of lists that are not used": 2}
     assert list(PackedDataset(tmp_path / "x.h5", columns=("key",))) == ["0.png", "2.png"]
 
 
@@ -248,6 +246,6 @@ def test_a_list_of_insightface(tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "x.rec").write_bytes(b"text" * 10)
-    with pytest.raises(SourceError):
-        open_source(tmp_path / "x.rec")
+    with pytest.raises(SourceError, match="no record begins here"):
+        convert(tmp_path / "x.rec", tmp_path / "x.h5")
     assert np.frombuffer(rec(b""), "<u4").tolist() == [MAGIC, 0]

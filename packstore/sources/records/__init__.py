@@ -165,25 +165,22 @@ def _may_be_shard(suffixes: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool]) -> Certainty:
-    """Certain if ``path`` is a shard, or a folder of shards without images directly in it; else ``NO``. Tests only the
-    files of :func:`list_first_shards`, at most 8. One shard suffices."""
-    if path.is_dir() and folder_has_images(path):
-        return Certainty.NO
-    files = [path] if path.is_file() else list_first_shards(path, suffixes)
-    return Certainty.CERTAIN if any(map(is_shard, files)) else Certainty.NO
-
-
-def list_first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Lists possible shards in a folder and its folders of splits. Lists up to 4 files with names of shards, and up to
-    4 without a suffix. Returns ``[]`` if ``path`` is no folder."""
-    tree = open_tree(path)
-    if tree is None:
-        return []
-    folders = ("", *find_split_folders(tree.names("").folders))
-    names = [f"{folder}/{name}" if folder else name for folder in folders for name in tree.names(folder).files]
-    files = [path / name for name in names if _may_be_shard(suffixes)(name.rpartition("/")[2])]
-    named, others = [file for file in files if file.suffix], [file for file in files if not file.suffix]
-    return [file for file in [*named[:_TRIED], *others[:_TRIED]] if file.is_file()]
+    """Certain if ``path`` is a shard, or a folder of shards without images directly in it; possible if only names fit.
+    Tests at most 8 files of a folder and of its folders of splits: 4 with a suffix, and 4 without. One shard
+    suffices."""
+    tree, files = open_tree(path) if path.is_dir() else None, [path]
+    if tree is not None:
+        if tree.names("").ending(*IMAGE_SUFFIXES):
+            return Certainty.NO
+        folders = ("", *find_split_folders(tree.names("").folders))
+        found = [Path(folder, name) for folder in folders for name in tree.names(folder).files]
+        found = [file for file in found if _may_be_shard(suffixes)(file.name)]
+        named, others = [file for file in found if file.suffix], [file for file in found if not file.suffix]
+        files = [path / file for file in [*named[:_TRIED], *others[:_TRIED]]]
+    if any(file.is_file() and is_shard(file) for file in files):
+        return Certainty.CERTAIN
+    fits = any(file.is_file() and file.name.lower().endswith(suffixes) for file in files)
+    return Certainty.POSSIBLE if fits else Certainty.NO
 
 
 def refuse_missing_shards(path: Path, kind: str, files: Iterable[Path]) -> None:
@@ -204,12 +201,6 @@ def refuse_missing_shards(path: Path, kind: str, files: Iterable[Path]) -> None:
             [Answer(("--source", kind))],
             path,
         )
-
-
-def folder_has_images(path: Path) -> bool:
-    """Tells if images are directly in a folder. False if ``path`` is no folder."""
-    tree = open_tree(path)
-    return tree is not None and len(tree.names("").ending(*IMAGE_SUFFIXES)) > 0
 
 
 def find_indexes(path: Path) -> list[tuple[str, Path]]:

@@ -21,9 +21,9 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.plainjson import load_json
 from packstore.images.encode.png import encode_png
 from packstore.sources.archives.index import OpenFile
-from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.base import Kind
 from packstore.sources.columns import BYTES, FILE, JSON, ValueType
-from packstore.sources.records import find_shards, list_first_shards, recognise_shards, refuse_damage
+from packstore.sources.records import find_shards, recognise_shards, refuse_damage
 from packstore.sources.records.typed import Shard, Span, TypedSource
 
 SUFFIXES = (".beton", ".ffcv")
@@ -203,13 +203,9 @@ def _parse_array_type(arguments: bytes) -> ValueType:
     return ValueType(dtype.newbyteorder("=").name, tuple(axes), dtype)
 
 
-def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain for valid ``.beton`` files, possible if only the suffix fits, else ``NO``. ``NO`` for a folder with
-    images directly in it. Reads the first 4 such files of a folder."""
-    certainty = recognise_shards(path, SUFFIXES, is_beton)
-    files = [path] if path.is_file() else list_first_shards(path, SUFFIXES)
-    named = any(file.name.lower().endswith(SUFFIXES) for file in files)
-    return Certainty.POSSIBLE if certainty is Certainty.NO and named else certainty
-
-
-KIND = Kind("beton", ".beton files of FFCV", _recognise, BetonSource)
+KIND = Kind(
+    "beton",
+    ".beton files of FFCV",
+    lambda path, _: recognise_shards(path, SUFFIXES, is_beton),
+    BetonSource,
+)

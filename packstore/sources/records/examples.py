@@ -19,14 +19,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Boxes, Field, Image, Images, Json, Label, Labels, Mask
+from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.core.protobuf import Feature, Message, read_example
 from packstore.core.tfrecord import CHECK, HEADER, parse_record_length, verify_data
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError, max_file_bytes
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import TAR_FAULTS, detect_compression, open_decompressor
-from packstore.sources.columns import BYTES, JSON, TEXT, ValueType, guess
+from packstore.sources.columns import ValueType, guess
 from packstore.sources.records import DamageError, RecordFiles, RecordIndex, WalkedSource
 from packstore.sources.records.facts import UNCHANGED, ExampleFacts, Numbering
 
@@ -196,24 +196,18 @@ class FeatureColumn:
         shape = (*self.lengths, *self.shape)
         if len(self.lengths) > 1:
             return Json()
-        match self.kind:
-            case "image":
-                return Images(optional=self.optional) if self.lengths else Image(optional=self.optional)
-            case "mask":
-                return Mask(optional=self.optional)
-            case "pixels":
-                return Image("uint8")
-            case "class" if self.lengths:
-                return Labels(self.numbering.classes, of=self.of)
-            case "class":
-                return Label(self.numbering.classes, optional=self.optional)
-            case "box":
-                return Boxes(optional=self.optional)
-            case "text" | "bytes":
-                single = TEXT if self.kind == "text" else BYTES
-                return replace(guess("", ValueType(JSON if shape else single)), optional=self.optional)
-        declared = guess("", ValueType(self.kind, shape))
-        return declared if getattr(declared, "ragged", False) else replace(declared, optional=self.optional)
+        plain: dict[str, Field] = {
+            "image": Images() if self.lengths else Image(),
+            "mask": Mask(),
+            "pixels": Image("uint8"),
+            "class": Labels(self.numbering.classes, of=self.of) if self.lengths else Label(self.numbering.classes),
+            "box": Boxes(),
+            "text": Json() if shape else Text(),
+            "bytes": Json() if shape else Bytes(),
+        }
+        declared = plain.get(self.kind) or guess("", ValueType(self.kind, shape))
+        never = isinstance(declared, Labels) or self.kind == "pixels" or getattr(declared, "ragged", False)
+        return declared if never else replace(declared, optional=self.optional)
 
     def decode(self, example: Example, limit: int) -> Any:
         """Decodes the value of the column. Returns None if it is missing or the label -1. Numbers become an array;

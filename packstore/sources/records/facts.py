@@ -33,7 +33,6 @@ _LARGEST_FRACTION = 2.0
 _MAX_BYTES = 1 << 28
 _ITEM = re.compile(r"item\s*\{(.*?)\}", re.DOTALL)
 _VALUE = re.compile(r"(id|name)\s*:\s*(-?\d+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
-_WORDNET = re.compile(rb"n\d{8}")
 
 
 class FeatureFacts(NamedTuple):
@@ -277,7 +276,6 @@ def find_numbering(
 
     - A file of names beside the data.
     - Names in the data, if they name all numbers from 0. In features of TF-slim, numbers from 1.
-    - ImageNet's numbers from 1, if WordNet ids in the data confirm them.
     - Numbers from 0, without names.
 
     Args:
@@ -306,9 +304,6 @@ def find_numbering(
         if row and (seen[0] == 0 or (seen[0] == 1 and label.startswith("image/"))):
             why = f"{label} is {seen[0]} to {seen[-1]}, and {by} names each"
             return Numbering({n: i for i, n in enumerate(seen)}, tuple(names), by, why)
-        if seen[0] > 0 and by == "image/class/synset" and seen[-1] <= 1000 and _are_imagenet_classes(values):
-            why = f"{label} is numbered from 1 as TF-slim numbers ImageNet"
-            return Numbering({n + 1: n for n in range(1000)}, why=why)
     if seen[0] == 0 or named:
         return Numbering(why=f"{label} is {seen[0]} to {seen[-1]}, packed as it is")
     raise AmbiguousSourceError(
@@ -318,12 +313,6 @@ def find_numbering(
         [Answer(("--source", kind))],
         path,
     )
-
-
-def _are_imagenet_classes(values: Sequence[bytes | None]) -> bool:
-    """Tells if all values are WordNet ids in ascending order, the order of ImageNet's classes."""
-    ids = [value for value in values if value is not None and _WORDNET.fullmatch(value)]
-    return len(ids) == len(values) and ids == sorted(ids)
 
 
 def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNameFile) -> Numbering:

@@ -35,7 +35,6 @@ from packstore.sources.records import (
     refuse_damage,
 )
 from packstore.sources.records.typed import LEFT, NUMBERS, PICKLE, Shard, Span, TypedSource, to_array
-from packstore.sources.rows import in_packing_order
 
 _MAX_COLUMNS = 1000
 _COMPRESSIONS = ("zstd", "gz", "bz2")
@@ -151,10 +150,6 @@ class MdsSource(TypedSource):
     def decode(self, type: ValueType, data: bytes, form: None = None) -> Any:
         """Decodes a value by its encoding, see :func:`decode_value`."""
         return decode_value(type.encoding, data)
-
-    def splits(self) -> Sequence[str]:
-        """Returns the split of each ``index.json`` in packing order, including splits without shards."""
-        return in_packing_order(split for split, _ in self.indexes)
 
     def files(self) -> Iterator[Path]:
         """Yields the index files, then the shards."""

@@ -21,7 +21,6 @@ from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.core.fields import Array, Field, Image, Label
 from packstore.core.protobuf import Message
 from packstore.core.recordio import HEADER, LAST, MAGIC, MIDDLE, find_parts
-from packstore.images.sniff import max_file_bytes
 from packstore.sources.base import Kind
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.records import (
@@ -35,7 +34,7 @@ from packstore.sources.records import (
 from packstore.sources.refusals import first_bytes
 
 _SUFFIXES = (".rec",)
-_MAX_LABELS, _DAMAGED = 1 << 16, (1 << 32) - 1
+_MAX_RECORD, _DAMAGED = 1 << 31, (1 << 32) - 1
 _LINE = re.compile(r"(\d{1,18})\t(?:.*\t)?([^\t]+)")
 """Line of a list: number of the record, labels, path."""
 _FACES_LINE = re.compile(r"[01]\t/*([^\t]*[^\t\d.][^\t]*)\t\d+(?:\.0)?(?:\t[^\t]*)*")
@@ -50,9 +49,6 @@ after it."""
 
 class RecordioFiles(RecordFiles):
     """Reads records of RecordIO files by the offsets of their first parts. A record is its framed bytes."""
-
-    max_bytes = 0
-    """Maximum bytes of a record with an image."""
 
     def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
         """Yields offset, framed size and message of each record. Reads only headers: a message has the bytes of the
@@ -73,8 +69,8 @@ class RecordioFiles(RecordFiles):
 
     def read_record(self, number: int, place: int, length: int) -> bytes:
         """Reads the parts of a record. Raises :class:`ValueError` if one is damaged, or they are too large."""
-        if length > self.max_bytes + 4 * _MAX_LABELS:
-            raise ValueError(f"it has more bytes than the {self.max_bytes} of an image within max_pixels")
+        if length > _MAX_RECORD:
+            raise ValueError(f"a record has {length} bytes, more than {_MAX_RECORD}")
         file = self[number]
         parts = find_parts(file.read, place, file.size)
         return b"".join(MAGIC * (flag in (MIDDLE, LAST)) + file.read(size, at) for flag, at, size in parts)
@@ -93,9 +89,7 @@ class RecordioSource(WalkedSource):
 
     def open_files(self, paths: Sequence[Path]) -> RecordFiles:
         """Returns a reader of RecordIO files."""
-        files = RecordioFiles(paths)
-        files.max_bytes = max_file_bytes(self.options.max_pixels)
-        return files
+        return RecordioFiles(paths)
 
     def fields(self) -> Mapping[str, Field]:
         """Declares the columns; the first call indexes all records.
@@ -108,7 +102,8 @@ class RecordioSource(WalkedSource):
           used.
         - ``id2``: second number, if some record has one.
         """
-        table, single, counts = self._table, self._has_single_label, self._label_counts
+        table, counts = self._table, self._label_counts
+        single = counts <= {0, 1} or self._without > 0
         labels = np.where(table["flag"] > 0, table["first"], table["label"])
         whole = len(labels) and np.all((labels >= 0) & (labels < _EXACT) & (labels == np.floor(labels)))
         columns: dict[str, Field] = {"image": Image()}
@@ -124,12 +119,6 @@ class RecordioSource(WalkedSource):
         return columns
 
     @cached_property
-    def _has_single_label(self) -> bool:
-        """True if each record has at most one label. Also True for InsightFace's records, whose first label is the
-        class."""
-        return self._label_counts <= {0, 1} or self._without > 0
-
-    @cached_property
     def _label_counts(self) -> set[int]:
         """Numbers of labels that records have after their headers."""
         return set(np.unique(self._table["flag"]).tolist()) - {_DAMAGED}
@@ -141,15 +130,11 @@ class RecordioSource(WalkedSource):
         return np.concatenate(self._tables)
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts InsightFace's records without an image, and lines of lists without a record. Counts all lines if the
-        lists are incomplete and therefore not used."""
-        listed, records = sum(map(len, self._lists)), len(self._table)
-        lines = "lines of lists without a record" if self.has_keys else "lines of lists that do not name all records"
+        """Counts InsightFace's records without an image, and lines of lists without a record; all lines if the lists
+        are incomplete."""
+        left = sum(map(len, self._lists)) - (len(self._table) if self.has_keys else 0)
         return +Counter(
-            {
-                "records without an image (of InsightFace)": self._without,
-                lines: listed - records if self.has_keys else listed,
-            }
+            {"records without an image (of InsightFace)": self._without, "lines of lists that are not used": left}
         )
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, None]:
@@ -171,7 +156,10 @@ class RecordioSource(WalkedSource):
         """Returns labels and numbers of a record by column, for the columns that :meth:`fields` declares."""
         declared = self.schema_fields
         first = int(labels[0]) if isinstance(declared.get("label"), Label) else labels[0]
-        values = {"label": first if self._has_single_label else labels, "labels": labels}
+        values = {
+            "label": labels if declared.get("label") not in (Label(), Array("float32")) else first,
+            "labels": labels,
+        }
         values |= {"id": np.uint64(identity), "id2": np.uint64(further)}
         return {name: value for name, value in values.items() if name in declared}
 
