@@ -9,8 +9,9 @@ import tarfile
 import tokenize
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -256,32 +257,26 @@ def decode_file(extension: str, data: bytes, encoding: str | None = None) -> Any
     kind = content_kind(extension)
     if kind in ("text", "json"):
         data = to_utf8(data, encoding, f".{extension}")
-    if kind in ("label", "number"):
-        text = data.decode("utf-8").strip()
-        if not re.fullmatch(r"[+-]?\d{1,19}", text) or not -(1 << 63) <= int(text) < 1 << 63:
-            raise ValueError(f".{extension} holds {text[:40]!r}; expected a number")
-        return int(text)
-    if kind == "text":
-        return data.decode("utf-8")
-    if kind == "json":
-        try:
-            return load_json(data, parse_float=parse_float64)
-        except ValueError as error:
-            raise ValueError(f".{extension} {error}") from None
-    if kind == "array":
-        try:
-            return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        except (
-            MemoryError,
-            TypeError,
-            SyntaxError,
-            OverflowError,
-            EOFError,
-            RecursionError,
-            tokenize.TokenError,
-        ) as error:
-            raise ValueError(f".{extension} is not a numpy array that can be read: {error}") from None
-    return data
+    try:
+        return _DECODERS[kind](data) if kind in _DECODERS else data
+    except (*TAR_FAULTS, TypeError, SyntaxError, tokenize.TokenError) as error:
+        raise ValueError(f".{extension}: {error}") from None
+
+
+def _parse_number(data: bytes) -> int:
+    """Parses a number of 64 bits. Raises :class:`ValueError` for any other text."""
+    text = data.decode("utf-8").strip()
+    if not re.fullmatch(r"[+-]?\d{1,19}", text) or not -(1 << 63) <= int(text) < 1 << 63:
+        raise ValueError(f"found {text[:40]!r}, expected a number")
+    return int(text)
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "label": _parse_number, "number": _parse_number, "text": bytes.decode,
+    "json": partial(load_json, parse_float=parse_float64),
+    "array": lambda data: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False),
+}  # fmt: skip
+"""Decoders by kind of content."""
 
 
 def has_image_pair(extensions: set[str]) -> bool:

@@ -156,7 +156,7 @@ def test_class_folders_with_captions_are_not_taken_for_shards(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"0001.cls": b"cat"}, r"\.cls holds 'cat'; expected a number"),
+        ({"0001.cls": b"cat"}, r"\.cls: found 'cat', expected a number"),
         ({"0001.png": None}, "has no image"),
         ({"0001.json": b"{"}, "json|Expecting"),
         ({"0001.txt": b"\xff"}, "not UTF-8"),
@@ -274,7 +274,7 @@ def test_an_array_that_claims_to_be_larger_than_the_memory(tmp_path: Path) -> No
     header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776,), }".ljust(117) + b"\n"
     claims = {f"{n}.npy": b"\x93NUMPY\x01\x00v\x00" + header for n in range(2)}
     (tmp_path / "a.tar").write_bytes(shard({**claims, **{f"{n}.png": tiny(n) for n in range(2)}}))
-    with pytest.raises(SampleError, match="npy is not a numpy array that can be read"):
+    with pytest.raises(SampleError, match=r"npy: .*allocate"):
         convert(tmp_path / "a.tar", tmp_path / "a.lmdb", source_kind="webdataset")
 
 

@@ -32,6 +32,7 @@ _LARGEST_FRACTION = 2.0
 """Edges of boxes beyond this are pixels, not fractions of the image."""
 _MAX_BYTES = 1 << 28
 _ITEM = re.compile(r"item\s*\{(.*?)\}", re.DOTALL)
+_NUMBERED = re.compile(r"(\d{1,9})\s*:\s*(.+)")
 _VALUE = re.compile(r"(id|name)\s*:\s*(-?\d+|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 
 
@@ -148,19 +149,18 @@ def _guess_content(start: bytes, cut: bool) -> str:
     return "bytes" if b"\0" in start else "text"
 
 
-@dataclass(frozen=True)
-class ClassNameFile:
+class ClassNameFile(NamedTuple):
     """Names of classes in a file beside the data.
 
     Attributes:
         file: Name of the file.
-        names: Names of the classes, in the order of the file.
-        numbers: Number of each class in the data; None if the file only lists names.
+        names: Names of the classes, by their numbers.
+        numbered: The file has the numbers; if not, they are those of the lines, from 0.
     """
 
     file: str
-    names: tuple[str, ...]
-    numbers: tuple[int, ...] | None
+    names: Mapping[int, str]
+    numbered: bool
 
 
 @dataclass(frozen=True)
@@ -212,11 +212,14 @@ def find_class_names(folder: Path) -> ClassNameFile | None:
         return None
     with refuse_damage(files[0]):
         text = read_bounded(files[0], _MAX_BYTES).decode("utf-8-sig")
-        pairs = _parse_label_map(text) if maps else _parse_lines(text)
-        numbers = [number for number, _ in pairs if number is not None]
-        if len(set(numbers)) < len(numbers):
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        parts = [_NUMBERED.fullmatch(line) for line in lines]
+        pairs = _parse_label_map(text) if maps else [(int(part[1]), part[2]) for part in parts if part]
+        numbered = bool(maps) or all(parts)
+        names = dict(pairs if numbered else enumerate(lines))
+        if numbered and len(names) < len(pairs):
             raise ValueError("it has two names for one number")
-    return ClassNameFile(files[0].name, tuple(name for _, name in pairs), tuple(numbers) or None)
+    return ClassNameFile(files[0].name, names, numbered)
 
 
 def read_class_names(file: Path, count: int = 0, by: str = "") -> tuple[str, ...] | None:
@@ -243,20 +246,10 @@ def _without_duplicates(file: str, names: tuple[str, ...]) -> tuple[str, ...] | 
     return None
 
 
-def _parse_lines(text: str) -> list[tuple[int | None, str]]:
-    """Parses lines ``0:daisy`` to numbers and names. If one line has no number, all lines are names, and all numbers
-    None. Skips empty lines."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    parts = [re.fullmatch(r"(\d{1,9})\s*:\s*(.+)", line) for line in lines]
-    if all(parts):
-        return [(int(part[1]), part[2]) for part in parts if part]
-    return [(None, line) for line in lines]
-
-
-def _parse_label_map(text: str) -> list[tuple[int | None, str]]:
+def _parse_label_map(text: str) -> list[tuple[int, str]]:
     """Parses number and name of each item of a label map (``object_detection/protos/string_int_label_map.proto``) in
     text form. An item without a name is named by its number. Raises :class:`ValueError` if it is invalid."""
-    items: list[tuple[int | None, str]] = []
+    items: list[tuple[int, str]] = []
     text = re.sub(r"(?m)^\s*#.*$", "", text)
     for item in _ITEM.findall(text):
         values = dict(_VALUE.findall(re.sub(r"display_name\s*:\s*", "shown:", item)))
@@ -321,16 +314,14 @@ def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNa
     names do not fit ``seen``, the numbers in the data. Raises :class:`AmbiguousSourceError` if names without numbers
     may count from 1."""
     file, count = printable(beside.file), len(beside.names)
-    if beside.numbers is None and seen and seen[0] > 0:
+    if not beside.numbered and seen and seen[0] > 0:
         raise AmbiguousSourceError(
             f"{printable(str(path))}: {printable(label)} is {seen[0]} to {seen[-1]}, and the {count} names in "
             f"{file} have no numbers: write each line with its own (1:cat)"
         )
-    numbers = beside.numbers or tuple(range(count))
-    order = sorted(range(count), key=numbers.__getitem__)
-    places = {numbers[i]: place for place, i in enumerate(order)}
-    strange = next((n for n in seen if n not in places), None)
+    strange = next((n for n in seen if n not in beside.names), None)
     if strange is not None:
         raise SourceError(f"{printable(str(path))}: {printable(label)} has {strange}, for which {file} has no name")
-    names = tuple(beside.names[i] for i in order)
-    return Numbering(places, _without_duplicates(file, names), None, f"classes from {file}")
+    numbers = {number: place for place, number in enumerate(sorted(beside.names))}
+    names = tuple(beside.names[number] for number in numbers)
+    return Numbering(numbers, _without_duplicates(file, names), None, f"classes from {file}")

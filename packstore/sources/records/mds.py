@@ -251,20 +251,16 @@ class ExportedMds(ExportedRows, MdsSource):
         sample: dict[str, Any] = {}
         held = {"image", *self.export_manifest.held}
         for column in (self.export_manifest.manifest.image, *self.export_manifest.columns):
-            name, data, numbers = column.name, raw.get(column.name), NUMPY_DTYPE[column.dtype]
+            name, data = column.name, raw.get(column.name)
             if data is None or name not in held or (column.nullable and not any(raw[column.valid_name])):
                 continue
-            if name == "image" and (column.layout is None or self.export_manifest.image == "png"):
-                sample[name] = data
-            elif column.kind == "fixed":
-                sample[name] = np.frombuffer(b"" if 0 in column.shape else data, numbers).reshape(column.shape)
-            elif column.layout is not None:
-                sample[name] = decode_array("ndarray", data, numbers.name)
-            elif column.form == "numbers":
-                dtype = "uint8" if numbers == np.bool_ else numbers.name
-                sample[name] = StoredBytes(decode_array("ndarray", data, dtype).tobytes())
+            is_file = name == "image" and (column.layout is None or self.export_manifest.image == "png")
+            is_array = column.kind == "fixed" or column.layout is not None
+            if not is_file and (is_array or column.form == "numbers"):
+                array = np.asarray(decode_value(self.types[name].encoding, data)).view(NUMPY_DTYPE[column.dtype])
+                sample[name] = array if is_array else StoredBytes(array.tobytes())
             else:
-                sample[name] = StoredBytes(data)
+                sample[name] = data if is_file else StoredBytes(data)
         return sample
 
 

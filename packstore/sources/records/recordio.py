@@ -102,7 +102,8 @@ class RecordioSource(WalkedSource):
           used.
         - ``id2``: second number, if some record has one.
         """
-        table, counts = self._table, self._label_counts
+        table = self._table
+        counts = set(np.unique(table["flag"]).tolist()) - {_DAMAGED}
         single = counts <= {0, 1} or self._without > 0
         labels = np.where(table["flag"] > 0, table["first"], table["label"])
         whole = len(labels) and np.all((labels >= 0) & (labels < _EXACT) & (labels == np.floor(labels)))
@@ -117,11 +118,6 @@ class RecordioSource(WalkedSource):
         if np.any(table["id2"]):
             columns["id2"] = Array("uint64")
         return columns
-
-    @cached_property
-    def _label_counts(self) -> set[int]:
-        """Numbers of labels that records have after their headers."""
-        return set(np.unique(self._table["flag"]).tolist()) - {_DAMAGED}
 
     @cached_property
     def _table(self) -> NDArray[Any]:
