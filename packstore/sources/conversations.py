@@ -48,9 +48,9 @@ class ConversationSource(DocumentSource):
     def __init__(self, path: Path, options: SourceOptions, format: DocumentFormat) -> None:
         super().__init__(path, options, format)
         for what, done in ((self.absent_reason, " are left out"), (_ALONE, " are left out"), (_MARKED, "")):
-            first = [each for document in self.documents for each in document.first_ignored.get(what, ())][:4]
+            first = [each for document in self.documents.values() for each in document.first_ignored.get(what, ())][:4]
             if first:
-                count = sum(document.ignored[what] for document in self.documents)
+                count = sum(document.ignored[what] for document in self.documents.values())
                 named = ", ".join(map(printable, first)) + (" …" if count > len(first) else "")
                 _log.warning("%s: %s%s: %d (%s)", printable(self.evidence), what, done, count, named)
 
@@ -66,7 +66,7 @@ class ConversationSource(DocumentSource):
     def annotated_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows with their further images."""
         for row in super().annotated_rows(split):
-            further = self.read_further_images(row.values["entry"]) if self.max_further else None
+            further = self.read_entry(row.values["entry"])[0] if self.max_further else None
             yield row if further is None else row._replace(values={**row.values, _FURTHER: [*map(InTree, further)]})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
@@ -17,38 +18,50 @@ _WORDS = re.compile(r"[/_. -]+")
 _NO_IMAGES = frozenset({"mask", "masks", "label", "labels", "annotations", "gt", "segmentation"})
 """Words in the names of folders whose files may have names of images but are not images."""
 _SHOWN = 4
+_USUAL = (
+    *("images", "image", "data", "img", "imgs", "JPEGImages", "Images", "obj_train_data", "upload", "media"),
+    *("images/100k", ""),
+)
+"""Usual folders of images."""
+
+
+def list_usual_folders(tree: Tree, file: str, splits: Collection[str]) -> list[str]:
+    """Lists the folders that may have the images of a list: folders with usual names and with the names of ``splits``,
+    beside the file and one level above. These folders need not exist."""
+    beside = file.rpartition("/")[0]
+    bases = [*dict.fromkeys((beside, beside.rpartition("/")[0]))]
+    pattern = re.compile(rf"({'|'.join(map(re.escape, splits))})([_-]?(\d+|images?|imgs?))?", re.I)
+    known = (name for base in bases for place in ("", "images") for name in tree.names(join(base, place)).folders)
+    names = dict.fromkeys((*splits, *(filter(pattern.fullmatch, known) if splits else ())))
+    named = [place for name in names for place in (f"{name}/images", *(join(usual, name) for usual in _USUAL))]
+    return [join(base, place).rstrip("/") for places in (named, _USUAL) for base in bases for place in places]
 
 
 def find_image_places(
     tree: Tree, names: Sequence[str], lister: str, folder: str | None, splits: Collection[str] = ()
-) -> str | list[str] | None:
-    """Finds the images that a list names: returns their folder, or the folder of each. None if no folder has any.
+) -> list[str] | None:
+    """Finds the folder of each image that a list names; None if no folder has any.
 
     Takes ``folder``, the likely one, if it has all images, else a group of folders that has all; else ``folder``, which
     may lack some. The other arguments are those of :func:`find_spread`. Raises :class:`AmbiguousSourceError` without a
     ``folder`` if several groups have all images.
     """
-    if folder is not None and _has_all_images(tree, folder, names):
-        return folder
+    likely = None if folder is None else [folder] * len(names)
+    if likely and all(find_present(tree, [join(likely[0], name) for name in names])):
+        return likely
     try:
-        return find_spread(tree, names, lister, splits) or folder
+        return find_spread(tree, names, lister, splits) or likely
     except AmbiguousSourceError:
-        if folder is None:
+        if likely is None:
             raise
-        return folder
+        return likely
 
 
-def _has_all_images(tree: Tree, folder: str, names: Sequence[str]) -> bool:
-    """Tells if ``folder`` has all images ``names``; False for no names."""
-    there: dict[str, frozenset[str]] = {}
-    for path in names:
-        within, _, name = path.rpartition("/")
-        place = join(folder, within) if within else folder
-        if place not in there:
-            there[place] = frozenset(tree.names(place).files)
-        if name not in there[place]:
-            return False
-    return bool(names)
+def find_present(tree: Tree, paths: Iterable[str]) -> list[bool]:
+    """Tells for each of ``paths`` if it is a file. Lists each folder once."""
+    parts = [path.rpartition("/") for path in paths]
+    there = {folder: frozenset(tree.names(folder).files) for folder in {folder for folder, _, _ in parts}}
+    return [name in there[folder] for folder, _, name in parts]
 
 
 def find_spread(
@@ -88,20 +101,37 @@ def find_spread(
         {folder: some for folder, some in hits.items() if within is None or folder in within}, names
     )
     if len(groups) > 1:
-        every = {folder for group in groups for folder in group}
-        answers = [(group, every.difference(group)) for group in groups]
-        places = ", and in ".join(
-            ", ".join(printable(each) or "the top folder" for each in [*g][:_SHOWN]) for g in groups
-        )
-        raise AmbiguousSourceError(
-            f"{tree.name()}: the images that {printable(lister)} names are in {places}: leave all but one out with "
-            "--ignore",
-            [Answer(ignore_paths(sorted(others))) for group, others in answers if not _would_hide(others, group)],
-        )
-    if not groups:
-        return None
-    folders = {name: folder for folder, some in groups[0].items() for name in some}
-    return [folders[name] for name in names]
+        raise _several_groups_error(tree, lister, groups)
+    folders = {name: folder for folder, some in groups[0].items() for name in some} if groups else {}
+    return [folders[name] for name in names] if groups else None
+
+
+def find_scattered(tree: Tree, names: Iterable[str], lister: str) -> dict[str, str]:
+    """Finds the folder of each of ``names`` as :func:`find_spread`, or of those that are in one folder alone. Leaves
+    out names in no folder. Raises :class:`AmbiguousSourceError` if most are in several."""
+    hits = _list_names_by_folder(tree, names, (), False)
+    counts = Counter(name for some in hits.values() for name in some)
+    groups = _group_folders(hits, [*counts])
+    if not groups and 2 * sum(count > 1 for count in counts.values()) > len(counts):
+        groups = [{folder: some} for folder, some in hits.items()]
+    if len(groups) > 1:
+        raise _several_groups_error(tree, lister, groups)
+    pairs = [(name, folder) for folder, some in (groups[0] if groups else hits).items() for name in some]
+    return {name: folder for name, folder in pairs if groups or counts[name] == 1}
+
+
+def _several_groups_error(
+    tree: Tree, lister: str, groups: Sequence[Mapping[str, Sequence[str]]]
+) -> AmbiguousSourceError:
+    """Returns the error for images that several groups of folders have."""
+    every = {folder for group in groups for folder in group}
+    answers = [(group, every.difference(group)) for group in groups]
+    places = ", and in ".join(", ".join(printable(each) or "the top folder" for each in [*g][:_SHOWN]) for g in groups)
+    return AmbiguousSourceError(
+        f"{tree.name()}: the images that {printable(lister)} names are in {places}: leave all but one out with "
+        "--ignore",
+        [Answer(ignore_paths(sorted(others))) for group, others in answers if not _would_hide(others, group)],
+    )
 
 
 def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:

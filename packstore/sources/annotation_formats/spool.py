@@ -6,14 +6,19 @@ import json
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from packstore.core.errors import SourceError
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.archives.index import OpenFile
+from packstore.sources.ignoring import ignore_paths
+from packstore.sources.rows import FileRow, FileRowSource, Row, in_packing_order
 from packstore.sources.tree import Tree
+
+_MAX_SPLITS = 255
 
 
 class Spool:
@@ -51,6 +56,106 @@ class Spool:
     def close(self) -> None:
         """Removes the temporary file. Idempotent."""
         self._file = None
+
+
+class SpooledEntry(NamedTuple):
+    """Entry of a list of images.
+
+    Attributes:
+        image: Path of the image in the tree.
+        split: Split of the image.
+        lister: Path of the file that has the entry.
+        value: What the file has about the image: JSON.
+    """
+
+    image: str
+    split: str
+    lister: str
+    value: Any
+
+
+class SpooledSource(FileRowSource):
+    """Source of images that lists name; keeps the entries of the lists in a temporary file.
+
+    Attributes:
+        allows_repeats: An image may have several entries, each a sample. Later entries have keys with ``#1``, ``#2`` ….
+    """
+
+    allows_repeats: ClassVar[bool] = False
+
+    def spool_entries(self, entries: Iterable[SpooledEntry]) -> None:
+        """Writes the entries to the temporary file; takes memory for the paths of their images.
+
+        Raises :class:`SourceError` for more than 255 splits, and if the file cannot be written. Without
+        :attr:`allows_repeats`, raises :class:`AmbiguousSourceError` for a second entry of an image.
+        """
+        self._images: list[bytes] = []
+        self._splits: list[str] = []
+        self._listers: list[str] = []
+        self._split_of, self._lister_of = bytearray(), array("I")
+        self._earlier = array("q")  # by entry, number of earlier entries of the same image
+        self._spool = Spool(self.tree.name(), self._record_entries(entries))
+
+    def _record_entries(self, entries: Iterable[SpooledEntry]) -> Iterator[Any]:
+        """Records image, split and file of each entry, and yields its value."""
+        seen: dict[bytes, str] = {}
+        times: Counter[bytes] = Counter()
+        for path, split, lister, value in entries:
+            image = path.encode("utf-8", "surrogateescape")
+            first = seen.setdefault(image, lister)
+            if times[image] and not self.allows_repeats:
+                raise AmbiguousSourceError(
+                    f"{self.tree.name(path)} is annotated twice, by {printable(first)} and {printable(lister)}: "
+                    "leave one out with --ignore, or remove one of the entries",
+                    [Answer(ignore_paths([each])) for each in (first, lister) if first != lister],
+                )
+            self._earlier.append(times[image])
+            times[image] += 1
+            for names, name in ((self._splits, split), (self._listers, lister)):
+                if name not in names[-1:] and name not in names:
+                    names.append(name)
+            if len(self._splits) > _MAX_SPLITS:
+                raise SourceError(f"{self.tree.name(lister)}: more than {_MAX_SPLITS} splits")
+            self._images.append(image)
+            self._split_of.append(self._splits.index(split))
+            self._lister_of.append(self._listers.index(lister))
+            yield value
+
+    def splits(self) -> Sequence[str]:
+        """Returns the splits of all entries in packing order, or ``("",)`` if there are no entries."""
+        return in_packing_order(self._splits) or ("",)
+
+    def entry_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each entry of a split, in the order of the lists. Its value ``entry`` is the number of the
+        entry. Later entries of an image have keys with ``#1``, ``#2`` …."""
+        number = self._splits.index(split) if split in self._splits else -1
+        for entry in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
+            name, earlier = self._images[entry].decode("utf-8", "surrogateescape"), self._earlier[entry]
+            yield FileRow(name, {"entry": entry}, f"{name}#{earlier}" if earlier else None)
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """Yields the rows of a split, with the bytes of their entries added to ``value_bytes``."""
+        for row in super().rows(split):
+            entry = row.ref[3]["entry"] if isinstance(row.ref[3], Mapping) else None
+            yield row if entry is None else row._replace(value_bytes=row.value_bytes + self._spool.value_size(entry))
+
+    def read_entry(self, entry: int) -> Any:
+        """Reads the value of an entry by its number. Thread-safe."""
+        return self._spool.read_value(entry)
+
+    def lister_of(self, entry: int) -> str:
+        """Returns the path of the file that has an entry."""
+        return self._listers[self._lister_of[entry]]
+
+    def find_annotation_file(self, ref: Any) -> str:
+        """Returns the path of the file that has the entry of a row."""
+        return self.lister_of(ref[3]["entry"])
+
+    def close(self) -> None:
+        """Removes the temporary file as well."""
+        if hasattr(self, "_spool"):
+            self._spool.close()
+        super().close()
 
 
 class ValuesByImage:

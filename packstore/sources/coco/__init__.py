@@ -9,69 +9,48 @@ from __future__ import annotations
 
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from packstore.core.column import CROWD
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels
-from packstore.sources.annotation_formats.parsing import check_most_match, parse_id
+from packstore.sources.annotation_formats.parsing import check_most_match, clean_image_path, match_images, parse_id
+from packstore.sources.annotation_formats.spool import SpooledEntry, SpooledSource
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import holds_yolo_labels, infer_mask_field, is_file, join, number_repeated_names
 from packstore.sources.coco.documents import (
     AnnotationFile,
-    SplitAnnotations,
+    describe_entry,
     find_annotation_files,
-    find_image_folder,
+    find_image_places,
     find_mask_folder,
     group_by_split,
     parse_boxes,
     parse_crowds,
     parse_keypoints,
     parse_labels,
-    parse_segments,
+    parse_segment_ids,
+    read_document,
     separate_copies,
 )
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.listing import is_passed_over
-from packstore.sources.rows import FileRow, FileRowSource, InTree, Row, in_packing_order
+from packstore.sources.rows import FileRow, InTree
 from packstore.sources.splits import find_split_in_path
-from packstore.sources.spread import find_image_places, places_by_split
+from packstore.sources.spread import places_by_split
 
-_CUT = 3
-"""Most folders of another machine to remove from the names of images."""
-
-
-class _CocoSplit(NamedTuple):
-    """Split: its images, annotations and folders.
-
-    Attributes:
-        folder: Folder of its images.
-        documents: Images with their annotations.
-        masks: Folders of its masks, by column.
-        places: Folder of each image in ``documents``, if the images are in several folders; else None.
-        chosen: Name of a split, if ``documents`` has several: images in folders of other splits are left out. None:
-            no image is left out.
-    """
-
-    folder: str
-    documents: SplitAnnotations
-    masks: Mapping[str, str]
-    places: Sequence[str] | None = None
-    chosen: str | None = None
-
-    def iter_images(self) -> Iterator[tuple[int, str, str]]:
-        """Yields number in ``documents``, folder and name of each image of the split."""
-        for number, name in enumerate(self.documents.walk_image_names()):
-            folder = self.folder if self.places is None else self.places[number]
-            if self.chosen is None or self.chosen == find_split_in_path(_holding_folder(folder, name)):
-                yield number, folder, name
+_CATEGORIES = {"instances": "objects", "keypoints": "objects", "panoptic": "panoptic", "stuff": "stuff"}
+"""Kind of the categories in each kind of file."""
+_ENTRIES = {"captions": "captions", "stuff": "stuff", "panoptic": "panoptic"}
+"""Name of an image's entries from each kind of file; ``annotations`` from others."""
+_UNREAD = "files of annotations of images that are missing"
+_SHAPES = {"bbox", "segmentation", "keypoints", "area"}
 
 
-class CocoSource(FileRowSource):
+class CocoSource(SpooledSource):
     """Images of ``instances_*.json``, ``person_keypoints_*.json``, ``captions_*.json`` and ``panoptic_*.json``, joined
     by split.
 
@@ -101,139 +80,223 @@ class CocoSource(FileRowSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         files, self._copies = separate_copies(self.tree, find_annotation_files(self.tree))
-        splits = group_by_split(self.tree, files)
-        if not splits:
+        groups = group_by_split(self.tree, files)
+        if not groups:
             raise SourceError(f"{printable(str(path))} has no annotations of COCO (annotations/instances_train.json)")
-        self._unread: dict[str, str] = {}
-        self._splits: dict[str, _CocoSplit] = {}
-        try:
-            for split, kinds in splits.items():
-                documents = SplitAnnotations(self.tree, kinds)
-                self._splits[split] = _CocoSplit("", documents, {})  # closed with the others
-                first = next(iter(kinds.values()))
-                folders = self._find_image_folders(first, documents)
-                if folders is None:
-                    del self._splits[split]
-                    documents.close()
-                    self._unread |= {
-                        file.path: "files of annotations of images that are missing" for file in kinds.values()
-                    }
-                    continue
-                folder, places = (folders, None) if isinstance(folders, str) else ("", folders)
-                self._splits[split] = _CocoSplit(folder, documents, self._find_masks(kinds, documents), places)
-            if not self._splits:
-                raise SourceError(self._missing_images_message(first, next(documents.walk_image_names(), "")))
-            self._shorten_split_names(splits)
-            self._split_by_folders()
-            self._refuse_shared_images()
-            categories = {kind: self._merge_categories(kind) for kind in ("objects", "panoptic", "stuff")}
-            self._check_category_ids(categories)
-        except BaseException:
-            self.close()
-            raise
+        self._paths: dict[str, list[str]] = {}  # of the files of a split, by the first of them
+        self._unread: dict[str, str] = {}  # first image of each file
+        self._ignored: Counter[str] = Counter()
+        self._names: dict[str, dict[int, str]] = {"objects": {}, "panoptic": {}, "stuff": {}}
+        self._category_ids: dict[str, tuple[str, Counter[int | str | None]]] = {}  # by file
+        self._masks: dict[str, dict[int, bytes]] = {}
+        self._kinds, self._facts, self._points, self._most_tags = set[str](), set[str](), set[int](), 0
+        self.spool_entries(chain.from_iterable(self._read_split(*each, len(groups) == 1) for each in groups.items()))
+        if not self._splits:
+            file, image = next(iter(self._unread.items()))
+            raise SourceError(f"{self.tree.name()}: the images of {printable(file)} are missing: {printable(image)}")
+        for file, (kind, counts) in self._category_ids.items():
+            unmatched = [number for number in counts.elements() if number not in self._names[kind]]
+            check_most_match(self.tree.name(file), "category_id", unmatched, counts.total(), sorted(self._names[kind]))
+        short = {split: next(iter(files.values())).split for split, files in groups.items()}
+        short = {split: short.get(split) or split for split in self._splits}
+        unique = {name for name, count in Counter(short.values()).items() if count == 1}
+        self._splits = [name if name in unique else split for split, name in short.items()]
+        self._files = [*chain(*self._paths.values())]
         self.evidence = ", ".join(map(printable, self._files))
-        self._classes = {kind: number_repeated_names([*names.values()], [*names]) for kind, names in categories.items()}
-        self._numbers = {kind: {each: n for n, each in enumerate(names)} for kind, names in categories.items()}
-        documents_of_all = [each.documents for each in self._splits.values()]
-        facts = set[str]().union(*(each.facts for each in documents_of_all))
-        points = {documents.points for documents in documents_of_all if documents.annotated}
-        self._points = points.pop() if len(points) == 1 else 0
-        self._has_crowds = "crowds" in facts
-        self._points_alone = bool(self._points) and "lone points" in facts and "boxes" not in facts
-        self._most_tags = 0 if "shapes" in facts else max(each.most for each in documents_of_all)
+        ids = {kind: sorted(names) for kind, names in self._names.items()}
+        names = {kind: [self._names[kind][each] for each in some] for kind, some in ids.items()}
+        self._classes = {kind: number_repeated_names(names[kind], some) for kind, some in ids.items()}
+        self._numbers = {kind: {each: n for n, each in enumerate(some)} for kind, some in ids.items()}
+        self._points_alone = "lone points" in self._facts and "boxes" not in self._facts and self._point_count > 0
+        self._most_tags = 0 if "shapes" in self._facts else self._most_tags
 
-    def _find_image_folders(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
-        """Finds the folder of the images, or of each of them, see :func:`find_image_places`."""
-        folder, names = self._find_main_folder(file, documents)
-        return find_image_places(self.tree, names, file.path, folder, {file.split} - {""})
+    @property
+    def _point_count(self) -> int:
+        """Number of keypoints of each object; 0 if there are none, or if categories differ."""
+        return max(self._points) if len(self._points) == 1 else 0
 
-    def _find_main_folder(self, file: AnnotationFile, documents: SplitAnnotations) -> tuple[str | None, list[str]]:
-        """Finds the folder that has most of the images; returns the folder, or None, and the names of the images.
+    def _read_split(self, split: str, files: Mapping[str, AnnotationFile], is_only: bool) -> Iterator[SpooledEntry]:
+        """Reads the files of a split, given by kind, and yields an entry for each image in the order of ids, as
+        torchvision's ``CocoDetection``. Leaves out files whose images are missing.
 
-        If no folder has any, tries the names without their first folder, then without two, then three, while all names
-        differ. Renames the images in ``documents`` to the names that exist.
+        The values have by name what the files have about the image: ``image``, and any of ``annotations``,
+        ``captions``, ``stuff`` and ``panoptic``.
         """
-        names = list(documents.walk_image_names())
-        folder = find_image_folder(self.tree, file, names)
-        for cut in range(1, _CUT + 1):
-            if folder is not None or any(name.count("/") < cut for name in names):
-                break
-            shorter = [name.split("/", cut)[cut] for name in names]
-            folder = find_image_folder(self.tree, file, shorter) if len(set(shorter)) == len(names) else None
-            if folder is not None:
-                names = shorter
-                documents.rename_images(shorter)
-        return folder, names
+        images: dict[Any, dict[str, Any]] = {}
+        documents = {kind: read_document(self.tree, file) for kind, file in files.items()}
+        for kind, document in documents.items():
+            for image in document["images"]:
+                known = images.setdefault(parse_id(image["id"]), {"image": image})["image"]
+                if known["file_name"] != image["file_name"]:
+                    both = f"{describe_entry(known)} and {describe_entry(image)}"
+                    raise SourceError(f"{self.tree.name(files[kind].path)}: two images have one id: {both}")
+        ids = sorted(images, key=lambda each: (isinstance(each, str), each))
+        first, paths = next(iter(files.values())), [file.path for file in files.values()]
+        places, names = find_image_places(self.tree, first, [images[each]["image"]["file_name"] for each in ids])
+        if places is None:
+            self._unread |= dict.fromkeys(paths, next(iter(names), "none are named"))
+            return
+        self._paths[first.path] = paths
+        self._kinds |= files.keys()
+        points = [self._add_annotations(file, documents.pop(kind), images) for kind, file in files.items()]
+        self._points |= {max(points)} if {"instances", "keypoints"} & files.keys() else set()
+        masks = self._find_masks(files, names, [images[each] for each in ids])
+        folders = [join(folder, name).rpartition("/")[0] for folder, name in zip(places, names, strict=True)]
+        splits = self._find_folder_splits(first.path, {*folders}) if is_only and not split else {}
+        for n, (number, folder, name) in enumerate(zip(ids, folders, names, strict=True)):
+            entries = images.pop(number)
+            self._note_facts(entries.get("annotations", ()))
+            self._facts |= {"segments"} if "panoptic" in entries else set()
+            for column, paths_of_masks in masks.items():
+                if mask := paths_of_masks[n].encode("utf-8", "surrogateescape"):
+                    self._masks.setdefault(column, {})[len(self._images)] = mask
+            yield SpooledEntry(join(folder, name.rpartition("/")[2]), splits.get(folder, split), first.path, entries)
 
-    def _find_masks(self, files: Mapping[str, AnnotationFile], documents: SplitAnnotations) -> dict[str, str]:
-        """Finds the folders of panoptic masks and of masks of stuff, by column. Leaves out a column whose folder is
-        missing; for panoptic masks, adds their number to ``documents.ignored``."""
-        folders: dict[str, str | None] = {}
-        if documents.masks:
-            names = [name.decode("utf-8", "surrogateescape") for name in documents.masks.values()]
-            folders["panoptic_mask"] = find_mask_folder(self.tree, files["panoptic"], names)
-            if folders["panoptic_mask"] is None:
-                documents.ignored["panoptic masks that are missing"] += len(names)
+    def _add_annotations(self, file: AnnotationFile, document: Any, images: Mapping[Any, dict[str, Any]]) -> int:
+        """Adds the annotations of a file to their images, without ``image_id``. Keypoints are merged into the object
+        with the same id, or else become an object themselves. Leaves out and counts annotations of unlisted images.
+
+        Returns the number of keypoints, if it is the same for all categories, else 0. Raises :class:`SourceError` for
+        an ``image_id`` that is no id, and at the end if most annotations are left out.
+        """
+        where, name = self.tree.name(file.path), _ENTRIES.get(file.kind, "annotations")
+        category_ids: Counter[int | str | None] = Counter()
+        points = self._add_categories(where, document, _CATEGORIES[file.kind]) if file.kind in _CATEGORIES else 0
+        if file.kind == "image_info" or "annotations" not in document:
+            return points
+        for image in document.get("images", ()):
+            images[parse_id(image["id"])].setdefault(name, [])
+        objects: dict[Any, dict[str, Any]] = {}
+        if file.kind == "keypoints":
+            earlier = (each for entries in images.values() for each in entries.get("annotations", ()))
+            objects = {number: each for each in earlier if (number := parse_id(each.get("id"))) is not None}
+        listed = ((each.get("id"), each.pop("image_id", None), each) for each in document["annotations"])
+        for annotation, entries in match_images(where, listed, images):
+            if entries is None:
+                self._ignored["annotations of images that are not listed"] += 1
+                continue
+            category_ids[parse_id(annotation.get("category_id"))] += 1
+            if (known := objects.get(parse_id(annotation.get("id")))) is not None:
+                known.update(annotation)
+            else:
+                entries[name].append(annotation)
+        if file.kind in ("instances", "keypoints", "stuff"):
+            self._category_ids[file.path] = _CATEGORIES[file.kind], category_ids
+        licenses = document.get("licenses")
+        self._ignored["licenses"] += len(licenses) if isinstance(licenses, list) else 0
+        return points
+
+    def _add_categories(self, where: str, document: Any, kind: str) -> int:
+        """Adds the categories of a file, and counts their values other than id and name. Returns the number of
+        keypoints, if it is the same for all, else 0.
+
+        Raises :class:`SourceError` for a category without a number or a name, and :class:`AmbiguousSourceError` for two
+        names of one id.
+        """
+        counts = set()
+        for category in document.get("categories", ()):
+            number, name, points = parse_id(category.get("id")), category.get("name"), category.get("keypoints")
+            if not isinstance(number, int) or not isinstance(name, str):
+                raise SourceError(f"{where}: a category without a number or a name: {describe_entry(category)}")
+            if (known := self._names[kind].setdefault(number, name)) != name:
+                raise AmbiguousSourceError(
+                    f"{where}: category {number} is {printable(name)!r}, and elsewhere {printable(known)!r}: leave one "
+                    "of the files in the folder"
+                )
+            counts.add(len(points) if isinstance(points, list) else 0)
+            self._ignored.update(f"values {printable(key)!r} of categories" for key in category.keys() - {"id", "name"})
+        return counts.pop() if len(counts) == 1 else 0
+
+    def _note_facts(self, annotations: Sequence[Any]) -> None:
+        """Notes if annotations of an image have boxes, keypoints alone, shapes of any kind or flags of crowds."""
+        for each in annotations:
+            self._facts |= {"shapes"} if each.keys() & _SHAPES else set()
+            self._facts |= {"boxes"} if each.get("bbox") else {"lone points"} if each.get("keypoints") else set()
+        self._facts |= {"crowds"} if any(parse_crowds(annotations)) else set()
+        self._most_tags = max(self._most_tags, len(annotations))
+
+    def _find_masks(
+        self, files: Mapping[str, AnnotationFile], names: Iterable[str], images: Iterable[dict[str, Any]]
+    ) -> dict[str, list[str]]:
+        """Finds the panoptic masks of images, and their masks of stuff. Returns paths by column, ``""`` for an image
+        without a mask. Leaves out a column whose folder is missing; counts panoptic masks that are missing.
+
+        Replaces the lists of panoptic masks of ``images`` by their only elements. Raises :class:`SourceError` for an
+        image with two, and for a path out of the source.
+        """
+        found = {}
+        if "panoptic" in files:
+            masks = [_take_panoptic_mask(self.tree.name(files["panoptic"].path), entries) for entries in images]
+            found["panoptic_mask"] = find_mask_folder(self.tree, files["panoptic"], filter(None, masks)), masks
         stuff = next((file for file in files.values() if file.path.rpartition("/")[2].startswith("stuff")), None)
         if stuff is not None:
-            folders["stuff_mask"] = find_mask_folder(
-                self.tree, stuff, map(_png_name, documents.walk_image_names()), "_pixelmaps"
-            )
-        return {column: folder for column, folder in folders.items() if folder is not None}
+            masks = [f"{posixpath.splitext(name)[0]}.png" for name in names]
+            found["stuff_mask"] = find_mask_folder(self.tree, stuff, masks, "_pixelmaps"), masks
+        if "panoptic_mask" in found and found["panoptic_mask"][0] is None:
+            self._ignored["panoptic masks that are missing"] += len([*filter(None, found["panoptic_mask"][1])])
+        return {
+            column: [join(folder, mask) if mask else "" for mask in masks]
+            for column, (folder, masks) in found.items()
+            if folder is not None
+        }
 
-    def splits(self) -> Sequence[str]:
-        """Returns the splits in packing order."""
-        return tuple(self._splits)
+    def _find_folder_splits(self, file: str, folders: Collection[str]) -> dict[str, str]:
+        """Returns the split of each folder of images, if a file without a split names them all.
+
+        If only some folders name a split, raises :class:`AmbiguousSourceError`. If the user has named the kind of
+        source, returns an empty dict instead.
+        """
+        splits = places_by_split(folders)
+        if splits.keys() - {""}:
+            return {folder: split for split, some in splits.items() for folder in some}
+        if not self.options.named and (known := sorted(filter(find_split_in_path, folders))):
+            other = next(folder for folder in sorted(folders) if not find_split_in_path(folder))
+            raise AmbiguousSourceError(
+                f"{self.tree.name()}: {printable(file)} has images of a split in {printable(known[0])}, and others in "
+                f"{printable(other) or 'the top folder'}, whose name has no split: --source coco packs all without "
+                "splits",
+                [Answer(("--source", "coco"))],
+            )
+        return {}
 
     def fields(self) -> Mapping[str, Field]:
         """Declares the columns that the annotations of any split need. Opens masks to see if they have one channel."""
         columns: dict[str, Field] = {"image": Image()}
-        classes, documents = self._classes, [each.documents for each in self._splits.values()]
+        classes = self._classes
         if self._most_tags:
             several = self._most_tags > 1
             labels = Labels(classes["objects"], of=False, optional=True)
             columns |= {"tags": labels} if several else {"label": Label(classes["objects"], optional=True)}
         elif self._points_alone:
-            columns["keypoints"] = Keypoints(3, of=False, points=self._points, optional=True)
+            columns["keypoints"] = Keypoints(3, of=False, points=self._point_count, optional=True)
             columns["keypoint_labels"] = Labels(classes["objects"], of=False, optional=True)
-        elif any(each.annotated for each in documents):
+        elif self._kinds & {"instances", "keypoints"}:
             columns |= {"boxes": Boxes(optional=True), "labels": Labels(classes["objects"], of="boxes", optional=True)}
-            if self._has_crowds:
+            if "crowds" in self._facts:
                 columns[CROWD] = Labels(of="boxes", optional=True)
-            if self._points:
-                columns["keypoints"] = Keypoints(3, of="boxes", points=self._points, optional=True)
-        if any(each.captioned for each in documents):
+            if self._point_count:
+                columns["keypoints"] = Keypoints(3, of="boxes", points=self._point_count, optional=True)
+        if "captions" in self._kinds:
             columns["captions"] = Json(optional=True)
-        if any(each.masks for each in documents):
+        if "segments" in self._facts:
             columns["segment_ids"] = Array("int64", ragged=True, optional=True)
             columns["segment_labels"] = Labels(classes["panoptic"], of=False, optional=True)
         if classes["stuff"]:
             columns["stuff_labels"] = Labels(classes["stuff"], of=False, optional=True)
-        for column in dict.fromkeys(column for each in self._splits.values() for column in each.masks):
-            rows = chain.from_iterable(map(self.file_rows, self._splits))
-            files = (row.values[column].file for row in rows if column in row.values)
+        for column, masks in self._masks.items():
+            files = (mask.decode("utf-8", "surrogateescape") for mask in masks.values())
             columns[column] = infer_mask_field(self.tree, (file for file in files if is_file(self.tree, file)))
         return columns | {"json": Json(shapes=True)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split. Its values are its files of masks, and ``entry``: split, and number
-        in ``documents``."""
-        part = self._splits[split]
-        documents, masks = part.documents, part.masks
-        for number, folder, name in part.iter_images():
-            values: dict[str, Any] = {"entry": (split, number)}
-            if number in documents.masks and "panoptic_mask" in masks:
-                mask = documents.masks[number].decode("utf-8", "surrogateescape")
-                values["panoptic_mask"] = InTree(join(masks["panoptic_mask"], mask))
-            if "stuff_mask" in masks:
-                values["stuff_mask"] = InTree(join(masks["stuff_mask"], _png_name(name)), optional=True)
-            yield FileRow(join(folder, name), values)
-
-    def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows of a split, with the bytes of their annotations added to ``value_bytes``."""
-        part = self._splits[split]
-        for (number, *_), row in zip(part.iter_images(), super().rows(split), strict=True):
-            yield row._replace(value_bytes=row.value_bytes + part.documents.entry_size(number))
+        """Yields a row for each image of a split, with its files of masks."""
+        for row in self.entry_rows(split):
+            masks = {column: of[row.values["entry"]] for column, of in self._masks.items() if row.values["entry"] in of}
+            files = {
+                column: InTree(mask.decode("utf-8", "surrogateescape"), optional=column != "panoptic_mask")
+                for column, mask in masks.items()
+            }
+            yield row._replace(values={**row.values, **files})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image with its masks, and converts its annotations to columns. Classes of whole images become
@@ -242,43 +305,38 @@ class CocoSource(FileRowSource):
         A column is left out if the split has no such annotations. Raises :class:`ValueError` for invalid annotations.
         """
         values = dict(super().read_values(ref))
-        split, number = values.pop("entry")
-        document = self._splits[split].documents.read_entry(number)
+        entries = self.read_entry(values.pop("entry"))
         with self.name_annotation_file(ref):
-            return values | self._parse_document(document) | {"json": document}
+            return values | self._parse_entries(entries) | {"json": entries}
 
     def find_annotation_file(self, ref: Any) -> str:
         """Returns the paths of the files that have the entries of a row."""
-        return " or ".join(self._splits[ref[3]["entry"][0]].documents.files)
+        return " or ".join(self._paths[super().find_annotation_file(ref)])
 
-    def _parse_document(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def _parse_entries(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """Converts the entries of an image to columns. Removes its captions from them. Raises :class:`ValueError` for
         invalid annotations."""
         values: dict[str, Any] = {}
-        annotations = document.get("annotations")
-        if annotations is not None and self._most_tags:
+        if (annotations := entries.get("annotations")) is not None:
             labels = parse_labels(annotations, self._numbers["objects"])
-            values |= {"tags": labels} if self._most_tags > 1 else {"label": labels[0] if labels else None}
-        elif annotations is not None and self._points_alone:
-            values["keypoints"] = parse_keypoints(annotations, self._points)
-            values["keypoint_labels"] = parse_labels(annotations, self._numbers["objects"])
-        elif annotations is not None:
-            values["boxes"] = parse_boxes(annotations)
-            values["labels"] = parse_labels(annotations, self._numbers["objects"])
-            values |= {CROWD: parse_crowds(annotations)} if self._has_crowds else {}
-            if self._points:
-                values["keypoints"] = parse_keypoints(annotations, self._points)
-        if "captions" in document:
-            captions = document["captions"]
-            values["captions"] = [each.pop("caption", None) for each in captions]
+            points = parse_keypoints(annotations, self._point_count) if self._point_count else []
+            if self._most_tags:
+                values |= {"tags": labels} if self._most_tags > 1 else {"label": labels[0] if labels else None}
+            elif self._points_alone:
+                values |= {"keypoints": points, "keypoint_labels": labels}
+            else:
+                values |= {"boxes": parse_boxes(annotations), "labels": labels}
+                values |= {CROWD: parse_crowds(annotations)} if "crowds" in self._facts else {}
+                values |= {"keypoints": points} if self._point_count else {}
+        if "captions" in entries:
+            values["captions"] = [each.pop("caption", None) for each in entries["captions"]]
             if not all(isinstance(text, str) for text in values["captions"]):
                 raise ValueError("one of its captions is no text")
-        if "panoptic" in document:
-            segments = parse_segments(document["panoptic"])
-            values["segment_ids"] = [parse_id(each["id"]) for each in segments]
-            values["segment_labels"] = parse_labels(segments, self._numbers["panoptic"])
-        if "stuff" in document:
-            values["stuff_labels"] = parse_labels(document["stuff"], self._numbers["stuff"])
+        if "panoptic" in entries:
+            values["segment_ids"] = parse_segment_ids(entries["panoptic"])
+            values["segment_labels"] = parse_labels(entries["panoptic"]["segments_info"], self._numbers["panoptic"])
+        if "stuff" in entries:
+            values["stuff_labels"] = parse_labels(entries["stuff"], self._numbers["stuff"])
         return values
 
     def describing_files(self) -> Iterable[str]:
@@ -294,114 +352,29 @@ class CocoSource(FileRowSource):
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason why a file is left out, or None for the usual reason by its name. Files of annotations
         whose images are missing have a reason of their own, and images that no annotations name."""
-        path = join(folder, name)
-        return self._unread.get(path) or super().reason_to_leave_out(folder, name)
+        unread = join(folder, name) in self._unread
+        return _UNREAD if unread else super().reason_to_leave_out(folder, name)
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts parts of files of annotations that no column holds, by reason: licenses, annotations of images that
         are not listed, and others."""
-        counts: Counter[str] = Counter()
-        for documents in dict.fromkeys(each.documents for each in self._splits.values()):
-            counts.update(documents.ignored)
-        return dict(+counts)
-
-    def close(self) -> None:
-        """Closes the source, and removes the temporary files of annotations."""
-        for each in self._splits.values():
-            each.documents.close()
-        super().close()
-
-    def _shorten_split_names(self, files: Mapping[str, Mapping[str, AnnotationFile]]) -> None:
-        """Shortens the names of splits, ``train2017`` to ``train``. A name stays if another split (``train2014``) would
-        have the same short name. Sorts the splits in packing order. Lists in ``_files`` the files of annotations of the
-        splits that are left."""
-        plain = {split: next(iter(files[split].values())).split for split in self._splits}
-        counts = Counter(plain.values())
-        names = {name if name and counts[name] == 1 else split: split for split, name in plain.items()}
-        self._files = [file.path for split in names.values() for file in files[split].values()]
-        self._splits = {name: self._splits[names[name]] for name in in_packing_order(names)}
-
-    def _split_by_folders(self) -> None:
-        """Replaces a single unnamed split by the splits in the names of its folders of images.
-
-        If only some folders name a split, raises :class:`AmbiguousSourceError`. If the user has named the kind of
-        source, changes nothing instead.
-        """
-        (name, only), *others = self._splits.items()
-        if name or others:
-            return
-        folders = {_holding_folder(folder, image) for _, folder, image in only.iter_images()}
-        splits = places_by_split(folders)
-        if splits.keys() - {""}:
-            self._splits = {split: only._replace(chosen=split) for split in splits}
-        elif not self.options.named and (known := sorted(filter(find_split_in_path, folders))):
-            other = next(folder for folder in sorted(folders) if not find_split_in_path(folder))
-            raise AmbiguousSourceError(
-                f"{self.tree.name()}: {printable(self._files[0])} has images of a split in {printable(known[0])}, and "
-                f"others in {printable(other) or 'the top folder'}, whose name has no split: --source coco packs all "
-                "without splits",
-                [Answer(("--source", "coco"))],
-            )
-
-    def _missing_images_message(self, file: AnnotationFile, name: str) -> str:
-        """Returns the message for a file of annotations without images. The message has the folders where images were
-        expected, and the place of the first image, if that is in the source. For an empty ``name``, it says that the
-        file names no images."""
-        said = f"{self.tree.name()}: the images of {printable(file.path)} are missing"
-        if not name:
-            return f"{said}: it names none"
-        last = name.rpartition("/")[2]
-        folders = (folder for folder, names in self.tree.folders(is_passed_over) if last in names.files)
-        place = next(folders, None)
-        lies = "is nowhere in this source" if place is None else f"is in {printable(place) or 'the top folder'}"
-        looked = f"beside the file, in images, data and JPEGImages, and in folders named {file.split or 'like a split'}"
-        return f"{said}. The first, {printable(name)}, {lies}; it was looked for {looked}"
-
-    def _refuse_shared_images(self) -> None:
-        """Raises :class:`AmbiguousSourceError` if two splits have the same image file, since keys are unique."""
-        folders = Counter(each.folder for each in self._splits.values())
-        scattered = any(each.places is not None for each in self._splits.values())
-        seen: dict[str, str] = {}
-        for split, each in self._splits.items():
-            for _, folder, name in each.iter_images() if scattered or folders[each.folder] > 1 else ():
-                other = seen.setdefault(join(folder, name), split)
-                if other != split:
-                    raise AmbiguousSourceError(
-                        f"{self.tree.name(join(folder, name))} is in {printable(other)} and in {printable(split)}: "
-                        "leave one of the two files of annotations out of the folder"
-                    )
-
-    def _merge_categories(self, kind: str) -> dict[int, str]:
-        """Merges the categories of all splits, sorted by id. Raises :class:`AmbiguousSourceError` if the names of an id
-        differ."""
-        categories: dict[int, str] = {}
-        for split, each in self._splits.items():
-            for number, name in each.documents.categories[kind].items():
-                if categories.setdefault(number, name) != name:
-                    raise AmbiguousSourceError(
-                        f"{self.tree.name()}: category {number} is {printable(name)!r} in {printable(split)}, and "
-                        f"{printable(categories[number])!r} in another split: leave one of the files in the folder"
-                    )
-        return dict(sorted(categories.items()))
-
-    def _check_category_ids(self, categories: Mapping[str, Mapping[int, str]]) -> None:
-        """Raises :class:`SourceError` if most annotations of a file have the ``category_id`` of no category. If only
-        some have, each is an error of its image."""
-        for each in self._splits.values():
-            for file, (kind, counts) in each.documents.category_ids.items():
-                unmatched = [number for number in counts.elements() if number not in categories[kind]]
-                known = categories[kind]
-                check_most_match(self.tree.name(file), "category_id", unmatched, counts.total(), known)
+        return dict(+self._ignored)
 
 
-def _holding_folder(folder: str, name: str) -> str:
-    """Returns the folder that directly holds an image, whose path below ``folder`` is ``name``."""
-    return join(folder, name).rpartition("/")[0]
-
-
-def _png_name(name: str) -> str:
-    """Replaces the suffix of a file name, if it has one, by ``.png``."""
-    return f"{posixpath.splitext(name)[0]}.png"
+def _take_panoptic_mask(where: str, entries: dict[str, Any]) -> str:
+    """Returns the path of an image's panoptic mask, ``""`` without one; replaces the list of masks by its only element.
+    Raises :class:`SourceError` for several masks, and for a path out of the source."""
+    masks = entries.pop("panoptic", [])
+    if not masks:
+        return ""
+    try:
+        if len(masks) > 1:
+            raise ValueError(f"two panoptic masks of {describe_entry(entries['image'])}, and an image has one")
+        masks[0]["file_name"] = name = clean_image_path(str(masks[0].get("file_name")))
+    except ValueError as error:
+        raise SourceError(f"{where} {error}") from None
+    entries["panoptic"] = masks[0]
+    return name
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
