@@ -155,7 +155,7 @@ def test_validation_images_without_their_labels_are_a_question(where: str, tmp_p
     with pytest.raises(AmbiguousSourceError, match=r"without their labels: put ILSVRC2012_devkit_t12\.tar") as caught:
         open_source(path)
     if where in ("folder", "beside"):
-        assert str(caught.value).endswith(f"or give {folder / TRAIN} to pack the training images alone")
+        assert [answer.source for answer in caught.value.answers] == [folder / TRAIN]
     else:
         with closing(open_source(path, kind="flat")) as source:  # as it says
             assert source.survey().columns == ()
@@ -217,7 +217,7 @@ def test_validation_images_are_no_class(place: str, tmp_path: Path) -> None:
     top = tmp_path / "top"
     top.mkdir()
     stray(folder, place).rename(top / place.partition("/")[0])
-    with pytest.raises(AmbiguousSourceError, match=f"of ILSVRC in {place}, without labels") as caught:
+    with pytest.raises(AmbiguousSourceError, match=f"of ILSVRC in {place} without their labels") as caught:
         open_source(top)
     assert caught.value.answers[0].source == top / place
     shutil.copy(folder / DEVKIT, (top / place).parent)
@@ -304,12 +304,18 @@ def test_the_tables_of_kaggle(tmp_path: Path, torchvision: Any) -> None:
     assert verify(tmp_path / "x.h5", against=folder).ok
 
 
-@pytest.mark.parametrize("name", ["LOC_synset_mapping.txt", "LOC_val_solution.csv"])
-def test_a_table_of_kaggle_that_is_missing_is_asked_for(name: str, tmp_path: Path) -> None:
+def test_a_table_of_kaggle_that_is_missing_is_asked_for(tmp_path: Path) -> None:
     folder = make_layout("kaggle", tmp_path)
-    (folder / name).unlink()
-    with pytest.raises(AmbiguousSourceError, match=f"looks like ILSVRC .*, without {name}"):
+    (folder / "LOC_synset_mapping.txt").unlink()
+    with pytest.raises(AmbiguousSourceError, match="looks like ILSVRC .*, without LOC_synset_mapping.txt"):
         open_source(folder)
+
+
+def test_without_labels_of_kaggles_validation_images_nothing_is_packed(tmp_path: Path) -> None:
+    folder = make_layout("kaggle", tmp_path)
+    (folder / "LOC_val_solution.csv").unlink()
+    with closing(open_source(folder)) as source, pytest.raises(SourceError, match="has no line of"):
+        source.survey()
 
 
 @pytest.mark.parametrize("line", ["ILSVRC2012_val_00000006", "ILSVRC2012_val_00000006,n09 1 2 3 4", "x,n01000000 1"])

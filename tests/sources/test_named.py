@@ -316,8 +316,8 @@ def test_dogs_have_their_boxes_and_lists(tmp_path: Path) -> None:
         assert [key for key, _ in rows(source)] == sorted(key for key, _ in [*train, *test])
     (folder / "Images/other").mkdir()
     (folder / "Images/other/x.jpg").write_bytes(tiny(1))
-    with pytest.raises(AmbiguousSourceError):
-        open_source(folder)
+    with closing(open_source(folder)) as source, pytest.raises(SourceError, match="other does not match"):
+        source.survey()
 
 
 def test_three_levels_and_boxes_of_aircraft(tmp_path: Path) -> None:
@@ -375,9 +375,6 @@ def test_an_archive_holds_what_the_folder_does(kind: str, tmp_path: Path) -> Non
 
 INCOMPLETE = [
     *((kind, name.partition("|")[0]) for kind in FILE_KINDS for name in SOURCES[kind].open.required),
-    ("gtsrb", "GT-final_test.csv"),
-    ("stanfordcars", "cars_test_annos_withlabels.mat"),
-    ("places365", "places365_val.txt"),
 ]
 
 
@@ -475,9 +472,9 @@ def test_a_missing_image_is_a_bad_sample_and_others_are_counted(tmp_path: Path) 
     report = convert(folder, tmp_path / "x.h5", on_error="skip")
     assert [skipped.key for skipped in report.manifest.skipped] == ["images/ceviche/1002.jpg"]
     with closing(open_source(folder)) as source:
-        assert source.survey().ledger.passed_over == {"images that no list names": 1}
+        assert source.survey().ledger.passed_over["images that no list names"] == 1
         (folder / "images/ceviche/8.jpg").write_bytes(tiny(8))
-        assert source.survey().ledger.passed_over == {"images that no list names": 2}
+        assert source.survey().ledger.passed_over["images that no list names"] == 2
 
 
 @pytest.mark.parametrize(("kind", "left"), [("gtsrb", []), ("tinyimagenet", ["tiny-imagenet-200/words.txt"])])

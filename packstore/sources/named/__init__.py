@@ -42,7 +42,8 @@ class PublishedSet:
     """Published data set whose images are files that lists or folders name.
 
     A path is the folder of the set, or a folder up to three levels above. A folder above holds nothing else but
-    archives, as torchvision leaves it. All paths are relative to the folder of the set; ``a|b`` is either.
+    archives, as torchvision leaves it. The files may also be in a folder ``data`` in the folder of the set. All paths
+    are relative to the folder of the files; ``a|b`` is either.
 
     Attributes:
         kind: Name of the kind.
@@ -50,10 +51,6 @@ class PublishedSet:
         markers: Files and folders that mark the set, all of them.
         generate: Yields the images.
         required: Further files and folders without which the set is incomplete.
-        needs: Files and folders that are required if another exists.
-        also: Further files that belong to the set, such as lists of the same images.
-        within: Folder that may be between the given path and the set.
-        class_folders: Pattern of the names of all folders in the markers.
         parsers: See :attr:`packstore.sources.found.FoundSource.parsers`.
     """
 
@@ -62,10 +59,6 @@ class PublishedSet:
     markers: tuple[str, ...]
     generate: Generator
     required: tuple[str, ...] = ()
-    needs: Mapping[str, str] = field(default_factory=dict)
-    also: tuple[str, ...] = ()
-    within: str = ""
-    class_folders: str = ""
     parsers: Mapping[str, Callable[[bytes], Mapping[str, Any]]] = field(default_factory=dict)
 
     def __call__(self, path: Path, options: SourceOptions) -> PublishedSource:
@@ -74,15 +67,12 @@ class PublishedSet:
 
     def find_base(self, tree: Tree) -> str | None:
         """Finds the folder that holds all :attr:`markers`. Returns its path; None if there is none."""
-        tops = [
-            each for top in walk_lone_folders(tree) for each in (top, join(top, self.within) if self.within else top)
-        ]
-        return next((top for top in tops if self._marks(tree, top)), None)
+        tops = [each for top in walk_lone_folders(tree) for each in (top, join(top, "data"))]
+        return next((top for top in tops if all(has_path(tree, top, each) for each in self.markers)), None)
 
     def find_missing(self, tree: Tree, base: str) -> list[str]:
         """Lists the paths that are missing. A ``.mat`` file that does not begin as a MAT file counts as missing."""
-        needed = [path for other, path in self.needs.items() if has_path(tree, base, other)]
-        paths = dict.fromkeys((*self.markers, *self.required, *needed))
+        paths = dict.fromkeys((*self.markers, *self.required))
         return [path for path in paths if not has_path(tree, base, path, check_content=True)]
 
     def recognise(self, path: Path, options: SourceOptions) -> Certainty:
@@ -99,17 +89,6 @@ class PublishedSet:
             raise ambiguous_source_error(path, f"looks like {self.title} ({markers}), without {lacks}")
         return Certainty.CERTAIN
 
-    def _marks(self, tree: Tree, base: str) -> bool:
-        """Tells if a folder holds all markers, with folders of classes in them if the set has such."""
-        if not all(has_path(tree, base, marker) for marker in self.markers):
-            return False
-        for marker in self.markers if self.class_folders else ():
-            place = next(name for name in marker.split("|") if has_path(tree, base, name))
-            folders = tree.names(join(base, place)).folders
-            if not folders or not all(re.fullmatch(self.class_folders, name) for name in folders):
-                return False
-        return True
-
 
 class PublishedSource(FoundSource):
     """Source of a published data set. Opening raises :class:`SourceError` for a path of another layout, and if a file
@@ -123,10 +102,9 @@ class PublishedSource(FoundSource):
         self.kind, self.parsers = form.kind, form.parsers
         self._form = form
         base = form.find_base(self.tree)
-        if base is None:
-            raise SourceError(f"{printable(str(path))} is not {form.title}, which has {format_paths(form.markers)}")
-        if missing := form.find_missing(self.tree, base):
-            raise SourceError(f"{printable(str(path))} is {form.title} without {format_paths(missing)}")
+        if base is None or form.find_missing(self.tree, base):
+            expected = format_paths((*form.markers, *form.required))
+            raise SourceError(f"{printable(str(path))} is not {form.title}, which has {expected}")
         self.base = base
         self.evidence = format_paths(map(Files(self).choose, form.markers))
 
@@ -134,10 +112,10 @@ class PublishedSource(FoundSource):
         return self._form.generate(files)
 
     def describing_files(self) -> list[str]:
-        """Returns the files that were read, and the others that belong to the set."""
-        form, read = self._form, super().describing_files()
-        names = {each for name in (*form.markers, *form.required, *form.also) for each in name.split("|")}
-        return sorted({*read, *(path for name in names if is_file(self.tree, path := join(self.base, name)))})
+        """Returns the files that were read, and those that mark the set."""
+        names = {each for name in (*self._form.markers, *self._form.required) for each in name.split("|")}
+        marks = (path for name in names if is_file(self.tree, path := join(self.base, name)))
+        return sorted({*super().describing_files(), *marks})
 
 
 def published_set(title: str, *markers: str, kind: str = "", **options: Any) -> Callable[[Generator], Kind]:

@@ -24,7 +24,7 @@ from packstore.sources.folder_names import Names
 from packstore.sources.found import Files, Found, FoundSource
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import is_passed_over
-from packstore.sources.named import open_tree_or_none
+from packstore.sources.named import open_tree_or_none, walk_lone_folders
 from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number
 from packstore.sources.named.sets import kaggle
 from packstore.sources.rows import Row, RowSource
@@ -42,7 +42,6 @@ _DEVKITS = ("ILSVRC2012_devkit_t12", "ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012
 _META, _TRUTH = "data/meta.mat", "data/ILSVRC2012_validation_ground_truth.txt"
 _VAL = re.compile(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.JPEG")
 _WNID = re.compile(r"n\d{8}")
-_DEPTH = 3
 
 
 class _Part(NamedTuple):
@@ -128,17 +127,13 @@ class IlsvrcSource(FoundSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        try:
-            self._layout = _find_layout(path)
-        except OSError as error:
-            raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
+        self._layout = _find_layout(path)
         if not self._layout.parts:
             raise SourceError(
                 f"{printable(str(path))} is not ILSVRC as downloaded: expected {_TARS['train'][0]}, {_TARS['val'][0]} "
                 f"and {_DEVKITS[1]}, or Kaggle's folder with ILSVRC/Data/CLS-LOC"
             )
-        if self._layout.needs_devkit and self._layout.devkit is None:
-            raise _missing_devkit_error(path, self._layout)
+        _require_devkit(path, self._layout)
         self._own, parts = self.tree, {}
         for split, part in self._layout.parts.items():
             tree = self._own if part.path == path else _open_required(part.path, "tar that can be read")
@@ -227,51 +222,38 @@ def _open_required(path: Path, expected: str) -> Tree:
     return tree
 
 
-def _find_devkit(folder: Path) -> Path | None:
-    """Finds the devkit in a folder, unpacked or not; returns None if there is none."""
-    return next((folder / name for name in _DEVKITS if (folder / name).exists()), None)
-
-
 def _find_layout(path: Path) -> _Layout:
     """Finds the splits and the devkit at ``path``; prefers an unpacked folder to a tar.
 
     If ``path`` itself holds the validation images, also looks for the devkit in the folder above. Beside a devkit, the
-    archive of validation images may have any name with ``val``.
-
-    Returns an empty layout if there is nothing of ILSVRC. Raises :class:`OSError` if a folder cannot be listed.
+    archive of validation images may have any name with ``val``. Returns an empty layout if there is nothing of ILSVRC.
     """
-    if val := _find_val_images(path):
-        return _Layout({"val": val}, _find_devkit(path) or _find_devkit(path.parent))
-    if not path.is_dir():
-        return _Layout({})
+    tree = open_tree_or_none(path)
+    devkit = next(
+        (folder / name for folder in (path, path.parent) for name in _DEVKITS if (folder / name).exists()), None
+    )
+    places = ("",) if path.is_dir() else ("", "val")
+    if tree is None or any(_has_val_images(tree, place) for place in places):
+        return _Layout({} if tree is None else {"val": _Part(path)}, devkit)
+    names = tree.names("") if path.is_dir() else Names()
     parts = {}
     for split, tars in _TARS.items():
-        tar = next((path / name for name in tars if (path / name).is_file()), None)
-        if split != "test" and (path / split).is_dir():
-            in_classes = any(map(_WNID.fullmatch, _list_top_names(path / split).folders))
-            if in_classes or _find_val_images(path / split):
-                parts[split] = _Part(path, split, in_classes)
-        elif tar is not None:
-            parts[split] = _Part(tar, in_classes=split == "train")
-    devkit = _find_devkit(path)
-    if devkit is not None and "val" not in parts:
-        files = (path / name for name in _list_top_names(path).files if "val" in name.lower())
-        if archive := next(filter(None, map(_find_val_images, files)), None):
-            parts["val"] = archive
+        inside = tree.names(split).folders if split in names.folders and split != "test" else []
+        in_classes = any(map(_WNID.fullmatch, inside))
+        files = [name for name in tars if name in names.files]
+        if devkit is not None and split == "val":
+            files += [name for name in names.files if "val" in name.lower() and _holds_val_images(path / name)]
+        if in_classes or (split == "val" and _has_val_images(tree, split)):
+            parts[split] = _Part(path, split, in_classes)
+        elif files:
+            parts[split] = _Part(path / files[0], in_classes=split == "train")
     return _Layout(parts, devkit)
 
 
-def _find_val_images(path: Path) -> _Part | None:
-    """Finds validation images directly in a folder, or in an archive at its top or in its folder ``val``."""
+def _holds_val_images(path: Path) -> bool:
+    """Tells if a file is an archive with validation images at its top or in its folder ``val``."""
     tree = open_tree_or_none(path)
-    places = ("",) if path.is_dir() else ("", "val")
-    return _Part(path) if tree is not None and any(_has_val_images(tree, place) for place in places) else None
-
-
-def _list_top_names(folder: Path) -> Names:
-    """Lists the names directly in a folder or an archive; empty for any other path."""
-    tree = open_tree(folder)
-    return Names() if tree is None else tree.names("")
+    return tree is not None and any(_has_val_images(tree, place) for place in ("", "val"))
 
 
 def _has_val_images(tree: Tree, folder: str) -> bool:
@@ -285,59 +267,41 @@ def _find_stray_val(tree: Tree) -> str | None:
     The folder is named like a split, or is the only folder. Looks three levels deep, while each level has one folder.
     Returns None if there is none.
     """
-    folder = ""
-    for _ in range(_DEPTH):
+    for folder in walk_lone_folders(tree):
         inside = [name for name in tree.names(folder).folders if not is_passed_over(name)]
         for name in inside:
             alone = len(inside) == 1 and not _WNID.fullmatch(name)
             if (alone or is_split(name)) and _has_val_images(tree, join(folder, name)):
                 return join(folder, name)
-        if len(inside) != 1:
-            return None
-        folder = join(folder, inside[0])
     return None
 
 
-def _missing_devkit_error(path: Path, layout: _Layout) -> AmbiguousSourceError:
-    """Returns the error for validation images without a devkit.
-
-    Its answer is to pack the training images alone. Without training images, it is to pack without labels.
-    """
+def _require_devkit(path: Path, layout: _Layout) -> None:
+    """Raises :class:`AmbiguousSourceError` for validation images without a devkit. Its answer is to pack the training
+    images alone. Without training images, it is to pack without labels."""
+    if not layout.needs_devkit or layout.devkit is not None:
+        return
     if "train" in layout.parts:
         part = layout.parts["train"]
-        alone = f"or give {printable(str(part.path / part.folder))} to pack the training images alone"
-        answer = Answer(source=part.path / part.folder)
-    else:
-        part = layout.parts["val"]
-        tree = open_tree_or_none(part.path)
-        kind = "flat" if tree is not None and _has_val_images(tree, "") else "imagefolder"
-        alone = f"or pack them without labels with --source {kind}"
-        answer = Answer(("--source", kind), None if part.path == path else part.path)
+        raise _missing_devkit_error(path, "", [Answer(source=part.path / part.folder)])
+    part = layout.parts["val"]
+    tree = open_tree_or_none(part.path)
+    kind = "flat" if tree is not None and _has_val_images(tree, "") else "imagefolder"
+    raise _missing_devkit_error(path, "", [Answer(("--source", kind), None if part.path == path else part.path)])
+
+
+def _missing_devkit_error(path: Path, folder: str, answers: list[Answer]) -> AmbiguousSourceError:
+    """Returns the error for validation images without labels in ``folder`` of ``path``."""
+    where = f" in {printable(folder)}" if folder else ""
     return AmbiguousSourceError(
-        f"{printable(str(path))} holds the validation images of ILSVRC without their labels: put {_DEVKITS[1]} beside "
-        f"them, {alone}",
-        [answer],
-    )
-
-
-def _stray_val_error(path: Path, folder: str) -> AmbiguousSourceError:
-    """Returns the error for a folder that :func:`_find_stray_val` found.
-
-    Its answers: give that folder, unless it is in an archive; or pack folders as classes.
-    """
-    place, options = path / folder, [Answer(("--source", "imagefolder"))]
-    give = f"unpack it, and give {printable(folder)}"
-    if path.is_dir():
-        give, options = f"give {printable(str(place))}", [Answer(source=place), *options]
-    return AmbiguousSourceError(
-        f"{printable(str(path))} holds the validation images of ILSVRC in {printable(folder)}, without labels: "
-        f"{give} with {_DEVKITS[1]} beside it, or pack folders as classes with --source imagefolder",
-        options,
+        f"{printable(str(path))} holds the validation images of ILSVRC{where} without their labels: put {_DEVKITS[1]} "
+        "beside them",
+        answers,
     )
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises Kaggle's layout or the downloads. A plain image folder is neither, nor a path that cannot be listed.
+    """Recognises Kaggle's layout or the downloads. A plain image folder is neither.
 
     Raises :class:`SourceError` for archives of ILSVRC within an archive. Raises :class:`AmbiguousSourceError` for
     validation images without labels, and if Kaggle's layout lacks a file.
@@ -345,19 +309,16 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     certainty = kaggle.recognise(path, options)
     if certainty is not Certainty.NO:
         return certainty
-    try:
-        layout = _find_layout(path)
-    except OSError:
-        return Certainty.NO  # the general kinds report the error
+    layout = _find_layout(path)
     tree = None if "val" in layout.parts else open_tree_or_none(path)
     if tree is not None and path.is_file() and any(n.startswith(_ARCHIVES) for n in tree.names("").files):
         raise SourceError(f"{printable(str(path))} holds archives of ILSVRC: unpack it, and give the folder")
     if tree is not None and (folder := _find_stray_val(tree)) is not None:
-        raise _stray_val_error(path, folder)
+        give = [Answer(source=path / folder)] if path.is_dir() else []
+        raise _missing_devkit_error(path, folder, [*give, Answer(("--source", "imagefolder"))])
     if all(part.in_classes and part.path.is_dir() for part in layout.parts.values()):
         return Certainty.NO
-    if layout.needs_devkit and layout.devkit is None:
-        raise _missing_devkit_error(path, layout)
+    _require_devkit(path, layout)
     return Certainty.CERTAIN
 
 

@@ -27,7 +27,6 @@ _COMPLEX = 0x800
 _MAX_BYTES = 1 << 26
 _MAX_DEPTH = 8
 _MAX_ELEMENTS = 2_000_000
-_STEP = 1 << 20
 
 
 class MatError(Exception):
@@ -132,39 +131,24 @@ def damage_error(name: str, error: Exception) -> SourceError:
 
 
 def _inflate_elements(data: bytes, order: str) -> bytes:
-    """Returns the file with all compressed elements inflated. Raises :class:`MatError` for more than 64 MiB."""
-    pieces, room = [], _MAX_BYTES
-    for piece in _inflate_pieces(data, order):
-        room -= len(piece)
-        if room < 0:
-            raise MatError(f"it has more than {_MAX_BYTES:,} bytes when inflated, too many for a list")
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-def _inflate_pieces(data: bytes, order: str) -> Iterator[bytes]:
-    """Yields the file in pieces, in which all compressed elements are inflated.
-
-    Raises :class:`MatError` if the file is cut off, and :class:`zlib.error` for a damaged element.
-    """
-    yield data[:HEADER_BYTES]
-    position = HEADER_BYTES
+    """Returns the file with all compressed elements inflated. Raises :class:`MatError` for more than 64 MiB, and if the
+    file is cut off. Raises :class:`zlib.error` for a damaged element."""
+    pieces, position, room = [data[:HEADER_BYTES]], HEADER_BYTES, _MAX_BYTES
     while position < len(data):
         kind, size = struct.unpack_from(f"{order}II", data, position)
         end = position + 8 + size
         if end > len(data):
             raise MatError(f"it ends {end - len(data)} bytes too early")
         inflate = zlib.decompressobj()
-        for start in range(position + 8 * (kind == COMPRESSED), end, _STEP):
-            piece = data[start : min(end, start + _STEP)]
-            if kind != COMPRESSED:
-                yield piece
-                continue
-            yield inflate.decompress(piece, _STEP)
-            while inflate.unconsumed_tail:
-                yield inflate.decompress(inflate.unconsumed_tail, _STEP)
-        yield inflate.flush()
+        packed = kind == COMPRESSED
+        pieces.append(inflate.decompress(data[position + 8 : end], room + 1) if packed else data[position:end])
+        room -= len(pieces[-1])
+        if room < 0:
+            raise MatError(f"it has more than {_MAX_BYTES:,} bytes when inflated, too many for a list")
+        if packed and not inflate.eof:
+            raise MatError(f"the element at byte {position} is cut off")
         position = end
+    return b"".join(pieces)
 
 
 class _MatReader:

@@ -109,24 +109,18 @@ def eurosat(files: Files) -> Iterator[Found]:
 
 _AIRCRAFT = {"label": "variant", "family": "family", "manufacturer": "manufacturer"}
 _AIRCRAFT_CLASSES = {"label": "variants.txt", "family": "families.txt", "manufacturer": "manufacturers.txt"}
-_PARTS = ("train", "val", "test", "trainval")
+_PARTS = ("train", "val", "test")
 _AIRCRAFT_LISTS = tuple(f"images_{level}_{part}.txt" for part in _PARTS for level in _AIRCRAFT.values())
-_AIRCRAFT_FILES = ("images", *_AIRCRAFT_CLASSES.values(), *_AIRCRAFT_LISTS[:-3])
-_AIRCRAFT_MORE = (*_AIRCRAFT_LISTS, *(f"images_{part}.txt" for part in _PARTS))
+_AIRCRAFT_FILES = ("images", *_AIRCRAFT_CLASSES.values(), *_AIRCRAFT_LISTS)
 
 
-@published_set(
-    *("FGVC-Aircraft", "images_variant_train.txt|images_variant_test.txt"),
-    within="data",
-    required=_AIRCRAFT_FILES,
-    also=_AIRCRAFT_MORE,
-)
+@published_set("FGVC-Aircraft", "images_variant_train.txt|images_variant_test.txt", required=_AIRCRAFT_FILES)
 def fgvcaircraft(files: Files) -> Iterator[Found]:
     """FGVC-Aircraft (https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/): ``label`` is the variant."""
     for column, file in _AIRCRAFT_CLASSES.items():
         files.columns[column] = Label([*dict.fromkeys(" ".join(line) for line in files.lines(file))])
     boxes = files.by_key("images_box.txt")
-    for split in files.each_split("train", "val", "test"):
+    for split in files.each_split(*_PARTS):
         levels = {column: files.by_key(f"images_{level}_{split}.txt") for column, level in _AIRCRAFT.items()}
         for image, *_ in files.lines(f"images_variant_{split}.txt"):
             values = {column: " ".join(names[image]) for column, names in levels.items()}
@@ -164,13 +158,9 @@ def flowers102(files: Files) -> Iterator[Found]:
 
 
 _FOOD = {split: f"meta/{split}.json" for split in ("train", "test")}
-_FOOD_FILES: dict[str, Any] = {
-    "required": ("meta/test.json|meta/test.txt",),
-    "also": ("meta/classes.txt", "meta/labels.txt"),
-}
 
 
-@published_set("Food-101", "images", "meta/train.json|meta/train.txt", **_FOOD_FILES)
+@published_set("Food-101", "images", "meta/train.json|meta/train.txt", required=("meta/test.json|meta/test.txt",))
 def food101(files: Files) -> Iterator[Found]:
     """Food-101 (https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/): JSON lists if they exist, else texts."""
     if all(map(files.exists, _FOOD.values())):
@@ -193,9 +183,7 @@ _GTSRB_TRUTH = "GT-final_test.csv|GTSRB/Final_Test/Images/GT-final_test.csv|Fina
 _GTSRB_COLUMNS = ("Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2", "ClassId")
 
 
-@published_set(
-    "GTSRB", "|".join(f"{name}/GT-00000.csv" for name in _GTSRB.split("|")), needs={_GTSRB_TEST: _GTSRB_TRUTH}
-)
+@published_set("GTSRB", "|".join(f"{name}/GT-00000.csv" for name in _GTSRB.split("|")))
 def gtsrb(files: Files) -> Iterator[Found]:
     """GTSRB (https://benchmark.ini.rub.de/): training images class by class, then test images if they are there."""
     train = files.choose(_GTSRB).removesuffix("00000")
@@ -209,14 +197,9 @@ def gtsrb(files: Files) -> Iterator[Found]:
 
 
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
-_KAGGLE_FILES: dict[str, Any] = {
-    "required": ("LOC_synset_mapping.txt",),
-    "needs": {f"{_KAGGLE}/val": "LOC_val_solution.csv"},
-    "also": ("LOC_train_solution.csv", "LOC_val_solution.csv"),
-}
 
 
-@published_set("ILSVRC", f"{_KAGGLE}/train|{_KAGGLE}/val", kind="ilsvrc", **_KAGGLE_FILES)
+@published_set("ILSVRC", f"{_KAGGLE}/train|{_KAGGLE}/val", kind="ilsvrc", required=("LOC_synset_mapping.txt",))
 def kaggle(files: Files) -> Iterator[Found]:
     """ILSVRC as downloaded from Kaggle, class by class. Some images have no boxes, test images no labels."""
     names = {wnid: " ".join(words) for wnid, *words in sorted(files.lines("LOC_synset_mapping.txt"))}
@@ -288,15 +271,7 @@ _PLACES_UNNAMED = "data_256|data_large"
 """Folders of unpacked training archives. They belong to the standard or the challenge set, whichever has its list."""
 
 
-_PLACES_NEEDS = {
-    "": "|".join((*(folders for _, folders in _PLACES.values()), _PLACES_UNNAMED)),
-    **{folders: file for file, folders in _PLACES.values()},
-    _PLACES_UNNAMED: "places365_train_standard.txt|places365_train_challenge.txt",
-}
-_PLACES_LISTS = tuple(file for file, _ in _PLACES.values())
-
-
-@published_set("Places365", "categories_places365.txt", needs=_PLACES_NEEDS, also=_PLACES_LISTS)
+@published_set("Places365", "categories_places365.txt")
 def places365(files: Files) -> Iterator[Found]:
     """Places365 (http://places2.csail.mit.edu/): folders have torchvision's names, or those of the archives. Images of
     ``test`` have no labels."""
@@ -312,7 +287,8 @@ def places365(files: Files) -> Iterator[Found]:
 
 
 def _find_places(files: Files) -> dict[str, str]:
-    """Finds the folder of each split that is there. Raises :class:`ValueError` for two folders of one split."""
+    """Finds the folder of each split that is there. Raises :class:`ValueError` for two folders of one split, and for a
+    training folder that belongs to none or to two."""
     trained = [split for split, (file, _) in _PLACES.items() if split.startswith("train") and files.exists(file)]
     folders: dict[str, str] = {}
     for split, (_, folder) in _PLACES.items():
@@ -321,6 +297,10 @@ def _find_places(files: Files) -> dict[str, str]:
         if len(there) > 1:
             raise ValueError(f"{' and '.join(there)} hold the same images twice: move one of them out")
         folders |= {split: there[0]} if there else {}
+    if files.exists(_PLACES_UNNAMED) and len(trained) != 1:
+        raise ValueError(
+            f"{files.choose(_PLACES_UNNAMED)} needs the list of its images, {_PLACES['train-standard'][0]}"
+        )
     return folders
 
 
@@ -329,7 +309,7 @@ _CARS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")
 _CARS_FILES = ("devkit/cars_train_annos.mat", "cars_train")
 
 
-@published_set("Stanford Cars", "devkit/cars_meta.mat", required=_CARS_FILES, needs={"cars_test": _CARS_TEST})
+@published_set("Stanford Cars", "devkit/cars_meta.mat", required=_CARS_FILES)
 def stanfordcars(files: Files) -> Iterator[Found]:
     """Stanford Cars: labels begin at 1 in the files. The split ``test`` exists if its folder does."""
     files.columns["label"] = Label(to_texts(*files.mat("devkit/cars_meta.mat", "class_names")))
@@ -341,6 +321,7 @@ def stanfordcars(files: Files) -> Iterator[Found]:
             yield Found(f"cars_{split}/{image}", split, {"label": label - 1, "boxes": [box]})
 
 
+_DOG_FOLDERS = ("Images/n0*-*|images/Images/n0*-*", "Annotation/n0*-*|annotations/Annotation/n0*-*")
 _DOGS = {"train": "train_list.mat|lists/train_list.mat", "test": "test_list.mat|lists/test_list.mat"}
 
 
@@ -350,22 +331,13 @@ def _parse_dog(xml: bytes) -> dict[str, Any]:
     return {"boxes": parsed["boxes"], "json": parsed["json"]["annotation"]}
 
 
-_DOG_NEEDS = {_DOGS["train"]: _DOGS["test"], _DOGS["test"]: _DOGS["train"]}
-_DOG_LISTS = (*_DOGS.values(), "file_list.mat|lists/file_list.mat")
-
-
-@published_set(
-    *("Stanford Dogs", "Images|images/Images", "Annotation|annotations/Annotation"),
-    class_folders=r"n\d{8}-.+",
-    needs=_DOG_NEEDS,
-    also=_DOG_LISTS,
-    parsers={"json": _parse_dog},
-)
+@published_set("Stanford Dogs", *_DOG_FOLDERS, parsers={"json": _parse_dog})
 def stanforddogs(files: Files) -> Iterator[Found]:
     """Stanford Dogs (http://vision.stanford.edu/aditya86/ImageNetDogs/). Kaggle's copy has no lists, so no splits."""
     top, notes = files.choose("Images|images/Images"), files.choose("Annotation|annotations/Annotation")
-    files.columns |= {"label": Label(files.folders(top)), "boxes": Boxes(optional=True), "json": Json(optional=True)}
-    for split in files.each_split(*(_DOGS if files.exists(_DOGS["train"]) else [""])):
+    breeds = [parse_text(name, r"(n\d{8}-.+)")[0] for name in files.folders(top)]
+    files.columns |= {"label": Label(breeds), "boxes": Boxes(optional=True), "json": Json(optional=True)}
+    for split in files.each_split(*(_DOGS if any(map(files.exists, _DOGS.values())) else [""])):
         for image in to_texts(*files.mat(_DOGS[split], "file_list")) if split else files.images(top):
             label, name = parse_text(image, r"([^/]+)/([^/]+)\.jpg")
             note = InTree(files.path(f"{notes}/{label}/{name}"), optional=True)
