@@ -10,25 +10,20 @@ A JSON list, or JSON Lines, of objects with ``conversations`` (``from``, ``value
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import printable
 from packstore.core.fields import Field, Images
 from packstore.sources.annotation_formats.documents import DocumentFormat, DocumentSource, find_documents
 from packstore.sources.annotation_formats.parsing import parse_json
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Value
 from packstore.sources.annotation_formats.source import make_kind
-from packstore.sources.base import SourceOptions
 from packstore.sources.contents import list_contents
 from packstore.sources.encodings import convert_start
 from packstore.sources.rows import FileRow, InTree
 from packstore.sources.tree import Tree
 
-_log = logging.getLogger(__name__)
 _TURNS = {"conversations": ("from", "value"), "messages": ("role", "content")}
 _FURTHER = "further_images"
 _ABSENT, _ALONE = "conversations whose images are not here", "conversations without images"
@@ -38,21 +33,17 @@ _MARKED = "conversations with more marks <image> than images"
 class ConversationSource(DocumentSource):
     """Conversations in the order of their file. The first image of each is ``image``, others are ``further_images``.
 
-    Conversations without an image, or with a missing image, are left out, counted, and named in a warning. A
-    conversation with more marks ``<image>`` than images is packed, and named in a warning."""
+    Conversations without an image, or with a missing image, are left out. A conversation with more marks ``<image>``
+    than images is packed, and counted in a note."""
 
     left_images = "images that no conversation is about"
     allows_repeats = True
     absent_reason = _ABSENT
 
-    def __init__(self, path: Path, options: SourceOptions, format: DocumentFormat) -> None:
-        super().__init__(path, options, format)
-        for what, done in ((self.absent_reason, " are left out"), (_ALONE, " are left out"), (_MARKED, "")):
-            first = [each for document in self.documents.values() for each in document.first_ignored.get(what, ())][:4]
-            if first:
-                count = sum(document.ignored[what] for document in self.documents.values())
-                named = ", ".join(map(printable, first)) + (" …" if count > len(first) else "")
-                _log.warning("%s: %s%s: %d (%s)", printable(self.evidence), what, done, count, named)
+    def notes(self) -> tuple[str, ...]:
+        """Adds a note about conversations with too many marks."""
+        count = super().count_left_parts().get(_MARKED, 0)
+        return (*super().notes(), f"{count:,} {_MARKED}") if count else super().notes()
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts conversations that are left out, by reason. Those with too many marks are packed."""
@@ -80,21 +71,17 @@ def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
     """
     name = next((name for name in _TURNS if isinstance(entry, dict) and name in entry), "")
     turns = entry[name] if name else None
-    speaker, text = _TURNS.get(name, ("", ""))
-    if not isinstance(turns, list) or not all(
-        isinstance(turn, dict) and {speaker, text} <= turn.keys() for turn in turns
-    ):
+    keys = {*_TURNS.get(name, ())}
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) and keys <= turn.keys() for turn in turns):
         raise ValueError(f"has no list of {' or '.join(_TURNS)}: {json.dumps(entry)[:60]}")
     given = entry.get("images", entry.get("image"))
-    images = [given] if isinstance(given, str) else given or list(_find_images_in_messages(turns, text))
+    images = [given] if isinstance(given, str) else given or list(_find_images_in_messages(turns, _TURNS[name][1]))
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise ValueError(f"has the images {json.dumps(given)[:60]}; expected a path or a list of paths")
-    values: dict[str, Any] = {name: turns} | (
-        {"id": str(entry["id"])} if isinstance(entry.get("id"), str | int) else {}
-    )
-    rest = {key: value for key, value in entry.items() if key not in values}
+    identifier = {"id": str(entry["id"])} if isinstance(entry.get("id"), str | int) else {}
+    rest = {key: value for key, value in entry.items() if key not in {name, *identifier}}
     plain = [re.sub(r"^([A-Za-z]:)?[\\/]+", "", image.removeprefix("file://")) for image in images]
-    return plain, [values, rest if rest.keys() - {"image"} or isinstance(given, list) else None]
+    return plain, [{name: turns, **identifier}, rest if rest.keys() - {"image"} or isinstance(given, list) else None]
 
 
 def _count_marks(values: Mapping[str, Any]) -> int:
@@ -136,15 +123,11 @@ def _list_images(file: Document) -> Iterator[Listed]:
             images, item = _parse_conversation(entry)
         except ValueError as error:
             raise ValueError(f"conversation {number} {error}") from None
-        identifier = f"id {entry['id']}" if "id" in item[0] else f"number {number}"
-        if any("://" in image for image in images):
-            file.leave(_ABSENT, identifier=identifier)
-        elif images:
-            if _count_marks(item[0]) > len(images):
-                file.leave(_MARKED, identifier=identifier)
-            yield Listed(images[0], item, further_images=images[1:], identifier=identifier)
-        else:
-            file.leave(_ALONE, identifier=identifier)
+        if not images or any("://" in image for image in images):
+            file.leave(_ABSENT if images else _ALONE)
+            continue
+        file.leave(_MARKED, int(_count_marks(item[0]) > len(images)))
+        yield Listed(images[0], item, further_images=images[1:])
 
 
 def _read_parts(item: Any, _: Picture) -> Parts:

@@ -268,12 +268,8 @@ class VocSource(FileRowSource):
     def expects_left(self, path: str) -> bool:
         """Tells if a file is LabelMe's copy, as a numpy array, of a mask that is there."""
         folder, _, name = path.rpartition("/")
-        if not name.endswith(".npy"):
-            return False
-        masks = (
-            each for each in self._masks.values() if folder in (each.removesuffix("PNG") + end for end in ("", "Npy"))
-        )
-        return any(is_file(self.tree, join(mask, f"{name[:-4]}.png")) for mask in masks)
+        masks = [each for each in self._masks.values() if each.removesuffix("PNG") == folder.removesuffix("Npy")]
+        return name.endswith(".npy") and any(is_file(self.tree, join(each, f"{name[:-4]}.png")) for each in masks)
 
     @property
     def _set_folder(self) -> str:

@@ -115,9 +115,7 @@ def test_further_conversations_about_an_image_are_samples_of_their_own(tmp_path:
         }
 
 
-def test_conversations_that_are_left_out_are_named_in_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_conversations_that_are_left_out_are_counted(tmp_path: Path) -> None:
     files = llava(2)
     entries = json.loads(files["llava_train.json"])
     gone = {"id": "lost", "image": ["coco/train2017/000000000000.jpg", "gone.jpg"], "conversations": TURNS}
@@ -125,12 +123,13 @@ def test_conversations_that_are_left_out_are_named_in_a_warning(
     twice = {"id": "two", "image": "coco/train2017/000000000000.jpg", "conversations": TURNS * 2}
     files["llava_train.json"] = json.dumps([*entries, gone, *more, {"conversations": TURNS[1:]}, twice])
     with closing(open_source(fill(tmp_path, files))) as source:
-        assert source.survey().records == 3
-    assert [record.getMessage() for record in caplog.records] == [
-        "llava_train.json: conversations whose images are not here are left out: 1 (id lost)",
-        "llava_train.json: conversations without images are left out: 6 (id 0, id 1, id 2, id 3 …)",
-        "llava_train.json: conversations with more marks <image> than images: 1 (id two)",
-    ]
+        survey = source.survey()
+    assert survey.records == 3
+    assert survey.ledger.passed_over == {
+        "conversations whose images are not here": 1,
+        "conversations without images": 6,
+    }
+    assert survey.notes == ("1 conversations with more marks <image> than images",)
 
 
 def test_a_bad_further_image_is_named(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_the_tables_of_kaggle(tmp_path: Path, torchvision: Any) -> None:
 def test_a_table_of_kaggle_that_is_missing_is_asked_for(tmp_path: Path) -> None:
     folder = make_layout("kaggle", tmp_path)
     (folder / "LOC_synset_mapping.txt").unlink()
-    with pytest.raises(AmbiguousSourceError, match="looks like ILSVRC .*, without LOC_synset_mapping.txt"):
+    with pytest.raises(AmbiguousSourceError, match=r"looks like ILSVRC .*, without LOC_synset_mapping\.txt"):
         open_source(folder)
 
 

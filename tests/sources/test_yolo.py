@@ -169,13 +169,15 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
         survey = source.survey()
         assert dict(survey.splits) == {"train": 4}
         assert dict(survey.ledger.passed_over) == {
-            "splits with the images of another (val)": 1,
-            "splits whose images are not there (test: images/none)": 1,
             "files of labels without an image": 2,  # one is classes.txt
             "images that no list names": 2,
             "not images (.txt)": 2,
             "not images (.md)": 1,
         }
+        assert survey.notes == (
+            "the split val of data.yaml is left out: it has the images of another",
+            "the split test of data.yaml is left out: its images/none is missing",
+        )
 
 
 @pytest.mark.parametrize(
@@ -218,19 +220,19 @@ def test_a_class_that_has_no_name_is_a_bad_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("yaml", "said"),
     [
-        ("train: images/train\nnames: {0: a, 2: b}", "numbered from 0 without gaps"),
-        ("train: images/train\nnames: {a: 0}", "numbered from 0 without gaps"),
+        ("train: images/train\nnames: {0: a, 2: b}", "names by number from 0 without gaps"),
+        ("train: images/train\nnames: {a: 0}", "names by number from 0 without gaps"),
         ("train: images/train\nnames: {0: a, '0': b}", "has the key '0' twice"),
-        ("train: images/train\nnames: {0: a, 00: b}", "numbered from 0 without gaps"),
+        ("train: images/train\nnames: {0: a, 00: b}", "names by number from 0 without gaps"),
         ("train: images/train\nnames: [a, '']", "a list of names, or names by number"),
         ("train: images/train\nnames:\n- a\n-", "a list of names, or names by number"),
         ("train: images/train\nnames: a", "a list of names, or names by number"),
         ("train: images/train\nnames: [[a]]", "a list of names"),
-        ("train: images/train\nnc: 3\nnames: [a, b]", "nc is 3, but there are 2 names"),
+        ("train: images/train\nnc: 3\nnames: [a, b]", "nc is 3; expected 2"),
         ("train: images/train\nnames: [a, b]\nkpt_shape: [17]", "kpt_shape is .'17'.; expected"),
         ("train: images/train\nnames: [a, b]\nkpt_shape: [2, 2.0]", "kpt_shape is .'2', '2.0'.; expected"),
-        ("train: images/train\nnames: [a, b]\nkpt_shape: [999999999, 3]", "expected 1 to 256"),
-        ("train: nowhere\nnames: [a, b]", "its images are missing: .*train: nowhere"),
+        ("train: images/train\nnames: [a, b]\nkpt_shape: [999999999, 3]", "at most 256 points"),
+        ("train: nowhere\nnames: [a, b]", "its images are missing: .*its nowhere is missing"),
         ("train: 5\nnames: [a, b]", "its images are missing"),
         ("train: images/train\nval: images\nnames: [a, b]", r"0000\d\.jpg is in train and again in val"),
         ("train: &a images/train\nval: *a\nnames: [a, b]", "has an alias"),
@@ -386,11 +388,19 @@ def test_an_archive_of_darknet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("obj.data", "classes = 3\ntrain = train.txt\nnames = obj.names", "classes is 3, but there are 2 names"),
-        ("obj.data", "train = train.txt\n= x\nnames =", r"names of the classes \(\) are missing"),
-        ("obj.data", "train = train.txt\nnames = other.names", r"names of the classes \(other\.names\) are missing"),
-        ("obj.data", "train = other.txt\nnames = obj.names", "its images are missing.*train: other"),
-        ("obj.data", "train = obj\nnames = obj.names", "its images are missing.*train: obj"),
+        (
+            "obj.data",
+            "classes = 3\ntrain = train.txt\nnames = obj.names",
+            r"found 2 names of classes in obj\.names, expected 3",
+        ),
+        ("obj.data", "train = train.txt\n= x\nnames =", "found 0 names of classes in , expected a file"),
+        (
+            "obj.data",
+            "train = train.txt\nnames = other.names",
+            "found 0 names of classes in other.names, expected a file",
+        ),
+        ("obj.data", "train = other.txt\nnames = obj.names", "its images are missing: .*other.txt is missing"),
+        ("obj.data", "train = obj\nnames = obj.names", "its images are missing: .*obj is missing"),
         ("train.txt", "../x.jpg", r"'\.\./x\.jpg', which is not a path within the source"),
         ("train.txt", "/etc/../../x.jpg", "is not a path within the source"),
         ("valid.txt", "obj/0.jpg", "obj/0.jpg is in train and again in valid"),

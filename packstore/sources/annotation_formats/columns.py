@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +32,8 @@ _PER_IMAGE: Mapping[str, Field] = {
     "json": Json(optional=True),
 }
 """Further columns with a value for each image."""
+_MISSING = {CROWD: 0, "difficult": -1, "track": -1}
+"""Numbers of objects without a value."""
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
 """Errors from reading a value that lacks the structure of the format."""
 
@@ -49,38 +50,18 @@ class Raw(NamedTuple):
     classes: Mapping[Any, str] = {}
 
 
-@dataclass(slots=True)
-class _Summary:
+class _Summary(NamedTuple):
     """Facts about all annotations of a dataset, which decide its columns.
 
     Attributes:
         columns: Names of the columns with a value.
-        classes: Classes of objects and points.
+        classes: Classes of objects and points; contains None if one has no class.
         tag_classes: Classes of whole images.
-        unlabelled: An object or point has no class.
     """
 
-    columns: set[str] = field(default_factory=set)
-    classes: set[str] = field(default_factory=set)
-    tag_classes: set[str] = field(default_factory=set)
-    unlabelled: bool = False
-
-    def add(self, annotation: Annotation) -> None:
-        """Adds the facts about an annotation."""
-        objects, labels = annotation.objects, _list_labels(annotation)
-        self.classes.update(label for label in labels if label)
-        self.tag_classes.update(annotation.tags)
-        self.unlabelled |= not all(labels)
-        values = {
-            "boxes": bool(objects),
-            CROWD: any(each.crowd for each in objects),
-            "segmentations": any(each.segmentation is not None for each in objects),
-            "keypoints": bool(annotation.points),
-            "label": bool(annotation.tags),
-            "tags": len(annotation.tags) > 1,
-            **{name: value is not None for name, value in annotation.values.items()},
-        }
-        self.columns.update((name for name, holds in values.items() if holds), *(each.values for each in objects))
+    columns: set[str]
+    classes: set[str | None]
+    tag_classes: set[str]
 
 
 class AnnotationColumns(ABC):
@@ -128,10 +109,9 @@ class AnnotationColumns(ABC):
         seen, classes = set(self._summary.columns), self._classes
         if not seen - {"json"}:
             seen.add("boxes")
-        if classes:
-            seen |= {name for name, of in (("labels", "boxes"), ("keypoint_labels", "keypoints")) if of in seen}
-        if "tags" in seen:
-            seen.remove("label")
+        labels = {"labels": "boxes", "keypoint_labels": "keypoints"}
+        seen = seen - labels.keys() | {name for name, of in labels.items() if classes and of in seen}
+        seen -= {"label"} if "tags" in seen else set()
         columns: dict[str, Field] = {
             "boxes": Boxes(optional=True),
             "labels": Labels(classes, of="boxes", optional=True),
@@ -151,25 +131,11 @@ class AnnotationColumns(ABC):
         :class:`ValueError` for an invalid annotation. Also raises it if the format needs the image's size, and that is
         unknown. Adds :data:`~packstore.sources.schema.RELATIVE` if the format needed the size."""
         picture = Picture(lambda: upright_size(image), raw.classes)
-        annotation = self._parse_checked(raw.item, picture)
-        objects = annotation.objects
-        values = {
-            "boxes": [each.box for each in objects],
-            "labels": [each.label or NO_CLASS for each in objects],
-            CROWD: [int(each.crowd) for each in objects],
-            "segmentations": [each.segmentation for each in objects],
-            "keypoints": [(point.x, point.y) for point in annotation.points],
-            "keypoint_labels": [point.label or NO_CLASS for point in annotation.points],
-            "label": annotation.tags[0] if annotation.tags else None,
-            "tags": annotation.tags,
-        }
-        for name, declared in _PER_OBJECT.items():
-            missing = None if isinstance(declared, Json) else -1
-            values[name] = [each.values.get(name, missing) for each in objects]
-        values |= annotation.values
-        return {name: value for name, value in values.items() if name in self._column_names} | {
-            RELATIVE: picture.is_sized
-        }
+        values = _to_columns(self._parse_checked(raw.item, picture))
+        for name, missing in _MISSING.items():
+            values[name] = [missing if each is None else each for each in values[name]]
+        values[RELATIVE] = picture.is_sized
+        return {name: value for name, value in values.items() if name in self._column_names}
 
     def _parse_checked(self, item: Any, picture: Picture) -> Annotation:
         """Parses an annotation. Raises :class:`ValueError` for any fault in it, such as a class whose name is no
@@ -178,7 +144,7 @@ class AnnotationColumns(ABC):
             json, parts = self.parse_parts(item, picture)
             annotation = Annotation(values={"json": json})
             annotation.add(parts)
-            _check_class_names((*_list_labels(annotation), *annotation.tags))
+            _check_class_names((*annotation.list_labels(), *annotation.tags))
             return annotation
         except HeaderError as error:
             raise ValueError(error.reason) from error
@@ -190,8 +156,8 @@ class AnnotationColumns(ABC):
 
     @cached_property
     def _column_names(self) -> frozenset[str]:
-        """Names of the declared columns."""
-        return frozenset(self.fields())
+        """Names of the values to keep: those of declared columns, and :data:`RELATIVE`."""
+        return frozenset((*self.fields(), RELATIVE))
 
     @cached_property
     def _listed_classes(self) -> Mapping[str, None]:
@@ -209,9 +175,9 @@ class AnnotationColumns(ABC):
 
         :data:`NO_CLASS` is the last if there are others, and some objects or points have no class.
         """
-        listed = self._listed_classes
-        classes = (*listed, *sorted(self._summary.classes - listed.keys(), key=self.class_order))
-        return (*classes, NO_CLASS) if classes and self._summary.unlabelled and NO_CLASS not in classes else classes
+        listed, seen = self._listed_classes, self._summary.classes
+        classes = (*listed, *sorted(filter(None, seen - listed.keys()), key=self.class_order))
+        return (*classes, NO_CLASS) if classes and None in seen and NO_CLASS not in classes else classes
 
     @cached_property
     def _tag_classes(self) -> tuple[str, ...]:
@@ -224,12 +190,16 @@ class AnnotationColumns(ABC):
     def _summary(self) -> _Summary:
         """Facts about all annotations. The first use reads all of them, and skips damaged ones. Raises
         :class:`SourceError` for more than 65,536 classes."""
-        seen = _Summary()
+        seen = _Summary(set(), set(), set())
         for raw in self.raw_annotations():
             try:
-                seen.add(self._parse_checked(raw.item, Picture(lambda: (1, 1), raw.classes)))
+                annotation = self._parse_checked(raw.item, Picture(lambda: (1, 1), raw.classes))
             except ValueError:
                 continue  # reported as a bad sample when it is read
+            columns = _to_columns(annotation) | {"tags": annotation.tags[1:]}
+            seen.columns.update(name for name, value in columns.items() if _has_value(value))
+            seen.classes.update(label or None for label in annotation.list_labels())
+            seen.tag_classes.update(annotation.tags)
             if max(len(seen.classes), len(seen.tag_classes)) > _MAX_CLASSES:
                 raise SourceError(
                     f"{printable(str(self.path))}: its annotations name more than {_MAX_CLASSES:,} classes"
@@ -237,9 +207,26 @@ class AnnotationColumns(ABC):
         return seen
 
 
-def _list_labels(annotation: Annotation) -> list[str | None]:
-    """Lists the class of each object and point."""
-    return [*(each.label for each in annotation.objects), *(point.label for point in annotation.points)]
+def _to_columns(annotation: Annotation) -> dict[str, Any]:
+    """Converts an annotation to values by column. A missing value of an object is None."""
+    objects, points, tags = annotation.objects, annotation.points, annotation.tags
+    return {
+        "boxes": [each.box for each in objects],
+        "labels": [each.label or NO_CLASS for each in objects],
+        CROWD: [int(each.crowd) or None for each in objects],
+        "segmentations": [each.segmentation for each in objects],
+        "keypoints": [(point.x, point.y) for point in points],
+        "keypoint_labels": [point.label or NO_CLASS for point in points],
+        "label": tags[0] if tags else None,
+        "tags": tags,
+        **{name: [each.values.get(name) for each in objects] for name in _PER_OBJECT},
+        **annotation.values,
+    }
+
+
+def _has_value(value: Any) -> bool:
+    """Tells if a column has a value for an image, or for one of its objects."""
+    return any(each is not None for each in value) if isinstance(value, list) else value is not None
 
 
 def _check_class_names(names: Iterable[Any]) -> None:

@@ -104,7 +104,7 @@ class DocumentSource(AnnotatedSource, SpooledSource):
         for entry in entries:
             (image, *further), there = zip(*islice(places, 1 + len(entry.further_images)), strict=True)
             if not all(there):
-                document.leave(self.absent_reason, identifier=entry.identifier)
+                document.leave(self.absent_reason)
                 continue
             self.max_further = max(self.max_further, len(further))
             split = find_split_of_file(file) if entry.split is None else entry.split

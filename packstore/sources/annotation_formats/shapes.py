@@ -20,7 +20,6 @@ from packstore.sources.beside import is_file, join, read_lines
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import Tree
 
-_NAMED = 4
 NO_CLASS = "(none)"
 """Class of objects without a class, in a dataset in which other objects have one."""
 
@@ -86,6 +85,10 @@ class Annotation:
     tags: list[str] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
 
+    def list_labels(self) -> list[str | None]:
+        """Lists the class of each object and point."""
+        return [*(each.label for each in self.objects), *(point.label for point in self.points)]
+
     def add(self, parts: Iterable[Part]) -> None:
         """Adds what a generator yields."""
         for part in parts:
@@ -133,14 +136,12 @@ class Listed(NamedTuple):
         item: What the file has about the image; any JSON value. None for an image without annotation.
         split: Split of the image, in any case of letters; None for the split of the file.
         further_images: Paths of further images that the entry describes.
-        identifier: Its id in the file, for messages.
     """
 
     name: str
     item: Any
     split: str | None = None
     further_images: Sequence[str] = ()
-    identifier: str = ""
 
 
 class Document:
@@ -155,7 +156,6 @@ class Document:
         files: Further files that the generator has read.
         expected: Beginnings of paths of files that belong to the layout, and may be left.
         ignored: Number of values and images that are left out, by reason.
-        first_ignored: Identifiers of the first images that are left out, by reason.
     """
 
     def __init__(self, path: str, content: Any, tree: Tree) -> None:
@@ -165,14 +165,10 @@ class Document:
         self.files: list[str] = []
         self.expected: list[str] = []
         self.ignored: Counter[str] = Counter()
-        self.first_ignored: dict[str, list[str]] = {}
 
-    def leave(self, reason: str, count: int = 1, identifier: str = "") -> None:
-        """Counts what is left out. Keeps the first 4 identifiers for each reason."""
+    def leave(self, reason: str, count: int = 1) -> None:
+        """Counts what is left out."""
         self.ignored[reason] += count
-        known = self.first_ignored.setdefault(reason, [])
-        if identifier and len(known) < _NAMED:
-            known.append(identifier)
 
     def leave_values(self, names: Iterable[Any], of: str = "files of annotations") -> None:
         """Counts 1 for each name of a value that is left out."""

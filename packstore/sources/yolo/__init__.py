@@ -70,7 +70,7 @@ class YoloSource(FileRowSource):
         self._layout: YoloLayout = read_layout(self.tree)
         if not self._layout.splits:
             raise SourceError(f"{printable(str(path))} has no data.yaml, and no folders images and labels")
-        lines, points = [*islice(self._first_label_lines(), _MOST_LINES)], self._layout.points
+        lines, points = [*islice(self._label_lines(_PROBED), _MOST_LINES)], self._layout.points
         if points is None and (found := infer_points(lines)) is not None:
             self._layout.points = points = found
             self._layout.notes.append(
@@ -173,14 +173,15 @@ class YoloSource(FileRowSource):
         return super().reason_to_leave_out(folder, name)
 
     def notes(self) -> tuple[str, ...]:
-        """Adds notes about splits that no file lists, and about keypoints without ``kpt_shape``."""
+        """Adds notes about splits that no file lists or that are left out, and about keypoints without
+        ``kpt_shape``."""
         return (*super().notes(), *self._layout.notes)
 
-    def _first_label_lines(self) -> Iterator[list[bytes]]:
-        """Yields the words of each line in the first 64 files of labels that can be read."""
+    def _label_lines(self, most: int | None = None) -> Iterator[list[bytes]]:
+        """Yields the words of each line in the files of labels of the first ``most`` images that can be read."""
         images = chain.from_iterable(map(self._list_images, self._layout.splits))
-        for image in islice(images, _PROBED):
-            with suppress(SourceError):  # reported as a bad sample when it is read
+        for image in islice(images, most):
+            with suppress(SourceError):  # it is missing, or reported as a bad sample when it is read
                 text = read_whole(self.tree, self._label_path(image), _MAX_LABELS)
                 yield from filter(None, map(bytes.split, text.removeprefix(_BOM).splitlines()))
 
@@ -198,27 +199,13 @@ class YoloSource(FileRowSource):
                 "kpt_shape in data.yaml: [points, numbers of each]"
             ) from None
 
-    def count_left_parts(self) -> Mapping[str, int]:
-        """Counts splits that are left out, by reason: their images are missing, or are those of another split."""
-        return dict(+self._layout.ignored)
-
     @cached_property
     def _has_polygons(self) -> bool:
         """True if a line has a polygon; always False with keypoints.
 
         Reads files of labels up to the first such line. Skips files that are missing or unreadable.
         """
-        if self._layout.points:
-            return False
-        for split in self.splits():
-            for row in self.file_rows(split):
-                try:
-                    text = read_whole(self.tree, row.values["labels"].file, _MAX_LABELS)
-                except SourceError:
-                    continue  # it is missing, or reported as a bad sample when it is read
-                if any(len(line.split()) > _BOX for line in text.splitlines()):
-                    return True
-        return False
+        return not self._layout.points and any(len(words) > _BOX for words in self._label_lines())
 
 
 def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -56,17 +55,15 @@ class YoloLayout:
         classes: Names of the classes; None if no file has any.
         points: Number of keypoints of an object, and of numbers in each, 2 or 3; None without keypoints.
         files: Files that describe the data set.
-        ignored: Number of splits that are left out, by reason.
         labels: The folder ``labels``, if it has the labels of the images in all folders; else None.
         is_mirrored: ``labels`` has a folder for each folder of images: ``train/a.jpg``, ``labels/train/a.txt``.
-        notes: Facts for people about splits that no file lists.
+        notes: Facts for people about splits that no file lists, and those that are left out.
     """
 
     splits: dict[str, list[str]]
     classes: tuple[str, ...] | None = None
     points: tuple[int, int] | None = None
     files: list[str] = field(default_factory=list)
-    ignored: Counter[str] = field(default_factory=Counter)
     labels: str | None = None
     is_mirrored: bool = False
     notes: list[str] = field(default_factory=list)
@@ -193,39 +190,33 @@ def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[
     """Adds splits to a layout and returns it. Leaves out a split whose images are missing, or are those of another
     split.
 
-    Counts these in ``ignored``. If no split is left, takes the usual folders instead, and counts nothing: the paths may
-    be of another machine. Does so only for ``obj.data``, or if all paths are absolute. Raises :class:`SourceError` if
-    no images are found.
+    Notes these. If no split is left, takes the usual folders instead: the paths may be of another machine. Does so only
+    for ``obj.data``, or if all paths are absolute. Raises :class:`SourceError` if no images are found.
 
     Args:
         tree: The source.
         layout: Layout without splits; changed.
         wanted: By split, places as a file names them, each with its path, or None if it is missing.
     """
-    missing_places = []
+    file = layout.files[0]
     for split, places in wanted.items():
-        if not places:
-            continue
         paths = [place for _, place in places if place is not None]
         if len(paths) < len(places):
             missing = printable(str(next(value for value, place in places if place is None))[:80])
-            missing_places.append(f"{split}: {missing}")
-            layout.ignored[f"splits whose images are not there ({split}: {missing})"] += 1
+            layout.notes.append(f"the split {split} of {printable(file)} is left out: its {missing} is missing")
         elif paths in layout.splits.values():
-            layout.ignored[f"splits with the images of another ({split})"] += 1
-        else:
+            layout.notes.append(f"the split {split} of {printable(file)} is left out: it has the images of another")
+        elif paths:
             layout.splits[split] = paths
-    if not layout.splits:  # paths of another machine
-        folders = find_image_folders(tree, named=True)
-        lists = layout.files[0].lower().endswith(".data")
-        if lists or all(
-            isinstance(value, str) and re.match(r"[/\\]|.:", value) for places in wanted.values() for value, _ in places
-        ):
-            layout.splits = folders
-            layout.ignored.clear()
+    values = [value for places in wanted.values() for value, _ in places]
+    # paths of another machine
+    foreign = all(isinstance(value, str) and re.match(r"[/\\]|.:", value) for value in values)
+    foreign |= file.lower().endswith(".data")
+    if foreign and not layout.splits and (usual := find_image_folders(tree, named=True)):
+        layout.splits, layout.notes = usual, []
     if not layout.splits:
-        shown = ", ".join(missing_places) or "it names none"
-        raise SourceError(f"{tree.name(layout.files[0])}: its images are missing: {shown}")
+        reasons = "; ".join(layout.notes) or "it names none"
+        raise SourceError(f"{tree.name(file)}: its images are missing: {reasons}")
     _add_unlisted_splits(tree, layout, wanted)
     return layout
 
@@ -314,26 +305,19 @@ def _read_darknet(tree: Tree, file: str) -> YoloLayout:
     Its paths are relative to an unknown working directory. The longest end of a path that exists is used. A list that
     lies beside the file, such as ``test.txt``, also counts if some named list exists.
 
-    Raises :class:`SourceError` if names of classes are missing, or are not as many as stated. Raises it also if no
-    images are found.
+    Raises :class:`SourceError` if names of classes or images are missing.
     """
-    values: dict[str, str] = {}
-    for _, line in read_lines(tree, file, paths=True):
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if equals and value and not name.startswith(("#", ";")):
-            values[name] = value
+    lines = (line.partition("=") for _, line in read_lines(tree, file, paths=True) if line[0] not in "#;")
+    values = {name.strip(): value.strip() for name, equals, value in lines if equals and value.strip()}
     names = _find_path_end(tree, values.get("names", ""))
-    if names is None:
+    classes = () if names is None else _read_names(tree, names)
+    if names is None or values.get("classes", str(len(classes))) != str(len(classes)):
         raise SourceError(
-            f"{tree.name(file)}: the names of the classes ({printable(values.get('names', '')[:80])}) are missing"
-        )
-    classes = _read_names(tree, names)
-    if values.get("classes", str(len(classes))) != str(len(classes)):
-        raise SourceError(
-            f"{tree.name(file)}: classes is {printable(values['classes'][:40])}, but there are {len(classes)} names"
+            f"{tree.name(file)}: found {len(classes)} names of classes in {printable(values.get('names', '')[:80])}, "
+            f"expected {printable(values.get('classes', 'a file of names')[:40])}"
         )
     places: dict[str, list[tuple[Any, str | None]]] = {
-        split: [(values[split], _find_path_end(tree, values[split], ".txt"))]
+        split: [(values[split], _find_path_end(tree, values[split]) if values[split].endswith(".txt") else None)]
         for split in _DATA_SPLITS
         if split in values
     }
@@ -343,12 +327,6 @@ def _read_darknet(tree: Tree, file: str) -> YoloLayout:
         if any(used) and split not in places and beside not in used and is_file(tree, beside):
             places[split] = [(beside, beside)]
     return _add_splits(tree, YoloLayout({}, classes, None, [file, names]), places)
-
-
-def _find_path_end(tree: Tree, path: str, suffix: str = "") -> str | None:
-    """Finds the longest end of a path that is an existing file with ``suffix``; returns None if there is none."""
-    parts = _split_path(path) if path.endswith(suffix) else []
-    return next((end for n in range(len(parts)) if is_file(tree, end := "/".join(parts[n:]))), None)
 
 
 def read_image_list(tree: Tree, file: str) -> Iterator[str]:
@@ -396,26 +374,25 @@ def _parse_classes(
     Adds numbers to names that occur twice. Raises :class:`SourceError` for invalid values, and for a number of names
     other than ``nc``.
     """
-    where, names, count = tree.name(file), document.get("names"), document.get("nc")
+
+    def fail(name: str, expected: str) -> SourceError:
+        found = printable(str(document.get(name))[:40])
+        return SourceError(f"{tree.name(file)}: {name} is {found}; expected {expected}")
+
+    names, count, shape = document.get("names"), document.get("nc"), document.get("kpt_shape")
     if isinstance(names, dict):
         by_number = {parse_yaml_int(number): name for number, name in names.items()}
-        if by_number.keys() != {*range(len(names))}:
-            raise SourceError(f"{where}: names should be numbered from 0 without gaps")
-        names = [by_number[number] for number in range(len(names))]
-    if names is not None:
-        if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-            raise SourceError(f"{where}: names should be a list of names, or names by number")
-        if not is_yaml_null(count) and parse_yaml_int(count) != len(names):
-            raise SourceError(f"{where}: nc is {printable(str(count)[:40])}, but there are {len(names)} names")
-    classes = None if not names else number_repeated_names(names, range(len(names)))
-    shape = document.get("kpt_shape")
+        names = [by_number.get(number) for number in range(len(names))]
+    if names is not None and (not isinstance(names, list) or not all(isinstance(each, str) and each for each in names)):
+        raise fail("names", "a list of names, or names by number from 0 without gaps")
+    if names is not None and not is_yaml_null(count) and parse_yaml_int(count) != len(names):
+        raise fail("nc", f"{len(names)}, the number of names")
+    classes = number_repeated_names(names, range(len(names))) if names else None
     if shape is None:
         return classes, None
     points, each = map(parse_yaml_int, shape) if isinstance(shape, list) and len(shape) == 2 else (None, None)
-    if points is None or each not in (2, 3):
-        raise SourceError(f"{where}: kpt_shape is {printable(str(shape)[:40])}; expected [points, 2] or [points, 3]")
-    if not 1 <= points <= _NAMES:
-        raise SourceError(f"{where}: kpt_shape has {points} points; expected 1 to {_NAMES}")
+    if points is None or each not in (2, 3) or not 1 <= points <= _NAMES:
+        raise fail("kpt_shape", f"[points, 2] or [points, 3], and at most {_NAMES} points")
     return classes, (points, each)
 
 
@@ -442,13 +419,18 @@ def _resolve_place(tree: Tree, path: Any, value: Any) -> str | None:
     absolute = value.startswith("/") or value[1:2] == ":"
     parts = _split_path(value)
     before = [] if absolute or not isinstance(path, str) else _split_path(path)
-    whole = [*before, *parts]
     last = len(before) + (max(0, len(parts) - 2) if absolute or value.startswith("..") else 0)
-    for start in range(last + 1):
-        place = "/".join(whole[start:])
-        if (place or not absolute) and (is_folder(tree, place) or (place.endswith(".txt") and is_file(tree, place))):
-            return place
-    return None
+    places = ["/".join([*before, *parts][start:]) for start in range(last + 1)]
+    places = [place for place in places if place or not absolute]
+    return next(
+        (each for each in places if is_folder(tree, each) or (each.endswith(".txt") and is_file(tree, each))), None
+    )
+
+
+def _find_path_end(tree: Tree, path: str) -> str | None:
+    """Finds the longest end of a path that is an existing file; returns None if there is none."""
+    parts = _split_path(path)
+    return next((end for n in range(len(parts)) if is_file(tree, end := "/".join(parts[n:]))), None)
 
 
 def _split_path(text: str) -> list[str]:
