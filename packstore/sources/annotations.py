@@ -203,27 +203,34 @@ def _find_annotation_files(
 ) -> Iterator[SuspectedAnnotation]:
     """Yields suspected annotations among the files of the folders ``others``.
 
-    - Sidecar files, see :func:`_find_sidecars`.
+    - Files with the stems of images, if at least three have such stems. In a folder of fewer images, fewer suffice.
     - Files of a suffix in a folder, if there are as many as images.
     - Single files, see :func:`_annotation_phrase`. Looks at the first 64 files of a suffix in a folder. Reads texts
       only if there are no more.
+
+    Of the folders of programs (``logs``), and of models, scripts, archives and films, looks at single files alone.
     """
-    others = list(others)
     known = images.hash_image_stems()
-    yield from _find_sidecars(tree, images, others, known)
     splits = [f.images.stems for f in images.folders.values() if f.images.count and is_split(f.path)]
     counts = _image_counts(images)
     for folder in others:
+        beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
+        enough = max(1, min(_MENTIONS, beside or len(known)))
         for suffix, names in folder.others.items():
             few = names.count <= _ALIKE
-            if suffix not in NO_SIDECARS and names.count in counts and not is_work_folder(folder.path):
-                yield SuspectedAnnotation(
-                    f"as many {suffix} files as images in {_printable_folder(folder.path)}",
-                    _suffix_ignore_patterns(images, folder, suffix),
-                    folder.path,
+            place, patterns = _printable_folder(folder.path), _suffix_ignore_patterns(images, folder, suffix)
+            alike = suffix not in NO_SIDECARS and not is_work_folder(folder.path)
+            if alike and len(known) and names.count_shared(known) >= enough:
+                first = posixpath.join(folder.path, names.first[0])
+                pointer = tree.first_bytes(first, len(LFS_POINTER)) == LFS_POINTER
+                phrase = (
+                    f"a {suffix} file for each image in {place}{f' (the first {IS_LFS_POINTER})' if pointer else ''}"
                 )
+                yield SuspectedAnnotation(phrase, patterns, folder.path)
+            if alike and names.count in counts:
+                yield SuspectedAnnotation(f"as many {suffix} files as images in {place}", patterns, folder.path)
             for name in names.first:
-                path = f"{folder.path}/{name}" if folder.path else name
+                path = posixpath.join(folder.path, name)
                 why = _annotation_phrase(tree, path, suffix, few, known, splits, counts) if len(known) else None
                 if why is not None:
                     yield SuspectedAnnotation(printable(path) + why, (escape_pattern(path),), folder.path, path)
@@ -301,26 +308,6 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
     text = tree.first_bytes(path, _WHOLE).strip()
     lines = text.count(b"\n") + 1
     return frozenset([lines, lines - 1] if text else [])
-
-
-def _find_sidecars(
-    tree: Tree, images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]
-) -> Iterator[SuspectedAnnotation]:
-    """Yields a suspected annotation for each suffix in a folder whose files have the stems of images. At least three
-    files must have such stems. In a folder of fewer images, fewer files suffice. Skips the folders of programs
-    (``logs``), and suffixes of models, scripts, archives and films."""
-    for folder in folders:
-        beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
-        enough = max(1, min(_MENTIONS, beside or len(known)))
-        for suffix, names in folder.others.items():
-            if is_work_folder(folder.path):
-                continue
-            if len(known) and suffix not in NO_SIDECARS and names.count_shared(known) >= enough:
-                phrase = f"a {suffix} file for each image in {_printable_folder(folder.path)}"
-                first = f"{folder.path}/{names.first[0]}" if folder.path else names.first[0]
-                if tree.first_bytes(first, len(LFS_POINTER)) == LFS_POINTER:
-                    phrase += f" (the first {IS_LFS_POINTER})"
-                yield SuspectedAnnotation(phrase, _suffix_ignore_patterns(images, folder, suffix), folder.path)
 
 
 def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> Iterator[SuspectedAnnotation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -34,7 +35,7 @@ _PER_IMAGE: Mapping[str, Field] = {
 """Further columns with a value for each image."""
 _MISSING = {CROWD: 0, "difficult": -1, "track": -1}
 """Numbers of objects without a value."""
-MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, zlib.error)
 """Errors from reading a value that lacks the structure of the format."""
 
 

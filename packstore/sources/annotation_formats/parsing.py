@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -108,6 +110,27 @@ def parse_each_line(convert: Callable[[str], T]) -> Callable[[bytes], list[T]]:
         return found
 
     return parse
+
+
+def split_numbers(line: str, separator: str | None, counts: Collection[int], names: int = 0) -> list[Any]:
+    """Splits a line into numbers, of which the first ``names`` are texts. Raises :class:`ValueError` for another number
+    of values than ``counts``, and for a value that is no number."""
+    words = line.strip().rstrip(",").split(separator)
+    if len(words) not in counts:
+        raise ValueError(f"found {len(words)} values, expected {' or '.join(map(str, counts))}")
+    return [*words[:names], *to_floats(words[names:])]
+
+
+def parse_csv(data: bytes) -> list[dict[str, str]]:
+    """Parses CSV with a header to a dict for each line. Raises :class:`ValueError` for a line of another length."""
+    try:
+        lines = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline="")))
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+    for number, line in enumerate(lines, 1):
+        if None in line or None in line.values():
+            raise ValueError(f"line {number} below the header has other fields than the header")
+    return lines
 
 
 def parse_id(value: Any) -> int | str | None:

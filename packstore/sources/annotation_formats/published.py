@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from itertools import starmap
 from typing import Any
 
@@ -140,20 +141,12 @@ def line_boxes(boxes: Any, picture: Picture) -> Parts:
         yield shapes.box(picture.name_class(number), corners)
 
 
-def _parse_kitti_line(line: str) -> list[Any]:
-    """Parses a line to the class and all numbers."""
-    name, *words = line.split()
-    if len(words) not in (14, 15):
-        raise ValueError(f"found {len(words)} numbers, expected 14 or 15")
-    return [name, *parsing.to_floats(words)]
-
-
 @beside(
     "KITTI: image_2 with a file of objects for each image in label_2",
     folders=[("image_2", "label_2"), ("images", "labels"), ("image", "label"), ("data", "labels")],
     patterns=("{stem}.txt",),
     signature=rb"(?i)^\s*[A-Za-z_]\S*( -?\d+(\.\d+)?(e-?\d+)?){14,15}\s*($|\r?\n)",
-    parse=parsing.parse_each_line(_parse_kitti_line),
+    parse=parsing.parse_each_line(partial(parsing.split_numbers, separator=None, counts=(15, 16), names=1)),
     files=[FurtherFile("calib", ("../calib/{stem}.txt",), Text(optional=True), bytes.decode)],
 )
 def kitti(lines: Any, _: Picture) -> Parts:
@@ -223,28 +216,21 @@ _VISDRONE = (
 )
 
 
-def _parse_visdrone_line(line: str) -> list[float]:
-    """Parses a line to its eight numbers."""
-    values = parsing.to_floats(line.strip().rstrip(",").split(","), 8)
-    if not (values[5].is_integer() and 0 <= values[5] < len(_VISDRONE)):
-        raise ValueError(f"found the class {values[5]:g}, expected 0 to 11")
-    return values
-
-
 @beside(
     "VisDrone: images with annotations of eight numbers a line",
     folders=[("images", "annotations")],
     patterns=("{stem}.txt",),
     signature=rb"^\s*-?\d+(,-?\d+){7},?\s*(\r?\n|$)",
-    parse=parsing.parse_each_line(_parse_visdrone_line),
+    parse=parsing.parse_each_line(partial(parsing.split_numbers, separator=",", counts=(8,))),
     classes=_VISDRONE,
 )
 def visdrone(lines: Any, _: Picture) -> Parts:
     """Each line is an object with its class and box. An object with the score 0, as ignored regions have it, is one to
     ignore."""
+    names = dict(enumerate(_VISDRONE))
     for values in lines:
         crowd = not values[4] or not values[5]
-        yield shapes.box(_VISDRONE[int(values[5])], shapes.box_from_corner(*values[:4]), crowd=crowd)
+        yield shapes.box(names[values[5]], shapes.box_from_corner(*values[:4]), crowd=crowd)
 
 
 def _list_widerface(file: Document) -> Iterator[Listed]:

@@ -197,7 +197,7 @@ class Document:
             yield Listed(next(filter(None, map(item.get, names)), None) or item[names[-1]], item)
 
     def match_frames(
-        self, images: Sequence[str], lines: Iterable[tuple[int, Any]], number: str = r"(\d{1,11})\.\w+"
+        self, images: Sequence[str], lines: Iterable[tuple[float, Any]], number: str = r"(\d{1,11})\.\w+"
     ) -> Iterator[tuple[str, int, Sequence[Any]]]:
         """Yields each image of a video with its number and its ``lines``, which are given with the number of their
         frame. An image is named by this number, the group of the pattern ``number``. Counts frames without an image as
@@ -206,14 +206,14 @@ class Document:
         Raises :class:`ValueError` if there are images and frames, but no frame has an image. Also raises it if a frame
         has two images, such as ``1.jpg`` and ``000001.jpg``.
         """
-        frames: dict[int, list[Any]] = {}
+        frames: dict[float, list[Any]] = {}
         for frame, line in lines:
             frames.setdefault(frame, []).append(line)
         matches = [re.fullmatch(number, image.rpartition("/")[2]) for image in images]
         numbers = [-1 if match is None else int(match[1]) for match in matches]
         if images and frames and not frames.keys() & set(numbers):
             raise ValueError(
-                f"no image is named by the number of a frame ({min(frames):06}.jpg); the first is {images[0]}"
+                f"no image is named by the number of a frame, such as {min(frames):g}; the first is {images[0]}"
             )
         twice = next((each for each, count in Counter(numbers).items() if count > 1 and each in frames), None)
         if twice is not None:
@@ -222,7 +222,7 @@ class Document:
             yield image, own, frames.get(own, [])
         self.leave("frames of a video without an image", len(frames.keys() - set(numbers)))
 
-    def list_frames(self, folder: str | None, lines: Iterable[tuple[int, Any]]) -> Iterator[Listed]:
+    def list_frames(self, folder: str | None, lines: Iterable[tuple[float, Any]]) -> Iterator[Listed]:
         """Lists the images of a folder, None if it is missing, as :meth:`match_frames`."""
         images = () if folder is None else self.list_images(folder)
         for image, _, own in self.match_frames(images, lines):

@@ -100,6 +100,7 @@ class SpooledSource(FileRowSource):
         """Records image, split and file of each entry, and yields its value."""
         seen: dict[bytes, str] = {}
         times: Counter[bytes] = Counter()
+        splits, listers = dict[str, int](), dict[str, int]()
         for path, split, lister, value in entries:
             image = path.encode("utf-8", "surrogateescape")
             first = seen.setdefault(image, lister)
@@ -111,15 +112,14 @@ class SpooledSource(FileRowSource):
                 )
             self._earlier.append(times[image])
             times[image] += 1
-            for names, name in ((self._splits, split), (self._listers, lister)):
-                if name not in names[-1:] and name not in names:
-                    names.append(name)
-            if len(self._splits) > _MAX_SPLITS:
-                raise SourceError(f"{self.tree.name(lister)}: more than {_MAX_SPLITS} splits")
             self._images.append(image)
-            self._split_of.append(self._splits.index(split))
-            self._lister_of.append(self._listers.index(lister))
+            number = splits.setdefault(split, len(splits))
+            if number >= _MAX_SPLITS:
+                raise SourceError(f"{self.tree.name(lister)}: more than {_MAX_SPLITS} splits")
+            self._split_of.append(number)
+            self._lister_of.append(listers.setdefault(lister, len(listers)))
             yield value
+        self._splits, self._listers = [*splits], [*listers]
 
     def splits(self) -> Sequence[str]:
         """Returns the splits of all entries in packing order, or ``("",)`` if there are no entries."""

@@ -17,13 +17,9 @@ VoTT.
 from __future__ import annotations
 
 import base64
-import binascii
-import csv
-import io
 import math
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -172,8 +168,7 @@ def _list_fiftyone(file: Document) -> Iterator[Listed]:
     names = {name for folder in (join(file.folder, "data"), file.folder) for name in file.list_images(folder)}
     by_stem = {name.rpartition(".")[0]: name for name in names}
     if len(by_stem) < len(names):
-        stem = max(Counter(name.rpartition(".")[0] for name in sorted(names)).items(), key=lambda each: each[1])[0]
-        raise ValueError(f"two images have the name {stem!r:.60} without suffix: rename one")
+        raise ValueError(f"two of its {len(names)} images have the same name without suffix: rename one")
     for stem, labels in file.content["labels"].items():
         yield Listed(by_stem.get(stem, stem), {"labels": labels})
 
@@ -341,10 +336,7 @@ def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
     """Computes the box of a bitmap from the size in its PNG header. ``data`` is the PNG file, compressed by zlib, in
     base64. Raises :class:`ValueError` if it is no PNG file, or its beginning is damaged. The rest is not
     decompressed."""
-    try:
-        png = zlib.decompressobj().decompress(base64.b64decode(data, validate=True), 33)
-    except (binascii.Error, zlib.error) as error:
-        raise ValueError(f"a bitmap of its annotation cannot be read: {error}") from None
+    png = zlib.decompressobj().decompress(base64.b64decode(data, validate=True), 33)
     if len(png) < 24 or not png.startswith(b"\x89PNG\r\n\x1a\n"):
         raise ValueError("a bitmap of its annotation is no PNG file, or is cut off")
     return [left, top, left + int.from_bytes(png[16:20]), top + int.from_bytes(png[20:24])]
@@ -352,10 +344,6 @@ def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
 
 _VIA_PROJECT = ("_via_settings", "_via_attributes", "_via_data_format_version", "_via_image_id_list")
 _VIA_CLASS = re.compile(r"\s*(class|label|type|name|category|object)(_?(name|type|class|label))?\s*", re.I)
-_VIA_HEAD = (
-    *("filename", "file_size", "file_attributes", "region_count", "region_id", "region_shape_attributes"),
-    "region_attributes",
-)
 _VIA3_SHAPES = (
     *("", "point cx cy", "rect x y width height", "circle cx cy r", "ellipse cx cy rx ry"),
     *("polyline", "polyline", "polygon"),
@@ -369,20 +357,16 @@ def _parse_via(data: bytes) -> Any:
     invalid JSON, also in a field."""
     if data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[", b""):
         return parsing.parse_json(data)
-    try:
-        rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
-        head, *lines = [line for line in rows if "".join(line).strip()]
-    except csv.Error as error:
-        raise ValueError(str(error)) from None
-    if tuple(name.strip().lstrip("#") for name in head) != _VIA_HEAD:
-        raise ValueError(f"its header is {','.join(head)[:80]}; expected {','.join(_VIA_HEAD)}")
     images: dict[str, Any] = {}
-    for number, line in enumerate(lines, 1):
-        if len(line) != len(_VIA_HEAD):
-            raise ValueError(f"region {number} has {len(line)} fields, expected {len(_VIA_HEAD)}")
-        attributes, shape, own = (parsing.parse_json(line[place].encode() or b"{}") for place in (2, 5, 6))
-        image = {"filename": line[0], "size": line[1], "regions": [], "file_attributes": attributes}
-        regions = images.setdefault(line[0], image)["regions"]
+    for line in parsing.parse_csv(data):
+        line = {name.strip().lstrip("#"): value for name, value in line.items()}
+        attributes, shape, own = (
+            parsing.parse_json(line[name].encode() or b"{}")
+            for name in ("file_attributes", "region_shape_attributes", "region_attributes")
+        )
+        name, size = line["filename"], line["file_size"]
+        image = {"filename": name, "size": size, "regions": [], "file_attributes": attributes}
+        regions = images.setdefault(name, image)["regions"]
         regions += [{"shape_attributes": shape, "region_attributes": own}] if shape else []
     return images
 

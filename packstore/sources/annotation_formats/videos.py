@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -118,21 +119,13 @@ _MOT_CLASSES = (
 """Classes of MOT16, MOT17 and MOT20."""
 
 
-def _parse_mot_line(line: str) -> list[float]:
-    """Parses a line to its numbers. Raises :class:`ValueError` unless it has 6 to 10, and the first is whole."""
-    values = parsing.to_floats(line.split(","))
-    if not 6 <= len(values) <= 10 or not values[0].is_integer():
-        raise ValueError(f"found {line[:60]!r}, expected the number of a frame, and 5 to 9 further numbers")
-    return values
-
-
 def _list_mot(file: Document) -> Iterator[Listed]:
     """Lists the images of the sequence, with the numbers of each line."""
     sequence = file.folder.rpartition("/")[0]
     file.classes = dict(enumerate(file.read_lines(join(file.folder, "labels.txt")), 1))
     file.find(join(sequence, "seqinfo.ini"))
     file.expected.append(join(sequence, "det/det"))
-    return file.list_frames(join(sequence, "img1"), ((int(values[0]), values) for values in file.content))
+    return file.list_frames(join(sequence, "img1"), ((values[0], values) for values in file.content))
 
 
 @document(
@@ -142,7 +135,7 @@ def _list_mot(file: Document) -> Iterator[Listed]:
     names=r"gt\.txt",
     signature=rb"^\s*\d+,\s*-?\d+(,\s*-?\d+(\.\d+)?){4,8}\s*(\r?\n|$)",
     max_depth=4,
-    parse=parsing.parse_each_line(_parse_mot_line),
+    parse=parsing.parse_each_line(partial(parsing.split_numbers, separator=",", counts=range(6, 11))),
     classes=_MOT_CLASSES,
 )
 def mot(lines: Any, picture: Picture) -> Parts:

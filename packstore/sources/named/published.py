@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from packstore.sources.named import FolderSet, make_folder_set_kind
 
 _SUFFIX = r"\.(jpg|jpeg|png|bmp|tif)"
@@ -235,6 +237,12 @@ MASKS = {
     ),
 }
 
+
+def _list_bands(column: str, path: str, names: Sequence[str]) -> dict[str, str]:
+    """Returns the paths of the bands ``names`` of an image, by column. ``%`` stands for the name of the band."""
+    return {column.replace("%", name.lower().replace("-", "_")): path.replace("%", name) for name in names}
+
+
 _BANDS = ("01", "03", "04", "05", "06", "07", "08", "8A", "09", "10", "11", "12")
 _OSCD_MARKERS = ("*[Ii]mages/train.txt|Onera*Labels", "*[Ii]mages/test.txt|Onera*Images")
 _OSCD_MASKS = {
@@ -243,6 +251,7 @@ _OSCD_MASKS = {
     "mask_test": "Onera Satellite Change Detection dataset - Test Labels/{city}/cm/cm.png",
 }
 _AREA = r"(?P<_top>((?P<split>train|test)/)?([^/]*AOI_\d+_[^/]+/)?)"
+_SPACENET = ("PAN", "MS", "PS-MS", "RGBNIR", "PS-RGBNIR", "SAR-Intensity")
 _ROADS = ("roads", "roads_speed")
 
 PAIRS = {
@@ -271,9 +280,9 @@ PAIRS = {
         _OSCD_MARKERS,
         r"(?P<_top>[^/]*[Ii]mages)/(?P<city>[^/]+)/imgs_1_rect/(?P<_band>B02)\.tif",
         beside={
-            **{f"b{band.lower()}": f"{{_top}}/{{city}}/imgs_1_rect/B{band}.tif" for band in _BANDS},
+            **_list_bands("b%", "{_top}/{city}/imgs_1_rect/B%.tif", _BANDS),
             "after": "{_top}/{city}/imgs_2_rect/B02.tif",
-            **{f"after_b{band.lower()}": f"{{_top}}/{{city}}/imgs_2_rect/B{band}.tif" for band in _BANDS},
+            **_list_bands("after_b%", "{_top}/{city}/imgs_2_rect/B%.tif", _BANDS),
             **_OSCD_MASKS,
         },
         required=("after",),
@@ -291,10 +300,7 @@ PAIRS = {
         ("S1*_IW_*|S2*_MSIL*",),
         r"(?P<_patch>S[12][AB]_[^/]+)/(?P=_patch)_(B02|VV)\.tif",
         beside={
-            **{
-                f"b{band.lower()}": f"{{_patch}}/{{_patch}}_B{band}.tif"
-                for band in ("01", "03", "04", "05", "06", "07", "08", "8A", "09", "11", "12")
-            },
+            **_list_bands("b%", "{_patch}/{_patch}_B%.tif", [band for band in _BANDS if band != "10"]),
             "vh": "{_patch}/{_patch}_VH.tif",
             "json": "{_patch}/{_patch}_labels_metadata.json",
         },
@@ -333,12 +339,9 @@ PAIRS = {
         ),
         _AREA + r"PS-RGB/(?P<_set>SN\d_\w+?_AOI_\d+_[A-Za-z]+)_PS-RGB_(?P<_tile>\w+)\.tif",
         beside={
-            **{
-                name.lower().replace("-", "_"): f"{{_top}}{name}/{{_set}}_{name}_{{_tile}}.tif"
-                for name in ("PAN", "MS", "PS-MS", "RGBNIR", "PS-RGBNIR", "SAR-Intensity")
-            },
+            **_list_bands("%", "{_top}%/{_set}_%_{_tile}.tif", _SPACENET),
             "buildings": "{_top}geojson_buildings/{_set}_Buildings_{_tile}.geojson",
-            **{name: f"{{_top}}geojson_{name}/{{_set}}_geojson_{name}_{{_tile}}.geojson" for name in _ROADS},
+            **_list_bands("%", "{_top}geojson_%/{_set}_geojson_%_{_tile}.geojson", _ROADS),
         },
         known=r"(.*/)?(SummaryData|summaryData)/.*|(.*/)?[^/]*\.csv",
     ),

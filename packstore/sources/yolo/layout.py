@@ -159,30 +159,31 @@ def read_layout(tree: Tree) -> YoloLayout:
         named = " and ".join(map(printable, files))
         raise AmbiguousSourceError(f"{tree.name()} has {named}, which both describe it: leave only one in the folder")
     if not files:
-        scattered = find_scattered_images(tree)
-        layout = YoloLayout(scattered or find_image_folders(tree), labels=_LABELS if scattered else None)
-        layout.is_mirrored = not scattered and has_mirrored_labels(tree, layout.splits)
-        yaml = [name for name in ("data.yaml", "dataset.yaml") if is_file(tree, name)]
-        if yaml:
-            layout.classes, layout.points = _parse_classes(tree, yaml[0], _read_yaml(tree, yaml[0]))
-            layout.files = yaml
-        else:
-            beside = [join(place, _DARKNET) for places in layout.splits.values() for place in places]
-            layout.files = [name for name in (*_CLASS_FILES, *beside) if is_file(tree, name)][:1]
-            layout.classes = _read_names(tree, layout.files[0]) if layout.files else None
-        return layout
-    if files[0].lower().endswith(".data"):
-        return _read_darknet(tree, files[0])
-    document = _read_yaml(tree, files[0])
-    layout = YoloLayout({}, *_parse_classes(tree, files[0], document), files)
-    places = {
-        split: [(value, _resolve_place(tree, document.get("path"), value)) for value in as_list(document.get(split))]
-        for split in _SPLITS
-    }
-    layout = _add_splits(tree, layout, places)
-    images = find_scattered_images(tree, [place for places in layout.splits.values() for place in places])
-    layout.labels = _LABELS if images else None
-    layout.is_mirrored = not images and has_mirrored_labels(tree, layout.splits)
+        layout = _read_undescribed(tree)
+    elif files[0].lower().endswith(".data"):
+        layout = _read_darknet(tree, files[0])
+    else:
+        document = _read_yaml(tree, files[0])
+        places = {
+            split: [(each, _resolve_place(tree, document.get("path"), each)) for each in as_list(document.get(split))]
+            for split in _SPLITS
+        }
+        layout = _add_splits(tree, YoloLayout({}, *_parse_classes(tree, files[0], document), files), places)
+    scattered = find_scattered_images(tree, [place for folders in layout.splits.values() for place in folders])
+    layout.labels = _LABELS if scattered else None
+    layout.is_mirrored = not scattered and has_mirrored_labels(tree, layout.splits)
+    return layout
+
+
+def _read_undescribed(tree: Tree) -> YoloLayout:
+    """Finds the folders of images, and reads names of classes from a YAML file or a list such as ``classes.txt``."""
+    layout = YoloLayout(find_scattered_images(tree) or find_image_folders(tree))
+    yaml = [name for name in ("data.yaml", "dataset.yaml") if is_file(tree, name)]
+    if yaml:
+        return YoloLayout(layout.splits, *_parse_classes(tree, yaml[0], _read_yaml(tree, yaml[0])), yaml)
+    beside = [join(place, _DARKNET) for places in layout.splits.values() for place in places]
+    layout.files = [name for name in (*_CLASS_FILES, *beside) if is_file(tree, name)][:1]
+    layout.classes = _read_names(tree, layout.files[0]) if layout.files else None
     return layout
 
 
