@@ -158,23 +158,19 @@ class RowSource(Source):
         if not total:
             raise SourceError(f"{printable(str(self.path))} holds no samples, so there is nothing to pack")
         progress(Progress("scan", total, total, size_bytes))
-        columns, encoding, mode, shape, store = self._record_form()
+        form = self._record_form()
         notes = self.notes()
         if rest := splits.get(UNASSIGNED):
             notes = (*notes, f"{rest:,} of the samples have no split, unlike the others: it is {UNASSIGNED}")
         return Survey(
             splits=splits,
-            columns=columns,
-            encoding=encoding,
-            mode=mode,
-            shape=shape,
+            **form._asdict(),
             size_bytes=size_bytes,
             size_counts=size_counts,
             key_bytes=key_bytes,
-            store=store,
-            sampled=frozenset(column.name for column in columns),
+            sampled=frozenset(column.name for column in form.columns),
             value_bytes=value_bytes,
-            further_bytes=sum(sizes[column.name] for column in columns if column.holds_images),
+            further_bytes=sum(sizes[column.name] for column in form.columns if column.holds_images),
             ledger=self.ledger(claims, split),
             notes=notes,
         )

@@ -426,7 +426,7 @@ def read_facts(tree: Tree, files: Iterable[str]) -> AnnotationFacts:
             document = load_xml(read_text(tree, file))[1]
             objects = _as_list(document["object"])
             count += 1
-            names.update(map(_class_name, objects))
+            names.update(_get_text(each, "name") for each in objects)
             if not from_zero and any(counts_from_zero(parse_box(each)) for each in objects):
                 from_zero = file
         except AmbiguousSourceError:
@@ -461,7 +461,7 @@ def parse_annotation(data: bytes, convention: str = VOC) -> dict[str, Any]:
     first = 1 if convention == VOC else 0
     return {
         "boxes": [[left - first, top - first, right, bottom] for left, top, right, bottom in map(parse_box, objects)],
-        "labels": [_class_name(each) for each in objects],
+        "labels": [_get_text(each, "name") for each in objects],
         "difficult": [int(_get_text(each, "difficult", "0")) for each in objects],
         "json": {"annotation": document},
     }
@@ -472,25 +472,13 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _get_text(value: Any, name: str, default: str | None = None) -> str:
-    """Returns the text of the element ``name``; empty if the element is. With a ``default``, a missing or empty element
-    has the default.
-
-    Raises :class:`ValueError` if the element occurs several times. Raises it also if the element is missing and there
-    is no default.
-    """
-    text = value.get(name, default) if isinstance(value, dict) else None
-    if not isinstance(text, str):
+def _get_text(value: Any, name: str, default: str = "") -> str:
+    """Returns the text of the element ``name``, or ``default`` if the element is missing or empty. Raises
+    :class:`ValueError` if there is no text, and if the element occurs several times."""
+    text = (value.get(name) if isinstance(value, dict) else None) or default
+    if not text or not isinstance(text, str):
         raise ValueError(f"an object of its annotation has {'several values' if text else 'no value'} of {name!r}")
-    return text or default or text
-
-
-def _class_name(value: Any) -> str:
-    """Returns the name of an object's class. Raises :class:`ValueError` if it is missing or empty."""
-    name = _get_text(value, "name")
-    if not name:
-        raise ValueError("an object of its annotation has an empty name")
-    return name
+    return text
 
 
 def parse_box(value: Any) -> list[float]:

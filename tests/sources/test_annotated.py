@@ -790,7 +790,7 @@ def test_the_guide_lists_every_kind_with_its_columns_and_the_order_of_its_classe
             assert names == re.findall(r"`(\w+)`", columns), kind
             assert files.startswith(source.title), kind
             classes = found.get("labels") or found.get("label")
-            listed = bool(source.list_classes())
+            listed = bool(source.listed_classes)
             assert order == ("none" if classes is None else "listed" if listed else "sorted"), kind
             assert order != "sorted" or list(classes or ()) == sorted(classes or ())
             assert "`label`" not in columns or source.kind in ("labelme", "widerface")

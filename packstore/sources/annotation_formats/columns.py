@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,13 +82,13 @@ class AnnotationColumns(ABC):
         path: Path of the dataset, for messages.
         title: Name of the format.
         listed: Classes that the dataset lists, in their order.
-        class_order: Key by which classes that the dataset does not list are sorted; None for their names.
+        usual: Classes in the publisher's order, if the dataset lists none and has no others.
     """
 
     path: Path
     title: str
     listed: Sequence[str] = ()
-    class_order: Callable[[str], Any] | None = None
+    usual: Sequence[str] = ()
 
     @abstractmethod
     def parse_parts(self, item: Any, picture: Picture) -> tuple[Any, Parts]:
@@ -98,10 +98,6 @@ class AnnotationColumns(ABC):
     @abstractmethod
     def raw_annotations(self) -> Iterator[Raw]:
         """Yields the raw annotations of all rows; skips those that cannot be read."""
-
-    def list_classes(self) -> Sequence[str]:
-        """Returns :attr:`listed`."""
-        return self.listed
 
     def fields(self) -> Mapping[str, Field]:
         """Declares the columns that any annotation needs, ``image`` first. Declares ``boxes`` as well if there is no
@@ -161,9 +157,11 @@ class AnnotationColumns(ABC):
         return frozenset((*self.fields(), RELATIVE))
 
     @cached_property
-    def _listed_classes(self) -> Mapping[str, None]:
-        """Classes that the dataset lists, in their order, as keys. Raises :class:`SourceError` if one is no text."""
-        listed = self.list_classes()
+    def listed_classes(self) -> Mapping[str, None]:
+        """Classes that the dataset or its publisher lists, in their order, as keys. Raises :class:`SourceError` if one
+        is no text."""
+        seen = self._summary.classes - {None}
+        listed = self.listed or (self.usual if seen and seen <= {*self.usual} else ())
         try:
             _check_class_names(listed)
         except ValueError as error:
@@ -172,19 +170,22 @@ class AnnotationColumns(ABC):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Classes of boxes and points. Listed classes come first, in their order, and others follow sorted.
+        """Classes of boxes and points. Listed classes come first, in their order, and others follow sorted; numbers by
+        their values.
 
         :data:`NO_CLASS` is the last if there are others, and some objects or points have no class.
         """
-        listed, seen = self._listed_classes, self._summary.classes
-        classes = (*listed, *sorted(filter(None, seen - listed.keys()), key=self.class_order))
+        listed, seen = self.listed_classes, self._summary.classes
+        further = {name for name in seen if name is not None and name not in listed}
+        are_numbers = all(map(str.isdecimal, further))
+        classes = (*listed, *sorted(further, key=lambda name: (len(name) if are_numbers else 0, name)))
         return (*classes, NO_CLASS) if classes and None in seen and NO_CLASS not in classes else classes
 
     @cached_property
     def _tag_classes(self) -> tuple[str, ...]:
         """Classes of whole images, by name. If any tag is a listed class, all listed classes come first, in their
         order."""
-        listed = self._listed_classes if self._listed_classes.keys() & self._summary.tag_classes else {}
+        listed = self.listed_classes if self.listed_classes.keys() & self._summary.tag_classes else {}
         return (*listed, *sorted(self._summary.tag_classes - listed.keys()))
 
     @cached_property

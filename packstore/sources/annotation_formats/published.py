@@ -132,7 +132,6 @@ def _list_line_boxes(file: Document) -> Iterator[Listed]:
     _list_line_boxes,
     suffixes=(".txt",),
     parse=parsing.parse_each_line(_parse_boxes_line),
-    class_order=float,
     signature=rf"(?im)^[^\n]+?(?:{_SUFFIXES})(?:[ \t]+-?[\d.]+(?:,-?[\d.]+){{3}},\d+)+[ \t]*\r?$".encode(),
 )
 def line_boxes(boxes: Any, picture: Picture) -> Parts:

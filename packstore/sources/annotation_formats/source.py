@@ -74,7 +74,6 @@ class Format:
         parse: Parses the bytes of a file, in UTF-8. Raises :class:`ValueError` for an invalid file. The result is the
             value of the column ``json``, if the generator yields no other.
         classes: Classes in the publisher's order, if the dataset lists none and has no others.
-        class_order: Key by which other classes are sorted; None for their names.
         files: Further files of each image.
         upright: Kind of image files that the format's tools turn upright before they count coordinates.
     """
@@ -85,7 +84,6 @@ class Format:
     read_parts: ReadParts
     parse: Callable[[bytes], Any] = parse_json
     classes: Sequence[str] = ()
-    class_order: Callable[[str], Any] | None = None
     files: Sequence[FurtherFile] = ()
     upright: str = ""
 
@@ -132,7 +130,7 @@ class AnnotatedSource(AnnotationColumns, FileRowSource):
     def __init__(self, path: Path, options: SourceOptions, format: Format) -> None:
         super().__init__(path, options)
         self.format = format
-        self.kind, self.title, self.class_order = format.kind, format.title, format.class_order
+        self.kind, self.title, self.usual = format.kind, format.title, format.classes
         self.expected: list[str] = []
 
     @abstractmethod
@@ -142,13 +140,6 @@ class AnnotatedSource(AnnotationColumns, FileRowSource):
     @abstractmethod
     def pop_annotation(self, values: dict[str, Any]) -> Raw | None:
         """Removes the raw annotation from the values of a row, and returns it; None if the row has none."""
-
-    def list_classes(self) -> Sequence[str]:
-        """Returns the classes that the dataset lists. If it lists none, and has no classes but those of its publisher,
-        returns these."""
-        seen = self._summary.classes
-        fixed = self.format.classes if seen and seen <= set(self.format.classes) else ()
-        return self.listed or fixed
 
     def annotation_frame(self, kind: str) -> str | None:
         """Returns ``upright`` for the kind of image files that the format's tools turn, else None."""

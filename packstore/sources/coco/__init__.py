@@ -22,21 +22,7 @@ from packstore.sources.annotation_formats.spool import SpooledEntry, SpooledSour
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import holds_yolo_labels, infer_mask_field, is_file, join, number_repeated_names
-from packstore.sources.coco.documents import (
-    AnnotationFile,
-    describe_entry,
-    find_annotation_files,
-    find_image_places,
-    find_mask_folder,
-    group_by_split,
-    parse_boxes,
-    parse_crowds,
-    parse_keypoints,
-    parse_labels,
-    parse_segment_ids,
-    read_document,
-    separate_copies,
-)
+from packstore.sources.coco import documents
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import FileRow, InTree
 from packstore.sources.splits import find_split_in_path
@@ -79,8 +65,8 @@ class CocoSource(SpooledSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        files, self._copies = separate_copies(self.tree, find_annotation_files(self.tree))
-        groups = group_by_split(self.tree, files)
+        files, self._copies = documents.separate_copies(self.tree, documents.find_annotation_files(self.tree))
+        groups = documents.group_by_split(self.tree, files)
         if not groups:
             raise SourceError(f"{printable(str(path))} has no annotations of COCO (annotations/instances_train.json)")
         self._paths: dict[str, list[str]] = {}  # of the files of a split, by the first of them
@@ -115,7 +101,9 @@ class CocoSource(SpooledSource):
         """Number of keypoints of each object; 0 if there are none, or if categories differ."""
         return max(self._points) if len(self._points) == 1 else 0
 
-    def _read_split(self, split: str, files: Mapping[str, AnnotationFile], is_only: bool) -> Iterator[SpooledEntry]:
+    def _read_split(
+        self, split: str, files: Mapping[str, documents.AnnotationFile], is_only: bool
+    ) -> Iterator[SpooledEntry]:
         """Reads the files of a split, given by kind, and yields an entry for each image in the order of ids, as
         torchvision's ``CocoDetection``. Leaves out files whose images are missing.
 
@@ -123,22 +111,24 @@ class CocoSource(SpooledSource):
         ``captions``, ``stuff`` and ``panoptic``.
         """
         images: dict[Any, dict[str, Any]] = {}
-        documents = {kind: read_document(self.tree, file) for kind, file in files.items()}
-        for kind, document in documents.items():
+        contents = {kind: documents.read_document(self.tree, file) for kind, file in files.items()}
+        for kind, document in contents.items():
             for image in document["images"]:
                 known = images.setdefault(parse_id(image["id"]), {"image": image})["image"]
                 if known["file_name"] != image["file_name"]:
-                    both = f"{describe_entry(known)} and {describe_entry(image)}"
+                    both = f"{documents.describe_entry(known)} and {documents.describe_entry(image)}"
                     raise SourceError(f"{self.tree.name(files[kind].path)}: two images have one id: {both}")
         ids = sorted(images, key=lambda each: (isinstance(each, str), each))
         first, paths = next(iter(files.values())), [file.path for file in files.values()]
-        places, names = find_image_places(self.tree, first, [images[each]["image"]["file_name"] for each in ids])
+        places, names = documents.find_image_places(
+            self.tree, first, [images[each]["image"]["file_name"] for each in ids]
+        )
         if places is None:
             self._unread |= dict.fromkeys(paths, next(iter(names), "none are named"))
             return
         self._paths[first.path] = paths
         self._kinds |= files.keys()
-        points = [self._add_annotations(file, documents.pop(kind), images) for kind, file in files.items()]
+        points = [self._add_annotations(file, contents.pop(kind), images) for kind, file in files.items()]
         self._points |= {max(points)} if {"instances", "keypoints"} & files.keys() else set()
         masks = self._find_masks(files, names, [images[each] for each in ids])
         folders = [join(folder, name).rpartition("/")[0] for folder, name in zip(places, names, strict=True)]
@@ -152,7 +142,9 @@ class CocoSource(SpooledSource):
                     self._masks.setdefault(column, {})[len(self._images)] = mask
             yield SpooledEntry(join(folder, name.rpartition("/")[2]), splits.get(folder, split), first.path, entries)
 
-    def _add_annotations(self, file: AnnotationFile, document: Any, images: Mapping[Any, dict[str, Any]]) -> int:
+    def _add_annotations(
+        self, file: documents.AnnotationFile, document: Any, images: Mapping[Any, dict[str, Any]]
+    ) -> int:
         """Adds the annotations of a file to their images, without ``image_id``. Keypoints are merged into the object
         with the same id, or else become an object themselves. Leaves out and counts annotations of unlisted images.
 
@@ -197,7 +189,9 @@ class CocoSource(SpooledSource):
         for category in document.get("categories", ()):
             number, name, points = parse_id(category.get("id")), category.get("name"), category.get("keypoints")
             if not isinstance(number, int) or not isinstance(name, str):
-                raise SourceError(f"{where}: a category without a number or a name: {describe_entry(category)}")
+                raise SourceError(
+                    f"{where}: a category without a number or a name: {documents.describe_entry(category)}"
+                )
             if (known := self._names[kind].setdefault(number, name)) != name:
                 raise AmbiguousSourceError(
                     f"{where}: category {number} is {printable(name)!r}, and elsewhere {printable(known)!r}: leave one "
@@ -212,11 +206,11 @@ class CocoSource(SpooledSource):
         for each in annotations:
             self._facts |= {"shapes"} if each.keys() & _SHAPES else set()
             self._facts |= {"boxes"} if each.get("bbox") else {"lone points"} if each.get("keypoints") else set()
-        self._facts |= {"crowds"} if any(parse_crowds(annotations)) else set()
+        self._facts |= {"crowds"} if any(documents.parse_crowds(annotations)) else set()
         self._most_tags = max(self._most_tags, len(annotations))
 
     def _find_masks(
-        self, files: Mapping[str, AnnotationFile], names: Iterable[str], images: Iterable[dict[str, Any]]
+        self, files: Mapping[str, documents.AnnotationFile], names: Iterable[str], images: Iterable[dict[str, Any]]
     ) -> dict[str, list[str]]:
         """Finds the panoptic masks of images, and their masks of stuff. Returns paths by column, ``""`` for an image
         without a mask. Leaves out a column whose folder is missing; counts panoptic masks that are missing.
@@ -227,11 +221,14 @@ class CocoSource(SpooledSource):
         found = {}
         if "panoptic" in files:
             masks = [_take_panoptic_mask(self.tree.name(files["panoptic"].path), entries) for entries in images]
-            found["panoptic_mask"] = find_mask_folder(self.tree, files["panoptic"], filter(None, masks)), masks
+            found["panoptic_mask"] = (
+                documents.find_mask_folder(self.tree, files["panoptic"], filter(None, masks)),
+                masks,
+            )
         stuff = next((file for file in files.values() if file.path.rpartition("/")[2].startswith("stuff")), None)
         if stuff is not None:
             masks = [f"{posixpath.splitext(name)[0]}.png" for name in names]
-            found["stuff_mask"] = find_mask_folder(self.tree, stuff, masks, "_pixelmaps"), masks
+            found["stuff_mask"] = documents.find_mask_folder(self.tree, stuff, masks, "_pixelmaps"), masks
         if "panoptic_mask" in found and found["panoptic_mask"][0] is None:
             self._ignored["panoptic masks that are missing"] += len([*filter(None, found["panoptic_mask"][1])])
         return {
@@ -318,25 +315,27 @@ class CocoSource(SpooledSource):
         invalid annotations."""
         values: dict[str, Any] = {}
         if (annotations := entries.get("annotations")) is not None:
-            labels = parse_labels(annotations, self._numbers["objects"])
-            points = parse_keypoints(annotations, self._point_count) if self._point_count else []
+            labels = documents.parse_labels(annotations, self._numbers["objects"])
+            points = documents.parse_keypoints(annotations, self._point_count) if self._point_count else []
             if self._most_tags:
                 values |= {"tags": labels} if self._most_tags > 1 else {"label": labels[0] if labels else None}
             elif self._points_alone:
                 values |= {"keypoints": points, "keypoint_labels": labels}
             else:
-                values |= {"boxes": parse_boxes(annotations), "labels": labels}
-                values |= {CROWD: parse_crowds(annotations)} if "crowds" in self._facts else {}
+                values |= {"boxes": documents.parse_boxes(annotations), "labels": labels}
+                values |= {CROWD: documents.parse_crowds(annotations)} if "crowds" in self._facts else {}
                 values |= {"keypoints": points} if self._point_count else {}
         if "captions" in entries:
             values["captions"] = [each.pop("caption", None) for each in entries["captions"]]
             if not all(isinstance(text, str) for text in values["captions"]):
                 raise ValueError("one of its captions is no text")
         if "panoptic" in entries:
-            values["segment_ids"] = parse_segment_ids(entries["panoptic"])
-            values["segment_labels"] = parse_labels(entries["panoptic"]["segments_info"], self._numbers["panoptic"])
+            values["segment_ids"] = documents.parse_segment_ids(entries["panoptic"])
+            values["segment_labels"] = documents.parse_labels(
+                entries["panoptic"]["segments_info"], self._numbers["panoptic"]
+            )
         if "stuff" in entries:
-            values["stuff_labels"] = parse_labels(entries["stuff"], self._numbers["stuff"])
+            values["stuff_labels"] = documents.parse_labels(entries["stuff"], self._numbers["stuff"])
         return values
 
     def describing_files(self) -> Iterable[str]:
@@ -369,7 +368,9 @@ def _take_panoptic_mask(where: str, entries: dict[str, Any]) -> str:
         return ""
     try:
         if len(masks) > 1:
-            raise ValueError(f"two panoptic masks of {describe_entry(entries['image'])}, and an image has one")
+            raise ValueError(
+                f"two panoptic masks of {documents.describe_entry(entries['image'])}, and an image has one"
+            )
         masks[0]["file_name"] = name = clean_image_path(str(masks[0].get("file_name")))
     except ValueError as error:
         raise SourceError(f"{where} {error}") from None
@@ -381,7 +382,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Returns ``CERTAIN`` for a folder or archive with COCO's files of annotations, else ``NO``. With YOLO's labels
     beside them, returns ``PARTIAL``: each format may cover only some splits."""
     tree = open_tree(path)
-    if tree is None or not find_annotation_files(tree):
+    if tree is None or not documents.find_annotation_files(tree):
         return Certainty.NO
     return Certainty.PARTIAL if holds_yolo_labels(tree, "labels") else Certainty.CERTAIN
 

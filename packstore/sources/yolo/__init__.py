@@ -26,18 +26,7 @@ from packstore.sources.coco.documents import READ_ORDER, find_annotation_files
 from packstore.sources.rows import FileRow, FileRowSource, InTree
 from packstore.sources.schema import RELATIVE
 from packstore.sources.voc import find_folder_pairs
-from packstore.sources.yolo.layout import (
-    LEAST_LINES,
-    YoloLayout,
-    find_descriptions,
-    find_image_folders,
-    find_scattered_images,
-    has_labels,
-    infer_points,
-    label_path,
-    read_image_list,
-    read_layout,
-)
+from packstore.sources.yolo import layout
 
 _LEAST, _MOST = -0.01, 1.01
 """Limits of coordinates, as in Ultralytics; beyond them the sample is bad."""
@@ -53,7 +42,7 @@ class YoloSource(FileRowSource):
     An image without a file of labels has 0 boxes. A split whose images are missing is left out. The columns:
 
     - ``boxes`` and ``labels``. The box of a polygon is the smallest around it.
-    - ``keypoints``, if ``data.yaml`` has ``kpt_shape``, or :func:`infer_points` finds them in the lines.
+    - ``keypoints``, if ``data.yaml`` has ``kpt_shape``, or :func:`layout.infer_points` finds them in the lines.
     - ``polygons``, if a line has one: its numbers as in the file, fractions of the sides; None for an object with a
       box.
 
@@ -67,11 +56,11 @@ class YoloSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._layout: YoloLayout = read_layout(self.tree)
+        self._layout: layout.YoloLayout = layout.read_layout(self.tree)
         if not self._layout.splits:
             raise SourceError(f"{printable(str(path))} has no data.yaml, and no folders images and labels")
         lines, points = [*islice(self._label_lines(_PROBED), _MOST_LINES)], self._layout.points
-        if points is None and (found := infer_points(lines)) is not None:
+        if points is None and (found := layout.infer_points(lines)) is not None:
             self._layout.points = points = found
             self._layout.notes.append(
                 f"no file has kpt_shape; by the lines, each box has {found[0]} keypoints of {found[1]} numbers"
@@ -140,7 +129,7 @@ class YoloSource(FileRowSource):
         out of the source."""
         for place in self._layout.splits[split]:
             if place.endswith(".txt"):
-                yield from read_image_list(self.tree, place)
+                yield from layout.read_image_list(self.tree, place)
                 continue
             for folder, listing in self.tree.walk(place, self.tree.above, None, self.options.skip_bad):
                 yield from (f"{folder}/{name}" if folder else name for name in listing.images)
@@ -162,8 +151,8 @@ class YoloSource(FileRowSource):
         """Returns the path of the file of labels of an image. It is in the common folder of labels, if there is
         one."""
         if self._layout.labels is None:
-            return join("labels", label_path(image)) if self._layout.is_mirrored else label_path(image)
-        return join(self._layout.labels, label_path(image).rpartition("/")[2])
+            return join("labels", layout.label_path(image)) if self._layout.is_mirrored else layout.label_path(image)
+        return join(self._layout.labels, layout.label_path(image).rpartition("/")[2])
 
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason for files of labels without an image, and for images that no list names. None for other
@@ -189,7 +178,7 @@ class YoloSource(FileRowSource):
         """Raises :class:`SourceError` if three or more lines all have the same number of words, and it is a wrong
         one."""
         counts = {len(words) - 1 for words in lines}
-        if len(lines) < LEAST_LINES or len(counts) > 1:
+        if len(lines) < layout.LEAST_LINES or len(counts) > 1:
             return  # a single wrong line makes a bad sample
         try:
             _check_count(counts.pop(), self._layout.points)
@@ -273,9 +262,9 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    places = (place for places in find_image_folders(tree).values() for place in places)
-    labelled = any(has_labels(tree, place) for place in places) or find_scattered_images(tree)
-    if not find_descriptions(tree) and not labelled:
+    places = (place for places in layout.find_image_folders(tree).values() for place in places)
+    labelled = any(layout.has_labels(tree, place) for place in places) or layout.find_scattered_images(tree)
+    if not layout.find_descriptions(tree) and not labelled:
         return Certainty.NO
     others = any(file.kind in READ_ORDER for file in find_annotation_files(tree)) or find_folder_pairs(tree)
     return Certainty.PARTIAL if others else Certainty.CERTAIN
