@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from tests.makers.real_cuda import RealDevice
     from tests.makers.s3 import Double
     from tests.makers.simulated_cuda import Simulation
 
@@ -270,18 +271,20 @@ def _set_aws(monkeypatch: pytest.MonkeyPatch, values: Mapping[str, str]) -> None
         monkeypatch.setenv(name, value)
 
 
-Simulate = Callable[["str | int"], "AbstractContextManager[Simulation]"]
+Simulate = Callable[["str | int"], "AbstractContextManager[Simulation | RealDevice]"]
 
 
 @pytest.fixture
 def simulate(need: Need) -> Simulate:
-    """:func:`tests.makers.simulated_cuda.simulated_cuda`; skips where there is a real device, or torch forbids it."""
+    """:func:`tests.makers.simulated_cuda.simulated_cuda`; skips where torch forbids it. Where there is a real device,
+    :func:`tests.makers.real_cuda.real_cuda`."""
     import torch
 
+    from tests.makers.real_cuda import real_cuda
     from tests.makers.simulated_cuda import is_possible, simulated_cuda
 
     if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device: nothing is simulated")
+        return real_cuda
     need("simulated-cuda", is_possible())
     return simulated_cuda
 
@@ -295,6 +298,8 @@ def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     import torch
 
     if request.param != "device":
+        if torch.cuda.is_available():
+            pytest.skip("there is a CUDA device: nothing is simulated")
         with request.getfixturevalue("simulate")(request.param):
             yield torch.device("cuda", 0)
         return

@@ -133,12 +133,14 @@ class Draws(KnownArguments):
         records: Record numbers, or ids of :func:`with_occurrences`: a one-dimensional int64 numpy array or torch
             tensor. All results are on its device.
         stream: Number of the consumer. Streams are independent. Augmentations use their index in the user's list.
+        on_cpu: The same records as a numpy array, if they are on a device: :meth:`on_host` then copies nothing.
     """
 
     seed: int
     epoch: int
     records: Array
     stream: int = 0
+    on_cpu: NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:
         return f"<Draws of {len(self):,} records: seed {self.seed}, epoch {self.epoch}, stream {self.stream}>"
@@ -157,6 +159,7 @@ class Draws(KnownArguments):
             self.epoch if epoch is None else epoch,
             self.records,
             self.stream if stream is None else stream,
+            self.on_cpu,
         )
         if isinstance(self.records, np.ndarray):
             draws.__dict__["_record_words"] = self._record_words  # worked out once for all streams
@@ -165,11 +168,12 @@ class Draws(KnownArguments):
     def on_host(self) -> Draws:
         """Returns these draws with numpy records. Returns the same object if they are numpy already.
 
-        Otherwise copies the records, and waits for the device.
+        Otherwise copies the records, and waits for the device, unless :attr:`on_cpu` has them.
         """
         if isinstance(self.records, np.ndarray):
             return self
-        return dataclasses.replace(self, records=self.records.cpu().numpy())
+        records = self.records.cpu().numpy() if self.on_cpu is None else self.on_cpu
+        return dataclasses.replace(self, records=records, on_cpu=None)
 
     def child(self, number: int) -> Draws:
         """Returns draws of the same records for part ``number`` of an operation. They are independent of all others."""

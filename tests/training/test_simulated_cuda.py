@@ -19,10 +19,19 @@ from packstore import DecodeError, PackedDataset, PackedLoader, prefetch
 from packstore.diagnose.bench import bench
 from packstore.diagnose.bench_options import BenchOptions
 from packstore.training.augment import (
+    AugMix,
+    BatchMixer,
     CenterCrop,
+    ColorJitter,
+    CutMix,
     Cutout,
+    GaussianBlur,
+    MixUp,
     Mosaic,
+    RandAugment,
+    RandomChannelPermutation,
     RandomCrop,
+    RandomErasing,
     RandomHorizontalFlip,
     RandomIoUCrop,
     RandomResizedCrop,
@@ -50,6 +59,8 @@ def device(request: pytest.FixtureRequest, simulate: Simulate) -> Iterator[Simul
 
 @pytest.fixture
 def late(simulate: Simulate) -> Iterator[Simulation]:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device: nothing is simulated")
     with simulate("late") as simulation:
         yield simulation
 
@@ -135,7 +146,7 @@ def test_memory_that_another_stream_reads_is_given_away_unless_that_is_recorded(
     assert float(second.cpu().sum()) == 200
 
 
-def test_new_memory_holds_nonsense(device: Simulation) -> None:
+def test_new_memory_holds_nonsense(late: Simulation) -> None:
     assert torch.empty(9, dtype=torch.uint8, device=HERE).tolist() == [NONSENSE] * 9
 
 
@@ -171,6 +182,27 @@ def test_the_host_never_waits(root: Path, device: Simulation, name: str, augment
         pass
     assert device.waits == []
     assert device.staged == []
+
+
+DRAWN = {
+    "colours": {"augment": [ColorJitter(0.4, 0.4, 0.4, 0.1), RandomErasing(1.0), GaussianBlur(5), AugMix()]},
+    "noise": {"augment": [RandomErasing(1.0, value="random"), RandomChannelPermutation()]},
+    "mixup": {"mix": MixUp()},
+    "cutmix": {"mix": BatchMixer([MixUp(), CutMix()], mode="elem")},
+    "views": {"views": {"large": (2, [CenterCrop(16), GaussianBlur(5)]), "small": [CenterCrop(8), RandAugment()]}},
+}
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_host_never_waits_for_what_it_draws(root: Path, device: Simulation, name: str, resident: bool) -> None:
+    loader = on(root, "x.pth", 6, resident=resident, indices=range(20), normalize="cifar10", **DRAWN[name])
+    for _batch in loader:  # once for what is made once
+        pass
+    device.waits.clear()
+    for _batch in loader:
+        pass
+    assert device.waits == []
 
 
 @pytest.mark.slow
@@ -577,12 +609,12 @@ def test_bench_on_the_device(root: Path, device: Simulation, name: str) -> None:
 def test_the_measuring_script_runs(
     root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``tools/bench/gpu.py``: what it prints here means nothing, but where a device is lent it should not fail."""
+    """``tools/bench/gpu.py``: what it prints here means nothing, but where there is a device it should not fail."""
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "bench"))
     gpu = importlib.import_module("gpu")
     options = {"images": root / "photos", "cifar": root / "cifar", "repeats": 1, "batches": 3, "size": 16, "width": 8}
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    gpu.main([*arguments, "--batch-size", "4"])
+    gpu.main([*arguments, "--batch-size", "4", "--models"])
     printed = capsys.readouterr().out
     for row in ("crop, flip, float16", "the ring", "streaming from the store", "the loader's, item()"):
         assert f"| {row} |" in printed

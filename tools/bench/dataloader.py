@@ -2,11 +2,12 @@
 """The loop that people have: torch's DataLoader over ImageFolder, and over PackedDataset with the same transforms.
 
     .venv/bin/python tools/bench/dataloader.py [IMAGES] [--workers 2] [--batch 64] [--copies 4] [--repeats 3]
-        [--only NAME …]
+        [--only NAME …] [--device cuda]
 
 IMAGES is a folder of JPEG files by class, such as ImageNet's; without it, photos are made. All loops of a row are
 measured in turn (A B A B …) with a warm page cache, from the second batch of an epoch on, and rates are of medians. An
-epoch goes through the images `--copies` times. The rows of timm are left out where timm is not installed.
+epoch goes through the images `--copies` times. The rows of timm are left out where timm is not installed. With
+`--device cuda` batches go to the GPU, those of a DataLoader from page-locked memory; until the last is there counts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from against_cases import make_photos
 from common import interleaved, machine, table
@@ -56,12 +58,16 @@ def make_pipelines() -> dict[str, Any]:
     return pipelines
 
 
-def rate_of(batches: Iterator[Any]) -> float:
+def rate_of(batches: Iterator[Any], device: torch.device) -> float:
     """Seconds for each image of an epoch, from its second batch on. Ends the epoch's workers."""
     next(batches)
     start, count = time.perf_counter(), 0
-    for images, _ in batches:
+    for images, labels in batches:
+        images.to(device, non_blocking=True)
+        labels.to(device, non_blocking=True)
         count += len(images)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     return (time.perf_counter() - start) / count
 
 
@@ -74,8 +80,9 @@ def make_loop(data: Any, arguments: argparse.Namespace) -> Job:
         sampler=RandomSampler(data, replacement=True, num_samples=count),
         num_workers=arguments.workers,
         drop_last=True,
+        pin_memory=arguments.device.type == "cuda",
     )
-    return lambda: rate_of(iter(loader))
+    return lambda: rate_of(iter(loader), arguments.device)
 
 
 def make_timm_loop(data: Any, arguments: argparse.Namespace) -> Job:
@@ -89,25 +96,26 @@ def make_timm_loop(data: Any, arguments: argparse.Namespace) -> Job:
         is_training=True,
         color_jitter=None,
         num_workers=arguments.workers,
-        device=torch.device("cpu"),
-        pin_memory=False,
+        device=arguments.device,
+        pin_memory=arguments.device.type == "cuda",
         persistent_workers=False,
     )
-    return lambda: rate_of(iter(loader))
+    return lambda: rate_of(iter(loader), arguments.device)
 
 
 def make_packed_loop(store: Path, arguments: argparse.Namespace) -> Job:
     """The loop by packstore's own loader, with the same work as the first pipeline."""
     loader = PackedLoader(
-        PackedDataset(store),
+        PackedDataset(store, device=arguments.device),
         arguments.batch,
         shuffle=True,
+        indices=np.tile(np.arange(len(PackedDataset(store))), arguments.copies),
         augment=[A.RandomResizedCrop(224), A.RandomHorizontalFlip()],
         normalize="imagenet",
         workers=arguments.workers,
         resident=False,
     )
-    return lambda: rate_of(iter(loader))
+    return lambda: rate_of(iter(loader), arguments.device)
 
 
 def main() -> None:
@@ -118,6 +126,7 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     arguments = parser.parse_args()
     torchvision()
     from torchvision.datasets import ImageFolder
@@ -153,7 +162,7 @@ def main() -> None:
             ratio = seconds["ImageFolder"] / seconds["PackedDataset"]
             rows.append([name, *rates, *[""] * (3 - len(rates)), f"{ratio:.2f}"])
     print(table(["images/s", "ImageFolder", "PackedDataset", "PackedLoader", "PackedDataset / ImageFolder"], rows))
-    print(f"\n{arguments.workers} workers, batches of {arguments.batch}; {machine()}")
+    print(f"\n{arguments.workers} workers, batches of {arguments.batch}, to {arguments.device}; {machine()}")
 
 
 if __name__ == "__main__":

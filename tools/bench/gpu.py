@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The loader on a CUDA device: epochs of resident CIFAR, copies against bare ones, and whether they hold up steps.
 
-    .venv/bin/python tools/bench/gpu.py --images IMAGES --cifar CIFAR [--repeats 5]
+    .venv/bin/python tools/bench/gpu.py --images IMAGES --cifar CIFAR [--repeats 5] [--models resnet50 …]
 
-CIFAR is a CIFAR-10 folder or archive, IMAGES an image folder. In one run, in turn:
+CIFAR is a CIFAR-10 folder or archive, IMAGES a folder of JPEG files by class. In one run, in turn:
 
 - resident: an epoch of CIFAR in uint8 `.pth`, batches of 512, random crop (padding 4), flip, normalised to float16, and
   the same without any of these; milliseconds.
@@ -11,12 +11,17 @@ CIFAR is a CIFAR-10 folder or archive, IMAGES an image folder. In one run, in tu
 - streaming: uint8 images of 224 x 224 from LMDB to the device, as bytes a second.
 - a step: products of matrices that take some five copies' time, with a batch that is there already; with the loader's
   batches; and with these and a `loss.item()` in each step, after which the host has nothing under way. What is above 1
-  is a gap in which the device waits. `--trace FILE` writes such an epoch as a Chrome trace, to look for gaps in.
+  is a gap in which the device waits.
+- training: steps of `--models` of torchvision, in bfloat16, on random crops of the JPEG files, with a batch that is
+  there already, with packstore's loader, and with `ImageFolder` in a `DataLoader` of torch.
+
+`--trace FOLDER` writes epochs with the loader's batches as Chrome traces there, to look for gaps in.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -26,10 +31,13 @@ from typing import Any
 import numpy as np
 import torch
 from common import interleaved, machine, table
+from peers_task import torchvision
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, RandomSampler
 
 import packstore
 from packstore import PackedDataset, PackedLoader
-from packstore.augment import RandomCrop, RandomHorizontalFlip
+from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
 from packstore.training.ring import Ring, transport_to
 
 DEVICE = torch.device("cuda", 0)
@@ -50,7 +58,7 @@ def drain(batches: Iterable[Any]) -> None:
 
 
 def resident(source: Path, scratch: Path, options: argparse.Namespace) -> None:
-    packstore.convert(source, scratch / "cifar.pth", encoding="uint8")
+    packstore.convert(source, scratch / "cifar.pth", encoding="uint8", size=32)
     dataset = PackedDataset(scratch / "cifar.pth", "train", device=DEVICE)
     form: dict[str, Any] = {"shuffle": True, "resident": True}
     shift = [RandomCrop(32, padding=4), RandomHorizontalFlip()]
@@ -134,10 +142,79 @@ def steps(loader: PackedLoader, batch: torch.Tensor, copy: float, options: argpa
         for place, name in enumerate(names)
     ]
     print(table(["", "milliseconds a step", "of a batch that is there"], rows))
+    trace("steps", lambda: train(loader, False), options)
+
+
+def trace(name: str, function: Callable[[], object], options: argparse.Namespace) -> None:
+    """Writes what ``function`` does as a Chrome trace, if it is wanted."""
     if options.trace:
         with torch.profiler.profile() as profile:
-            finished(lambda: train(loader, False))
-        profile.export_chrome_trace(str(options.trace))
+            finished(function)
+        profile.export_chrome_trace(str(options.trace / f"{name}.json.gz"))
+
+
+def training(store: Path, options: argparse.Namespace) -> None:
+    torchvision()
+    from torchvision import models, transforms
+    from torchvision.datasets import ImageFolder
+
+    torch.backends.cudnn.benchmark = True
+    batch_size, count = options.batch_size, options.steps * options.batch_size
+    dataset = PackedDataset(store, device=DEVICE)
+    crop: dict[str, Any] = {"augment": [RandomResizedCrop(224), RandomHorizontalFlip()], "normalize": "imagenet"}
+    repeated = np.resize(np.arange(len(dataset)), count)
+    packed = PackedLoader(
+        dataset, batch_size, shuffle=True, indices=repeated, resident=False, channels_last=True, **crop
+    )
+    normal = [transforms.ToTensor(), transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])]
+    files = ImageFolder(
+        options.images,
+        transforms.Compose([transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), *normal]),
+    )
+    by_torch: DataLoader[Any] = DataLoader(
+        files,
+        batch_size,
+        sampler=RandomSampler(files, replacement=True, num_samples=count),
+        num_workers=options.workers,
+        pin_memory=True,
+        persistent_workers=True,
+    )
+    given = [next(iter(packed))] * options.steps
+    for name in options.models:
+        model = getattr(models, name)().to(DEVICE, memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+
+        def train(batches: Iterable[Any], model: Any = model, optimizer: Any = optimizer) -> None:
+            for images, labels in batches:
+                images = images.to(DEVICE, memory_format=torch.channels_last, non_blocking=True)
+                with torch.autocast("cuda", torch.bfloat16):
+                    loss = cross_entropy(model(images), labels.to(DEVICE, non_blocking=True))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+        def rate(batches: Iterable[Any], train: Callable[[Iterable[Any]], None] = train) -> float:
+            """Seconds for an image, once each worker has brought a batch: processes take long to start."""
+            others = iter(batches)
+            for _ in range(options.workers):
+                next(others)
+            return finished(lambda: train(others)) / (count - options.workers * batch_size)
+
+        jobs = {
+            "a batch that is there": lambda rate=rate: rate(given),
+            "PackedLoader": lambda rate=rate: rate(packed),
+            f"ImageFolder and DataLoader, {options.workers} workers": lambda rate=rate: rate(by_torch),
+        }
+        seconds = interleaved(jobs, options.repeats)
+        print(f"\n## Training {name}, {options.steps} batches of {batch_size} crops of JPEG files, bfloat16\n")
+        first = next(iter(seconds.values()))
+        print(
+            table(
+                ["", "images/s", "of a batch that is there"],
+                [[n, f"{1 / s:,.0f}", f"{first / s:.3f}"] for n, s in seconds.items()],
+            )
+        )
+        trace(name, lambda train=train: train(packed), options)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -149,7 +226,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--width", type=int, default=4096, help="of the matrices")
-    parser.add_argument("--trace", type=Path, help="write a Chrome trace of the steps here")
+    parser.add_argument("--models", nargs="*", default=["resnet50"], metavar="NAME", help="of torchvision")
+    parser.add_argument("--steps", type=int, default=60, help="of training, more than there are workers")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="of the DataLoader")
+    parser.add_argument("--trace", type=Path, metavar="FOLDER", help="write Chrome traces here")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here; packstore doctor says why")
@@ -159,6 +239,9 @@ def main(arguments: list[str] | None = None) -> None:
         packstore.convert(options.images, scratch / "images.lmdb", encoding="uint8", size=options.size)
         names = [split.name for split in packstore.open(scratch / "images.lmdb").manifest.splits]
         copies(PackedDataset(scratch / "images.lmdb", names[0] if names else None, device=DEVICE), options)
+        if options.models:
+            packstore.convert(options.images, scratch / "files.lmdb")
+            training(scratch / "files.lmdb", options)
     device = f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
     print(f"\nmedians of {options.repeats}; {machine()}, torch {torch.__version__}, {device}")
 

@@ -164,6 +164,7 @@ class Cutout(ProgramOperation):
         UsageError: A size that is not positive.
     """
 
+    draws_on_host = False
     size: int
     fill: float | Sequence[float] = 0
 

@@ -89,8 +89,8 @@ def run_by_torch(images: Tensor, program: Program, name: str = "", units: Units 
             check_pixels(images.dtype, images.shape[1], code, kind & 0xFFFFFFFF, name, units=units)
             rows = np.flatnonzero(kinds == kind)
             if code in _MIXING:
-                index = torch.from_numpy(rows).to(images.device)
-                share = torch.from_numpy(program["p"][rows, column, 0].copy()).to(images.device)[:, None, None, None]
+                index = torch.from_numpy(rows).to(images.device, non_blocking=True)
+                (share,) = _parameter_columns(images, program[rows, column], 0)
                 chosen = result.index_select(0, index)
                 if code == Code.KEEP:
                     kept, mixed = result.clone(), torch.zeros_like(result, dtype=torch.float32)
@@ -188,8 +188,8 @@ def _run_blur(images: Tensor, steps: Steps) -> Tensor:
     result = torch.empty_like(images)
     for size in np.unique(sizes, axis=0).tolist():
         rows = np.flatnonzero((sizes == size).all(1))
-        index = torch.from_numpy(rows).to(images.device)
-        sigma = torch.from_numpy(np.ascontiguousarray(steps["p"][rows, 2:4])).to(images.device)
+        index = torch.from_numpy(rows).to(images.device, non_blocking=True)
+        sigma = torch.from_numpy(np.ascontiguousarray(steps["p"][rows, 2:4])).to(images.device, non_blocking=True)
         result.index_copy_(0, index, colours.gaussian_blur(images.index_select(0, index), (size[0], size[1]), sigma))
     return result
 
@@ -205,7 +205,7 @@ def _run_noise(images: Tensor, steps: Steps) -> Tensor:
 
 def _run_permutation(images: Tensor, steps: Steps) -> Tensor:
     """Reorders channels by the orders in ``steps``."""
-    order = torch.from_numpy(steps["p"][:, : images.shape[1]].astype(np.int64)).to(images.device)
+    order = torch.from_numpy(steps["p"][:, : images.shape[1]].astype(np.int64)).to(images.device, non_blocking=True)
     return colours.permute_channels(images, order)
 
 

@@ -191,15 +191,15 @@ class BatchMixer(CheckedArguments):
         Raises:
             UsageError: The number of classes is unknown. On the CPU also: a label is no class.
         """
-        share = torch.from_numpy(drawn.share.astype(np.float32)).to(labels.device)
-        partners = torch.from_numpy(drawn.partners).to(labels.device)
+        share = torch.from_numpy(drawn.share.astype(np.float32)).to(labels.device, non_blocking=True)
+        partners = torch.from_numpy(drawn.partners).to(labels.device, non_blocking=True)
         if self.labels == "pairs":
             return MixedLabels(labels, labels[partners], share)
         if labels.ndim == 1:
             labels = self._one_hot(labels, self.num_classes if self.num_classes is not None else classes)
         elif self.label_smoothing:
             labels = labels.float() * (1 - self.label_smoothing) + 0.5 * self.label_smoothing
-        rest = torch.from_numpy((1.0 - drawn.share).astype(np.float32)).to(labels.device)
+        rest = torch.from_numpy((1.0 - drawn.share).astype(np.float32)).to(labels.device, non_blocking=True)
         labels = labels.float()
         return labels[partners].mul_(rest[:, None]).add_(labels.mul(share[:, None]))
 
@@ -242,22 +242,22 @@ class DrawnMix:
         if not (self.share < 1).any():
             return images
         device, layout = images.device, torch.channels_last if is_channels_last(images) else torch.contiguous_format
-        partners = images[torch.from_numpy(self.partners).to(device)]
+        partners = images[torch.from_numpy(self.partners).to(device, non_blocking=True)]
         result = partners
         if not self.cuts.all():
             # Rows that get a box, or are not mixed, take no share of the partner here.
             share = np.where(self.cuts, 1.0, self.share)
-            own, rest = (
-                torch.from_numpy(each.astype(np.float32)).to(device)[:, None, None, None] for each in (share, 1 - share)
-            )
+            shares = torch.from_numpy(np.stack([share, 1 - share]).astype(np.float32)).to(device, non_blocking=True)
+            own, rest = shares[:, :, None, None, None]
             wide = partners if partners.dtype in (torch.float32, torch.float64) else partners.float()
             result = wide.mul(rest).add_(images * own)
             result = (result if images.dtype.is_floating_point else result.round_()).to(images.dtype)
         if self.cuts.any():
             y, x = (torch.arange(length, device=device) for length in images.shape[-2:])
-            top, left, bottom, right = torch.from_numpy(np.ascontiguousarray(self.box.T)).to(device)[:, :, None]
+            box = torch.from_numpy(np.ascontiguousarray(self.box.T)).to(device, non_blocking=True)
+            top, left, bottom, right = box[:, :, None]
             rows, columns = (y >= top) & (y < bottom), (x >= left) & (x < right)
-            cuts = torch.from_numpy(self.cuts).to(device)[:, None, None]
+            cuts = torch.from_numpy(self.cuts).to(device, non_blocking=True)[:, None, None]
             inside = (rows[:, :, None] & columns[:, None, :] & cuts)[:, None]
             result = torch.where(inside, partners, images if self.cuts.all() else result)
         return result.contiguous(memory_format=layout)

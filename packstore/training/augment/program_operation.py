@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,12 @@ class ProgramOperation(Operation):
 
     numpy draws its random numbers on the host, into a program. The program runs on a batch with torch, on any device,
     or image by image in the engine.
+
+    Attributes:
+        draws_on_host: False if the operation draws on the device of a batch, and runs there without a program.
     """
+
+    draws_on_host: ClassVar[bool] = True
 
     @property
     def depends_on_size(self) -> bool:

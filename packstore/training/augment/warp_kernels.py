@@ -175,8 +175,8 @@ def erase_with_noise(
 
 def _random_pixels(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
     """Computes random pixels ``(C, H, W)`` of ImageNet's mean and deviation, as whole float32 in 0 … 255."""
-    mean, deviation = (torch.tensor(v, device=device)[: shape[0], None, None] for v in IMAGENET_BYTES)
-    return (_normal_noise(seed, shape, device) * deviation + mean).round_().clamp_(0, 255)
+    both = torch.tensor(IMAGENET_BYTES).to(device, non_blocking=True)[:, : shape[0], None, None]
+    return (_normal_noise(seed, shape, device) * both[1] + both[0]).round_().clamp_(0, 255)
 
 
 IMAGENET_BYTES = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))

@@ -104,6 +104,11 @@ class DeviceSteps:
         return bool(self._operations)
 
     @property
+    def draws_on_host(self) -> bool:
+        """True if operations on batches draw on the host, which then needs the ids of the records."""
+        return any(isinstance(op, ProgramOperation) and op.draws_on_host for op in self._operations)
+
+    @property
     def calls_user_code(self) -> bool:
         """True if functions of the user run here on whole batches of images. Leaves out :attr:`in_decoding`, and
         ``target_transform``."""
@@ -142,15 +147,19 @@ class DeviceSteps:
         after = [output_size(self._operations[:n], size) for n in range(1, len(self._operations) + 1)]
         return max(1, *(h * w for h, w in (size, *(s or (2 * size[0], 2 * size[1]) for s in after))))
 
-    def augment_batch(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
+    def augment_batch(
+        self, images: torch.Tensor, records: torch.Tensor, epoch: int, ids: NDArray[np.int64] | None = None
+    ) -> torch.Tensor:
         """Applies the operations that run on batches; returns the augmented images.
 
         Args:
             images: ``(B, 3, H, W)`` on the device.
             records: Ids of the records, int64 ``(B,)``, on the same device.
             epoch: Epoch of random operations.
+            ids: The same ids on the host, if they are known there: some operations need them, and wait without.
         """
-        return apply_operations(self._operations, images, Draws(self._seed, epoch, records), self._first)
+        draws = Draws(self._seed, epoch, records, on_cpu=ids)
+        return apply_operations(self._operations, images, draws, self._first)
 
     def move_images(
         self, images: torch.Tensor, records: torch.Tensor, epoch: int, operations: Sequence[Step], first: int
@@ -196,7 +205,7 @@ class DeviceSteps:
             As :meth:`mix_batch`.
         """
         with self._stats.measure("augment"):
-            return self.mix_batch(self.convert_batch(self.augment_batch(images, records, epoch)), ids, epoch)
+            return self.mix_batch(self.convert_batch(self.augment_batch(images, records, epoch, ids)), ids, epoch)
 
     def convert_unequal(
         self, images: Sequence[torch.Tensor], sizes: torch.Tensor, form: str, ids: NDArray[np.int64], epoch: int

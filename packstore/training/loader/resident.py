@@ -99,7 +99,8 @@ class Resident:
         gathered: torch.Tensor | None = None
         producer = ProducerStream(device)
         with_keys = "key" in pipeline.dataset.columns
-        on_host = with_keys or len(self._left_out) > 0 or pipeline.options.draws_for_batches
+        draws_on_host = together and (steps if views is None else views).draws_on_host
+        on_host = with_keys or len(self._left_out) > 0 or pipeline.options.draws_for_batches or draws_on_host
         for ids, record_ids, sizes in self._epochs.iterate_groups_on(device, epoch, first, at_once, on_host):
             start = perf_counter()
             ids, record_ids, sizes, skipped = self._without_damaged(ids, record_ids, sizes)
@@ -119,7 +120,8 @@ class Resident:
                         torch.index_select(images, 0, places, out=gathered)
                     else:
                         gathered = images.index_select(0, places)
-                    chunk = steps.augment_batch(gathered, ids + first_record, epoch)
+                    host_ids = record_ids if on_host else None
+                    chunk = steps.augment_batch(gathered, ids + first_record, epoch, host_ids)
                     if together:
                         chunk = steps.convert_batch(chunk)
                     if shares_memory(chunk, gathered):
@@ -164,7 +166,8 @@ class Resident:
             if pipeline.views is None:
                 made, drawn = pipeline.device_steps.mix_batch(images, record_ids[rows], epoch)
                 return pipeline.make_batch(made, columns, drawn)
-            crops = pipeline.views.build_from_images(images, ids[rows] + first_record, epoch)
+            there, here = ids[rows] + first_record, record_ids[rows] if len(record_ids) else None
+            crops = pipeline.views.build_from_images(images, there, epoch, here)
             return pipeline.make_batch(pipeline.device_steps.call_transform(crops), columns)
         except Exception as error:
             note_records(error, pipeline.dataset.reader, ids[rows] + first_record)

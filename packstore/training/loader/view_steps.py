@@ -68,6 +68,11 @@ class ViewSteps:
             self.plans = [replace(plan, finish=None) for plan in self.plans]
 
     @property
+    def draws_on_host(self) -> bool:
+        """True if operations of a view draw on the host; see :attr:`DeviceSteps.draws_on_host`."""
+        return any(steps.draws_on_host for _, steps in self._steps)
+
+    @property
     def calls_user_code(self) -> bool:
         """True if crops go through functions of the user here. Leaves out functions that decoding threads call."""
         return any(steps.calls_user_code for _, steps in self._steps)
@@ -79,30 +84,44 @@ class ViewSteps:
         for (view, steps), plan, section in zip(self._steps, self.plans, sections, strict=True):
             yield ImageSet(steps, plan.row_format.as_images(section), view.all_crop_ids(ids), view.count)
 
-    def build_from_crops(self, crops: Sequence[torch.Tensor], ids: torch.Tensor, epoch: int) -> Any:
+    def build_from_crops(
+        self, crops: Sequence[torch.Tensor], ids: torch.Tensor, epoch: int, host_ids: NDArray[np.int64]
+    ) -> Any:
         """Builds the batch's dict or list of views from crops on the device: runs the remaining operations, normalises.
 
         Args:
             crops: Crops of each view: results of user functions, ``(B * count, 3, h, w)``, or its section of a buffer.
             ids: Ids of the records, int64 ``(B,)``, on the same device.
             epoch: Epoch of random operations.
+            host_ids: The same ids on the host.
         """
         made = []
         for (view, steps), plan, images in zip(self._steps, self.plans, crops, strict=True):
             images = images if steps.in_decoding else plan.row_format.as_images(images)
             with self._stats.measure("augment"):
-                made.append(steps.convert_batch(steps.augment_batch(images, view.all_crop_ids(ids), epoch)))
+                there, here = view.all_crop_ids(ids), view.all_crop_ids(host_ids)
+                made.append(steps.convert_batch(steps.augment_batch(images, there, epoch, here)))
         return self._make_item(made, len(ids))
 
-    def build_from_images(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> Any:
+    def build_from_images(
+        self, images: torch.Tensor, ids: torch.Tensor, epoch: int, host_ids: NDArray[np.int64] | None
+    ) -> Any:
         """Builds the batch's dict or list of views from whole images ``(B, 3, H, W)``: runs all operations, normalises.
 
-        ``ids``: ids of the records, on the same device."""
+        ``ids``: ids of the records, on the same device. ``host_ids``: the same on the host, if they are known."""
         made = []
         for view, steps in self._steps:
             with self._stats.measure("augment"):
                 # Crop by crop: the images of a batch may be many times larger than their crops.
-                crops = [steps.augment_batch(images, view.crop_ids(ids, number), epoch) for number in range(view.count)]
+                crops = [
+                    steps.augment_batch(
+                        images,
+                        view.crop_ids(ids, number),
+                        epoch,
+                        None if host_ids is None else view.crop_ids(host_ids, number),
+                    )
+                    for number in range(view.count)
+                ]
                 together = crops[0] if len(crops) == 1 else torch.stack(crops, 1).flatten(0, 1)
                 made.append(steps.convert_batch(together))
         return self._make_item(made, len(ids))
