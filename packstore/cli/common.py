@@ -201,7 +201,7 @@ def suggest_packing(path: Path) -> Iterator[None]:
         yield
     except StoreError as error:
         from packstore.sources import find_kind
-        from packstore.sources.refusals import short_help
+        from packstore.sources.questions import short_help
         from packstore.stores.opening import looks_like_store
 
         if not (path.is_file() or path.is_dir()) or (path.is_dir() and looks_like_store(path, b"")):

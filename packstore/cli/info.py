@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,6 +156,19 @@ def _refuse_chart(plot: Path | None) -> None:
         raise click.UsageError("--plot needs a store, and this is a source: pack it first (packstore convert)")
 
 
+@contextmanager
+def _questions_as_json(path: Path, as_json: bool) -> Iterator[None]:
+    """Prints a question that the block raises as JSON, too, if that is asked for."""
+    from packstore.cli.source_info import questions_to_json
+
+    try:
+        yield
+    except AmbiguousSourceError as error:
+        if as_json:
+            click.echo(json.dumps({"path": str(path), **questions_to_json([error])}, indent=2))
+        raise
+
+
 def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
     """Opens and surveys a source, looks at the headers of some images, and prints its description or JSON.
 
@@ -168,7 +182,11 @@ def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
     from packstore.sources import add_source_to_questions, ask_about_left, open_source
 
     given = {"kind" if name == "source_kind" else name: value for name, value in options.items()}
-    with progress_bar(as_json) as progress, closing(open_source(path, **given, progress=progress)) as source:
+    with (
+        _questions_as_json(path, as_json),
+        progress_bar(as_json) as progress,
+        closing(open_source(path, **given, progress=progress)) as source,
+    ):
         with add_source_to_questions(source.path, source.options, given.get("kind")):
             survey = source.survey(None, progress)
         wanted = ConvertOptions(**{name: value for name, value in options.items() if value not in (None, ())})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from packstore.cli.common import (
@@ -15,6 +15,7 @@ from packstore.cli.common import (
     human_bytes,
     pluralize,
     shell_quote,
+    suggest_commands,
 )
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, printable
 from packstore.core.modes import parse_mode
@@ -46,11 +47,12 @@ def find_questions(source: Source, survey: Survey, options: ConvertOptions, head
         find_sample_question,
         find_unreadable_question,
     )
-    from packstore.sources import ask_about_clips
+    from packstore.sources import add_source_to_questions, ask_about_classes
 
     questions: list[UsageError | None] = []
     try:
-        ask_about_clips(source, survey)
+        with add_source_to_questions(source.path, source.options):
+            ask_about_classes(source, survey)
     except AmbiguousSourceError as error:
         questions.append(error)
     questions.append(find_sample_question(source, survey, options, headers))
@@ -97,11 +99,7 @@ def source_to_json(
         ],
         "sample_keys": sample_keys(source, survey),
         "ledger": ledger_to_json(survey.ledger),
-        "question": str(questions[0]) if questions else None,
-        "questions": [
-            {"question": str(each), "answers": [{"options": a.options, "note": a.note} for a in _list_answers(each)]}
-            for each in questions
-        ],
+        **questions_to_json(questions),
         "sampled_headers": None
         if headers is None
         else {
@@ -112,6 +110,20 @@ def source_to_json(
             "exif_oriented": headers.oriented,
         },
     }
+
+
+def questions_to_json(questions: Sequence[UsageError]) -> dict[str, Any]:
+    """Converts questions and their answers to JSON values. ``command`` is the line that packs with an answer."""
+    listed = []
+    for question in questions:
+        answers = _list_answers(question)
+        commands = suggest_commands(question, ()) if isinstance(question, AmbiguousSourceError) else []
+        lines = [
+            {"options": each.options, "note": each.note, "command": command}
+            for each, command in zip_longest(answers, commands)
+        ]
+        listed.append({"question": str(question), "answers": lines})
+    return {"question": listed[0]["question"] if listed else None, "questions": listed}
 
 
 def _list_answers(question: UsageError) -> Sequence[Answer]:

@@ -23,7 +23,7 @@ from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
 from packstore.packing.probing import SampleProbe, make_encoder, resolve_uniform_shape
 from packstore.packing.shard_rule import ShardRule
-from packstore.sources import add_source_to_questions, ask_about_clips, ask_about_left
+from packstore.sources import add_source_to_questions, ask_about_classes, ask_about_left
 from packstore.sources.base import Source, Survey
 from packstore.stores import format_of
 from packstore.stores.builder.interrupted import was_killed_after_publishing
@@ -120,7 +120,7 @@ def plan_source(
         with add_source_to_questions(opened.path, opened.options, options.source_kind):
             survey = opened.survey(options.split, progress)
             ask_about_left(opened, survey)
-            ask_about_clips(opened, survey)
+            ask_about_classes(opened, survey)
         reading = resolve_reading(opened, survey, options)
         if opened.read_as(reading):
             survey = opened.survey(options.split)

@@ -127,11 +127,11 @@ class ValueConverter:
             try:
                 size = _read_mask_size(column, value, max_pixels)
             except DecodeError as error:
-                raise SampleError(key, f"{column.name}: {error}") from error
+                raise UnfitValueError(key, f"{column.name}: {error}", column.name) from error
             if sizes and size not in sizes:
                 (height, width), (tall, wide) = size, sizes[0]
                 what = f"the {column.type} is {height}x{width}, and its image {tall}x{wide}"
-                raise SampleError(key, f"{column.name}: {what}")
+                raise UnfitValueError(key, f"{column.name}: {what}", column.name)
 
     def _check_row_count(self, key: str, column: Column, stored: Mapping[str, Any]) -> None:
         """Raises :class:`SampleError` if a column that describes boxes does not have one row for each box."""

@@ -29,7 +29,7 @@ from packstore.sources.companion_patterns import MASKS, OPTIONS, PAIR, SIDECAR, 
 from packstore.sources.encodings import GEO, KEY, check_columns, find_encoding, use_encoding
 from packstore.sources.encodings import ROLE as ENCODING
 from packstore.sources.ignoring import apply_ignore_rules, check_patterns, compile_ignore_rules, escape_pattern
-from packstore.sources.questions import ask_about_clips, ask_about_left
+from packstore.sources.questions import ask_about_classes, ask_about_left
 from packstore.sources.recognition import find_kind, list_array_kinds, recognise, unreachable_message
 from packstore.sources.refusals import NeedsCopyError
 from packstore.sources.splits import check_splits
@@ -44,7 +44,7 @@ __all__ = [
     "SourceOptions",
     "Survey",
     "add_source_to_questions",
-    "ask_about_clips",
+    "ask_about_classes",
     "ask_about_left",
     "find_described_folder",
     "find_kind",
@@ -219,7 +219,7 @@ def add_source_to_questions(place: Path, options: SourceOptions, kind: str | Non
 def take_frames(source: Source, frames: str | None) -> Source:
     """Wraps the source if ``frames`` is ``all``, ``clips`` or ``clips:files``, else returns it."""
     if frames in (CLIPS, FILE_CLIPS):
-        from packstore.sources.frames import ClipsSource
+        from packstore.sources.clips import ClipsSource
 
         return ClipsSource(source, frames)
     if frames == ALL_FRAMES:

@@ -6,7 +6,6 @@ names of splits. The others get a note on what they make and what they leave out
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -22,19 +21,16 @@ from packstore.sources.annotations import NO_ANNOTATION
 from packstore.sources.archives import cache_archives, open_tree
 from packstore.sources.base import Source, SourceOptions, Survey
 from packstore.sources.contents import list_contents, path_and_parents
-from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Role, list_files, suffix_for_count
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.pairing import NO_SIDECARS
-from packstore.sources.questions import ask_about_clips, ask_about_left
-from packstore.sources.refusals import name_splits
+from packstore.sources.proposals import propose
+from packstore.sources.questions import ask_about_classes, ask_about_left
 from packstore.sources.splits import MEANINGS, find_split
 from packstore.sources.tree import Tree
 
 _MOST_FILES = 200_000
-_ASKED_IN_A_ROW, _FEWEST_CLASSES, _TOPS, _SHOWN = 2, 5, 8, 4
-_OWN = "original"
-"""Name of the split of images beside a folder of their copies."""
+_ASKED_IN_A_ROW, _FEWEST_CLASSES, _SHOWN = 2, 5, 4
 _RENAMED = {"source": "kind", "column": "columns"}
 _LISTS = ("ignore", "columns", "splits", "pair", "sidecar", "masks")
 _UNTRIED = ("annotation_frame",)
@@ -85,20 +81,23 @@ class Outcome:
         survey, names = self.survey, self.classes
         made = f"{survey.records:,} samples" if survey.counted else "samples that are not counted"
         if names:
-            few = f" ({', '.join(map(printable, names))})" if len(names) <= _SHOWN else ""
-            made += f" in {len(names):,} classes{few}" if len(names) > 1 else " of one class"
+            made += (
+                f" in {len(names):,} classes ({_join([*map(printable, names)])})" if len(names) > 1 else " of one class"
+            )
             if survey.counted and 2 * len(names) > survey.records:
                 made += " of one or two images"
         if splits := [f"{name} {count:,}" for name, count in survey.splits.items() if name]:
-            made += f", {', '.join(splits[:_SHOWN])}{', …' if len(splits) > _SHOWN else ''}"
+            made += f", {_join(splits)}"
         hidden = {companion.name for column in survey.columns for companion in column.companions}
         others = [column.name for column in survey.columns if column.name not in (*hidden, "label")]
-        if others:
-            made += f", with {', '.join(others[:_SHOWN])}{', …' if len(others) > _SHOWN else ''}"
-        if not self.left:
-            return f"{made}; leaves out nothing"
-        left = [f"{count:,} {what}{'s' * (count != 1)}" for what, count in self.left.most_common(_SHOWN)]
-        return f"{made}; leaves out {', '.join(left)}{', …' if len(self.left) > _SHOWN else ''}"
+        made += f", with {_join(others)}" if others else "" if names else ", without labels"
+        left = [f"{count:,} {what}{'s' * (count != 1)}" for what, count in self.left.most_common()]
+        return f"{made}; leaves out {_join(left) or 'nothing'}"
+
+
+def _join(texts: Sequence[str]) -> str:
+    """Joins the first four texts."""
+    return ", ".join(texts[:_SHOWN]) + (", …" if len(texts) > _SHOWN else "")
 
 
 def is_trying() -> bool:
@@ -127,8 +126,9 @@ def try_answers(
         with cache_archives():
             trial = _Trial(place, files, partial(opener, **_to_keywords(options, kind)))
             tried = list(trial.run(error.answers, frozenset([str(error)])))
-            if not any(not outcome.left for _, outcome in tried if outcome) and kind is None:
-                more = trial.run(_propose(place, options, not tried), frozenset([str(error)]), _ASKED_IN_A_ROW)
+            if trial.tree is not None and kind is None and not any(o and not o.left for _, o in tried):
+                lines = propose(place, trial.tree, options, not tried)
+                more = trial.run(lines, frozenset([str(error)]), _ASKED_IN_A_ROW)
                 further = [(answer, outcome) for answer, outcome in more if outcome and not outcome.has_one_class]
                 if further:
                     tried = sorted([*tried, *further], key=_count_left)
@@ -144,7 +144,7 @@ class _Trial:
     def __init__(self, place: Path, files: Counter[str], open_source: partial[Source]) -> None:
         """``files``: what is there, by :func:`_count_files`. ``open_source`` has the user's own options."""
         self._place = place
-        self._tree = _find_tree(place)  # the index of an archive is kept while its tree is open
+        self.tree = _find_tree(place)  # the index of an archive is kept while its tree is open
         self._files = files
         self._open = open_source
 
@@ -197,7 +197,7 @@ class _Trial:
         with closing(self._open.func(place, **keywords)) as source:
             survey = source.survey(split)
             ask_about_left(source, survey)
-            ask_about_clips(source, survey)
+            ask_about_classes(source, survey)
             left = _count(map(_name_of, survey.ledger.names(Role.LEFT)))
             if answer.source is not None:
                 left += self._files - (_count_files(place) or Counter())
@@ -261,33 +261,3 @@ def _to_keywords(options: SourceOptions, kind: str | None) -> dict[str, Any]:
     """Returns options as keywords of :func:`packstore.sources.open_source`."""
     own = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "named"}
     return {**own, "kind": kind}
-
-
-def _propose(place: Path, options: SourceOptions, alone: bool) -> Iterator[Answer]:
-    """Yields further answers to a question about a folder or archive: copies of the classes are a split of their own;
-    to leave out one of its folders; and with ``alone`` to pack one alone."""
-    tree = _find_tree(place)
-    if tree is None or options.splits:
-        return
-    folders = list_contents(tree).folders
-    images = {path: folder.images.count for path, folder in folders.items() if folder.images.count}
-    base = os.path.commonpath(images) if images else ""
-    prefix = f"{base}/" if base else ""
-    classes = [path for path in images if path and path.rpartition("/")[0] == base]
-    copies = {
-        path: _name_of(path)
-        for path, folder in folders.items()
-        if sum(prefix + n in images for n in folder.folders) > 1
-    }
-    copies = {path: name for path, name in copies.items() if path != base and name != _OWN}
-    if 1 < len(classes) <= _TOPS and copies:
-        yield name_splits({**dict.fromkeys(classes, _OWN), **copies})
-    counts: Counter[str] = Counter()
-    for path, count in images.items():
-        counts["/".join(path.split("/")[: len(base.split("/")) + bool(base)])] += count
-    alike = Counter(path in images for path in counts)
-    for path in filter(None, counts) if 1 < len(counts) <= _TOPS else ():
-        if 2 * counts[path] < counts.total() and 2 * alike[path in images] <= len(counts):  # no class of several
-            yield Answer(ignore_paths([path]))
-        if alone and place.is_dir():
-            yield Answer(source=place / path)

@@ -11,19 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field, Image, Json, Text
 from packstore.core.plainjson import load_json
-from packstore.sources.annotation_formats.spool import ValuesByImage
 from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_lines, read_text
 from packstore.sources.encodings import convert_start
+from packstore.sources.listed import ListedSource, ListedValues
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.rows import FileRow, FileRowSource, in_packing_order
+from packstore.sources.rows import in_packing_order
 from packstore.sources.spread import find_image_places
 from packstore.sources.tree import Tree
 
@@ -35,12 +33,14 @@ _CAPTIONS = ("caption", "captions", "text", "comment", "description", "sentence"
 _NUMBERS = ("comment_number", "caption_number", "caption_id", "index", "")
 """Columns that only count."""
 _SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".token")
-_TOKEN = re.compile(r"(.+)#\d+\t(.*)")
-_FLICKR30K = re.compile(r"(.+?)\|\s*\d+\s*\|?\s*(.*)")  # one line of the published file lacks the second separator
 _SUFFIX = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
-_BARE = re.compile(rf"(.+?(?:{_SUFFIX}))\s*[,\t|;]\s*(.*)", re.I)
-"""A line of a file without a header: an image, and the rest of the line is its caption."""
-_START, _SHOWN, _NAMED, _MAX_SPLITS = 1 << 16, 60, 3, 100
+_LINE = re.compile(
+    rf"(.+)#\d+\t(.*)|(.+?)\|\s*\d+\s*\|?\s*(.*)|(.+?(?:{_SUFFIX}))\s*[,\t|;]\s*(.*)",  # Flickr30k lacks one |
+    re.I,
+)
+"""A line of a file without a header: an image and its caption, as in Flickr8k, in Flickr30k, or with a separator."""
+_HEADER = "image_name|comment_number|comment"
+_START, _SHOWN, _NAMED = 1 << 16, 60, 3
 
 
 class _CaptionLine(NamedTuple):
@@ -51,7 +51,7 @@ class _CaptionLine(NamedTuple):
     split: str = ""
 
 
-class CaptionsSource(FileRowSource):
+class CaptionsSource(ListedSource):
     """The images that a file of captions names, in the order of their first captions.
 
     If each image has one caption, it is in the column ``caption``. Else the column ``captions`` has a list of texts.
@@ -77,9 +77,10 @@ class CaptionsSource(FileRowSource):
             raise _no_captions_error(self.tree)
         self._file = files[0]
         self._sets = _find_split_lists(self.tree, self._file)
-        self._captions = _Captions(self.tree, self._file, self._sets)
-        self._several = bool(self._captions.images_with_several())
-        names = [self._captions.image_path(image) for image in range(self._captions.image_count)]
+        self._left_out = 0
+        self.listed = ListedValues(self.tree, self.tree.name(self._file), self._list_captions())
+        self._several = bool(self.listed.images_with_several())
+        names = [self.listed.image_path(image) for image in range(self.listed.image_count)]
         places = _find_images(self.tree, self._file, names)
         if places is None:
             raise SourceError(f"{self.tree.name(self._file)}: it names no image that is there")
@@ -88,81 +89,39 @@ class CaptionsSource(FileRowSource):
         more = " …" if len(folders) > _NAMED else ""
         self.evidence = f"{printable(self._file)} and the images in {', '.join(folders[:_NAMED])}{more}"
 
-    def splits(self) -> Sequence[str]:
-        """Returns the splits in packing order."""
-        return in_packing_order(self._captions.splits)
-
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields ``image`` and ``caption``, a text; or ``captions``, a list, if some image has several."""
         return {"image": Image(), **({"captions": Json()} if self._several else {"caption": Text()})}
 
-    def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields one row for each image of a split. Its value ``entry`` is the number of the image's captions."""
-        number = self._captions.splits.index(split)
-        for image in np.flatnonzero(np.frombuffer(self._captions.split_of, np.uint8) == number).tolist():
-            yield FileRow(join(self._places[image], self._captions.image_path(image)), {"entry": image})
+    def file_of(self, image: int) -> str:
+        return join(self._places[image], self.listed.image_path(image))
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads ``image``, and its ``captions`` or ``caption`` from the temporary file. Raises :class:`ValueError` once
         the source is closed."""
         values = dict(super().read_values(ref))
-        captions = self._captions.values_of(values.pop("entry"))
+        captions = self.listed.values_of(values.pop("entry"))
         return values | ({"captions": captions} if self._several else {"caption": captions[0]})
 
     def describing_files(self) -> Iterable[str]:
         """Returns the file of captions, and Flickr8k's lists of images."""
         return (self._file, *self._sets.values())
 
-    def close(self) -> None:
-        """Closes the captions and the tree. Nothing can be read afterwards."""
-        if hasattr(self, "_captions"):
-            self._captions.close()
-        super().close()
-
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts the captions of images that are in none of Flickr8k's lists."""
-        left_out = self._captions.left_out
-        return {"captions of images in none of the sets": left_out} if left_out else {}
+        return {"captions of images in none of the sets": self._left_out} if self._left_out else {}
 
-
-class _Captions(ValuesByImage):
-    """The captions of each image. Raises :class:`SourceError`
-
-    - for a malformed line, an image in two splits, and more than 100 splits;
-    - if the temporary file cannot be written.
-
-    Attributes:
-        splits: Names of the splits; ``[""]`` without any.
-        split_of: The number of the split of each image.
-        left_out: Number of captions of images that are in no split.
-    """
-
-    def __init__(self, tree: Tree, file: str, sets: Mapping[str, str]) -> None:
-        self.splits: list[str] = []
-        self.split_of = bytearray()
-        self.left_out = 0
-        super().__init__(tree, self._list_captions(tree, file, sets))
-
-    def _list_captions(self, tree: Tree, file: str, sets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Yields image and caption of each line; sets the splits of the images."""
-        listed = {line: split for split, place in sets.items() for _, line in read_lines(tree, place, paths=True)}
-        for name, caption, own in _read_captions(tree, file):
-            split = listed.get(name, None if sets else own)
+    def _list_captions(self) -> Iterator[tuple[str, str, str]]:
+        """Yields image, caption and split of each line. Counts the captions of images in none of Flickr8k's lists."""
+        listed = {
+            line: split for split, place in self._sets.items() for _, line in read_lines(self.tree, place, paths=True)
+        }
+        for name, caption, own in _read_captions(self.tree, self._file):
+            split = listed.get(name, None if self._sets else own)
             if split is None:
-                self.left_out += 1
-                continue
-            if split not in self.splits:
-                if len(self.splits) == _MAX_SPLITS:
-                    raise SourceError(
-                        f"{tree.name(file)} names more than {_MAX_SPLITS} splits; is this column a split?"
-                    )
-                self.splits.append(split)
-            place, image = self.splits.index(split), self.number_image(name)
-            if image == len(self.split_of):
-                self.split_of.append(place)
-            elif self.split_of[image] != place:
-                raise SourceError(f"{tree.name(file)}: {printable(name)} is in two splits")
-            yield name, caption
+                self._left_out += 1
+            else:
+                yield name, caption, split
 
 
 def _read_captions(tree: Tree, file: str) -> Iterator[_CaptionLine]:
@@ -186,16 +145,16 @@ def _parse_lines(file: str, data: bytes) -> Iterator[tuple[int, _CaptionLine]]:
         for number, raw in enumerate(io.BytesIO(data), 1):
             if raw.strip():
                 yield from ((number, line) for line in _parse_record(load_json(raw, "not JSON")))
-    elif (pattern := _find_line_pattern(data[:_START])) is None:
+    elif not _has_bare_lines(data[:_START]):
         yield from _parse_table(text, "\t" if file.lower().endswith(".tsv") else ",")
     else:
         for number, each in enumerate(map(str.strip, text), 1):
-            match = pattern.fullmatch(each)
-            if match is not None and not (number == 1 and each.startswith("image_name|")):
-                caption = match[2].strip()
-                yield number, _CaptionLine(match[1].strip(), _strip_quotes(caption) if pattern is _BARE else caption)
-            elif each and (number > 1 or pattern is _BARE):
+            match = _LINE.fullmatch(each)
+            if match is None and each and each.replace(" ", "") != _HEADER:
                 raise ValueError(f"{each[:60]!r} has no image and caption")
+            if match is not None and each.replace(" ", "") != _HEADER:
+                name, caption = (part.strip() for part in match.groups() if part is not None)
+                yield number, _CaptionLine(name, caption if match[5] is None else _strip_quotes(caption))
 
 
 def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _CaptionLine]]:
@@ -242,14 +201,10 @@ def _find_columns(header: Sequence[str]) -> list[int] | None:
     return [*files, *captions, *rest]
 
 
-def _find_line_pattern(start: bytes) -> re.Pattern[str] | None:
-    """Returns the pattern of the lines of Flickr's files, or of files without a header; None for CSV and TSV."""
+def _has_bare_lines(start: bytes) -> bool:
+    """Tells if a file begins with an image and its caption, or with Flickr30k's header, and so is no table."""
     line = _first_line(start)
-    if line.replace(" ", "") == "image_name|comment_number|comment":
-        return _FLICKR30K
-    if _TOKEN.fullmatch(line):
-        return _TOKEN
-    return _BARE if _BARE.fullmatch(line) else None
+    return line.replace(" ", "") == _HEADER or _LINE.fullmatch(line) is not None
 
 
 def find_caption_files(tree: Tree) -> list[str]:
@@ -271,7 +226,7 @@ def _begins_like_captions(path: str, start: bytes) -> bool:
     if path.lower().endswith(".jsonl"):
         return b'"' in start and any(f'"{name}"'.encode() in start for name in _CAPTIONS)
     separator = "\t" if path.lower().endswith(".tsv") else ","
-    return _find_line_pattern(start) is not None or _find_columns(_first_line(start).split(separator)) is not None
+    return _has_bare_lines(start) or _find_columns(_first_line(start).split(separator)) is not None
 
 
 def _first_line(start: bytes) -> str:

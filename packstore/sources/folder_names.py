@@ -83,17 +83,16 @@ def find_common_suffix(text: str) -> str:
 class NameCache:
     """Caches names by directory, for any thread. Leaving its ``with`` block discards all names.
 
-    Keeps decoded :class:`Names` of up to 65,536 names in all, and encodes the others: in memory up to 32 MiB, then in a
-    temporary file.
+    Encodes all names: in memory up to 32 MiB, then in a temporary file. Also keeps up to 65,536 decoded names.
     """
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - closed by __exit__()
         self._places: dict[str, tuple[int, int, str]] = {}
-        self._shared: dict[str, Names] = {}
-        self._shared_names = 0
+        self._decoded: dict[str, Names] = {}
+        self._room = _SHARED_NAMES
         self._changed: dict[str, int] = {}
-        self._expired: dict[str, int] = {}
+        self._expired: set[str] = set()
         self._lock = threading.Lock()
 
     def __enter__(self) -> NameCache:
@@ -115,64 +114,45 @@ class NameCache:
 
         After :meth:`expire`, also returns None unless ``changed_ns``, the directory's time of change, is that of its
         listing."""
-        if self._expired and directory in self._expired:
-            if changed_ns in (None, _UNKNOWN) or changed_ns != self._expired[directory]:
+        if directory in self._expired:
+            if changed_ns in (None, _UNKNOWN) or changed_ns != self._changed.get(directory):
                 return None
-            del self._expired[directory]
-        shared = self._shared.get(directory)
-        if shared is not None:
-            return shared
-        place = self._places.get(directory)
-        if place is None:
-            return None
-        with self._lock:
-            self._file.seek(place[0])
-            raw = self._file.read(place[1])
-            files, *folders = raw.decode("utf-8", "surrogateescape").split("/")
-            names = Names.of_text(files, folders, place[2])
-            self._share(directory, names)
+            self._expired.discard(directory)
+        names, place = self._decoded.get(directory), self._places.get(directory)
+        if names is None and place is not None:
+            with self._lock:
+                self._file.seek(place[0])
+                files, *folders = self._file.read(place[1]).decode("utf-8", "surrogateescape").split("/")
+                names = Names.of_text(files, folders, place[2])
+                self._keep_decoded(directory, names)
         return names
 
     def put_names(self, directory: str, names: Names, changed_ns: int = _UNKNOWN) -> None:
         """Caches the names of a directory; replaces names that are cached already. ``changed_ns``: the directory's time
         of change, if the names may be used after :meth:`expire`."""
+        raw = "/".join((names.text, *names.folders)).encode("utf-8", "surrogateescape")
         with self._lock:
-            self._places.pop(directory, None)
-            self._shared.pop(directory, None)
-            self._expired.pop(directory, None)
-            self._share(directory, names)
-            if changed_ns != _UNKNOWN:
-                self._changed[directory] = changed_ns
+            self._places[directory] = (self._file.seek(0, os.SEEK_END), len(raw), names.common_suffix)
+            self._file.write(raw)
+            self._keep_decoded(directory, names)
+            self._changed[directory] = changed_ns
+            self._expired.discard(directory)
 
     def expire(self) -> None:
         """Makes :meth:`get_names` compare times of change."""
-        self._expired = {
-            directory: self._changed.get(directory, _UNKNOWN) for directory in (*self._places, *self._shared)
-        }
+        self._expired = {*self._places}
 
-    def _share(self, directory: str, names: Names) -> None:
-        """Keeps the decoded names of a directory. If all decoded names together would exceed 65,536, first encodes all
-        others. Encodes the names of a directory that alone has more."""
+    def _keep_decoded(self, directory: str, names: Names) -> None:
+        """Keeps the decoded names of a directory, in place of all others if there is no room for more. Keeps none of a
+        directory that alone has too many."""
         count = names.text.count("\0") + len(names.folders)
-        if count > _SHARED_NAMES:
-            self._encode(directory, names)
-            return
-        if self._shared_names + count > _SHARED_NAMES:
-            for other, kept in self._shared.items():
-                self._encode(other, kept)
-            self._shared.clear()
-            self._shared_names = 0
-        self._shared[directory] = names
-        self._shared_names += count
-
-    def _encode(self, directory: str, names: Names) -> None:
-        """Adds the names of a directory to the encoded names, unless they are there."""
-        if directory in self._places:
-            return
-        raw = "/".join((names.text, *names.folders)).encode("utf-8", "surrogateescape")
-        place = self._file.seek(0, os.SEEK_END)
-        self._file.write(raw)
-        self._places[directory] = (place, len(raw), names.common_suffix)
+        self._decoded.pop(directory, None)
+        if count > self._room:
+            self._decoded.clear()
+            self._room = _SHARED_NAMES
+        if count <= self._room:
+            self._decoded[directory] = names
+            self._room -= count
 
 
 def settled_change_ns(status: os.stat_result) -> int:

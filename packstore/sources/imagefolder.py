@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.errors import Answer, SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.archives import open_tree
@@ -32,7 +32,7 @@ from packstore.sources.listing import (
     key_size,
     no_images_message,
 )
-from packstore.sources.refusals import name_splits
+from packstore.sources.questions import ask, join_few, name_splits
 from packstore.sources.splits import find_splits
 
 _MOST_IGNORED = 16
@@ -47,7 +47,7 @@ _KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
 
 
 @dataclass(frozen=True, slots=True)
-class _SplitFolder:
+class SplitFolder:
     """Folder of one split, or the root of a source without splits.
 
     Attributes:
@@ -139,7 +139,7 @@ class ImageFolderSource(FolderSource):
         if not classes and not any(splits):
             self._refuse_without_folders(splits[""], ignored)
         labelled = any(folder.classes for folder in chosen)
-        self.evidence = _describe_evidence(folders, labelled)
+        self.evidence = self.evidence or _describe_evidence(folders, labelled)
         if labelled:
             self._refuse_empty_classes(classes, per_class, [f for f in folders if f not in chosen], ignored)
         return Survey(
@@ -162,7 +162,7 @@ class ImageFolderSource(FolderSource):
         numbers = {name: number for number, name in enumerate(_list_classes(folders))}
         return self._yield_entries(chosen, numbers)
 
-    def _yield_entries(self, chosen: Sequence[_SplitFolder], numbers: dict[str, int]) -> Iterator[Entry]:
+    def _yield_entries(self, chosen: Sequence[SplitFolder], numbers: dict[str, int]) -> Iterator[Entry]:
         """Yields the entries of the chosen split folders; ``numbers`` maps class names to numbers. A link that is a
         cycle has no class, and gets number 0."""
         for folder in chosen:
@@ -179,7 +179,7 @@ class ImageFolderSource(FolderSource):
                         else Entry(prefix + image, split, labels, 0, size)
                     )
 
-    def _list_split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[_SplitFolder]:
+    def _list_split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[SplitFolder]:
         """Lists the folders of all splits in packing order; without splits, the root alone. Adds the number of left
         files and folders to ``ignored``, by reason.
 
@@ -201,16 +201,15 @@ class ImageFolderSource(FolderSource):
             if self.options.named and not self.options.splits:
                 split_folders = None
             elif split is None:
-                answers = [Answer(ignore_paths(split_folders.others))]
-                if not self.options.splits:
-                    if self._share_classes((*split_folders.splits, *split_folders.others)):
-                        named = {**split_folders.splits, **{name: name for name in split_folders.others}}
-                        answers.append(name_splits(named))
-                    answers += [Answer(("--split", split)) for split in split_folders.splits.values()]
-                raise AmbiguousSourceError(split_folders.describe_others(self.name()), answers, self.path)
+                named = {} if self.options.splits else split_folders.splits
+                lines = [name_splits({**named, **{name: name for name in split_folders.others}})]
+                lines += [Answer(ignore_paths(split_folders.others))]
+                lines += [Answer(("--split", split)) for split in named.values()]
+                known, beside = join_few(sorted(split_folders.splits)), join_few(split_folders.others)
+                raise ask(self.path, f"holds splits ({known}) and beside them folders with images ({beside})", *lines)
         if split_folders is None:
             _count_loose_images(ignored, loose if root.directories else 0, "class")
-            return [_SplitFolder("", "", tuple(sorted(root.directories)), loose, above)]
+            return [SplitFolder("", "", tuple(sorted(root.directories)), loose, above)]
         _count_loose_images(ignored, loose, "split")
         if ignored is not None:
             ignored += Counter(
@@ -219,7 +218,7 @@ class ImageFolderSource(FolderSource):
                     "folders beside the splits": len(split_folders.others),
                 }
             )
-        folders: dict[str, _SplitFolder] = {}
+        folders: dict[str, SplitFolder] = {}
         cycles: list[Listing] = []
         for directory, split in split_folders.splits.items():
             twice = next((each for each in folders.values() if each.split == split), None)
@@ -233,17 +232,12 @@ class ImageFolderSource(FolderSource):
                 continue
             loose, classes = len(inside.images), tuple(sorted(inside.directories))
             _count_loose_images(ignored, loose if classes else 0, "class")
-            folders[directory] = _SplitFolder(split, directory, classes, loose, (*above, inside.identity))
+            folders[directory] = SplitFolder(split, directory, classes, loose, (*above, inside.identity))
         folders = _join_class_folders(self._enter_image_folders(folders, ignored))
         if cycles and not (self.options.skip_bad and folders):
             raise cycle_error(self.tree.name(cycles[0].images[0]))
         first, *others = folders.values()
         return [replace(first, cycles=tuple(cycles)), *others]
-
-    def _share_classes(self, folders: Sequence[str]) -> bool:
-        """Tells if at least half of the folders in each of several folders are in all of them."""
-        inside = [set(self.tree.list(name).directories) for name in folders]
-        return all(0 < len(each) <= 2 * len(set.intersection(*inside)) for each in inside)
 
     def _is_other_folder(self, name: str, above: tuple[Identity, ...]) -> bool:
         """Tells if a top folder is no class: it has a name like ``logs``, and files but no images. False if the user
@@ -256,8 +250,8 @@ class ImageFolderSource(FolderSource):
         )
 
     def _enter_image_folders(
-        self, folders: dict[str, _SplitFolder], ignored: Counter[str] | None
-    ) -> dict[str, _SplitFolder]:
+        self, folders: dict[str, SplitFolder], ignored: Counter[str] | None
+    ) -> dict[str, SplitFolder]:
         """Replaces ``train`` by ``train/images`` if ``images`` is the only folder in each split, and has a generic
         name. Replaces ``seg_train`` by ``seg_train/seg_train`` if the only folder in each split repeats its name. Such
         folders are no classes. Returns all folders unchanged if the user names the kind of source."""
@@ -283,7 +277,7 @@ class ImageFolderSource(FolderSource):
             )
         return result
 
-    def _choose_folders(self, folders: list[_SplitFolder], split: str | None) -> list[_SplitFolder]:
+    def _choose_folders(self, folders: list[SplitFolder], split: str | None) -> list[SplitFolder]:
         """Returns the folder of one split, or all folders for None. The case of ``split`` does not matter. Raises
         :class:`NotInSourceError` for an unknown split. Raises :class:`AmbiguousSourceError` for all folders if only
         some have class folders."""
@@ -300,19 +294,12 @@ class ImageFolderSource(FolderSource):
                 for folder in folders
                 for name in folder.classes or [""]
             }
-            raise AmbiguousSourceError(
-                f"in {self.name()} the images of {' and '.join(unlabelled)} are not in class folders, those of "
-                f"{' and '.join(labelled)} are: pack the splits one at a time with --split, or give labels for all "
-                "with --labels labels.csv (columns file,label,split)",
-                [
-                    *([name_splits(apart)] if len(apart) <= _MOST_IGNORED and not self.options.splits else []),
-                    *(Answer(("--split", folder.split)) for folder in folders),
-                ],
-                self.path,
-            )
+            why = f"has images in class folders in {join_few(labelled)}, and images without in {join_few(unlabelled)}"
+            lines = [name_splits(apart)] if len(apart) <= _MOST_IGNORED and not self.options.splits else []
+            raise ask(self.path, why, *lines, *(Answer(("--split", folder.split)) for folder in folders))
         return folders
 
-    def _list_and_cache(self, folder: _SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
+    def _list_and_cache(self, folder: SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
         """Yields from :meth:`_list_directories`, and stores the listings for :meth:`entries`. Stores none of a split
         with which all stored listings would have more than 250,000 files."""
         room = _KEPT_FILES - sum(len(listing.images) for kept in self._listed.values() for *_, listing in kept)
@@ -328,7 +315,7 @@ class ImageFolderSource(FolderSource):
             self._listed[folder.directory] = kept
 
     def _list_directories(
-        self, folder: _SplitFolder, ignored: Counter[str] | None
+        self, folder: SplitFolder, ignored: Counter[str] | None
     ) -> Iterator[tuple[str, str, Listing]]:
         """Yields class, path and listing of each directory of a split, in order. The class is ``""`` for images without
         class folders. Listings of links that are cycles come first."""
@@ -342,7 +329,7 @@ class ImageFolderSource(FolderSource):
             for directory, listing in self.tree.walk(prefix + name, folder.above, ignored, self.options.skip_bad):
                 yield name, directory, listing
 
-    def _refuse_empty_split(self, folder: _SplitFolder, folders: Sequence[_SplitFolder]) -> NoReturn:
+    def _refuse_empty_split(self, folder: SplitFolder, folders: Sequence[SplitFolder]) -> NoReturn:
         """Raises :class:`SourceError` for a split without images, with counts of its other files."""
         passed: Counter[str] = Counter()
         for _ in self.tree.walk(folder.directory, folder.above[:-1], passed, self.options.skip_bad):
@@ -351,14 +338,14 @@ class ImageFolderSource(FolderSource):
         advice = f"remove this split, or pack another one with --split ({there})"
         raise SourceError(no_images_message(self.name(folder.directory), passed, advice))
 
-    def _refuse_without_folders(self, images: int, ignored: Counter[str]) -> NoReturn:
+    def _refuse_without_folders(self, images: int, ignored: Counter[str]) -> None:
         """Raises :class:`SourceError` for a folder without class folders: it has ``images`` images, or none."""
         if images:
             raise SourceError(f"{self.name()} holds {images} images but no class folders: pack it with --source flat")
         raise SourceError(no_images_message(self.name(), ignored, NO_SOURCE))
 
     def _refuse_empty_classes(
-        self, classes: Sequence[str], per_class: Counter[str], others: Sequence[_SplitFolder], ignored: Counter[str]
+        self, classes: Sequence[str], per_class: Counter[str], others: Sequence[SplitFolder], ignored: Counter[str]
     ) -> None:
         """Raises :class:`AmbiguousSourceError` if a class has no image in any split. ``others``: folders of splits that
         are not packed, and are searched now."""
@@ -373,19 +360,15 @@ class ImageFolderSource(FolderSource):
             passed = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common(5))
             patterns = [f"{escape_pattern(name)}/" for name in empty]
             may_ignore = len(empty) < len(classes) and len(empty) <= _MOST_IGNORED
-            raise AmbiguousSourceError(
-                f"{self.name()}: {len(empty)} of {len(classes)} class folders hold no images: {named}. If they are no "
-                "classes, leave them out with --ignore, or give the folder of the images"
-                f"{f' (passed over in all folders: {passed})' if passed else ''}",
-                [Answer(ignore_patterns(patterns))] if may_ignore else [],
-                self.path,
-            )
+            why = f"has {len(empty)} of {len(classes)} class folders without images: {named}"
+            lines = [Answer(ignore_patterns(patterns))] if may_ignore else []
+            raise ask(self.path, f"{why}{f' (passed over in all folders: {passed})' if passed else ''}", *lines)
 
 
-def _join_class_folders(folders: dict[str, _SplitFolder]) -> dict[str, _SplitFolder]:
+def _join_class_folders(folders: dict[str, SplitFolder]) -> dict[str, SplitFolder]:
     """Makes one split of several folders of a split that have images, if other splits have class folders: these are
     classes themselves (``--splits own=/cat,own=/dog,copies=/copies``)."""
-    bare: dict[tuple[str, str], list[_SplitFolder]] = {}
+    bare: dict[tuple[str, str], list[SplitFolder]] = {}
     for folder in folders.values() if any(each.classes for each in folders.values()) else ():
         if folder.is_unlabelled:
             bare.setdefault((folder.split, folder.directory.rpartition("/")[0]), []).append(folder)
@@ -394,21 +377,21 @@ def _join_class_folders(folders: dict[str, _SplitFolder]) -> dict[str, _SplitFol
             names = tuple(sorted(each.directory.rpartition("/")[2] for each in inside))
             own = {each.directory for each in inside}
             folders = {
-                key: _SplitFolder(split, parent, names, 0, each.above[:-1]) if each is inside[0] else each
+                key: SplitFolder(split, parent, names, 0, each.above[:-1]) if each is inside[0] else each
                 for key, each in folders.items()
                 if each is inside[0] or each.directory not in own
             }
     return folders
 
 
-def _describe_evidence(folders: Sequence[_SplitFolder], labelled: bool) -> str:
+def _describe_evidence(folders: Sequence[SplitFolder], labelled: bool) -> str:
     """Returns the evidence for a person: ``folders of images in train, val``."""
     splits = ", ".join(folder.directory for folder in folders if folder.split)
     what = "folders of images" if labelled else "images without class folders"
     return f"{what} in {splits}" if splits else what
 
 
-def _list_classes(folders: Sequence[_SplitFolder]) -> tuple[str, ...]:
+def _list_classes(folders: Sequence[SplitFolder]) -> tuple[str, ...]:
     """Returns the sorted names of all classes."""
     return tuple(sorted({name for folder in folders for name in folder.classes}))
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from packstore.core.errors import PackstoreError
@@ -17,7 +16,7 @@ from packstore.sources.contents import Contents, path_and_parents, stem_of
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import is_image_name, is_passed_over
-from packstore.sources.refusals import join_few
+from packstore.sources.questions import join_few
 from packstore.sources.splits import SPLIT_ORDER, find_split, find_split_folders, is_split
 
 _TRIED, _DEPTH, _SHOWN, _SITTINGS = 16, 3, 4, 3
@@ -47,34 +46,26 @@ def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tupl
     tried: Counter[str] = Counter()
     for place in _list_visible(path):
         tried[place.suffix] += 1
-        if tried[place.suffix] > _TRIED:
-            continue
-        inside = place
-        for _ in range(_DEPTH):
-            try:
-                kind = certain(inside)
-            except PackstoreError:
-                break
-            if kind is not None:
-                datasets.append((inside, kind))
-                break
-            further = _list_visible(inside)
-            if len(further) != 1:
-                datasets += _find_only_certain(further, certain)
-                break
-            inside = further[0]
+        if tried[place.suffix] <= _TRIED:
+            datasets += _find_only(place, certain, _DEPTH)
     return datasets
 
 
-def _find_only_certain(places: Sequence[Path], certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Returns the only folder among ``places`` that is certainly of a kind, with the kind. Returns an empty list for
-    none, for several, and if there are more than four folders. Skips damaged folders."""
-    folders = [place for place in places if place.is_dir()]
-    datasets = []
-    for place in folders if len(folders) <= _SHOWN else ():
-        with suppress(PackstoreError):
-            if (kind := certain(place)) is not None:
-                datasets.append((place, kind))
+def _find_only(place: Path, certain: Callable[[Path], Kind | None], depth: int) -> list[tuple[Path, Kind]]:
+    """Returns a path with its kind. If it has none, returns the only dataset among the paths in it, at most four, which
+    may be deeper while there is one path alone."""
+    try:
+        kind = certain(place)
+    except PackstoreError:
+        return []
+    if kind is not None:
+        return [(place, kind)]
+    inside = _list_visible(place)
+    further = inside if len(inside) == 1 else [each for each in inside if each.is_dir()]
+    if not depth or len(further) > _SHOWN:
+        return []
+    below = depth - 1 if len(inside) == 1 else 0
+    datasets = [dataset for each in further for dataset in _find_only(each, certain, below)]
     return datasets if len(datasets) == 1 else []
 
 
@@ -161,31 +152,23 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
         stems = {stem_of(name).lower() for name in images.first}
         if 1 < images.count == len(stems) and stems < names and not any(map(_COUNTED.search, stems)):
             return f"holds a folder with an image of each of the others ({join_few([path])})", [path], False
-    inside = {path: [f"{path}/{name}" for name in contents.folders[path].folders] for path in classes}
-    below = {
-        path: {each.rpartition("/")[2] for each in children if each in holding} for path, children in inside.items()
-    }
+    below = {path: [n for n in contents.folders[path].folders if f"{path}/{n}" in holding] for path in classes}
     repeating = find_repeated_names(holding, classes)
-    hollow = [
-        path
-        for path in classes
-        if (len(below[path]) > 1 or path in repeating) and not contents.folders[path].images.count
-    ]
     flat = [path for path in classes if contents.folders[path].images.count and not below[path]]
-    # left/1 and left/2 beside right are sittings, Digits/0 and Digits/1 beside examples are classes.
-    hollow = [
-        path
-        for path in hollow
-        if path in repeating
-        or len(below[path]) > max(_SITTINGS, len(flat))
-        or len({_COUNTED.sub("#", name) for name in below[path]}) > 1
-        or "0" in below[path]
-        or not flat
-    ]
-    if hollow and flat and len(hollow) < len(flat) + len(hollow) and len(hollow) <= len(flat):
+
+    def is_hollow(path: str) -> bool:
+        """Tells if a folder has only folders of images, other than sittings of one class: ``left/1``, ``left/2``."""
+        names = below[path]
+        if contents.folders[path].images.count or (len(names) < 2 and path not in repeating):
+            return False
+        counted = len({_COUNTED.sub("#", name) for name in names}) == 1 and "0" not in names
+        return path in repeating or not flat or not counted or len(names) > max(_SITTINGS, len(flat))
+
+    hollow = [path for path in classes if is_hollow(path)]
+    if 0 < len(hollow) <= len(flat):
         return f"holds folders of images, and folders of such folders ({join_few(hollow)})", hollow, False
     if len(hollow) > 1 and len(hollow) == len(classes) and not found and not clips:
-        shared = set.intersection(*(below[path] for path in hollow))
+        shared = set.intersection(*(set(below[path]) for path in hollow))
         if len(shared) > 1 and 2 * len(shared) >= max(len(below[path]) for path in hollow):
             return (
                 f"holds several folders with the same folders of images in each ({join_few(sorted(shared))})",

@@ -1,26 +1,114 @@
-"""Questions about a source that is open, and about answers that lead to further questions."""
+"""Questions about a source: what is wrong, where, and the lines to try.
+
+:func:`ask` words all of them. Their lines are candidates: :mod:`.answers` tries them, and those of :mod:`.proposals`.
+"""
 
 from __future__ import annotations
 
-from itertools import takewhile
+import re
+from collections.abc import Mapping, Sequence
+from itertools import chain, takewhile
+from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, printable
 from packstore.core.registry import SOURCES
 from packstore.images.reading import CLIPS
 from packstore.images.unread import UNREAD_BYTES, find_unread_file_kind
+from packstore.sources.annotations import NAMES_IMAGES, SuspectedAnnotation, find_left_annotations
 from packstore.sources.base import Certainty, Kind, Source, Survey
 from packstore.sources.contents import is_clip_name
 from packstore.sources.folder import FolderSource
-from packstore.sources.ignoring import escape_pattern, ignore_patterns
+from packstore.sources.ignoring import compile_ignore_rules, escape_pattern, ignore_paths, ignore_patterns
 from packstore.sources.ledger import Role, suffix_for_count
 from packstore.sources.listing import is_image_name
-from packstore.sources.recognition import PLAIN_KINDS, find_left_by_source
-from packstore.sources.refusals import (
-    add_kinds,
-    incomplete_error,
-)
+from packstore.sources.splits import find_split
+from packstore.sources.tree import Tree
 
-_MOST_PATTERNS = 8
+COMPANIONS = "companions"
+"""Kind of images with files that belong to them; a question if it is not certain what the files are."""
+PLAIN_KINDS = ("imagefolder", "flat")
+"""Kinds that match partially if there are annotations beside the images, see :mod:`.annotations`."""
+_SHOWN, _MOST_PATTERNS, _FEWEST_CLASSES = 8, 8, 5
+
+
+def ask(path: Path, why: str, *lines: Answer | Kind) -> AmbiguousSourceError:
+    """Returns a question about a path. ``why`` continues the path. ``lines`` are the answers to try; a kind stands for
+    the option that names it."""
+    answers = [each if isinstance(each, Answer) else Answer(("--source", each.name)) for each in lines]
+    return AmbiguousSourceError(f"{printable(str(path))} {why}", answers, path, lists_answers=True)
+
+
+def join_few(names: Sequence[str]) -> str:
+    """Joins the first eight names for messages."""
+    return ", ".join(map(printable, names[:_SHOWN])) + (" …" if len(names) > _SHOWN else "")
+
+
+def short_help(kind: Kind) -> str:
+    """Returns the description of a kind up to its first comma or colon, without parentheses."""
+    return re.sub(r" \(.*\)|[,:].*", "", kind.help)
+
+
+def name_splits(folders: Mapping[str, str], *further: str) -> Answer:
+    """Returns the answer that makes folders splits; ``folders`` has the name of the split of each path. ``further`` are
+    more options."""
+    splits = ",".join(f"{split}=/{escape_pattern(path)}" for path, split in folders.items())
+    return Answer(("--splits", splits, *further))
+
+
+def ask_about_kinds(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceError:
+    """Returns the question about a path that several ``kinds`` match partially."""
+    return ask(path, f"could be {' or '.join(map(short_help, kinds))}", *kinds)
+
+
+def ask_about_nested(path: Path, found: Sequence[tuple[Path, Kind]], *kinds: Kind) -> AmbiguousSourceError:
+    """Returns the question about a folder that is no dataset, but contains the datasets ``found``."""
+    shown = ", ".join(f"{printable(place.relative_to(path).as_posix())} ({short_help(each)})" for place, each in found)
+    lines = (Answer(source=place) for place, _ in found)
+    return ask(path, f"seems to be no dataset itself, but to hold {shown}", *lines, *kinds)
+
+
+def ask_about_annotations(
+    path: Path, kind: Kind, found: Sequence[SuspectedAnnotation], holds_forms: bool = False
+) -> AmbiguousSourceError:
+    """Returns the question about a path that would lose possible annotations as ``kind``. With ``holds_forms``, naming
+    this kind would pack masks and the like as samples, and is no answer."""
+    shown = join_phrases(found) or "other folders of images"
+    tables = [SOURCES["table"]] if any(each.phrase.endswith(NAMES_IMAGES) for each in found) else []
+    why = f"is {short_help(kind)}, and would be packed without what else is there: {shown}"
+    return ask(path, why, *leave_out(found), *([] if holds_forms else [kind]), *tables)
+
+
+def join_phrases(found: Sequence[SuspectedAnnotation]) -> str:
+    """Joins the phrases about the first eight suspected annotations."""
+    return ", ".join(each.phrase for each in found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
+
+
+def leave_out(found: Sequence[SuspectedAnnotation]) -> list[Answer]:
+    """Returns the answer that leaves out suspected annotations; empty if some have no pattern, or if there are more
+    than eight."""
+    patterns = list(dict.fromkeys(chain.from_iterable(each.patterns for each in found)))
+    if not (0 < len(patterns) <= _MOST_PATTERNS and all(each.patterns for each in found)):
+        return []
+    return [Answer(ignore_patterns(patterns))]
+
+
+def ask_about_folders(path: Path, why: str, folders: Sequence[str], may_be_splits: bool) -> AmbiguousSourceError:
+    """Returns the question about an image folder whose ``folders`` do not seem to be classes."""
+    lines = [Answer(source=path / name) for name in folders[:_SHOWN] if path.is_dir()]
+    if may_be_splits and len(folders) > 1:
+        lines.append(name_splits({name: name.rpartition("/")[2] for name in folders}))
+    return ask(path, why, *lines, Answer(ignore_paths(folders)), SOURCES["imagefolder"])
+
+
+def find_left_by_source(source: Source, survey: Survey) -> list[SuspectedAnnotation]:
+    """Finds the possible annotations among the files that a source leaves out. Finds none for published datasets, and
+    for sources without a tree."""
+    tree = getattr(source, "tree", None)
+    if not source.asks_about_left or not isinstance(tree, Tree) or not survey.ledger.count(Role.LEFT):
+        return []
+    left = survey.ledger.names(Role.LEFT)
+    rules = compile_ignore_rules(source.options.ignore)
+    return find_left_annotations(tree, (path for path in left if not (rules.hides(path) or source.expects_left(path))))
 
 
 def ask_about_left(source: Source, survey: Survey) -> None:
@@ -34,8 +122,9 @@ def ask_about_left(source: Source, survey: Survey) -> None:
     if annotations and len(survey.splits) == 1 and "" not in survey.splits:
         annotations = find_left_by_source(source, source.survey())  # those of other splits are no question
     if annotations:
-        error = incomplete_error(source.path, SOURCES[source.kind], [each[:2] for each in annotations])
-        raise add_kinds(error, last=_find_partial_kinds(source))
+        error = ask_about_annotations(source.path, SOURCES[source.kind], annotations)
+        error.answers = (*error.answers, *(Answer(("--source", kind.name)) for kind in _find_partial_kinds(source)))
+        raise error
 
 
 def _ask_about_names(source: Source, survey: Survey) -> None:
@@ -51,37 +140,35 @@ def _ask_about_names(source: Source, survey: Survey) -> None:
         return
     keys = [entry.key for entry in source.entries() if is_image_name(entry.key.rpartition("/")[2]) is None]
     if keys and find_unread_file_kind(keys[0], source.tree.first_bytes(keys[0], UNREAD_BYTES)) is None:
-        ends = {key: key.rpartition("/")[2].rpartition(".") for key in keys}
-        patterns = dict.fromkeys(
-            f"*.{escape_pattern(suffix)}" if dot and suffix else f"/{escape_pattern(key)}"
-            for key, (_, dot, suffix) in ends.items()
-        )
-        more = f" and {len(keys) - 1:,} others" if len(keys) > 1 else ""
         note = f"leaves out {len(keys):,} image{'s' * (len(keys) > 1)}"
-        raise AmbiguousSourceError(
-            f"{printable(keys[0])}: is an image by its first bytes, but not by its name: rename it (.jpg, .png …)"
-            f"{more}, or leave it out",
-            [
-                *([Answer(ignore_patterns(patterns), note=note)] if len(patterns) <= _MOST_PATTERNS else []),
-                Answer(("--on-error", "skip"), note=note),
-            ],
-            source.path,
-        )
+        lines = [ignore_paths(keys)] if len(keys) <= _MOST_PATTERNS else []
+        why = f"has {len(keys):,} images without the suffix of one; rename them (.jpg, .png …): {join_few(keys)}"
+        raise ask(source.path, why, *(Answer(line, note=note) for line in (*lines, ("--on-error", "skip"))))
 
 
-def ask_about_clips(source: Source, survey: Survey) -> None:
-    """Raises :class:`AmbiguousSourceError` if an image folder has several classes, all with names of clips:
-    ``clip_0001`` …. Does nothing if the user has named the kind or the frames."""
-    if source.options.named or source.options.frames is not None or source.kind != PLAIN_KINDS[0]:
+def ask_about_classes(source: Source, survey: Survey) -> None:
+    """Raises :class:`AmbiguousSourceError` for names that do not seem to be those of classes or splits. Does nothing if
+    the user has named the kind.
+
+    - Folders are called as clips are: ``clip_0001``.
+    - Most folders have one image.
+    - Tables whose names are no splits name different images.
+    """
+    if source.options.named or source.options.frames is not None or survey.store is not None:
+        return
+    splits = [*survey.splits]
+    unlike = not any(find_split(name) or name[-1:].isdigit() for name in splits)
+    if source.kind == "table" and len(splits) > 1 and unlike and not source.options.columns:
+        raise ask(source.path, f"has tables that are splits or classes ({join_few(splits)})", SOURCES["table"])
+    if source.kind != PLAIN_KINDS[0]:
         return
     classes = next((column.classes for column in survey.columns if column.name == "label"), None) or ()
     if len(classes) > 1 and all(map(is_clip_name, classes)):
-        raise AmbiguousSourceError(
-            f"{printable(str(source.path))}: its folders ({printable(classes[0])} …) seem to be clips, whose frames "
-            "are not classes: --frames clips makes each a record, --source imagefolder a class",
-            [Answer(("--frames", CLIPS)), Answer(("--source", source.kind))],
-            source.path,
-        )
+        why = f"has folders that seem to be clips ({join_few(classes)}), whose frames are not classes"
+        raise ask(source.path, why, Answer(("--frames", CLIPS)), SOURCES[source.kind])
+    if len(classes) >= _FEWEST_CLASSES and survey.counted and 2 * survey.records < 3 * len(classes):
+        why = f"has {len(classes):,} folders with {survey.records:,} images, which are then hardly classes"
+        raise ask(source.path, f"{why} ({join_few(classes)})", SOURCES["flat"])
 
 
 def _find_partial_kinds(source: Source) -> list[Kind]:

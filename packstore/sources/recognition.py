@@ -13,11 +13,11 @@ from packstore.core.urls import UrlPath
 from packstore.sources.annotations import (
     SuspectedAnnotation,
     find_all_annotations,
-    find_left_annotations,
+    find_image_companions,
     find_left_images,
 )
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Survey
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.contents import list_contents
 from packstore.sources.ignoring import compile_ignore_rules
 from packstore.sources.ledger import Role
@@ -29,40 +29,25 @@ from packstore.sources.nested import (
     find_only_folder,
     find_split_like_folders,
 )
-from packstore.sources.refusals import (
-    TABLES,
-    NeedsCopyError,
-    add_kinds,
-    archive_without_images_error,
-    few_annotations_error,
-    incomplete_error,
+from packstore.sources.questions import (
+    COMPANIONS,
+    PLAIN_KINDS,
+    ask,
+    ask_about_annotations,
+    ask_about_folders,
+    ask_about_kinds,
+    ask_about_nested,
+    find_left_by_source,
     join_few,
-    nested_error,
-    no_classes_error,
-    several_kinds_error,
-    unrecognised_error,
+    short_help,
 )
+from packstore.sources.refusals import TABLES, NeedsCopyError, archive_without_images_error, unrecognised_error
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 from packstore.stores.opening import holds_store
 
-COMPANIONS = "companions"
-"""Kind of images with files that belong to them; a question if it is not certain what the files are."""
 _CAPTION_FILES = "caption_files"
 """Kind that reads some files that belong to images, and leaves out others."""
-PLAIN_KINDS = ("imagefolder", "flat")
-"""Kinds that match partially if there are annotations beside the images, see :mod:`.annotations`."""
-
-
-def find_left_by_source(source: Source, survey: Survey) -> list[SuspectedAnnotation]:
-    """Finds the possible annotations among the files that a source leaves out. Finds none for published datasets, and
-    for sources without a tree."""
-    tree = getattr(source, "tree", None)
-    if not source.asks_about_left or not isinstance(tree, Tree) or not survey.ledger.count(Role.LEFT):
-        return []
-    left = survey.ledger.names(Role.LEFT)
-    rules = compile_ignore_rules(source.options.ignore)
-    return find_left_annotations(tree, (path for path in left if not (rules.hides(path) or source.expects_left(path))))
 
 
 def _find_left_by_kind(path: Path, kind: Kind, options: SourceOptions) -> list[SuspectedAnnotation]:
@@ -137,9 +122,7 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
             certainty = min(certainty, Certainty.PARTIAL)  # another kind reads more of it
         if certainty is Certainty.CERTAIN:
             if kind.name in PLAIN_KINDS and _names_kind(by_certainty, COMPANIONS):
-                from packstore.sources.annotation_questions import companions_error
-
-                raise companions_error(path, kind.name)
+                raise _ask_about_companions(path, kind)
             if kind.name == "imagefolder" and not options.splits:
                 _refuse_unlikely_classes(path, clips)
             _refuse_few_annotations(path, kind)
@@ -148,24 +131,7 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     if refused is not None:
         raise refused
     if partial := by_certainty.get(Certainty.PARTIAL):
-        from packstore.sources.annotation_questions import companions_error, has_sidecars, unread_annotations_error
-
-        formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, COMPANIONS)]
-        companions = _names_kind(by_certainty, COMPANIONS)
-        plain = next((kind for kind in partial if kind.name in PLAIN_KINDS), None)
-        plain_name = PLAIN_KINDS[0] if plain is None else plain.name
-        if companions and [each.name for each in formats] == [_CAPTION_FILES] and has_sidecars(path):
-            raise add_kinds(companions_error(path, plain_name), last=formats)
-        if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
-            raise incomplete_error(path, formats[0], [each[:2] for each in left])
-        if formats:
-            raise several_kinds_error(path, formats)
-        within = find_nested(path, _find_specific_kind)
-        if within and not (companions and all(kind.name == COMPANIONS for _, kind in within)):
-            raise nested_error(path, within)
-        if companions:
-            raise companions_error(path, plain_name)
-        raise unread_annotations_error(path, partial[0].name)
+        raise _ask_about_partial(path, partial, options)
     store: Kind = SOURCES["store"]  # of a plug-in's format, whose file names no table has
     if store.takes(options) and store.reads(path) and store.recognise(path, options) is Certainty.CERTAIN:
         return store
@@ -173,12 +139,12 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
     if possible and possible[0].name not in PLAIN_KINDS:
         return possible[0]
     if options.labels is None and (within := find_nested(path, _find_certain_kind)):
-        raise nested_error(path, within)
+        raise ask_about_nested(path, within)
     if isinstance(path, UrlPath) and not (options.named or _holds_images(path)):
         raise NeedsCopyError(f"{printable(str(path))} holds no images and no store")
     if possible:
         if (archive := find_first_archive(path)) is not None:  # with a problem of its own, so it is not in `within`
-            raise nested_error(path, [(archive, recognise(archive, options, clips))])
+            raise ask_about_nested(path, [(archive, recognise(archive, options, clips))])
         if path.is_file() and (tree := open_tree(path)) is not None:
             raise archive_without_images_error(path, tree)
         return possible[0]
@@ -190,6 +156,37 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
             "image_key, label_key and layout out"
         )
     raise unrecognised_error(path)
+
+
+def _ask_about_partial(path: Path, partial: Sequence[Kind], options: SourceOptions) -> AmbiguousSourceError:
+    """Returns the question about a path that kinds match partially, and none certainly."""
+    tree = open_tree(path)
+    formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, COMPANIONS)]
+    plain = next((kind for kind in partial if kind.name in PLAIN_KINDS), SOURCES[PLAIN_KINDS[0]])
+    companions = any(kind.name == COMPANIONS for kind in partial)
+    if companions and [kind.name for kind in formats] == [_CAPTION_FILES]:
+        from packstore.sources.proposals import has_sidecars
+
+        if tree is not None and has_sidecars(tree):
+            return _ask_about_companions(path, plain, *formats)
+    if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
+        return ask_about_annotations(path, formats[0], left)
+    if formats:
+        return ask_about_kinds(path, formats)
+    within = find_nested(path, _find_specific_kind)
+    if within and not (companions and all(kind.name == COMPANIONS for _, kind in within)):
+        return ask_about_nested(path, within)
+    if companions:
+        return _ask_about_companions(path, plain)
+    found = [] if tree is None else find_all_annotations(tree)
+    return ask_about_annotations(path, plain, found, tree is not None and bool(find_image_companions(tree)))
+
+
+def _ask_about_companions(path: Path, plain: Kind, *further: Kind) -> AmbiguousSourceError:
+    """Returns the question about files that seem to belong to images; ``plain`` packs the images alone."""
+    from packstore.sources.proposals import ask_about_companions
+
+    return ask_about_companions(path, plain, *further)
 
 
 def _recognise_as(kind: Kind, path: Path, options: SourceOptions) -> Certainty:
@@ -249,14 +246,14 @@ def _refuse_unlikely_classes(path: Path, clips: bool) -> None:
     inside = find_only_folder(path)
     kind = None if inside is None else _find_certain_kind(inside)
     if inside is not None and kind is not None:
-        raise nested_error(path, [(inside, kind)], "imagefolder")
+        raise ask_about_nested(path, [(inside, kind)], SOURCES["imagefolder"])
     if splits := find_split_like_folders(path):
         why = f"holds folders that seem to be splits, and would be classes ({join_few(splits)})"
-        raise no_classes_error(path, why, splits, True, "imagefolder")
+        raise ask_about_folders(path, why, splits, True)
     tree = open_tree(path)
     problem = None if tree is None else find_non_classes(list_contents(tree), clips)
     if problem is not None:
-        raise no_classes_error(path, *problem, "imagefolder")
+        raise ask_about_folders(path, *problem)
 
 
 def _refuse_few_annotations(path: Path, kind: Kind) -> None:
@@ -279,7 +276,10 @@ def _refuse_few_annotations(path: Path, kind: Kind) -> None:
     )
     images = sum(folder.images.count for folder in folders)
     if 0 < 2 * count < images:
-        raise few_annotations_error(path, kind, count, images)
+        why = (
+            f"has annotations ({short_help(kind)}) beside {count:,} of {images:,} images, and may be folders of classes"
+        )
+        raise ask(path, why, kind, SOURCES["imagefolder"])
 
 
 def _holds_images(path: UrlPath) -> bool:

@@ -136,7 +136,7 @@ def are_masks(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
 
 
 def have_own_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
-    """Tells if sizes vary among the pairs, and the two sizes of each pair are equal, or have the same ratio."""
+    """Tells if the two sizes of each pair are equal, or have the same ratio, and most would not fit the next pair."""
     known = [
         ((one.width, one.height), (other.width, other.height))
         for one, other in pairs
@@ -144,8 +144,13 @@ def have_own_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bo
     ]
     if len(known) < len(pairs) or len({one for one, _ in known}) < max(3, len(known) // 2):
         return False
-    ratios = {(round(a[0] / b[0], 1), round(a[1] / b[1], 1)) for a, b in known}
-    return len(ratios) == 1
+
+    def ratio(one: tuple[int, int], other: tuple[int, int]) -> tuple[float, float]:
+        return round(one[0] / other[0], 1), round(one[1] / other[1], 1)
+
+    own = {ratio(one, other) for one, other in known}
+    others = [ratio(one, other) for (one, _), (_, other) in zip(known, [*known[1:], known[0]], strict=True)]
+    return len(own) == 1 and 2 * sum(each in own for each in others) < len(others)
 
 
 def have_unrelated_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:

@@ -41,7 +41,6 @@ _FILLED = re.compile(rf"^({'|'.join(SPLIT_ORDER)})({'|'.join(_FILLERS)})$")
 _LIKELY = re.compile(rf"{'|'.join(SPLIT_ORDER)}|hold|held")
 _APART = re.compile(r"[\W\d_]+")
 _NEXT = re.compile(r",(?=[^,=]+=)")
-_NAMED = 5
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -165,14 +164,6 @@ class SplitFolders:
     others: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
 
-    def describe_others(self, root: str) -> str:
-        """Returns the error text about :attr:`others`, with advice; ``root`` is the printable path of the folder."""
-        return (
-            f"{root} holds splits ({_join_names(sorted(self.splits))}) and beside them other folders with images "
-            f"({_join_names(self.others)}): leave the others out with --ignore, tell with --splits what they are, or "
-            f"pack one split alone with --split {self.splits[min(self.splits)]}"
-        )
-
 
 def find_splits(
     tree: Tree, directories: Collection[str], above: tuple[Identity, ...], chosen: Sequence[str] = ()
@@ -221,11 +212,6 @@ def _contains_classes(tree: Tree, name: str, above: tuple[Identity, ...]) -> boo
     return any(
         tree.holds_images(f"{name}/{folder}", (*above, inside.identity)) for folder in sorted(inside.directories)
     )
-
-
-def _join_names(names: Sequence[str]) -> str:
-    """Joins the first five names for messages."""
-    return ", ".join(map(printable, names[:_NAMED])) + (", …" if len(names) > _NAMED else "")
 
 
 def check_splits(splits: object) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ from packstore.sources.base import Sample, SourceOptions
 from packstore.sources.captions import CaptionsSource
 from packstore.sources.coco import CocoSource
 from packstore.sources.exported import ExportedFiles
-from packstore.sources.flat import LabelsFile
+from packstore.sources.flat import LabelledSource
 from packstore.sources.huggingface.columns import TableFacts, declare_columns
 from packstore.sources.huggingface.features import read_features
 from packstore.sources.huggingface.imagefolder import HfImageFolderSource
@@ -524,7 +524,7 @@ def _medical(make: type[DicomSource | NiftiSource], name: str, *columns: str) ->
 def _labels(data: bytes) -> None:
     path = _scratch() / "labels.csv"
     path.write_bytes(data)
-    LabelsFile(path).summarise()
+    LabelledSource(path.parent, SourceOptions(labels=path)).close()
 
 
 # --- stores -----------------------------------------------------------------------------------------------------------

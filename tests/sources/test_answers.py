@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import shlex
 import shutil
@@ -11,15 +13,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from packstore.cli import cli
 from packstore.cli.common import suggest_commands
 from packstore.core.errors import AmbiguousSourceError
 from packstore.sources import SourceOptions, add_source_to_questions, open_source
 from packstore.sources import answers as module
-from tests.makers.annotated import fill, jpeg, mask
+from tests.makers.annotated import fill, jpeg, mask, voc_xml
 from tests.makers.command import run
 
 Files = dict[str, str | bytes]
@@ -55,6 +59,14 @@ def splits_and_others(splits: tuple[str, ...], other: str) -> Files:
     return files
 
 
+def photo(number: int, side: int = 48) -> bytes:
+    """A picture of its own at any size."""
+    pixels = np.random.default_rng(number).integers(0, 256, (6, 8, 3), np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).resize((side, side), Image.Resampling.BICUBIC).save(out, "PNG")
+    return out.getvalue()
+
+
 LAYOUTS: dict[str, Callable[[], Files]] = {
     "copies": lambda: originals_and_copies(("yes", "no"), "augmented data", "models/a.model"),
     "copies further down": lambda: originals_and_copies(("cats", "dogs"), "augmented/flip", "notes.md"),
@@ -83,6 +95,29 @@ LAYOUTS: dict[str, Callable[[], Files]] = {
     "a table beside classes": lambda: {
         **classes("", "cd"),
         "scores.csv": "file,score\n" + "".join(f"{c}/{n}.jpg,{n}\n" for c in "cd" for n in range(5)),
+    },
+    "a photo a folder": lambda: {f"p{n:02}/{n}.jpg": jpeg(n) for n in range(40)},
+    "annotations of two classes": lambda: {
+        **classes("", ["cat", "dog"], 10),
+        **{f"{name}/{n}.xml": voc_xml(str(n), (name, (3, 2, 9, 7), 0)) for name, n in (("cat", 1), ("dog", 3))},
+    },
+    "thumbnails of the classes": lambda: {
+        **{f"{c}/{c}{n}.png": photo(n + ord(c[0])) for c in ("cat", "dog") for n in range(8)},
+        **{f"thumbnails/{c}{n}.png": photo(n + ord(c[0]), 16) for c in ("cat", "dog") for n in range(8)},
+    },
+    "captions beside classes": lambda: {
+        **classes("", ["cat", "dog"], 8),
+        **{f"{c}/{n}.txt": f"A {c} on a sofa, number {n} of them." for c in ("cat", "dog") for n in range(8)},
+    },
+    "DIV2K": lambda: {
+        f"DIV2K_{split}_{form}/{n:04}{end}.png": photo(n, size)
+        for split, first in (("train", 1), ("valid", 801))
+        for form, end, size in (("HR", "", 64), ("LR_bicubic/X2", "x2", 32))
+        for n in range(first, first + 4)
+    },
+    "tables of classes": lambda: {
+        **{f"images/{n}.jpg": jpeg(n) for n in range(12)},
+        **{f"{c}.csv": "file,age\n" + "".join(f"{n}.jpg,{n}\n" for n in range(k, 12, 2)) for k, c in enumerate("ab")},
     },
     "folders called images and masks": lambda: {
         f"{place}/{n}.png": jpeg(n) if place == "images" else mask(n)
@@ -149,6 +184,67 @@ def test_each_line_packs_and_leaves_out_what_it_says(name: str, archive: bool, t
         names = next((column.classes for column in survey.columns if column.name == "label"), None) or ()
         assert not (len(names) > 4 and 2 * len(names) > survey.records), line
         assert not (len(names) > 1 and {*names} <= {"train", "val", "test", "trainA", "testA"}), line
+
+
+KEPT = {
+    "a photo a folder": "40 samples",
+    "annotations of two classes": "20 samples in 2 classes (cat, dog), with text",
+    "thumbnails of the classes": "16 samples in 2 classes (cat, dog), with thumbnails",
+    "captions beside classes": "16 samples in 2 classes (cat, dog), with text",
+    "DIV2K": "8 samples, train 4, valid 4, with lr_bicubic_x2_x2",
+    "tables of classes": "12 samples, a 6, b 6, with age",
+}
+
+
+@pytest.mark.parametrize("archive", [False, True], ids=["folder", "zip"])
+@pytest.mark.parametrize("name", KEPT)
+def test_the_first_line_keeps_all_files(name: str, archive: bool, tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", LAYOUTS[name]())
+    source = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", root)) if archive else root
+    question = ask(["convert", str(source), str(tmp_path / "s.lmdb")])
+    assert question is not None
+    assert question.answers[0].note.startswith(KEPT[name])
+    assert question.answers[0].note.endswith("leaves out nothing")
+
+
+@pytest.mark.parametrize(("images", "asked"), [(1, True), (2, False), (3, False)])
+def test_few_photos_a_class_are_classes_and_one_is_a_question(images: int, asked: bool, tmp_path: Path) -> None:
+    files = {f"p{n:02}/{n}x{k}.jpg": jpeg(n * 3 + k) for n in range(20) for k in range(images)}
+    files |= {f"p{n:02}/{n}y.jpg": jpeg(90 + n) for n in range(4)}
+    question = ask(["convert", str(fill(tmp_path / "set", files)), str(tmp_path / "s.lmdb")])
+    assert (question is not None) is asked
+    if question is not None:
+        assert [each.options for each in question.answers] == [("--source", "flat")]
+
+
+def test_splits_that_name_some_folders_have_a_line_that_names_the_others(tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", named("a", "b", "c"))
+    question = ask(["convert", str(root), str(tmp_path / "s.lmdb"), "--splits", "train=a,val=b"])
+    assert question is not None
+    assert [each.options for each in question.answers] == [("--splits", "c=/c"), ("--ignore", "/c")]
+    assert question.answers[0].note == "12 samples, train 4, val 4, c 4, without labels; leaves out nothing"
+
+
+@pytest.mark.parametrize("name", ["DIV2K", "a photo a folder"])
+def test_info_prints_a_question_as_json(name: str, tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", LAYOUTS[name]())
+    done = CliRunner().invoke(cli, ["info", str(root), "--json"])
+    printed = json.loads(done.stdout)
+    (question,) = printed["questions"]
+    assert printed["question"] == question["question"]
+    for each in question["answers"]:
+        assert each["note"]
+        words = shlex.split(each["command"])[1:]
+        assert ask([*words[:2], str(tmp_path / "s.lmdb"), *words[3:], "--overwrite"]) is None
+
+
+@pytest.mark.parametrize("bad", [b"no image", mask(1)], ids=["text", "other size"])
+def test_a_bad_companion_is_named(bad: bytes, tmp_path: Path) -> None:
+    files = {f"{n}{end}.png": photo(n) if not end else bad for n in range(4) for end in ("", "_x")}
+    root = fill(tmp_path / "set", files)
+    options = ["--masks", "{s}.png={s}_x.png", "--ignore", "[0-2]_x.png"]
+    done = CliRunner().invoke(cli, ["convert", str(root), str(tmp_path / "s.lmdb"), *options])
+    assert re.search(r"3\.png: .*its 3_x\.png: .*--on-error skip", str(done.exception))
 
 
 def test_an_answer_that_changes_nothing_or_fails_is_not_offered(tmp_path: Path) -> None:
@@ -231,7 +327,7 @@ def test_images_without_the_name_of_one_are_a_question_before_packing(flat: bool
     root = fill(tmp_path / "set", {**files, "notes": "x"})
     question = ask(["info", str(root)])
     assert question is not None
-    assert question.answers[0].options[:2] == ("--ignore", "*.jpg_1088Wx1632H")
+    assert [each.options[0] for each in question.answers] == ["--ignore", "--on-error"]
     assert question.answers[0].note == f"leaves out {3 if flat else 6} images"
     for answer in question.answers:
         assert ask(["convert", str(root), str(tmp_path / f"{answer.options[0]}.lmdb"), *answer.options]) is None
@@ -243,3 +339,14 @@ def test_images_of_many_odd_names_can_be_skipped(tmp_path: Path) -> None:
     assert question is not None
     assert [answer.options for answer in question.answers] == [("--on-error", "skip")]
     assert ask(["convert", str(root), str(tmp_path / "s.lmdb"), "--on-error", "skip"]) is None
+
+
+def test_classes_of_nearly_equal_sizes_raise_no_question(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    files = {}
+    for name in ("cat", "dog"):
+        for n in range(4):
+            out = io.BytesIO()
+            Image.fromarray(random.integers(0, 256, (40 + n, 50, 3), np.uint8)).save(out, "PNG")
+            files[f"{name}/{n:03}.png"] = out.getvalue()
+    assert ask(["convert", str(fill(tmp_path / "set", files)), str(tmp_path / "s.lmdb")]) is None

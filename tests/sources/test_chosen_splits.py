@@ -46,7 +46,7 @@ def test_named_folders_are_splits_and_no_classes(tmp_path: Path) -> None:
         assert {entry.labels for entry in source.entries("test")} == {(0,), (1,)}
         with pytest.raises(NotInSourceError, match="has no split 'val'; splits: train, test"):
             source.survey("val")
-    with pytest.raises(AmbiguousSourceError, match=r"other folders with images \(c\)") as caught:
+    with pytest.raises(AmbiguousSourceError, match=r"folders with images \(c\)") as caught:
         splits_of(tmp_path, ["train=a", "test=b"])
     assert [answer.options for answer in caught.value.answers] == [("--ignore", "/c")]
     assert {*splits_of(tmp_path, "train=a,test=b", ignore="/c")} == {"train", "test"}

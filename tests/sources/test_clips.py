@@ -131,8 +131,8 @@ def test_folders_like_clips_are_a_question(tmp_path: Path) -> None:
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
     "no number": (lambda path: save(path / "a", frames_of(1, 1), "cover.png"), "is not a numbered frame"),
-    "sizes": (lambda path: save(path / "a", frames_of(1, 2)[:, :4]), "different sizes"),
-    "depths": (lambda path: save(path / "b" / "a", frames_of(1, 2)), "different depths of folders"),
+    "sizes": (lambda path: save(path / "a", frames_of(1, 2)[:, :4]), "all clips have one size"),
+    "depths": (lambda path: save(path / "b" / "a", frames_of(1, 2)), "all clips have one depth of folders"),
 }
 
 
@@ -154,7 +154,7 @@ def test_columns_of_single_files_are_refused(tmp_path: Path) -> None:
 
 def test_other_sources_and_damaged_frames(tmp_path: Path) -> None:
     save(tmp_path / "flat", frames_of(1, 3))
-    with pytest.raises(UsageError, match="leave frames=clips out"):
+    with pytest.raises(SourceError, match="no file of several frames"):
         convert(tmp_path / "flat", tmp_path / "x.lmdb", frames="clips")
     save(tmp_path / "video" / "v1", frames_of(1, 3))
     save(tmp_path / "video" / "v2", frames_of(2, 3))

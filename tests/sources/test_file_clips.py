@@ -256,7 +256,7 @@ def pages_of_two_sizes(path: Path) -> None:
 
 
 REFUSED: Mapping[str, tuple[Any, dict[str, Any], str]] = {
-    "folders of frames": (folders_of_frames, {}, r"a/x\.gif has several frames, and v/0\.jpg seems to be a frame"),
+    "folders of frames": (folders_of_frames, {}, r"a/x\.gif has several frames, and v/0\.jpg is numbered"),
     "sizes": (pages_of_two_sizes, {}, r"a/pages\.tif: frame 1 has 7 x 8 pixels, other frames 6 x 8"),
     "bomb": (lambda path: None, {"max_pixels": 50}, r"a/x\.gif: is a clip of 20 frames"),
     "resize": (lambda path: None, {"resize": 4}, "resize.*clip"),
@@ -276,7 +276,7 @@ def test_what_is_no_clip_is_said(name: str, tmp_path: Path) -> None:
 
 def test_files_of_one_frame_are_clips_if_asked(tmp_path: Path) -> None:
     save(tmp_path / "in" / "a.gif", pixels_of(1, 1, 6, 8, 3))
-    with pytest.raises(UsageError, match="clips:files"):
+    with pytest.raises(SourceError, match="clips:files"):
         convert(tmp_path / "in", tmp_path / "x.lmdb", frames="clips")
     done = CliRunner().invoke(
         cli, ["convert", str(tmp_path / "in"), str(tmp_path / "x.lmdb"), "--frames", "clips:files"]

@@ -17,7 +17,7 @@ from packstore import convert, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.core.progress import Progress
 from packstore.images.sniff import max_file_bytes
-from packstore.sources import Entry, Source, flat, open_source
+from packstore.sources import Entry, Source, open_source
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
 from tests.makers.annotated import fill, jpeg
@@ -42,14 +42,18 @@ def labelled(folder: Path, text: str | bytes) -> Source:
 
 
 def failure(folder: Path, text: str | bytes) -> str:
-    with pytest.raises(SourceError) as caught:
-        labelled(folder, text).survey()
+    with pytest.raises(SourceError) as caught, closing(labelled(folder, text)) as source:
+        source.survey()
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def listed(source: Source, split: str | None = None) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [entry[:3] for entry in source.entries(split)]
+    labels = source.options.labels is not None
+    return [
+        (entry.key, entry.split, (int(source.read(entry).values["label"]),) if labels else ())
+        for entry in source.entries(split)
+    ]
 
 
 class TestFlat(SourceSuite):
@@ -75,13 +79,14 @@ class TestFlat(SourceSuite):
 
 
 class TestFlatWithLabels(TestFlat):
-    bytes_per_sample = 100
+    bytes_per_sample = 400
+    undecodable_keys = False
 
     def make(self, folder: Path, samples: int) -> Path:
         (folder / "photos").mkdir()
         lines = ["file,label,split"]
         for number in range(samples):
-            name = f"{number % 5}/{number}\udcff.png"
+            name = f"{number % 5}/{number}ä.png"
             (folder / "photos" / name).parent.mkdir(exist_ok=True)
             (folder / "photos" / name).write_bytes(tiny(number))
             lines.append(f"./{name},class {number % 3},{('test', 'train', 'extra')[number % 3]}")
@@ -140,8 +145,8 @@ def test_an_empty_folder(tmp_path: Path) -> None:
         open_source(tmp_path, kind="flat").survey()
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.jpg").write_bytes(b"image")
-    with pytest.raises(SourceError, match="its images are in subfolders: use --source imagefolder"):
-        open_source(tmp_path, kind="flat").survey()
+    with closing(open_source(tmp_path, kind="flat")) as source:  # images at any depth, without labels
+        assert (source.survey().records, listed(source)) == (1, [("cat/1.jpg", "", ())])
 
 
 def test_names_become_sorted_classes_in_the_files_order(images: Path) -> None:
@@ -154,7 +159,7 @@ def test_names_become_sorted_classes_in_the_files_order(images: Path) -> None:
     assert survey.size_bytes == 1 + 3 + 4
     assert survey.key_bytes == len("sub/c.png" + "b.jpg" + "sub/deep/d.JPEG")
     assert dict(survey.ledger.passed_over) == {"images that the labels file does not name": 1}
-    assert [source.read(entry) for entry in source.entries()] == [b"xxx", b"x", b"xxxx"]
+    assert [source.read(entry).image for entry in source.entries()] == [b"xxx", b"x", b"xxxx"]
     assert [entry.size_bytes for entry in source.entries()] == [3, 1, 4]
 
 
@@ -184,23 +189,27 @@ def test_labels_of_other_digits_are_other_classes(labels: tuple[str, ...], image
 
 
 def test_a_file_with_two_labels_of_one_number_is_an_error(images: Path) -> None:
-    with pytest.raises(SourceError, match=r"a\.jpg is named again as '007', first on line 2 as '7'"):
+    with pytest.raises(SourceError, match=r"line 3: a\.jpg is '007', and '7' in .*, line 2"):
         labelled(images, "file,label\na.jpg,7\na.jpg,007\n").survey()
 
 
 def test_a_line_that_is_repeated_is_noted_and_packed_once(images: Path) -> None:
     source = labelled(images, "file,label\nb.jpg,1\na.jpg,7\n./b.jpg,1\nb.jpg,1\n")
     survey = source.survey()
-    assert (survey.records, survey.notes) == (2, ("labels.csv repeats 2 lines; each image is packed once",))
+    assert (survey.records, survey.notes) == (
+        2,
+        ("the lists repeat 2 lines, such as b.jpg; each image is packed once",),
+    )
     assert [key for key, _, _ in listed(source)] == ["b.jpg", "a.jpg"]
 
 
-def test_the_largest_class_number(images: Path) -> None:
+def test_numbers_that_are_no_class_numbers_are_names(images: Path) -> None:
     source = labelled(images, "file,label\na.jpg,9223372036854775807\nb.jpg,7\n")
     assert source.survey().columns[0].classes is None
     assert [e[2] for e in listed(source)] == [(2**63 - 1,), (7,)]
-    mixed = labelled(images, "file,label\na.jpg,99999999999999999999\nb.jpg,cat\n")
-    assert mixed.survey().columns[0].classes == ("99999999999999999999", "cat")
+    for other in ("9223372036854775808", "-1"):
+        source = labelled(images, f"file,label\na.jpg,{other}\nb.jpg,7\n")
+        assert source.survey().columns[0].classes == tuple(sorted((other, "7")))
 
 
 def test_a_mixture_of_names_and_integers_is_names(images: Path) -> None:
@@ -234,43 +243,29 @@ def test_dialects(images: Path) -> None:
     assert source.survey().columns[0].classes == ("big dog", "cat")
 
 
-def test_names_that_are_not_utf8(images: Path) -> None:
-    Path(os.fsdecode(os.fsencode(images) + b"/\xff.jpg")).write_bytes(b"f")
-    source = labelled(images, b"file,label\n\xff.jpg,cat\n")
-    assert listed(source) == [("\udcff.jpg", "", (0,))]
-    assert source.read(next(source.entries())) == b"f"
-    assert source.survey().key_bytes == 5
-
-
 @pytest.mark.parametrize(
     ("text", "line", "expected"),
     [
-        ("", 1, "no column file"),
-        ("a.jpg,cat\n", 1, "no column file: a.jpg,cat; expected file,label"),
-        ("file,colour\na.jpg,cat\n", 1, "no column label: file,colour"),
+        ("a.jpg,cat\nb.jpg,dog\n", 2, "no column file: a.jpg,cat; expected file,label"),
+        ("file,colour\na.jpg,cat\n", 2, "no column label: file,colour"),
         ("file,label,file\na.jpg,cat,b.jpg\n", 1, "a column twice"),
-        ("file,label\na.jpg,cat\nb.jpg\n", 3, "1 fields, the header has 2"),
-        ("file,label\na.jpg,cat,dog\n", 2, "3 fields, the header has 2"),
-        ("file,label\na.jpg, \n", 2, "the label is empty"),
-        ("file,label,split\na.jpg,cat,\n", 2, "the split is empty"),
-        ("file,label\n,cat\n", 2, "the file is empty"),
-        ("file,label\na.jpg,0\n\nb.jpg,-3\n", 4, "label -3 is out of range"),
-        ("file,label\na.jpg,0\nb.jpg,9223372036854775808\n", 3, "label 9223372036854775808 is out of range"),
-        ("file,label\na.jpg,0\nb.jpg,-99999999999999999999\n", 3, "label -99999999999999999999 is out of range"),
-        ("file,label\na.jpg," + "9" * 5000 + "\n", 2, "999… is out of range, expected 0 to 9223372036854775807"),
+        ("file,label\na.jpg,cat\nb.jpg\n", 3, "1 fields, the first line has 2"),
+        ("file,label\na.jpg,cat,dog\n", 2, "3 fields, the first line has 2"),
+        ("file,label\na.jpg, \n", 2, "an empty cell"),
+        ("file,label,split\na.jpg,cat,\n", 2, "an empty cell"),
+        ("file,label\n,cat\n", 2, "an empty cell"),
         ("file,label\nmissing.jpg,0\n", 2, "missing.jpg in"),
-        ("file,label\nsub,0\n", 2, "sub is a folder"),
         ("file,label\na.jpg/b.jpg,0\n", 2, "Not a directory"),
-        ("file,label\n/etc/passwd,0\n", 2, "/etc/passwd is absolute"),
-        ("file,label\n../labels.csv,0\n", 2, "may lead out of the folder"),
-        ("file,label\nsub/../a.jpg,0\n", 2, "may lead out of the folder"),
-        ("file,label\n.,0\n", 2, "may lead out of the folder"),
-        ("file,label\n./,0\n", 2, "may lead out of the folder"),
+        ("file,label\n/etc/passwd,0\n", 2, "not a path within the source"),
+        ("file,label\n../labels.csv,0\n", 2, "not a path within the source"),
+        ("file,label\nsub/../a.jpg,0\n", 2, "not a path within the source"),
+        ("file,label\n.,0\n", 2, "not a path within the source"),
+        ("file,label\n./,0\n", 2, "not a path within the source"),
         ("file,label\na\0.jpg,0\n", 2, "a NUL byte"),
         (
             "file,label\na.jpg,0\nb.jpg,1\nsub/c.png,2\n./a.jpg,3\n",
             5,
-            "a.jpg is named again as '3', first on line 2 as '0'",
+            "a.jpg is '3', and '0' in",
         ),
         ('file,label\n"a.jpg,cat\n', 2, "not CSV"),
         ('file,label\n"a.jpg"x,cat\n', 2, "not CSV"),
@@ -286,23 +281,16 @@ def test_what_is_wrong_is_named_with_its_line(images: Path, text: str, line: int
 
 def test_a_labels_file_that_names_nothing(images: Path) -> None:
     assert "names no files" in failure(images, "file,label\n")
+    assert "names no files" in failure(images, "")
     with pytest.raises(SourceError, match=r"none\.csv: no such file"):
         open_source(images, labels=images / "none.csv").survey()
-    with pytest.raises(SourceError, match="cannot be read: Is a directory"):
+    with pytest.raises(SourceError, match=r"labels are in \.csv"):
         open_source(images, labels=images).survey()
 
 
 def test_too_many_splits(images: Path) -> None:
     rows = "".join(f"{number}.jpg,0,split{number}\n" for number in range(200))
     assert "more than 100 splits" in failure(images, "file,label,split\n" + rows)
-
-
-def test_files_that_share_a_hash_are_not_duplicates(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat, "hash_path", lambda file: 1)
-    text = "file,label\na.jpg,0\nb.jpg,0\n"
-    assert labelled(images, text).survey().records == 2
-    assert "b.jpg is named again as '1', first on line 3 as '0'" in failure(images, text + "b.jpg,1\n")
-    assert labelled(images, text + "b.jpg,0\n").survey().records == 2
 
 
 @pytest.mark.parametrize("header", ["filename,class", "image,label", "x,image_path,category", "Y,Img"])
@@ -336,30 +324,14 @@ def test_a_pipe_is_never_opened(images: Path) -> None:
 def test_a_labels_file_that_names_an_ignored_image(images: Path) -> None:
     path = images.parent / "labels.csv"
     path.write_text("file,label\na.jpg,cat\n")
-    with pytest.raises(SourceError, match=r"labels\.csv, line 2: a\.jpg is left out by --ignore; remove its line"):
+    with pytest.raises(SourceError, match=r"labels\.csv, line 2: a\.jpg in .*: left out by --ignore"):
         open_source(images, labels=path, ignore=["a.jpg"]).survey()
 
 
 def test_a_labels_file_that_is_a_pipe(images: Path) -> None:
     os.mkfifo(images.parent / "labels.csv")
-    with pytest.raises(SourceError, match=r"labels\.csv is not a file but a pipe; labels are read several times"):
+    with pytest.raises(SourceError, match=r"labels\.csv is not a file but a pipe"):
         open_source(images, labels=images.parent / "labels.csv").survey()
-
-
-def test_a_labels_file_of_numbers_that_turns_into_names(images: Path) -> None:
-    source = labelled(images, "file,label\na.jpg,1\n")
-    source.survey()
-    labelled(images, "file,label\na.jpg,dog\n")
-    with pytest.raises(SourceError, match="line 2: label dog is new: the file changed"):
-        list(source.entries())
-
-
-def test_a_labels_file_that_changes_meanwhile(images: Path) -> None:
-    source = labelled(images, "file,label\na.jpg,cat\n")
-    source.survey()
-    labelled(images, "file,label\na.jpg,dog\n")
-    with pytest.raises(SourceError, match="line 2: label dog is new: the file changed"):
-        list(source.entries())
 
 
 def test_progress(images: Path) -> None:
@@ -368,7 +340,7 @@ def test_progress(images: Path) -> None:
     assert (seen[-1].stage, seen[-1].done, seen[-1].done_bytes) == ("scan", 2, 3)
 
 
-WORD = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=6)
+WORD = st.text(st.characters(codec="utf-8", exclude_characters="/\0\\:"), min_size=1, max_size=6)
 
 
 @pytest.mark.slow
@@ -376,7 +348,7 @@ WORD = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=
 def test_what_the_csv_module_writes_is_read(
     rows: list[tuple[str, str, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    rows = [row for row in rows if row[0].strip() and row[0] not in (".", "..") and row[1].strip()]
+    rows = [row for row in rows if row[0] == row[0].strip() and row[0] not in (".", "..") and row[1].strip()]
     rows = list({row[0]: row for row in rows}.values())
     if not rows:
         return
@@ -406,16 +378,11 @@ def test_a_labels_file_for_a_real_image_folder(shared_data: SharedData, tmp_path
     lines = [f"{e.key},{classes[e.labels[0]]},{e.split}" for e in folder_source.entries()]
     (tmp_path / "labels.csv").write_text("\n".join(["file,label,split", *lines]))
     source = open_source(root, labels=tmp_path / "labels.csv")
-    assert list(source.entries()) == list(folder_source.entries())
-    assert source.survey() == folder_source.survey()
-
-
-def test_a_labels_file_that_is_one_endless_line(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(tiny(1))
-    (tmp_path / "labels.csv").touch()
-    os.truncate(tmp_path / "labels.csv", 8 << 30)
-    with pytest.raises(SourceError, match=r"line 1: longer than 1,048,576 characters, so this is not a CSV"):
-        open_source(tmp_path, labels=tmp_path / "labels.csv").survey()
+    assert listed(source) == [entry[:3] for entry in folder_source.entries()]
+    assert (source.survey().splits, source.survey().columns) == (
+        folder_source.survey().splits,
+        folder_source.survey().columns,
+    )
 
 
 @pytest.mark.parametrize("size", [3, 300])

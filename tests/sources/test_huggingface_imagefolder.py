@@ -301,7 +301,7 @@ def test_cards_that_cannot_be_followed(card: str, tmp_path: Path) -> None:
 def test_what_is_left_to_other_kinds(tmp_path: Path) -> None:
     for name, more in {"a": {"metadata.csv": "id,species\n1,x\n"}, "b": {"labels.csv": "file,label\n"}}.items():
         write(tmp_path / name, {**images("x/1.png", "y/2.png"), **more})
-        with pytest.raises(SourceError, match="holds more than images"):
+        with pytest.raises(SourceError, match="would be packed without"):
             open_source(tmp_path / name)
     write(tmp_path / "c", {**images("x/1.png", "y/2.png"), "README.md": "---\nlicense: mit\n---\n# Hello\n"})
     with closing(open_source(tmp_path / "c")) as source:

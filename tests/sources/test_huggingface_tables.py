@@ -545,7 +545,7 @@ def test_image_folders_beside_tables_are_not_taken(tmp_path: Path) -> None:
         (tmp_path / label).mkdir()
         (tmp_path / label / "1.png").write_bytes(tiny(1))
     pq.write_table(pa.table({"url": ["http://x"], "key": ["1"]}), tmp_path / "00000.parquet")
-    with pytest.raises(SourceError, match="holds more than images"):
+    with pytest.raises(SourceError, match="would be packed without"):
         open_source(tmp_path)
 
 

@@ -144,7 +144,7 @@ def test_any_tree_gives_what_torchvision_finds(
     assert samples(source) == expected
     empty = set(range(len(classes))) - {label for _, label in expected}
     if empty:
-        assert f"{len(empty)} of {len(classes)} class folders hold no images" in failure(root)
+        assert f"{len(empty)} of {len(classes)} class folders without images" in failure(root)
         return
     survey = source.survey()
     assert survey.columns[0].classes == tuple(classes)
@@ -221,11 +221,11 @@ def test_splits_of_bare_images_have_no_labels(tmp_path: Path) -> None:
 def test_a_split_without_class_folders_beside_others_needs_a_choice(tmp_path: Path) -> None:
     root = fill(tmp_path / "root", ["train/a/1.jpg", "test/1.jpg", "test/2.jpg"])
     text = failure(root)
-    assert "test are not in class folders" in text
+    assert "images without in test" in text
     assert "--split" in text
     assert "--labels" in text
     source = open_source(root)
-    with pytest.raises(SourceError, match="are not in class folders"):
+    with pytest.raises(SourceError, match="images without in"):
         source.entries()
     assert source.survey("train").columns[0].classes == ("a",)
     assert source.survey("test").columns == ()
@@ -247,7 +247,7 @@ def test_splits_are_not_classes_beside_other_folders_with_images(tmp_path: Path)
         tmp_path / "root", ["train/a/1.jpg", "test/a/2.jpg", "test/b/3.jpg", "unlabel\x1bed/x/4.jpg", "doc/x.md"]
     )
     text = failure(root, kind=None)
-    assert "splits (test, train) and beside them other folders with images (unlabel\\x1bed)" in text
+    assert "splits (test, train) and beside them folders with images (unlabel\\x1bed)" in text
     assert "--split test" in text
     assert "--source imagefolder" not in text
     with pytest.raises(SourceError, match="other folders with images"):
@@ -257,7 +257,7 @@ def test_splits_are_not_classes_beside_other_folders_with_images(tmp_path: Path)
     assert dict(one.ledger.passed_over) == {"images that are not of this split": 2, "not images (.md)": 1}
     assert samples(open_source(root), "train") == [("train/a/1.jpg", 0)]
     assert failure(root, "val", kind=None).endswith("has no split 'val'; splits: train, test")
-    assert "1 of 4 class folders hold no images: 'doc'" in failure(root)
+    assert "1 of 4 class folders without images: 'doc'" in failure(root)
     (root / "doc" / "5.jpg").write_bytes(b"image")
     forced = open_source(root, kind="imagefolder")
     assert forced.survey().columns[0].classes == ("doc", "test", "train", "unlabel\x1bed")
@@ -292,7 +292,7 @@ def test_an_empty_split_is_an_error_unless_another_is_asked_for(tmp_path: Path) 
 def test_classes_without_images(tmp_path: Path) -> None:
     root = fill(tmp_path / "root", ["a/1.jpg", "b/notes.txt", "c/1.jpg"])
     text = failure(root)
-    assert "1 of 3 class folders hold no images: 'b'" in text
+    assert "1 of 3 class folders without images: 'b'" in text
     assert "passed over in all folders: 1 not images (.txt)" in text
 
 

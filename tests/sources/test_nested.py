@@ -38,7 +38,7 @@ def test_an_image_folder_a_folder_deeper_is_no_class(tmp_path: Path) -> None:
         {f"{split}/{name}": data for split in ("train", "val") for name, data in PHOTOS.items()},
     )
     asked = question(tmp_path / "download")
-    assert "no dataset itself, but to hold set (an image folder): give that" in str(asked)
+    assert "no dataset itself, but to hold set (an image folder)" in str(asked)
     assert asked.answers == (Answer(source=tmp_path / "download/set"), Answer(("--source", "imagefolder")))
     with closing(open_source(tmp_path / "download", kind="imagefolder")) as source:
         assert source.survey().columns[0].classes == ("set",)
@@ -73,7 +73,7 @@ def test_two_data_sets_in_one_folder(tmp_path: Path) -> None:
     coco(tmp_path / "both/first")
     yolo(tmp_path / "both/second")
     asked = question(tmp_path / "both")
-    assert str(asked).endswith("first (COCO), second (YOLO): give one of them")
+    assert "first (COCO), second (YOLO)" in str(asked)
     assert [answer.source for answer in asked.answers] == [tmp_path / "both/first", tmp_path / "both/second"]
 
 
@@ -121,7 +121,7 @@ def test_folders_that_seem_to_be_splits_are_no_classes(names: list[str], tmp_pat
             assert (source.kind, source.survey().records) == ("flat", 3)
     if len(names) == 1:
         return  # in an archive, that is the root
-    with pytest.raises(AmbiguousSourceError, match="unpack it to give one of them") as caught:
+    with pytest.raises(AmbiguousSourceError, match="seem to be splits") as caught:
         open_source(Path(shutil.make_archive(str(tmp_path / "x"), "zip", tmp_path / "set")))
     assert [*caught.value.answers] == [splits, *classes]
 
@@ -180,7 +180,7 @@ def test_what_lies_deeper_beside_another_folder(tmp_path: Path) -> None:
     files |= {f"data/images/train/{n}.xml": voc_xml(str(n), ("ant", (1, 2, 3, 4), 0)) for n in range(4)}
     files |= {"data/raw/notes.md": "x", "train.py": "x", "demo/a.jpg": jpeg(9)}
     error = question(fill(tmp_path, files))
-    assert [answer.source for answer in error.answers][:1] == [tmp_path / "data/images"]
+    assert tmp_path / "data/images" in [answer.source for answer in error.answers]
 
 
 @pytest.mark.parametrize("place", ["augmented/flip", "more/v/w", "extra"])

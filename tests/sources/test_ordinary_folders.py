@@ -117,7 +117,7 @@ NO_CLASSES: dict[str, tuple[dict[str, str], str]] = {
             **numbered("gt_query", 3, ".mat"),
             "readme.txt": "",
         },
-        "holds",
+        "gt_query",
     ),
     "MARS": (numbered("bbox_train/0001") | numbered("bbox_test/0002", start="2"), "not those of classes"),
     "MOTS": ({**numbered("train/images/0002"), **numbered("train/instances/0002", end=".png")}, "instances"),
@@ -154,7 +154,7 @@ NO_CLASSES: dict[str, tuple[dict[str, str], str]] = {
             **numbered("ch4_training_gt", end=".txt", start="gt_img_"),
             **numbered("ch4_test_images", start="img_"),
         },
-        "holds",
+        "ch4_training_gt",
     ),
     "CHASEDB1": (
         {f"Image_{n:02}{end}": "" for n in range(28) for end in (".jpg", "_1stHO.png", "_2ndHO.png")},

@@ -329,9 +329,11 @@ def test_a_few_annotations_beside_class_photos(
     source = fill(tmp_path / "set", photos | files)
     if archive:
         source = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", source))
-    with pytest.raises(AmbiguousSourceError, match=f"{count} of 20 images have annotations beside them") as caught:
+    with pytest.raises(AmbiguousSourceError, match=f"beside {count} of 20 images") as caught:
         convert(source, tmp_path / "x.lmdb")
-    assert [*caught.value.answers] == [Answer(("--source", kind)), Answer(("--source", "imagefolder"))]
+    assert {Answer(("--source", kind)), Answer(("--source", "imagefolder"))} <= {*caught.value.answers}
+    assert "20 samples in 2 classes (ant, bee)" in caught.value.answers[0].note  # and the annotations
+    assert caught.value.answers[0].note.endswith("leaves out nothing")
     classes = convert(source, tmp_path / "classes.lmdb", source_kind="imagefolder").manifest
     assert (classes.records, classes.classes) == (20, ("ant", "bee"))
     boxes = convert(source, tmp_path / "boxes.lmdb", source_kind=kind).manifest
@@ -343,7 +345,7 @@ def test_a_few_annotations_beside_class_photos(
 def test_a_stray_json_hides_no_annotation(tmp_path: Path) -> None:
     photos = {f"{name}/{n}.jpg": jpeg(n) for name in ("ant", "bee") for n in range(10)}
     source = fill(tmp_path / "set", {**photos, "ant/1.json": '{"camera": "x"}', "ant/3.json": _labelme("3")})
-    with pytest.raises(AmbiguousSourceError, match="2 of 20 images have annotations beside them"):
+    with pytest.raises(AmbiguousSourceError, match="beside 2 of 20 images"):
         convert(source, tmp_path / "x.lmdb")
     with pytest.raises(SampleError, match=r"ant/1\.jpg: its ant/1\.json: "):
         convert(source, tmp_path / "x.lmdb", source_kind="labelme")

@@ -132,8 +132,8 @@ def test_heif_and_avif_are_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"Rar!\x1a\x07\x01\x00", "is an archive that begins with .* of no known kind: unpack it"),
-        (b"7z\xbc\xaf\x27\x1c\x00\x04", "is an archive that begins with .* of no known kind: unpack it"),
+        (b"Rar!\x1a\x07\x01\x00", "begins with .*, an archive of no known kind: unpack it"),
+        (b"7z\xbc\xaf\x27\x1c\x00\x04", "begins with .*, an archive of no known kind: unpack it"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS without the file itself"),
         (b"<!DOCTYPE html>\n<html>", r"is a web page \(HTML\), and no data: .*download it again"),
         (b"\xef\xbb\xbf\n<!-- saved -->\n<HTML><head>", r"is a web page \(HTML\)"),

@@ -17,7 +17,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.urls import UrlPath
 from packstore.sources.contents import cache_contents
 from packstore.sources.encodings import active_encoding
-from packstore.sources.refusals import not_a_folder_error
+from packstore.sources.refusals import unrecognised_error
 from packstore.sources.tree import FolderTree, Tree
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def open_required_tree(path: Path) -> Tree:
     :func:`open_tree` does."""
     tree = open_tree(path)
     if tree is None:
-        raise not_a_folder_error(path)
+        raise unrecognised_error(path)
     return tree
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Field, Image, Images, Json, Label, Labels, Mask
@@ -18,7 +19,6 @@ from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.columns import make_column_names
-from packstore.sources.flat import hash_path
 from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface import splits as hf_splits
 from packstore.sources.huggingface.metadata import FILES, MetadataRow, has_file_names, names_lists, read_metadata
@@ -155,7 +155,7 @@ class HfImageFolderSource(FileRowSource):
                 elif files:
                     values[self._field_names[name]] = InTree(files[0])
             key = f"{file}#{times[file]}" if times[file] else file
-            if hash_path(file) in self._repeated_path_hashes:
+            if _hash_path(file) in self._repeated_path_hashes:
                 times[file] += 1
             yield FileRow(file, values, key)
 
@@ -255,7 +255,7 @@ class HfImageFolderSource(FileRowSource):
     @cached_property
     def _repeated_path_hashes(self) -> frozenset[int]:
         """Hashes of the paths of main images that several samples have. Reads all rows."""
-        hashes = np.sort(np.fromiter(map(hash_path, self._main_files()), np.uint64))
+        hashes = np.sort(np.fromiter(map(_hash_path, self._main_files()), np.uint64))
         return frozenset(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
 
     @cached_property
@@ -310,6 +310,11 @@ class HfImageFolderSource(FileRowSource):
             beside = [name for name in self._metadata.files if file.startswith(join(name.rpartition("/")[0], ""))]
             splits = hf_splits.find_splits(max(beside, key=len), self._patterns) if beside else ()
         return splits[0] if splits else ""
+
+
+def _hash_path(file: str) -> int:
+    """Hashes the path of a file with XXH3-64."""
+    return xxhash.xxh3_64_intdigest(file.encode("utf-8", "surrogatepass"))
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -18,15 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import Answer, SourceError, printable
 from packstore.core.fields import Label
-from packstore.sources.annotation_questions import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import is_file, join
 from packstore.sources.found import Files, Found, FoundSource, has_path, walk_images
-from packstore.sources.ignoring import escape_pattern
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
+from packstore.sources.questions import ask
 from packstore.sources.rows import InTree
 from packstore.sources.tree import Tree
 
@@ -86,7 +86,7 @@ class PublishedSet:
             return Certainty.NO
         if missing := self.find_missing(tree, base):
             markers, lacks = format_paths(self.markers), format_paths(missing)
-            raise ambiguous_source_error(path, f"looks like {self.title} ({markers}), without {lacks}")
+            raise ask(path, f"looks like {self.title} ({markers}), without {lacks}")
         return Certainty.CERTAIN
 
 
@@ -350,12 +350,9 @@ def make_folder_set_kind(name: str, help: str, rows: Mapping[str, FolderSet]) ->
         if fit is None or fit.strangers > fit.images:
             return Certainty.NO
         if fit.strangers:
-            raise ambiguous_source_error(
-                path,
-                f"looks like {fit.title}, but {fit.strangers:,} of its images have other names, "
-                f"{printable(fit.first_stranger)} among them",
-                [f"/{escape_pattern(fit.first_stranger)}"] if fit.strangers == 1 else [],
-            )
+            why = f"looks like {fit.title}, but {fit.strangers:,} of its images have other names, "
+            alone = [Answer(ignore_paths([fit.first_stranger]))] if fit.strangers == 1 else []
+            raise ask(path, f"{why}{printable(fit.first_stranger)} among them", *alone)
         return Certainty.CERTAIN
 
     return Kind(name, help, recognise, partial(FolderSetSource, name, rows), in_objects=True)
