@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,7 @@ import PIL.Image
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels, Text
-from packstore.sources.annotation_formats.columns import Raw
-from packstore.sources.annotation_formats.parsing import match_images, parse_id
-from packstore.sources.annotation_formats.published import DONT_CARE
-from packstore.sources.annotation_formats.shapes import AnnotatedObject, Parts, Picture, Value, box_from_corner
 from packstore.sources.base import SourceOptions
-from packstore.sources.boxes import CORNERS
 from packstore.sources.bridges import (
     BridgedData,
     explain_errors,
@@ -32,28 +27,25 @@ from packstore.sources.bridges import (
     restrict_library,
     split_name_and_path,
 )
-from packstore.sources.bridges.annotated import AnnotatedItem, AnnotatedItems
-from packstore.sources.coco.documents import parse_crowds
 from packstore.sources.dataset import index_key
-from packstore.sources.encodings import active_encoding, to_utf8
 from packstore.sources.torchvision_files import find_image_files
 from packstore.sources.values import array_of, is_pil, is_tensor
-from packstore.sources.voc import CLASSES, counts_from_zero, parse_annotation
 
 SPLITS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     name: (parameter, {split: split for split in splits.split()})
     for parameter, splits, names in (
-        ("split", "train val test", "CLEVRClassification DTD FGVCAircraft Flowers102 PCAM RenderedSST2 WIDERFace"),
+        ("split", "train val test", "CLEVRClassification DTD FGVCAircraft Flowers102 PCAM RenderedSST2"),
         ("split", "train val", "Cityscapes FlyingChairs ImageNet Imagenette"),
         ("split", "train test", "ETH3DStereo FER2013 FlyingThings3D Food101 GTSRB HD1K InStereo2k Kitti2012Stereo"),
         ("split", "train test", "Kitti2015Stereo KittiFlow LFWPairs LFWPeople Sintel StanfordCars SVHN"),
         ("split", "train valid test", "CelebA Country211"),
         ("split", "trainval test", "OxfordIIITPet"),
         ("split", "train unlabeled test", "STL10"),
-        ("image_set", "train val", "SBDataset VOCDetection VOCSegmentation"),
+        ("image_set", "train val", "SBDataset VOCSegmentation"),
     )
     for name in names.split()
 } | {
+    "EMNIST": ("train", {"train": True, "test": False}),
     "INaturalist": ("version", {"train": "2021_train", "val": "2021_valid"}),
     "Middlebury2014Stereo": ("split", {"train": "train", "test": {"split": "test", "calibration": None}}),
     "Omniglot": ("background", {"background": True, "evaluation": False}),
@@ -79,7 +71,8 @@ _CHECKED = ("CIFAR10", "CIFAR100")
 """Datasets of pickles whose class verifies MD5 digests of the files before it opens them."""
 _OTHER = ("DatasetFolder", "FakeData", "HMDB51", "Kinetics", "MovingMNIST", "UCF101", "VisionDataset")
 """Datasets of videos, and classes that are no datasets of images by themselves."""
-_OURS = ("root", "transform", "target_transform", "transforms", "download", "loader", "is_valid_file")
+_DETECTION = ("CocoDetection", "Kitti", "VOCDetection", "WIDERFace")
+"""Datasets of boxes, which packstore reads from their folders."""
 _UNSORTED = {"Cityscapes": "images", "INaturalist": "index", "SUN397": "_image_files"}
 _UNSORTED |= {"Omniglot": "_flat_character_images"}
 """Attribute that lists the samples, of datasets whose samples have the order of the disk."""
@@ -110,8 +103,8 @@ def read_torchvision(rest: str, options: SourceOptions) -> BridgedData:
     """Opens the dataset: all its splits, or the split that the arguments choose. Ignores ``options``. Blocks
     connections. Blocks unpickling too, but not for datasets whose checksums torchvision verifies.
 
-    Raises :class:`UsageError` for an unknown class, an unknown or missing argument, and a missing folder. Raises
-    :class:`SourceError` if torchvision cannot read the dataset.
+    Raises :class:`UsageError` for an unknown class, one of boxes, and a missing folder. Raises :class:`SourceError` if
+    torchvision cannot read the dataset, or refuses an argument.
     """
     called, root = split_name_and_path(rest, "torchvision")
     name, *given = called.split(",")
@@ -120,17 +113,16 @@ def read_torchvision(rest: str, options: SourceOptions) -> BridgedData:
     made = getattr(datasets, name, None) if name in datasets.__all__ else None
     if not isinstance(made, type) or name in _OTHER:
         raise UsageError(f"torchvision has no dataset {printable(name)!r}, or it is not one of images")
-    known = _list_parameters(made)
-    arguments = {**ARGUMENTS.get(name, {}), **_parse_arguments(name, given, known)}
-    parameter, splits = SPLITS.get(name, _TRAIN if "train" in known else ("", {}))
+    if name in _DETECTION:
+        raise UsageError(f"packstore reads {name} with its boxes itself: give the folder {printable(str(root))}")
+    parameters = inspect.signature(made).parameters
+    arguments = {**ARGUMENTS.get(name, {}), **_parse_arguments(parameters, given)}
+    parameter, splits = SPLITS.get(name, _TRAIN if "train" in parameters else ("", {}))
     more, file = _IF_THERE.get(name, ("", ""))
     splits = {**splits, more: more} if more and (root / file).exists() else splits
     if not splits or parameter in arguments:
         chosen = arguments.get(parameter, "")
         splits = {next((split for split, value in splits.items() if value == chosen), str(chosen)): chosen}
-    missing = [each for each, one in known.items() if one.default is one.empty and each not in (*arguments, "root")]
-    if missing:
-        raise UsageError(f"torchvision's {name} needs {missing[0]}=…: torchvision:{name},{missing[0]}=…:ROOT")
     parts = {}
     for split, value in splits.items():
         alone = f"torchvision:{name},{parameter}=…:ROOT"
@@ -141,15 +133,6 @@ def read_torchvision(rest: str, options: SourceOptions) -> BridgedData:
             explain_errors("torchvision", f"torchvision:{called}:{printable(str(root))}", hint),
         ):
             parts[split] = made(root=str(root), **{**arguments, **chosen})
-    if name in _OBJECTS:
-        items: dict[str, list[AnnotatedItem]] = {split: [] for split in parts}
-        for split, part in parts.items():
-            for path, raw in _OBJECTS[name](part):
-                key = f"{split}/{_relative_name(path, root)}".lstrip("/")
-                items[split].append(AnnotatedItem(key, path, None if raw is None else Raw(raw)))
-        annotated = AnnotatedItems(Path(rest), items, "objects", _read_objects)
-        annotated.listed = next((raw.item[2] for raw in annotated.raw_annotations() if len(raw.item) > 2), ())
-        return annotated.to_bridged_data()
     own = {split: find_class_names(part) for split, part in parts.items()}
     classes = [*dict.fromkeys(chain.from_iterable(own.values()))]
     # The folders of Omniglot have the order of the disk.
@@ -171,45 +154,20 @@ def _declare_celeba_fields(data: Any) -> dict[str, Field]:
     return {"image": Image(), **{_CELEBA[each]: columns[each] for each in data.target_type}, "file": Text()}
 
 
-def _parse_arguments(dataset: str, given: Sequence[str], known: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Converts each ``name=value`` to the annotated type of its parameter; returns the values by name. ``a+b`` becomes
-    a list of texts. The last value of a repeated name counts.
-
-    Raises :class:`UsageError` for a name that no parameter has, or that the user must not set, and for a value of
-    another type.
-    """
-    known = {name: one for name, one in known.items() if name not in _OURS}
+def _parse_arguments(parameters: Mapping[str, inspect.Parameter], given: Sequence[str]) -> dict[str, Any]:
+    """Converts each ``name=value`` to a list for ``a+b``, a truth value, a number, or a text if the parameter's default
+    is one."""
     values: dict[str, Any] = {}
     for each in given:
         name, _, text = each.partition("=")
-        if name not in known:
-            raise UsageError(
-                f"torchvision's {dataset} takes no argument {printable(name)!r} here; it takes {', '.join(known)}"
-            )
-        kind = str(known[name].annotation)
-        if "bool" in kind and text.lower() in ("true", "false"):
+        is_text = name in parameters and isinstance(parameters[name].default, str)
+        if text.lower() in ("true", "false"):
             values[name] = text.lower() == "true"
-        elif "int" in kind and text.isdecimal():
+        elif text.isdecimal() and not is_text:
             values[name] = int(text)
-        elif "str" in kind:
-            values[name] = text.split("+") if "+" in text else text
         else:
-            raise UsageError(f"torchvision's {dataset}: {printable(name)} is {printable(text)!r}; expected {kind}")
+            values[name] = text.split("+") if "+" in text else text
     return values
-
-
-def _list_parameters(made: type) -> dict[str, inspect.Parameter]:
-    """Lists the parameters of a class's ``__init__`` by name. Includes parameters that ``__init__`` passes on to its
-    bases as ``**kwargs``. Leaves out ``self`` and parameters that are keyword-only or positional-only."""
-    parameters: dict[str, inspect.Parameter] = {}
-    for each in made.__mro__:
-        make: Callable[..., None] = each.__init__  # type: ignore[misc]
-        own = inspect.signature(make).parameters
-        named = {name: one for name, one in own.items() if one.kind == one.POSITIONAL_OR_KEYWORD}
-        parameters = {name: one for name, one in named.items() if name != "self"} | parameters
-        if not any(one.kind == one.VAR_KEYWORD for one in own.values()):
-            break
-    return parameters
 
 
 class _Samples(Sequence[dict[str, Any]]):
@@ -348,85 +306,3 @@ def _encode_npy(values: Any) -> bytes:
     file = io.BytesIO()
     np.save(file, array_of(values))
     return file.getvalue()
-
-
-def _read_objects(item: Any, _: Picture) -> Parts:
-    """Reads the list of objects. The value of ``json`` is the annotation as it was read."""
-    yield from item[0]
-    yield Value("json", item[1])
-
-
-def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields path and raw annotation of each image of COCO. The raw annotation is for :func:`_read_objects`, with all
-    classes."""
-    names = {parse_id(number): each["name"] for number, each in sorted(data.coco.cats.items())}
-    classes = [*names.values()]
-    by_image: dict[Any, list[Any]] = {parse_id(number): [] for number in data.ids}
-    listed = ((each.get("id"), each["image_id"], each) for each in data.coco.dataset.get("annotations", ()))
-    for annotation, own in match_images("CocoDetection", listed, by_image):
-        if own is not None:
-            own.append(annotation)
-    for number in data.ids:
-        annotations = by_image[parse_id(number)]
-        objects = [
-            AnnotatedObject(
-                names[parse_id(each["category_id"])],
-                box_from_corner(*each["bbox"]),
-                each.get("segmentation") or None,
-                crowd=bool(crowd),
-            )
-            for each, crowd in zip(annotations, parse_crowds(annotations), strict=True)
-        ]
-        yield Path(data.root, data.coco.imgs[number]["file_name"]), (objects, annotations, classes)
-
-
-def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields path and raw annotation of each image of KITTI, sorted by path. The raw annotation is for
-    :func:`_read_objects`, and None for test images."""
-    for number in sorted(range(len(data.images)), key=data.images.__getitem__):  # the list has the order of the disk
-        annotations = data._parse_target(number) if data.train else None
-        objects = [
-            AnnotatedObject(each["type"], each["bbox"], crowd=each["type"] == DONT_CARE) for each in annotations or ()
-        ]
-        yield Path(data.images[number]), None if annotations is None else (objects, annotations)
-
-
-def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields path and raw annotation of each image of VOC. The raw annotation is for :func:`_read_objects`, with the 20
-    classes if there are no others. Boxes count from 0 if one of them proves it. Raises :class:`ValueError` for an
-    invalid XML file."""
-    annotations = [
-        parse_annotation(to_utf8(Path(file).read_bytes(), active_encoding(), str(file)), CORNERS)
-        for file in data.annotations
-    ]
-    if not any(counts_from_zero(box) for annotation in annotations for box in annotation["boxes"]):
-        for each in annotations:
-            each["boxes"] = [[left - 1, top - 1, right, bottom] for left, top, right, bottom in each["boxes"]]
-    own = {label for annotation in annotations for label in annotation["labels"]} <= set(CLASSES)
-    for image, annotation in zip(data.images, annotations, strict=True):
-        parts = zip(annotation["labels"], annotation["boxes"], annotation["difficult"], strict=True)
-        objects = [AnnotatedObject(label, box, values={"difficult": difficult}) for label, box, difficult in parts]
-        yield Path(image), (objects, annotation["json"], CLASSES if own else ())
-
-
-def _read_wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields path and raw annotation of each image of WIDER FACE. The raw annotation is for :func:`_read_objects`,
-    without classes. It is None for an image without labels."""
-    for each in data.img_info:
-        annotations = each.get("annotations")
-        if annotations is None:
-            yield Path(each["img_path"]), None
-            continue
-        columns = {name: values.tolist() for name, values in annotations.items()}
-        faces = zip(columns["bbox"], columns["invalid"], strict=True)
-        objects = [AnnotatedObject(None, box_from_corner(*box), crowd=bool(invalid)) for box, invalid in faces]
-        yield Path(each["img_path"]), (objects, columns)
-
-
-_OBJECTS: Mapping[str, Callable[[Any], Iterator[tuple[Path, Any]]]] = {
-    "CocoDetection": _read_coco,
-    "Kitti": _read_kitti,
-    "VOCDetection": _read_voc,
-    "WIDERFace": _read_wider_face,
-}
-"""Functions that yield path and annotations of each image, in the form for :func:`_read_objects`, by dataset."""
