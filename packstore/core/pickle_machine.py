@@ -13,7 +13,7 @@ It imports nothing. A program can only call the objects that the caller's ``find
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _MAX_ARGUMENTS = 16
@@ -80,12 +80,38 @@ def interpret_pickle(
                     f"a pickle with the instruction {_opcode_name(code)}, which no dataset needs"
                 )
             operation(machine)
-    except (IndexError, KeyError, UnicodeDecodeError):
-        # The program ends early, the stack is empty, a memo index is unknown, or text is not UTF-8.
+    except (IndexError, KeyError, UnicodeError):
+        # The program ends early, the stack is empty, a memo index is unknown, or text is not UTF-8 or Latin-1.
         if machine.at >= len(program):
             raise PickleError(f"a broken pickle: it is cut off after {len(program)} bytes") from None
         raise PickleError(f"a broken pickle (at byte {machine.at})") from None
     raise UnsupportedPickleError(f"a pickle of more than {max_operations:,} operations, which no dataset needs")
+
+
+def interpret_plain_pickle(program: bytes, functions: Mapping[tuple[str, str], Any], max_operations: int) -> Any:
+    """Interprets a pickle that may call ``functions``, by module and name, and ``_codecs.encode``, by which Python 3
+    writes bytes in protocol 2. Raises the errors of :func:`interpret_pickle`."""
+    left = len(program)
+
+    def encode(text: Any, encoding: Any = "latin1") -> bytes:
+        """Encodes Latin-1. A pickle has each byte string once; only a hostile one encodes a text again and again."""
+        nonlocal left
+        known = type(encoding) in (str, bytes) and encoding in ("latin1", "latin-1", b"latin1", b"latin-1")
+        if type(text) is not str or not known:
+            raise UnsupportedPickleError("a pickle that calls _codecs.encode for anything but bytes")
+        left -= len(text)
+        if left < 0:
+            raise UnsupportedPickleError("a pickle that makes more bytes than it holds")
+        return text.encode("latin-1")
+
+    def find(module: str, name: str) -> Any:
+        if (module, name) == ("_codecs", "encode"):
+            return encode
+        if (module, name) not in functions:
+            raise UnsupportedPickleError(f"a pickle that asks for {module[:60]}.{name[:60]}, which is not run")
+        return functions[module, name]
+
+    return interpret_pickle(program, find, max_operations)
 
 
 def _opcode_name(code: int) -> str:

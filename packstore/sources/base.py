@@ -111,10 +111,10 @@ class SourceOptions:
 
     def _check_layout(self, layout: str) -> None:
         """Raises :class:`UsageError` for a layout that is neither that of arrays nor of boxes."""
-        from packstore.sources.arrays.stored import is_layout
+        from packstore.sources.arrays.stored import parse_layout
         from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, VOC
 
-        if not self.says_boxes and not is_layout(layout):
+        if not self.says_boxes and parse_layout(layout) is None:
             raise UsageError(
                 f"layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or NCHW; "
                 f"with sizes, NHW:28x28, of flattened images; or, of boxes in tables, be {', '.join(CONVENTIONS)}, "

@@ -73,10 +73,10 @@ class GzipReader(InflatedFile):
     """Content of a gzip file or deflate stream, readable at any position. Keeps some 50 KB for every 16 MiB that it has
     read. Not thread-safe."""
 
-    def __init__(self, path: Path, deflated: tuple[int, int] | None = None) -> None:
+    def __init__(self, path: Path, deflated: tuple[int, int] | None = None, window_bits: int = -ZLIB) -> None:
         """Opens the file. ``deflated``: start and size in bytes of a bare deflate stream (RFC 1951), if the file
-        contains that instead."""
-        super().__init__(path.open("rb"), _GZIP if deflated is None else -zlib.MAX_WBITS)
+        contains that instead; ``window_bits`` of ``ZLIB``: of a zlib stream (RFC 1950)."""
+        super().__init__(path.open("rb"), _GZIP if deflated is None else window_bits)
         start, size = deflated or (0, 0)
         self._end = None if deflated is None else start + size
         self._file.seek(start)

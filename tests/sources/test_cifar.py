@@ -24,6 +24,7 @@ from packstore.core.progress import Progress
 from packstore.sources import Source, inflating, open_source
 from packstore.sources.arrays import published, stored
 from packstore.sources.arrays.pickles import BatchError, build_array, parse_dict
+from packstore.sources.base import Sample
 from packstore.testing import SourceSuite
 
 CIFAR10 = [b"airplane", b"automobile", b"bird", b"cat", b"deer", b"dog", b"frog", b"horse", b"ship", b"truck"]
@@ -163,9 +164,10 @@ def pack(directory: Path, path: Path, shuffled: bool = True) -> Path:
 def contents(source: Source) -> list[tuple[Any, ...]]:
     out = []
     for entry in source.entries():
-        image = source.read(entry)
-        assert isinstance(image, np.ndarray)
-        out.append((entry.key, entry.split, entry.labels, entry.size_bytes, image.tobytes()))
+        sample = source.read(entry)
+        assert isinstance(sample, Sample)
+        image = np.asarray(sample.image)
+        out.append((entry.key, entry.split, (*sample.values.values(),), entry.size_bytes, image.tobytes()))
     return out
 
 
@@ -268,7 +270,7 @@ def test_pickles_of_all_pythons(tmp_path: Path, kind: str, dump: Callable[[dict[
 
 def test_images_are_rgb_arrays_nobody_can_write_to(tmp_path: Path) -> None:
     source = open_source(make(tmp_path, "cifar10"))
-    image = source.read(next(source.entries()))
+    image = source.image(next(source.entries()))
     assert isinstance(image, np.ndarray)
     assert (image.dtype, image.shape, image.flags.c_contiguous) == (np.uint8, (32, 32, 3), True)
     with pytest.raises(ValueError, match="read-only"):
@@ -283,11 +285,11 @@ def test_memory_is_bounded_and_any_order_works(tmp_path: Path, monkeypatch: pyte
     wanted = expected("cifar10")
     entries = list(source.entries())
     for index in np.random.default_rng(0).permutation(len(entries)):
-        image = source.read(entries[index])
+        image = source.image(entries[index])
         assert isinstance(image, np.ndarray)
         assert image.tobytes() == wanted[index][-1]
         assert len(source._blocks._open) <= 2
-        assert source._blocks._kept_bytes <= 2 * 3 * 3072
+        assert source._blocks._kept_bytes <= 4 * 3 * 3072  # at least two blocks a column
 
 
 def test_progress(tmp_path: Path) -> None:
@@ -302,17 +304,17 @@ def test_which_one_is_meant(tmp_path: Path) -> None:
     assert contents(open_source(tmp_path)) == expected("cifar10")  # the download beside what was unpacked from it
     make(tmp_path, "cifar100", True)
     text = failure(tmp_path)
-    assert "holds cifar-10-batches-py, cifar-100-binary: give the path of one" in text
+    assert "holds several of CIFAR. Answers: " in text
     assert open_source(tmp_path, kind="cifar100").kind == "cifar100"
     assert open_source(tmp_path, kind="cifar10").kind == "cifar10"
     make(tmp_path, "cifar10", True)
-    assert "give the path of one" in failure(tmp_path, "cifar10")
+    assert "holds several of CIFAR" in failure(tmp_path, "cifar10")
 
 
 def test_a_forced_kind_that_is_not_there(tmp_path: Path) -> None:
     directory = make(tmp_path, "cifar10")
     text = failure(directory, "cifar100")
-    assert "is not cifar100: expected cifar-100-python/ or cifar-100-python.tar.gz or cifar-100-binary/" in text
+    assert "is not cifar100: cifar-100-python/ or cifar-100-binary/" in text
     (tmp_path / "a.txt").write_text("text")
     assert "is not cifar10" in failure(tmp_path / "a.txt", "cifar10")
 
@@ -327,7 +329,7 @@ def test_missing_files_are_named(tmp_path: Path, kind: str, binary: bool, archiv
         directory = make(tmp_path / name, kind, binary)
         (directory / name).unlink()
         text = failure(pack(directory, tmp_path / name / "c.tar.gz") if archive else directory)
-        assert f"is {kind} without {name}: download it again" in text
+        assert f"is {kind} without {name}" in text
 
 
 @pytest.mark.parametrize("binary", [False, True])
@@ -342,26 +344,26 @@ def test_labels_out_of_range_are_named_with_their_row(tmp_path: Path, binary: bo
         files["data_batch_3"] = dump_python2(batch)
     text = failure(make(tmp_path, "cifar10", binary, files))
     assert "data_batch_3" in text
-    assert "row 2: label 10 is out of range, expected a number below 10" in text
+    assert "row 2: label 10 is out of range from 0 to 9" in text
 
 
 def test_a_negative_label(tmp_path: Path) -> None:
     files = python_files("cifar100")
     zeros = np.zeros((2, 3072), np.uint8)
     files["test"] = dump_python2({b"data": zeros, b"fine_labels": [0, 1], b"coarse_labels": [0, -1]})
-    assert "test, row 1: coarse_label -1 is out of range" in failure(make(tmp_path, "cifar100", files=files))
+    assert "row 1: coarse_label -1 is out of range" in failure(make(tmp_path, "cifar100", files=files))
 
 
 def test_a_binary_file_that_is_cut_off(tmp_path: Path) -> None:
     files = binary_files("cifar10")
     files["test_batch.bin"] = files["test_batch.bin"][:-1]
     text = failure(make(tmp_path, "cifar10", True, files))
-    assert "test_batch.bin: 21510 bytes are not whole rows of 3073: it is cut off" in text
+    assert "21510 bytes are not whole rows of 3073: it is cut off" in text
 
 
 def test_no_rows_at_all(tmp_path: Path) -> None:
     files = {name: b"" if name.endswith(".bin") else data for name, data in binary_files("cifar10").items()}
-    assert "holds no images" in failure(make(tmp_path, "cifar10", True, files))
+    assert "holds no samples" in failure(make(tmp_path, "cifar10", True, files))
 
 
 def zeros(rows: int = 2) -> NDArray[np.uint8]:
@@ -372,8 +374,8 @@ def zeros(rows: int = 2) -> NDArray[np.uint8]:
     ("batch", "expected"),
     [
         ({b"labels": [1, 2]}, "NoneType, expected an array"),
-        ({b"data": zeros(), b"labels": [1]}, "labels of shape (1,) for 2 images"),
-        ({b"data": zeros(), b"labels": np.array([0.5, 1])}, "labels of float64, expected whole numbers"),
+        ({b"data": zeros(), b"labels": [1]}, "1 labels for 2 images"),
+        ({b"data": zeros(), b"labels": np.array([0.5, 1])}, "numbers that are not whole"),
         ({b"data": zeros(), b"labels": None}, "NoneType, expected an array"),
         ({b"data": zeros(), b"labels": [1, b"2"]}, "list, expected an array or a list of integers"),
         ({b"data": zeros(), b"labels": [1, 2**70]}, "an integer beyond 64 bits"),
@@ -389,7 +391,7 @@ def test_batches_of_wrong_shapes_and_types(tmp_path: Path, batch: dict[bytes, An
     files = python_files("cifar10")
     files["data_batch_2"] = pickle.dumps(batch, protocol=2)
     text = failure(make(tmp_path, "cifar10", files=files))
-    assert "data_batch_2: " in text
+    assert "data_batch_2 cannot be read" in text
     assert expected in text
 
 
@@ -462,7 +464,7 @@ def test_hostile_pickles_do_nothing(tmp_path: Path, name: str) -> None:
     files = python_files("cifar10")
     files["data_batch_4"] = hostile()[name]
     text = failure(make(tmp_path, "cifar10", files=files))
-    assert "data_batch_4: " in text
+    assert "data_batch_4 cannot be read" in text
     assert not Path("/tmp/packstore-was-here").exists()
     files = python_files("cifar10")  # and nothing in this process was changed by it
     assert contents(open_source(make(tmp_path / "again", "cifar10", files=files))) == expected("cifar10")
@@ -471,12 +473,12 @@ def test_hostile_pickles_do_nothing(tmp_path: Path, name: str) -> None:
 def test_a_hostile_meta_file(tmp_path: Path) -> None:
     files = python_files("cifar10")
     files["batches.meta"] = hostile()["os.system"]
-    assert "batches.meta: a pickle that asks for posix.system" in failure(make(tmp_path, "cifar10", files=files))
+    assert "a pickle that asks for posix.system" in failure(make(tmp_path, "cifar10", files=files))
     for names in (None, [1], [b"\xff"]):
         files["batches.meta"] = pickle.dumps({"label_names": names})
         assert "batches.meta: " in failure(make(tmp_path / f"{names}", "cifar10", files=files))
     files["batches.meta"] = pickle.dumps({"label_names": []})
-    assert "is out of range, expected a number below 0" in failure(make(tmp_path / "none", "cifar10", files=files))
+    assert "is out of range from 0 to -1" in failure(make(tmp_path / "none", "cifar10", files=files))
 
 
 def long_programs() -> dict[str, tuple[bytes, str]]:
@@ -520,7 +522,7 @@ def test_programs_without_end_are_refused_soon(tmp_path: Path, name: str) -> Non
     files = python_files("cifar10")
     files["data_batch_4"] = program
     text = failure(make(tmp_path, "cifar10", files=files))
-    assert "data_batch_4: " in text
+    assert "data_batch_4 cannot be read" in text
     assert why in text
 
 
@@ -542,7 +544,7 @@ def test_what_pickles_say_is_printed_safely(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     directory = make(tmp_path, "cifar10", True)
     os.truncate(directory / "data_batch_2.bin", 1 << 40)
-    assert "data_batch_2.bin: 1099511627776 bytes; that is not CIFAR" in failure(directory)
+    assert "1099511627776 bytes; at most" in failure(directory)
 
 
 OPCODES = st.sampled_from([bytes([code]) for code in b"(tRbcsu}]aeUKJ\x85\x86\x87N\x88\x89\x80q.012"])
@@ -669,15 +671,15 @@ def test_archives_with_odd_members(tmp_path: Path) -> None:
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     assert contents(open_source(write(link))) == expected("cifar10")
     link.name = "./cifar-10-batches-py/data_batch_1"
-    assert "there twice" in failure(write(link))
-    assert "there twice" in failure(write(tarfile.TarInfo("./cifar-10-batches-py/test_batch")))
+    assert "without files that are there once" in failure(write(link))
+    assert "without files that are there once" in failure(write(tarfile.TarInfo("./cifar-10-batches-py/test_batch")))
     outside = tarfile.TarInfo("../cifar-10-batches-py/data_batch_1")
     assert "../cifar-10-batches-py/data_batch_1 leads out of the archive" in failure(write(outside))
 
 
 def test_a_member_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "_MAX_BYTES", 1000)
-    assert "that is not CIFAR" in failure(pack(make(tmp_path, "cifar10"), tmp_path / "c.tar.gz"))
+    assert "at most 1000 are read" in failure(pack(make(tmp_path, "cifar10"), tmp_path / "c.tar.gz"))
 
 
 @given(

@@ -84,7 +84,7 @@ def test_pcam_has_images_and_labels_in_files_of_their_own(tmp_path: Path) -> Non
 def test_one_file_of_pcam_leads_to_its_folder(tmp_path: Path) -> None:
     pcam(tmp_path / "pcam")
     file = tmp_path / "pcam" / PCAM.format("train", "x")
-    with pytest.raises(AmbiguousSourceError, match=r"_y\.h5 seems to hold their labels: give the folder"):
+    with pytest.raises(AmbiguousSourceError, match=r"_y\.h5 beside it seems to hold the labels .*give .*pcam"):
         open_source(file)
     with closing(open_source(file, kind="hdf5")) as source:
         assert source.survey().columns == ()
@@ -186,11 +186,11 @@ def test_files_with_numbers_are_parts_in_their_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "asked"),
     [
-        ({"left": (5, 4, 4, 3), "right": (5, 4, 4, 3)}, "--image-key left or --image-key right"),
-        ({"images": (5, 3, 4, 3)}, "--layout NHWC or --layout NCHW"),
+        ({"left": (5, 4, 4, 3), "right": (5, 4, 4, 3)}, "--image-key left; or --image-key right"),
+        ({"images": (5, 3, 4, 3)}, "--layout NHWC; or --layout NCHW"),
         ({"volume": (5, 40, 40)}, "--layout NHW"),
         ({"image": (40, 40, 3)}, "--layout NHW"),
-        ({"images": (4, 4, 3, 9)}, "--layout NHWC or --layout NCHW"),
+        ({"images": (4, 4, 3, 9)}, "--layout NHWC; or --layout NCHW"),
     ],
 )
 def test_what_is_not_clear_is_asked(arrays: dict[str, tuple[int, ...]], asked: str, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_what_is_not_clear_is_asked(arrays: dict[str, tuple[int, ...]], asked: s
 def test_several_labels_are_asked_for(tmp_path: Path) -> None:
     arrays = {"x": pixels(4, 5, 5, 3), "fine_labels": np.arange(4), "coarse_labels": np.arange(4) // 2}
     path = write(tmp_path / "a.h5", arrays)
-    with pytest.raises(AmbiguousSourceError, match="--label-key coarse_labels or --label-key fine_labels"):
+    with pytest.raises(AmbiguousSourceError, match="--label-key coarse_labels; or --label-key fine_labels"):
         open_source(path)
     report = convert(path, tmp_path / "o.h5", label_key="fine_labels")
     assert [c.name for c in report.manifest.columns if c.name.endswith(("label", "labels"))] == [
@@ -215,7 +215,7 @@ def test_what_matlab_wrote_has_its_axes_reversed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.mat", {"X": pixels(6, 3, 5, 4), "y": np.arange(6)})
     with h5py.File(path, "r+") as file:
         file["X"].attrs["MATLAB_class"] = np.bytes_("uint8")
-    with pytest.raises(AmbiguousSourceError, match="MATLAB wrote its axes in reverse; give it by --layout NCWH"):
+    with pytest.raises(AmbiguousSourceError, match=r"the order of its axes is not clear.*--layout NCWH"):
         open_source(path)
     with closing(open_source(path, layout="NCWH")) as source:
         assert source.survey().shape == (4, 5, 3)
@@ -308,7 +308,11 @@ def test_files_that_refer_to_others_are_refused(tmp_path: Path) -> None:
         file.create_virtual_dataset("x", layout)
     with h5py.File(tmp_path / "in" / "raw.h5", "w") as file:
         file.create_dataset("x", (4, 4, 4, 3), "u1", external=[(str(tmp_path / "secret"), 0, 192)])
-    for name, said in (("link", "is a link to another file"), ("virtual", "are outside"), ("raw", "are outside it")):
+    for name, said in (
+        ("link", "is a link to x, which is not in the file"),
+        ("virtual", "is outside"),
+        ("raw", "are outside it"),
+    ):
         with pytest.raises(SourceError, match=said):
             open_source(tmp_path / "in" / f"{name}.h5")
 
@@ -327,7 +331,7 @@ def test_raw_data_in_other_files_are_refused_wherever_they_lie(
         if where in places:
             (tmp_path / folder / "keys" / "id_rsa").write_bytes(b"private " * 24)
     monkeypatch.chdir(tmp_path / "home")
-    with pytest.raises(SourceError, match=r"images are outside it, in keys/id_rsa; .*working directory"):
+    with pytest.raises(SourceError, match=r"images are outside it, in keys/id_rsa; that is not followed"):
         open_source(tmp_path / "set" / "a.h5")
 
 
@@ -344,7 +348,7 @@ def test_virtual_datasets_that_hdf5_would_look_for_elsewhere(tmp_path: Path, mon
     with closing(open_source(tmp_path / "a.h5")) as opened:
         assert all(np.array_equal(image, x[n]) for n, image in enumerate(images(opened)))
     monkeypatch.setenv("HDF5_VDS_PREFIX", str(home))
-    with pytest.raises(SourceError, match=r"HDF5_VDS_PREFIX .* unset it"):
+    with pytest.raises(SourceError, match="looked for by HDF5_VDS_PREFIX"):
         open_source(tmp_path / "a.h5")
 
 
@@ -359,14 +363,16 @@ def test_virtual_datasets_of_a_pattern_are_refused(tmp_path: Path) -> None:
         h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_UINT8, h5py.h5s.create_simple((0, *whole[1:]), whole), dcpl=made)
     for name in ("p%b.hdf", "p0.hdf"):
         write(tmp_path / name, {"x": pixels(*part)})
-    with pytest.raises(SourceError, match=r"by a pattern .p%b.hdf, x"):
+    with pytest.raises(SourceError, match=r"p%b.hdf, x. is missing, .* named by a pattern"):
         open_source(tmp_path / "a.h5")
 
 
 def test_virtual_datasets_within_the_folder(tmp_path: Path) -> None:
     x = pixels(4, 4, 4, 3)
     write(tmp_path / "part.hdf", {"x": x})
-    for number, (source, said) in enumerate((("part.hdf", ""), ("v0.h5", "in turn"), ("gone.h5", "is missing"))):
+    for number, (source, said) in enumerate(
+        (("part.hdf", ""), ("v0.h5", "refers to others"), ("gone.h5", "is missing"))
+    ):
         layout = h5py.VirtualLayout(x.shape, "u1")
         layout[:] = h5py.VirtualSource(source, "x", x.shape)
         with h5py.File(tmp_path / f"v{number}.h5", "w") as file:
@@ -401,7 +407,7 @@ def test_classes_are_named_by_attributes(name: str, where: str, form: str, tmp_p
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("classes", ["ant", "bee"], "the attribute classes of the file does not name the classes"),
+        ("classes", ["ant", "bee"], "classes does not name the classes"),
         ("names", ["ant", "bee", "cat", "dog"], ""),
         ("names", "someone", ""),
         ("classes", 3, ""),
@@ -546,7 +552,7 @@ def test_a_damaged_list_of_arrays_and_a_pipe(tmp_path: Path) -> None:
     whole = (tmp_path / "a.h5").read_bytes()
     place = whole.index(b"SNOD")
     (tmp_path / "b.h5").write_bytes(whole[:place] + b"XXXX" + whole[place + 4 :])
-    with pytest.raises(SourceError, match=r"b\.h5 is damaged: "):
+    with pytest.raises(SourceError, match=r"b\.h5 cannot be read as hdf5: "):
         open_source(tmp_path / "b.h5", kind="hdf5")
     os.mkfifo(tmp_path / "c.h5")
     with pytest.raises(SourceError, match=r"c\.h5 is neither a file nor a folder"):

@@ -85,7 +85,7 @@ def test_flat_images_are_asked_about(name: str, layout: str, tmp_path: Path) -> 
         by_columns = [IMAGES[n].flatten("C" if layout.index("W") < layout.index("H") else "F") for n in range(20)]
         matrix = np.stack(by_columns) if layout[0] == "N" else np.stack(by_columns, 1)
     path = write(tmp_path / name, matrix)
-    with pytest.raises(AmbiguousSourceError, match=r"give the sizes of its images") as caught:
+    with pytest.raises(AmbiguousSourceError, match="the order of its axes is not clear") as caught:
         open_source(path)
     answers = [answer.options[1] for answer in caught.value.answers]
     assert all(answer.startswith("N") == layout.startswith("N") for answer in answers)  # as many as labels
@@ -100,7 +100,7 @@ def test_flat_images_are_asked_about(name: str, layout: str, tmp_path: Path) -> 
 
 def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
     path = write(tmp_path / "set.mat", FLAT["NHW:12x8"])
-    with pytest.raises(SourceError, match="has 96 numbers an image, but --layout NHW:9x9 needs 81"):
+    with pytest.raises(SourceError, match="has 96 numbers an image, but --layout needs 81"):
         open_source(path, layout="NHW:9x9")
 
 
@@ -120,7 +120,7 @@ def test_damage_is_said(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-9] ^= 1
     path.write_bytes(data)
-    with pytest.raises(SourceError, match=r"is damaged|is no MAT file"):
+    with pytest.raises(SourceError, match="incorrect data check"):
         open_source(path, layout="NHW:12x8")
     scipy_io.savemat(tmp_path / "plain.mat", {"other": LABELS})  # uncompressed, so its file stays open
     scipy_io.savemat(tmp_path / "large.mat", {"faces": np.resize(IMAGES, (400, 400, 4))}, do_compression=True)
@@ -128,7 +128,7 @@ def test_damage_is_said(tmp_path: Path) -> None:
     large[-1] ^= 1  # the checksum
     (tmp_path / "both.mat").write_bytes((tmp_path / "plain.mat").read_bytes() + large[128:])
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(SourceError, match="is damaged: Adler-32"):
+    with pytest.raises(SourceError, match="incorrect data check"):
         open_source(tmp_path / "both.mat", layout="NHW:12x8")
     assert os.listdir("/proc/self/fd") == before
     path.write_bytes(path.read_bytes()[:200])

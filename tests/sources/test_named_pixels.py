@@ -152,7 +152,7 @@ def test_pickles_of_other_protocols(protocol: int, tmp_path: Path) -> None:
     data = np.stack([pixels(n, 64).transpose(2, 0, 1).ravel() for n in range(8)])
     (tmp_path / "val_data").write_bytes(pickle.dumps({"data": data, "labels": [*range(1, 9)]}, protocol=protocol))
     if protocol == 2:
-        with pytest.raises(SourceError, match="val_data: a text of"):
+        with pytest.raises(SourceError, match="val_data cannot be read as imagenet32: a text of"):
             open_source(tmp_path)
         return
     source = open_source(tmp_path)
@@ -175,8 +175,8 @@ def write(folder: Path, files: Files) -> None:
 @pytest.mark.parametrize(
     ("kind", "lost", "said"),
     [
-        ("stl10", "train_y.bin", "looks like STL-10 .*, without train_y.bin"),
-        ("stl10", "test_y.bin", "looks like STL-10 .*, without test_y.bin"),
+        ("stl10", "train_y.bin", "looks like STL-10, without train_y.bin"),
+        ("stl10", "test_y.bin", "looks like STL-10, without test_y.bin"),
         ("imagenet32", "Imagenet8_train/train_data_batch_7", "looks like downsampled .* without train_data_batch_7:"),
         ("imagenet32", "Imagenet8_train/train_data_batch_1", "looks like downsampled .* without train_data_batch_1:"),
     ],
@@ -199,22 +199,22 @@ X, Y = np.zeros((32, 32, 3, 2), np.uint8), np.ones((2, 1), np.uint8)
 BROKEN: dict[str, tuple[str, str, Any, str]] = {
     "half an image": ("stl10", "train_X.bin", bytes(30_000), "cut off"),
     "more labels": ("stl10", "test_y.bin", b"\1" * 9, "9 labels for 4 images"),
-    "the label 0": ("stl10", "test_y.bin", bytes(4), "labels from 0 to 0"),
+    "the label 0": ("stl10", "test_y.bin", bytes(4), "label 0 is out of range"),
     "nine folds": ("stl10", "fold_indices.txt", b"1\n" * 9, "9 folds"),
-    "an image beyond": ("stl10", "fold_indices.txt", b"99\n" * 10, "expected one of 6 images"),
+    "an image beyond": ("stl10", "fold_indices.txt", b"99\n" * 10, "expected numbers below 6"),
     "no names": ("stl10", "class_names.txt", b"a\na\n", "1 names; expected 10"),
     "no y": ("svhn", "test_32x32.mat", mat(X=X), "no array y"),
     "X of floats": ("svhn", "test_32x32.mat", mat(X=X + 0.5, y=Y), "no uint8 array X"),
-    "the label 11": ("svhn", "test_32x32.mat", mat(X=X, y=Y * 11), "labels from 11 to 11"),
+    "the label 11": ("svhn", "test_32x32.mat", mat(X=X, y=Y * 11), "label 11 is out of range"),
     "half a label": ("svhn", "test_32x32.mat", mat(X=X, y=Y * 1.5), "not whole"),
     "a file that ends": ("svhn", "test_32x32.mat", mat(X=X, y=Y)[:-9], "too early"),
-    "a wrong checksum": ("svhn", "test_32x32.mat", mat(y=Y, X=X)[:-2] + b"xx", "Adler-32"),
+    "a wrong checksum": ("svhn", "test_32x32.mat", mat(y=Y, X=X)[:-2] + b"xx", "incorrect data check"),
     "not square": ("imagenet32", "Imagenet8_val/val_data", batch(data=np.zeros((2, 190), np.uint8)), "190"),
-    "another size": ("imagenet32", "Imagenet8_val/val_data", batch(data=np.zeros((2, 48), np.uint8)), r"\[4, 8\]"),
+    "another size": ("imagenet32", "Imagenet8_val/val_data", batch(data=np.zeros((2, 48), np.uint8)), "of the sizes"),
     "floats": ("imagenet32", "Imagenet8_val/val_data", batch(data=np.zeros((2, 192))), "float64"),
     "no data": ("imagenet32", "Imagenet8_val/val_data", batch(data=None), "NoneType"),
     "text as labels": ("imagenet32", "Imagenet8_val/val_data", batch(labels="ab"), "str"),
-    "labels from 0": ("imagenet32", "Imagenet8_val/val_data", batch(labels=[0, 1]), "labels from 0"),
+    "labels from 0": ("imagenet32", "Imagenet8_val/val_data", batch(labels=[0, 1]), "label 0 is out of range"),
     "a pickle that ends": ("imagenet32", "Imagenet8_val/val_data", batch()[:-20], "cut off"),
     "a damaged list of names": ("imagenet32", "map_clsloc.txt", b"n01 2\n", "from 1 on"),
 }  # fmt: skip

@@ -1,9 +1,9 @@
 """Arrays that are folders of chunk files: Zarr 2 and 3 (https://zarr-specs.readthedocs.io), and N5 version 2 to 4
 (https://github.com/saalfeldlab/n5).
 
-Arrays are found and checked by their JSON files alone. The library ``zarr`` reads Zarr; arrays with unknown codecs are
-not opened: the format has a codec for pickles. The first axis of N5 is the fastest, so its axes are reversed here, as
-in other Python libraries. A block of N5 that was not written holds zeros.
+The library ``zarr`` reads Zarr; arrays with unknown codecs are not opened: the format has a codec for pickles. The
+first axis of N5 is the fastest, so its axes are reversed here, as in other Python libraries. A block of N5 that was not
+written holds zeros.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ import re
 import struct
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -39,26 +37,18 @@ from packstore.sources.arrays.stored import (
     ArrayInfo,
     FileArray,
     OpenArrays,
-    Unwritten,
-    count_unwritten,
     may_be_written,
     object_array,
 )
 from packstore.sources.base import stamp_files
 from packstore.sources.ignoring import visible_paths
-from packstore.sources.ledger import Claims, Role
 
 _MAX_JSON, _MAX_FOLDERS = 1 << 24, 1000
 _MAX_CHUNK_BYTES = 1 << 30
-_GROUP_FILES = ("zarr.json", ".zgroup", ".zattrs", ".zmetadata", "attributes.json")
-_METADATA = ("zarr.json", ".zarray", ".zattrs", "attributes.json")
-_CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
-_NUMBER = re.compile("0|[1-9][0-9]{0,15}")
+_METADATA = (".zarray", "zarr.json", ".zgroup", ".zattrs", ".zmetadata", "attributes.json")
+_CHUNK = re.compile(r"c|(?:c[./])?((?:0|[1-9][0-9]{0,15})(?:[./](?:0|[1-9][0-9]{0,15}))*)")
 
 _ZARR_FILES = (".zarray", "zarr.json", ".zgroup")
-_V3_DTYPES = frozenset(
-    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
-)
 _CODECS = frozenset(
     ["bytes", "transpose", "blosc", "gzip", "zstd", "crc32c", "sharding_indexed", "vlen-utf8", "vlen-bytes", "zlib",
      "lz4", "lzma", "bz2", "delta", "shuffle", "adler32", "crc32"]
@@ -70,8 +60,7 @@ _MAX_SAMPLE_CHUNKS = 1024
 
 _N5_FILE = "attributes.json"
 _N5_DTYPES = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {"float32", "float64"}
-_DECOMPRESSORS: Mapping[str, Callable[[], Any] | None] = {
-    "raw": None,
+_DECOMPRESSORS: Mapping[str, Callable[[], Any]] = {
     "gzip": lambda: zlib.decompressobj(zlib.MAX_WBITS | 32),  # gzip or zlib, by its header
     "bzip2": bz2.BZ2Decompressor,
     "xz": lambda: lzma.LZMADecompressor(memlimit=1 << 30),
@@ -79,8 +68,8 @@ _DECOMPRESSORS: Mapping[str, Callable[[], Any] | None] = {
 
 
 class _ChunkFolderSource(ArraySource):
-    """Source in one folder, whose arrays are folders in it. Its stamp covers the files of the arrays that are read, and
-    the metadata of groups above them. Other files are left out."""
+    """Source in one folder, whose arrays are folders in it. Its files are those of the arrays that are read, and the
+    metadata of groups above them. Other files are left out."""
 
     suffixes = ()
     grouped = True
@@ -91,29 +80,62 @@ class _ChunkFolderSource(ArraySource):
         return [path]
 
     def files(self) -> Iterator[Path]:  # type: ignore[override]
-        """Yields the metadata and chunk files of the arrays that are read."""
-        names = {chosen.info.name for part in self._roles.parts for chosen in part.columns.values()}
-        return (file for name in sorted(names) for file in _list_array_files(self.path / name))
-
-    def claim_files(self, claims: Claims) -> None:
-        """Claims the files of the arrays that are read. Claims the metadata of the groups above them as evidence."""
-        super().claim_files(claims)
-        self.claim_paths(claims, self._list_group_files(), Role.EVIDENCE)
-
-    def _list_group_files(self) -> list[Path]:
-        """Lists the metadata files of the groups above the arrays that are read."""
+        """Yields the metadata and chunk files of the arrays that are read, and the metadata of groups above them."""
         names = {chosen.info.name for part in self._roles.parts for chosen in part.columns.values()}
         groups = {parent for name in names if name for parent in (self.path / name).parents}
-        inside = sorted(group for group in groups if group.is_relative_to(self.path))
-        return [file for group in inside for name in _GROUP_FILES if (file := group / name).is_file()]
+        for group in sorted(each for each in groups if each.is_relative_to(self.path)):
+            yield from (file for name in _METADATA if (file := group / name).is_file())
+        for folder in (self.path / name for name in sorted(names)):
+            for file in _walk_files(folder):
+                if file.name in _METADATA or _CHUNK.fullmatch(file.relative_to(folder).as_posix()):
+                    yield file
 
     def stamp(self) -> str:
         """Returns a digest of size and times of all files, which may be too many for a text. Raises
         :class:`SourceError` if a file is missing."""
         digest = xxhash.xxh3_128()
-        for file in chain(self.files(), self._list_group_files()):
+        for file in self.files():
             digest.update(f"{file}\0{stamp_files([file])}\0".encode("utf-8", "surrogateescape"))
         return f"files {digest.hexdigest()}"
+
+    def open_arrays(self, opened: OpenArrays, path: Path) -> None:
+        """Reads the metadata of all arrays and groups, at most 1,000, from the top down. Raises one of ``FAULTS`` for
+        damaged metadata, too large chunks, and if the files cannot hold an array's bytes."""
+        waiting, count = [("", path)], 0
+        while waiting:
+            name, folder = waiting.pop(0)
+            metadata = self.read_metadata(folder)
+            if metadata is None:
+                continue
+            count += 1
+            if count > _MAX_FOLDERS:
+                raise ValueError(f"it holds more than {_MAX_FOLDERS:,} arrays and groups")
+            attributes = self.find_attributes(folder, metadata)
+            opened.attributes[name] = {each: attributes[each] for each in ATTRIBUTES if each in attributes}
+            array = self.open_array(name, folder, metadata)
+            if array is None:
+                inside = sorted(each.name for each in visible_paths(folder) if each.is_dir() and each.name[0] != ".")
+                waiting += [(f"{name}/{each}".lstrip("/"), folder / each) for each in inside]
+                continue
+            opened.arrays[name], info = array, array.info
+            nbytes = info.dtype.itemsize * math.prod(info.shape) if info.content == "numbers" else 0
+            if nbytes and math.prod(array.chunks) * info.dtype.itemsize > _MAX_CHUNK_BYTES:
+                raise ValueError(f"the chunks of {name} have more than {_MAX_CHUNK_BYTES:,} bytes")
+            if not may_be_written(nbytes, (file.stat().st_size for file in _walk_files(folder))):
+                raise ValueError(f"{info.shown} should have {nbytes:,} bytes, more than its files can hold")
+
+    @abstractmethod
+    def read_metadata(self, folder: Path) -> dict[str, Any] | None:
+        """Reads the metadata of the array or group in a folder; None if there are none. Raises :class:`ValueError` for
+        a damaged file."""
+
+    def find_attributes(self, folder: Path, metadata: dict[str, Any]) -> Mapping[str, Any]:
+        """Returns the attributes of an array or group: its metadata in this base."""
+        return metadata
+
+    @abstractmethod
+    def open_array(self, name: str, folder: Path, metadata: dict[str, Any]) -> _ChunkArray | None:
+        """Opens an array by its metadata; None for those of a group. Raises one of ``FAULTS`` for damaged metadata."""
 
 
 @dataclass(slots=True)
@@ -123,114 +145,29 @@ class _ChunkArray(FileArray):
     Attributes:
         folder: The folder.
         grid: Shape of its files, which are chunks or shards.
+        chunks: Shape of the chunks in them.
     """
 
     folder: Path
     grid: tuple[int, ...]
+    chunks: tuple[int, ...]
 
-    def find_unwritten(self, axis: int) -> Unwritten | None:
-        """Finds the chunks or shards without a file; None if all have one. Does not look into shards."""
-        return count_unwritten(self.info.shape, self.grid, axis, self.find_chunks())
-
-    def find_chunks(self) -> Iterator[tuple[int, ...]]:
-        """Yields the grid positions of the chunk files: ``c/0/1``, ``0.1`` or ``0/1``."""
-        for file in _walk_files(self.folder):
-            parts = re.split("[./]", file.relative_to(self.folder).as_posix().removeprefix("c/").removeprefix("c."))
-            if len(parts) == len(self.grid) and all(_NUMBER.fullmatch(part) for part in parts):
-                yield tuple(map(int, parts))
+    def list_written(self) -> tuple[Sequence[int], Iterable[Sequence[int]]]:
+        """Lists the chunk files ``c/0/1``, ``0.1`` or ``0/1`` by their positions. Does not look into shards."""
+        names = (file.relative_to(self.folder).as_posix() for file in _walk_files(self.folder))
+        places = (re.split("[./]", match[1] or "") for name in names if (match := _CHUNK.fullmatch(name)))
+        return self.grid, (tuple(map(int, place)) for place in places if len(place) == len(self.grid) and all(place))
 
 
-class _OpenFolder(OpenArrays):
-    """Arrays that are folders of chunk files below a folder. Opening reads the metadata of all arrays. It raises
-    :class:`SourceError` for damaged metadata, more than 1,000 folders, and if the files cannot hold an array's bytes.
-
-    Attributes:
-        title: Name of the format.
-    """
-
-    title: ClassVar[str]
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path, self.shown = path, printable(str(path))
-        waiting, count = [("", path)], 0
-        while waiting:
-            name, folder = waiting.pop(0)
-            metadata = self.read_folder_metadata(folder)
-            count += 1
-            if count > _MAX_FOLDERS:
-                raise SourceError(f"{self.shown} holds more than {_MAX_FOLDERS:,} arrays and groups")
-            array = None if metadata is None else self.open_array(name, metadata)
-            if array is not None:
-                self.arrays[name] = array
-            elif metadata is not None:
-                inside = sorted(each.name for each in visible_paths(folder) if each.is_dir() and each.name[0] != ".")
-                waiting += [(f"{name}/{each}" if name else each, folder / each) for each in inside]
-
-    @abstractmethod
-    def read_folder_metadata(self, folder: Path) -> dict[str, Any] | None:
-        """Reads the metadata of the array or group in a folder; None if there are none. Raises :class:`SourceError` for
-        a damaged file."""
-
-    @abstractmethod
-    def open_array(self, name: str, metadata: dict[str, Any]) -> FileArray | None:
-        """Opens an array by its metadata; None for those of a group. Raises :class:`SourceError` for damaged metadata
-        and too large chunks."""
-
-    def parse_shapes(self, name: str, shape: Any, *grids: Any) -> list[tuple[int, ...]]:
-        """Parses the shape of an array, and shapes of its chunks. Raises :class:`SourceError` for anything but lists of
-        as many whole numbers."""
-        shapes = [_parse_shape(shape, 0), *(_parse_shape(grid, 1) for grid in grids)]
-        parsed = [each for each in shapes if each is not None]
-        if len({len(each) for each in parsed}) != 1 or len(parsed) != len(shapes):
-            name = printable(name) or "its array"
-            raise SourceError(f"{self.shown}: {name} is no {self.title} array, or it is damaged")
-        return parsed
-
-    def check_bytes(self, info: ArrayInfo, chunks: tuple[int, ...]) -> None:
-        """Raises :class:`SourceError` for chunks of more than 1 GiB, and for an array whose files cannot hold its
-        numbers."""
-        if math.prod(chunks) * info.dtype.itemsize > _MAX_CHUNK_BYTES:
-            name = printable(info.name)
-            raise SourceError(f"{self.shown}: the chunks of {name} have more than {_MAX_CHUNK_BYTES:,} bytes")
-        nbytes = info.dtype.itemsize * math.prod(info.shape)
-        if not may_be_written(nbytes, (file.stat().st_size for file in _walk_files(self.path / info.name))):
-            raise SourceError(f"{self.shown}: {info.shown} should have {nbytes:,} bytes, more than its files can hold")
-
-
-def _read_metadata(path: Path) -> dict[str, Any] | None:
-    """Reads a JSON object from a file; returns None if there is no file.
-
-    Raises :class:`SourceError` if the file cannot be read, has no JSON object, or has more than 16 MiB.
-    """
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """Reads a JSON object from a file of at most 16 MiB; None if there is no file. Raises :class:`OSError` or
+    :class:`ValueError` for any other content."""
     if not path.is_file():
         return None
-    try:
-        metadata = load_json(read_bounded(path, _MAX_JSON), "it is not valid JSON")
-    except (OSError, ValueError, RecursionError) as error:
-        raise SourceError(f"{printable(str(path))} is damaged: {printable(str(error))[:200]}") from None
+    metadata = load_json(read_bounded(path, _MAX_JSON))
     if not isinstance(metadata, dict):
-        raise SourceError(f"{printable(str(path))} is damaged: it holds no object")
+        raise ValueError(f"{path.name} holds no object")
     return metadata
-
-
-def _pick_class_attributes(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Picks the values of metadata that may name classes; returns ``{}`` for None."""
-    return {name: attributes[name] for name in ATTRIBUTES if name in attributes} if attributes else {}
-
-
-def _parse_shape(value: Any, least: int) -> tuple[int, ...] | None:
-    """Converts a list of at most 16 whole numbers, from ``least`` to 2**48, to a shape. Returns None for any other
-    value."""
-    fits = isinstance(value, list) and len(value) <= 16 and all(type(n) is int and least <= n < 1 << 48 for n in value)
-    return tuple(value) if fits else None
-
-
-def _list_array_files(folder: Path) -> Iterator[Path]:
-    """Yields the metadata and chunk files in the folder of an array."""
-    for file in _walk_files(folder):
-        if file.name in _METADATA or _CHUNK.fullmatch(file.relative_to(folder).as_posix()):
-            yield file
 
 
 def _walk_files(folder: Path) -> Iterator[Path]:
@@ -247,109 +184,50 @@ class ZarrSource(_ChunkFolderSource):
     kind = "zarr"
     files_name = "Zarr arrays"
 
-    def open_file(self, path: Path) -> OpenArrays:
-        """Opens a Zarr group. Raises :class:`SourceError` without the library ``zarr``."""
-        return _OpenZarr(path)
-
     @classmethod
     def matches(cls, path: Path) -> bool:
         """Tells if a path is a folder with a metadata file of Zarr."""
         return path.is_dir() and any((path / name).is_file() for name in _ZARR_FILES)
 
-
-class _ZarrMetadata(NamedTuple):
-    """Metadata of a Zarr array, as its JSON has them. ``grid`` is the shape of its files, ``chunks`` that of the chunks
-    in them."""
-
-    shape: Any
-    grid: Any
-    chunks: Any
-    dtype: Any
-    content: Literal["numbers", "texts", "files"]
-    codecs: Sequence[str]
-
-
-class _OpenZarr(_OpenFolder):
-    """Arrays of a Zarr group. Opening raises :class:`SourceError` if the library ``zarr`` is not installed."""
-
-    title = "Zarr"
-
-    def __init__(self, path: Path) -> None:
-        try:
-            import zarr  # noqa: F401
-        except ImportError:
-            raise SourceError(f"{printable(str(path))} is Zarr; to read it: pip install 'packstore[zarr]'") from None
-        super().__init__(path)
-
-    def read_folder_metadata(self, folder: Path) -> dict[str, Any] | None:
+    def read_metadata(self, folder: Path) -> dict[str, Any] | None:
         """Reads the metadata of the array or group in a folder. Prefers an array of version 2 to version 3, and these
         to a group of version 2."""
-        metadata = (_read_metadata(folder / name) for name in _ZARR_FILES)
+        metadata = (_read_object(folder / name) for name in _ZARR_FILES)
         return next((plain for plain in metadata if plain is not None), None)
 
-    def open_array(self, name: str, metadata: dict[str, Any]) -> FileArray | None:
-        """Opens an array. Unknown codecs and dtypes make it unreadable. Also raises :class:`SourceError` for samples
-        in more than 1,024 chunks."""
+    def find_attributes(self, folder: Path, metadata: dict[str, Any]) -> Mapping[str, Any]:
+        """Returns the attributes of version 3, or reads those of version 2."""
+        return metadata.get("attributes") or _read_object(folder / ".zattrs") or {}
+
+    def open_array(self, name: str, folder: Path, metadata: dict[str, Any]) -> _ChunkArray | None:
+        """Opens an array. What the library cannot open, or must not, is unreadable. Also raises :class:`ValueError` for
+        samples in more than 1,024 chunks, and :class:`SourceError` without the library ``zarr``."""
         if metadata.get("node_type", "array") != "array" or not {"node_type", "chunks"} & metadata.keys():
             return None
-        found = _parse_version_3(metadata) if "node_type" in metadata else _parse_version_2(metadata)
-        shape, grid, chunks = self.parse_shapes(name, *found[:3])
-        unknown = next((each for each in found.codecs if each not in _CODECS), None)
-        if unknown is not None:
-            why = f"{printable(name)} has the codec {printable(unknown[:40])}, which is not run"
-            info = ArrayInfo.unreadable(name, shape, why)
-        elif found.content != "numbers":
-            info = ArrayInfo(name, shape, content=found.content)
+        try:
+            import zarr
+        except ImportError:
+            raise SourceError(f"{printable(str(self.path))} is Zarr: pip install 'packstore[zarr]'") from None
+        try:
+            codecs = [*_walk_codecs(metadata)]
+            unknown = next((each for each in codecs if each not in _CODECS), None)
+            if unknown is not None:
+                raise ValueError(f"the codec {unknown[:40]} is not run")
+            opened = zarr.open_array(_bounded_store_class()(folder, read_only=True), mode="r")
+            shape, chunks, dtype = opened.shape, opened.chunks, opened.dtype
+            if len(chunks) != len(shape) or min(chunks, default=1) < 1 or min(shape, default=0) < 0:
+                raise ValueError(f"the shape {shape} in chunks of {chunks}")
+        except Exception as error:  # the library has many
+            why = printable(f"{name or 'its array'} cannot be read by zarr: {type(error).__name__}: {str(error)[:200]}")
+            return _ZarrArray(ArrayInfo.unreadable(name, (), why), folder, (), ())
+        if "vlen-utf8" in codecs or "vlen-bytes" in codecs:
+            info = ArrayInfo(name, shape, content="texts" if "vlen-utf8" in codecs else "files")
         else:
-            dtype = None
-            with suppress(TypeError):
-                dtype = np.dtype(found.dtype) if isinstance(found.dtype, str) else None
-            info = ArrayInfo.of_numbers(name, shape, dtype, printable(str(found.dtype)[:40]), (*chunks, 1)[0])
-        if info.content == "numbers":
-            self.check_bytes(info, chunks)
-            counts = [-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True)]
-            if math.prod(counts) > _MAX_SAMPLE_CHUNKS * max(counts, default=1):
-                raise SourceError(
-                    f"{self.shown}: a sample of {printable(name)} is spread over more than {_MAX_SAMPLE_CHUNKS:,} "
-                    "chunks"
-                )
-        return _ZarrArray(info, self.path / name, grid)
-
-    def read_attributes(self, name: str) -> dict[str, Any]:
-        """Reads the attributes of an array or group that may name classes, by name. Prefers those of version 3 to
-        version 2."""
-        third = (_read_metadata(self.path / name / "zarr.json") or {}).get("attributes")
-        second = None if isinstance(third, dict) else _read_metadata(self.path / name / ".zattrs")
-        return _pick_class_attributes(third if second is None else second)
-
-
-def _parse_version_2(plain: dict[str, Any]) -> _ZarrMetadata:
-    """Parses the metadata of an array of version 2."""
-    filters, chunks, shape = plain.get("filters") or [], plain.get("chunks"), plain.get("shape")
-    if not isinstance(filters, list):
-        filters, shape = [], None  # refused
-    codecs = [*filters, plain["compressor"]] if plain.get("compressor") else filters
-    ids = [str(each.get("id") if isinstance(each, dict) else None) for each in codecs]
-    content: Any = "numbers"
-    if plain.get("dtype") == "|O":
-        content = {"vlen-utf8": "texts", "vlen-bytes": "files"}.get(ids[0] if ids else "", "numbers")
-    return _ZarrMetadata(shape, chunks, chunks, plain.get("dtype"), content, ids)
-
-
-def _parse_version_3(plain: dict[str, Any]) -> _ZarrMetadata:
-    """Parses the metadata of an array of version 3, which may have shards of chunks. Shapes are None if damaged."""
-    named = plain.get("data_type")
-    dtype = named if isinstance(named, str) and named in _V3_DTYPES else None
-    content: Any = {"string": "texts", "variable_length_bytes": "files", "bytes": "files"}.get(str(named), "numbers")
-    try:
-        grid = inner = plain["chunk_grid"]["configuration"]["chunk_shape"]
-        ids = [str(each["name"]) for each in _walk_codecs(plain["codecs"])]
-        for codec in plain["codecs"]:
-            if codec["name"] == "sharding_indexed":
-                inner = codec["configuration"]["chunk_shape"]
-        return _ZarrMetadata(plain["shape"], grid, inner, dtype, content, ids)
-    except (KeyError, TypeError, AttributeError, RecursionError):
-        return _ZarrMetadata(None, None, None, dtype, content, ())
+            info = ArrayInfo.of_numbers(name, shape, dtype, str(dtype), (*chunks, 1)[0])
+        counts = [-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True)]
+        if info.content == "numbers" and math.prod(counts) > _MAX_SAMPLE_CHUNKS * max(counts, default=1):
+            raise ValueError(f"a sample of {name} is spread over more than {_MAX_SAMPLE_CHUNKS:,} chunks")
+        return _ZarrArray(info, folder, opened.shards or chunks, chunks, opened)
 
 
 @dataclass(slots=True)
@@ -362,10 +240,6 @@ class _ZarrArray(_ChunkArray):
         """Reads rows along ``axis``; texts and files become Python objects. Raises :class:`ValueError` for any error of
         the library."""
         try:
-            if self.opened is None:
-                import zarr
-
-                self.opened = zarr.open_array(_bounded_store_class()(self.folder, read_only=True), mode="r")
             values = np.asarray(self.opened[(slice(None),) * axis + (slice(start, stop),)])
         except Exception as error:  # each codec has errors of its own
             name = self.info.name
@@ -395,13 +269,13 @@ def _bounded_store_class() -> Any:
     return BoundedStore
 
 
-def _walk_codecs(codecs: Any) -> Iterator[dict[str, Any]]:
-    """Yields codecs, and those nested in them."""
-    for codec in codecs:
-        yield codec
-        inner = codec.get("configuration") or {}
-        for name in ("codecs", "index_codecs"):
-            yield from _walk_codecs(inner.get(name) or ())
+def _walk_codecs(metadata: dict[str, Any]) -> Iterator[str]:
+    """Yields the names of the codecs of an array, and of those nested in them."""
+    for key in ("filters", "compressor", "codecs", "index_codecs"):
+        found = metadata.get(key) or []
+        for codec in found if isinstance(found, list) else [found]:
+            yield str(codec.get("name", codec.get("id")))
+            yield from _walk_codecs(codec.get("configuration") or {})
 
 
 class N5Source(_ChunkFolderSource):
@@ -410,51 +284,45 @@ class N5Source(_ChunkFolderSource):
     kind = "n5"
     files_name = "N5 arrays"
 
-    def open_file(self, path: Path) -> OpenArrays:
-        """Opens an N5 container, and reads the metadata of its arrays. Raises :class:`SourceError` if the metadata are
-        damaged."""
-        return _OpenN5(path)
-
     @classmethod
     def matches(cls, path: Path) -> bool:
         """Tells if a path is a folder whose ``attributes.json`` is that of an N5 container or array. False if that file
         is damaged."""
         try:
-            plain = _read_metadata(path / _N5_FILE) if path.is_dir() else None
-        except SourceError:
+            plain = _read_object(path / _N5_FILE) if path.is_dir() else None
+        except (OSError, ValueError):
             return False
         return plain is not None and ("n5" in plain or {"dimensions", "blockSize", "dataType"} <= plain.keys())
 
-
-class _OpenN5(_OpenFolder):
-    """Arrays of an N5 container, with their axes in numpy's order."""
-
-    title = "N5"
-
-    def read_folder_metadata(self, folder: Path) -> dict[str, Any]:
+    def read_metadata(self, folder: Path) -> dict[str, Any]:
         """Reads ``attributes.json``; a group may have none."""
-        return _read_metadata(folder / _N5_FILE) or {}
+        return _read_object(folder / _N5_FILE) or {}
 
-    def open_array(self, name: str, metadata: dict[str, Any]) -> FileArray | None:
-        """Opens an array. One of another dtype or compression is unreadable."""
+    def open_array(self, name: str, folder: Path, metadata: dict[str, Any]) -> _ChunkArray | None:
+        """Opens an array, with its axes in numpy's order. One of another dtype or compression is unreadable."""
         if "dimensions" not in metadata:
             return None
-        shape, blocks = self.parse_shapes(name, metadata["dimensions"] or None, metadata.get("blockSize"))
+        shape, blocks = _parse_shape(metadata["dimensions"], 0), _parse_shape(metadata.get("blockSize"), 1)
+        if len(shape) != len(blocks) or not shape:
+            raise ValueError(f"{name or 'its array'} is no N5 array")
         compression = metadata.get("compression", metadata.get("compressionType"))
-        kind = str(compression.get("type") if isinstance(compression, dict) else compression)
-        dtype = metadata.get("dataType")
-        if not isinstance(dtype, str) or dtype not in _N5_DTYPES or kind not in _DECOMPRESSORS:
-            found = printable(f"{dtype} compressed by {kind}"[:80])
-            why = f"{printable(name)} holds {found}; packstore reads numbers, compressed by {', '.join(_DECOMPRESSORS)}"
-            info = ArrayInfo.unreadable(name, shape[::-1], why)
+        packer = str(compression.get("type") if isinstance(compression, dict) else compression)
+        dtype = str(metadata.get("dataType"))
+        if dtype in _N5_DTYPES and packer in ("raw", *_DECOMPRESSORS):
+            info = ArrayInfo(name, shape, np.dtype(dtype).newbyteorder(">"), "numbers", blocks[0])
         else:
-            info = ArrayInfo(name, shape[::-1], np.dtype(dtype).newbyteorder(">"), "numbers", blocks[-1])
-            self.check_bytes(info, blocks)
-        return _N5Array(info, self.path / name, blocks[::-1], kind)
+            why = printable(f"{name} holds {dtype} compressed by {packer}"[:200])
+            info = ArrayInfo.unreadable(name, shape, why)
+        return _N5Array(info, folder, blocks, blocks, packer)
 
-    def read_attributes(self, name: str) -> dict[str, Any]:
-        """Reads from ``attributes.json`` the attributes of an array or group that may name classes, by name."""
-        return _pick_class_attributes(_read_metadata(self.path / name / _N5_FILE))
+
+def _parse_shape(value: Any, least: int) -> tuple[int, ...]:
+    """Converts a list of at most 16 whole numbers, from ``least`` to 2**48, to a shape in numpy's order. Raises
+    :class:`ValueError` for any other value."""
+    fits = isinstance(value, list) and len(value) <= 16 and all(type(n) is int and least <= n < 1 << 48 for n in value)
+    if not fits:
+        raise ValueError(f"its array is no N5 array: it has the shape {str(value)[:80]}")
+    return tuple(reversed(value))
 
 
 @dataclass(slots=True)
@@ -463,9 +331,10 @@ class _N5Array(_ChunkArray):
 
     compression: str
 
-    def find_chunks(self) -> Iterator[tuple[int, ...]]:
-        """Yields the grid positions of the files, in numpy's order."""
-        return (place[::-1] for place in _ChunkArray.find_chunks(self))
+    def list_written(self) -> tuple[Sequence[int], Iterable[Sequence[int]]]:
+        """Lists the blocks that were written, in numpy's order."""
+        grid, places = _ChunkArray.list_written(self)
+        return grid, (place[::-1] for place in places)
 
     def read_rows(self, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows along ``axis`` from all blocks that hold them. Blocks that were not written are zeros. Raises
@@ -476,50 +345,36 @@ class _N5Array(_ChunkArray):
         ranges = [range(a // size, -(-b // size)) for a, b, size in zip(low, high, self.grid, strict=True)]
         for place in itertools.product(*ranges):
             data = self._read_block(place)
-            if data is None:
-                continue
-            firsts = [number * size for number, size in zip(place, self.grid, strict=True)]
             into, of = [], []
-            for first, size, a, b in zip(firsts, data.shape, low, high, strict=True):
-                begin, end = max(first, a), min(first + size, b)
-                into.append(slice(begin - a, max(begin, end) - a))
-                of.append(slice(begin - first, max(begin, end) - first))
+            for number, step, size, a, b in zip(place, self.grid, data.shape, low, high, strict=True):
+                first = number * step
+                begin, end = max(first, a), max(first, a, min(first + size, b))
+                into.append(slice(begin - a, end - a))
+                of.append(slice(begin - first, end - first))
             values[tuple(into)] = data[tuple(of)]
         return values
 
-    def _read_block(self, place: tuple[int, ...]) -> NDArray[Any] | None:
-        """Reads a block by its grid position; returns None if it was not written. Raises :class:`ValueError` for a
+    def _read_block(self, place: tuple[int, ...]) -> NDArray[Any]:
+        """Reads a block by its grid position; one that was not written is empty. Raises :class:`ValueError` for a
         damaged or too large block, and one that is no file."""
-        inside = "/".join(map(str, reversed(place)))
-        path, shown = self.folder / inside, printable(f"{self.info.name}/{inside}")
-        if not path.is_file():
-            if os.path.lexists(path):
-                raise ValueError(f"block {shown} is no file")
-            return None
-        if path.stat().st_size > 2 * _MAX_CHUNK_BYTES:
-            raise ValueError(f"block {shown} has {path.stat().st_size:,} bytes, more than a block can have")
-        raw, dtype = path.read_bytes(), self.info.dtype
+        path, dtype = self.folder.joinpath(*map(str, reversed(place))), self.info.dtype
+        if not os.path.lexists(path):
+            return np.zeros([0] * len(place), dtype)
         try:
+            raw = read_bounded(path, 2 * _MAX_CHUNK_BYTES)
             mode, axes = struct.unpack_from(">HH", raw)
             shape = struct.unpack_from(f">{axes}I", raw, 4)[::-1]
             if mode != 0 or len(shape) != len(self.grid) or any(a > b for a, b in zip(shape, self.grid, strict=True)):
-                raise ValueError(f"block {shown} has mode {mode} and the shape {shape}")
-            data = _decompress(self.compression, raw[4 + 4 * axes :], math.prod(shape) * dtype.itemsize)
-        except (struct.error, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
-            raise ValueError(f"block {shown} is damaged: {error}") from None
-        return np.frombuffer(data, dtype).reshape(shape)
-
-
-def _decompress(compression: str, data: bytes, size: int) -> bytes:
-    """Decompresses gzip, bzip2 or xz to exactly ``size`` bytes; returns uncompressed data unchanged. Raises
-    :class:`ValueError` for more or fewer bytes, and the libraries' errors for damaged data."""
-    make = _DECOMPRESSORS[compression]
-    made = None if make is None else make()
-    if made is not None:
-        data = made.decompress(data, size + 1)
-    if len(data) != size or not (made is None or made.eof):
-        raise ValueError(f"a block has {len(data)} bytes or is cut off; expected {size}")
-    return data
+                raise ValueError(f"it has mode {mode} and the shape {shape}")
+            data, size = raw[4 + 4 * axes :], math.prod(shape) * dtype.itemsize
+            if self.compression in _DECOMPRESSORS:
+                packed = _DECOMPRESSORS[self.compression]()
+                data = packed.decompress(data, size + 1)
+                if not packed.eof:
+                    raise ValueError("it is cut off, or too long")
+            return np.frombuffer(data, dtype).reshape(shape)
+        except (struct.error, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError) as error:
+            raise ValueError(f"block {printable(str(path))} is damaged: {error}") from None
 
 
 ZARR = make_array_kind(ZarrSource, "Zarr arrays of images", exported=True)

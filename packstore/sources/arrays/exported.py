@@ -12,6 +12,7 @@ import numpy as np
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest
+from packstore.core.fields import Bytes, Field
 from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays
 from packstore.sources.arrays.source import ArraySource, to_native
 from packstore.sources.arrays.stored import ArrayInfo, ColumnArray
@@ -36,7 +37,7 @@ class ExportedArrays(ExportedRows, ArraySource):
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, None]:
         """Assigns roles by the export manifest; returns None for the classes, since the manifest has them. Raises
         :class:`SourceError` if a file or array is missing, or has another length."""
-        return _choose_exported_arrays(self.export_manifest, infos, str(self.path), grouped=self.grouped), None
+        return _choose_exported_arrays(self.export_manifest, infos, grouped=self.grouped), None
 
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads a sample's values as the exported store held them. An image that is stored as bytes becomes an array of
@@ -47,10 +48,10 @@ class ExportedArrays(ExportedRows, ArraySource):
             values["image"] = np.frombuffer(values["image"], dtype).reshape(shape)
         return values
 
-    def make_converter(self, name: str, chosen: ColumnArray) -> Callable[[Any], Any]:
+    def make_column(self, name: str, chosen: ColumnArray) -> tuple[Field, Callable[[Any], Any]]:
         """Makes the function that converts a value to that of the exported store. Files become bytes, numbers a copy in
-        native byte order."""
-        return bytes if chosen.info.content == "files" else partial(to_native, chosen.info.dtype, False)
+        native byte order. The manifest declares the columns."""
+        return Bytes(), bytes if chosen.info.content == "files" else partial(to_native, chosen.info.dtype, False)
 
 
 def open_exported(plain: type[ArraySource], path: Path, options: SourceOptions) -> Source:
@@ -60,7 +61,7 @@ def open_exported(plain: type[ArraySource], path: Path, options: SourceOptions) 
 
 
 def _choose_exported_arrays(
-    export_manifest: ExportManifest, files: Sequence[Sequence[ArrayInfo]], path: str, *, grouped: bool
+    export_manifest: ExportManifest, files: Sequence[Sequence[ArrayInfo]], *, grouped: bool
 ) -> ArrayRoles:
     """Assigns roles to the arrays of an export by its manifest, shard by shard.
 
@@ -73,7 +74,7 @@ def _choose_exported_arrays(
         names[_SHAPE] = "images_shape"
     parts = []
     if len(files) != (1 if grouped else len(export_manifest.shards)):
-        raise SourceError(f"{printable(path)}: {MANIFEST_FILE} belongs to another number of files than {len(files)}")
+        raise SourceError(f"{MANIFEST_FILE} belongs to another number of files than {len(files)}")
     for place, shard in enumerate(export_manifest.shards):
         number = 0 if grouped else place
         folder = f"{shard.file}/" if grouped and shard.split else ""
@@ -83,8 +84,8 @@ def _choose_exported_arrays(
             info = by_name.get(f"{folder}{name}")
             if info is None or info.content not in ("numbers", "files") or info.shape[:1] != (shard.records,):
                 raise SourceError(
-                    f"{printable(path)}/{printable(shard.file)} was changed after its export: it has no array "
-                    f"{printable(name)} of {shard.records:,} values; remove {MANIFEST_FILE} to read it like any other"
+                    f"{printable(shard.file)} was changed after its export: it has no array {printable(name)} of "
+                    f"{shard.records:,} values; remove {MANIFEST_FILE} to read it like any other"
                 )
             columns[column] = ColumnArray(number, info, 0, tuple(range(1, len(info.shape))))
         parts.append(SplitArrays(shard.split, shard.records, columns))

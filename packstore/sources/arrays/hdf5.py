@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import SourceError, printable
 from packstore.images.sniff import begins_like_image
 from packstore.sources.arrays import make_array_kind
 from packstore.sources.arrays.source import ArraySource
@@ -26,9 +26,8 @@ from packstore.sources.arrays.stored import (
     ArrayInfo,
     FileArray,
     OpenArrays,
+    ReadRange,
     StoredArray,
-    Unwritten,
-    count_unwritten,
     may_be_written,
     object_array,
     read_at,
@@ -43,17 +42,42 @@ _PREFIX = "HDF5_VDS_PREFIX"
 
 
 class Hdf5Source(ArraySource):
-    """Samples of HDF5 files. Opening raises :class:`SourceError` for damage, and for links to other files or to
-    nothing. Also raises it for values in raw files, or in files of other folders. Also raises it if over 256 MiB of a
-    dataset of numbers were never written."""
+    """Samples of HDF5 files. Opening raises :class:`SourceError` for damage, for links to other files or to nothing,
+    and for values in raw files, or in files of other folders. Also raises it if over 256 MiB of a dataset of numbers
+    were never written."""
 
     kind = "hdf5"
     suffixes = (".h5", ".hdf5", ".he5", ".hdf")
     files_name = "HDF5 files"
 
-    def open_file(self, path: Path) -> OpenArrays:
-        """Opens an HDF5 file, and describes its datasets. Raises :class:`SourceError` for damage."""
-        return _OpenHdf5(path, self.path if self.path.is_dir() else self.path.parent)
+    def open_arrays(self, opened: OpenArrays, path: Path) -> None:
+        """Adds all datasets of a file, at most 10,000, and visits each group once. Contiguous ones are read without
+        h5py."""
+        import h5py
+
+        folder = (self.path if self.path.is_dir() else self.path.parent).resolve()
+        file = opened.closing.enter_context(h5py.File(path, "r", locking=False))
+        read = partial(read_at, opened.open_descriptor(path))
+        waiting, seen = [("", file)], set()
+        while waiting:
+            name, group = waiting.pop(0)
+            opened.attributes[name] = _read_class_attributes(group)
+            for child in group:
+                inside, link = f"{name}/{child}".lstrip("/"), group.get(child, getlink=True)
+                item = group.get(child) if not isinstance(link, h5py.ExternalLink) else None
+                if item is None:  # labels would be missing without a word
+                    raise ValueError(f"{inside} is a link to {link.path}, which is not in the file")
+                if not isinstance(link, h5py.HardLink):
+                    continue  # its target is found by its own name
+                if isinstance(item, h5py.Group) and item.id not in seen:
+                    seen.add(item.id)
+                    waiting.append((inside, item))
+                elif isinstance(item, h5py.Dataset):
+                    _refuse_outside_values(inside, item, path, folder)
+                    opened.arrays[inside] = _open_dataset(inside, item, read)
+                    opened.attributes[inside] = _read_class_attributes(item)
+                if len(opened.arrays) + len(seen) > _MAX_OBJECTS:
+                    raise ValueError(f"it holds more than {_MAX_OBJECTS:,} datasets and groups")
 
     @classmethod
     def reads_file(cls, path: Path) -> bool:
@@ -61,174 +85,84 @@ class Hdf5Source(ArraySource):
         return is_hdf5(path) and not _is_store(path)
 
 
-class _OpenHdf5(OpenArrays):
-    """Datasets of an HDF5 file. Contiguous ones are read without h5py. Opening raises :class:`SourceError`:
+def _open_dataset(name: str, dataset: Any, read: ReadRange) -> FileArray:
+    """Opens a dataset; numbers at one place of the file are read directly by ``read``."""
+    import h5py
 
-    - for a damaged file
-    - for links to other files or to nothing
-    - for values in raw files, or in files of other folders
-    - for a dataset of numbers of which over 256 MiB were never written
-    - for more than 10,000 datasets and groups
+    info = _describe_dataset(name, dataset)
+    offset = dataset.id.get_offset() if info.content == "numbers" else None
+    if offset is not None and dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype):
+        return StoredArray(info, read, offset)
+    return _Hdf5Array(info, dataset)
+
+
+def _describe_dataset(name: str, dataset: Any) -> ArrayInfo:
+    """Describes a dataset, as unreadable if it has no shape or no column can hold its values.
+
+    - Byte arrays of varying length and opaque values are files.
+    - Strings are files if the first string begins like an image, else texts.
+    - A dataset with MATLAB's attributes has reversed axes.
+
+    Raises :class:`ValueError` if over 256 MiB of its numbers were never written.
     """
+    import h5py
 
-    def __init__(self, path: Path, folder: Path) -> None:
-        import h5py
+    shape, dtype, inner = dataset.shape, dataset.dtype, h5py.check_vlen_dtype(dataset.dtype)
+    if shape is None:
+        return ArrayInfo.unreadable(name, (), "it is empty")
+    if h5py.check_string_dtype(dtype) is not None:
+        is_file = begins_like_image(_read_first_value(dataset)[:64])
+        return ArrayInfo(name, shape, content="files" if is_file else "texts")
+    if inner in (np.uint8, np.int8) or (dtype.kind == "V" and dtype.fields is None and dtype.subdtype is None):
+        return ArrayInfo(name, shape, content="files")
+    chunk = dataset.chunks[0] if dataset.chunks else 1
+    info = ArrayInfo.of_numbers(name, shape, dtype, f"values of {inner or dtype}", chunk)
+    if info.content == "numbers" and not dataset.is_virtual:  # parts in other files are not checked
+        stored, size = dataset.id.get_storage_size(), dtype.itemsize * math.prod(shape)
+        if not may_be_written(size, [stored]):
+            raise ValueError(f"{name} should have {size:,} bytes, of which {stored:,} were written")
+    return replace(info, reversed="MATLAB_class" in dataset.attrs)
 
-        super().__init__()
-        self._path = path
-        self._shown = printable(str(path))
-        self._folder = folder.resolve()
-        try:
-            self._file = h5py.File(path, "r", locking=False)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise SourceError(f"{self._shown} is not a readable HDF5 file: {printable(str(error))[:200]}") from None
-        self.closing.callback(self._file.close)
-        try:
-            with self:
-                self._read = partial(read_at, self.open_descriptor(path))
-                self._find_datasets()
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # as h5py finds damage
-            raise SourceError(f"{self._shown} is damaged: {printable(str(error))[:200]}") from None
 
-    def _find_datasets(self) -> None:
-        """Adds all datasets; visits each group once. Raises :class:`SourceError` as opening does."""
-        import h5py
+def _refuse_outside_values(name: str, dataset: Any, path: Path, folder: Path) -> None:
+    """Raises :class:`ValueError` for a dataset with values in raw files, which HDF5 finds by the working directory.
+    Raises it for a virtual dataset with a part that is missing, in another folder than ``folder``, named by a pattern,
+    or itself elsewhere; also if the environment variable ``HDF5_VDS_PREFIX`` makes HDF5 look elsewhere."""
 
-        waiting = [""]
-        seen = set()
-        while waiting:
-            name = waiting.pop(0)
-            group = self._file[name] if name else self._file
-            for child in group:
-                inside = f"{name}/{child}" if name else child
-                link = group.get(child, getlink=True)
-                if isinstance(link, h5py.ExternalLink):
-                    raise SourceError(
-                        f"{self._shown}: {printable(inside)} is a link to another file ({printable(link.filename)}), "
-                        "which is not followed: give that file"
-                    )
-                if not isinstance(link, h5py.HardLink):
-                    if group.get(child) is None:  # its target, such as labels, would be missing without a word
-                        raise SourceError(
-                            f"{self._shown}: {printable(inside)} is a link to {printable(link.path)}, "
-                            "which is not in the file: remove the link, or write its target"
-                        )
-                    continue  # its target is found by its own name
-                item = group.get(child)
-                if isinstance(item, h5py.Group):
-                    if item.id not in seen:
-                        seen.add(item.id)
-                        waiting.append(inside)
-                elif isinstance(item, h5py.Dataset):
-                    self.arrays[inside] = self._open_dataset(inside, item)
-                if len(self.arrays) + len(seen) > _MAX_OBJECTS:
-                    raise SourceError(f"{self._shown} holds more than {_MAX_OBJECTS:,} datasets and groups")
-
-    def _open_dataset(self, name: str, dataset: Any) -> FileArray:
-        """Opens a dataset. Numbers at one place of the file are read directly. Raises as :meth:`_describe_dataset`
-        does."""
-        import h5py
-
-        info = self._describe_dataset(name, dataset)
-        offset = dataset.id.get_offset() if info.content == "numbers" else None
-        if offset is not None and dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype):
-            return StoredArray(info, self._read, offset)
-        return _Hdf5Array(info, dataset)
-
-    def _describe_dataset(self, name: str, dataset: Any) -> ArrayInfo:
-        """Describes a dataset, as unreadable if it has no shape or no column can hold its values.
-
-        - Byte arrays of varying length and opaque values are files.
-        - Strings are files if the first string begins like an image, else texts.
-        - A dataset with MATLAB's attributes has reversed axes.
-
-        Raises:
-            SourceError: :meth:`_refuse_outside_values` refuses it, or over 256 MiB of its numbers were never written.
-        """
-        import h5py
-
-        shape = dataset.shape
-        if shape is None:
-            return ArrayInfo.unreadable(name, (), "it is empty")
-        self._refuse_outside_values(name, dataset)
-        dtype, inner = dataset.dtype, h5py.check_vlen_dtype(dataset.dtype)
-        if h5py.check_string_dtype(dtype) is not None:
-            is_file = begins_like_image(_read_first_value(dataset)[:64])
-            return ArrayInfo(name, shape, content="files" if is_file else "texts")
-        if inner in (np.uint8, np.int8) or (dtype.kind == "V" and dtype.fields is None and dtype.subdtype is None):
-            return ArrayInfo(name, shape, content="files")
-        if inner is not None:
-            return ArrayInfo.unreadable(name, shape, f"{printable(name)} holds arrays of {inner} of different lengths")
-        chunk = dataset.chunks[0] if dataset.chunks else 1
-        info = ArrayInfo.of_numbers(name, shape, dtype, f"values of {dtype}", chunk)
-        if info.content == "numbers" and not dataset.is_virtual:  # parts in other files are not checked
-            stored, size = dataset.id.get_storage_size(), dtype.itemsize * math.prod(shape)
-            if not may_be_written(size, [stored]):
-                raise SourceError(
-                    f"{self._shown}: {printable(name)} should have {size:,} bytes, of which {stored:,} were written"
-                )
-        return replace(info, reversed="MATLAB_class" in dataset.attrs)
-
-    def _refuse_outside_values(self, name: str, dataset: Any) -> None:
-        """Raises :class:`SourceError` for a dataset with values in raw files, and for one of these virtual datasets:
-
-        - A part is missing, or in another folder.
-        - A part is named by a pattern.
-        - A part refers to further files.
-        - Parts are in other files, and the environment variable ``HDF5_VDS_PREFIX`` is set: HDF5 would look for them
-          there.
-        """
-        if dataset.external:
-            file = dataset.external[0][0]
-            raise SourceError(
-                f"{self._shown}: the values of {printable(name)} are outside it, in {printable(file)}; that is not "
-                f"followed, since the file depends on the working directory: write the values into the file, for "
-                f"instance by h5repack -l {printable(name)}:CONTI"
+    advice = "that is not followed: write the values into the file, for instance by h5repack"
+    if dataset.external:
+        raise ValueError(f"the values of {name} are outside it, in {dataset.external[0][0]}; {advice}")
+    for source in dataset.virtual_sources() if dataset.is_virtual else ():
+        is_own = source.file_name == "."
+        place = path if is_own else path.parent / source.file_name
+        is_inside = (place.parent.resolve() / place.name).is_relative_to(folder)  # it may be a link itself
+        is_sought = not is_own and ("%" in source.file_name + source.dset_name or os.environ.get(_PREFIX))
+        if is_sought or not is_inside or not _holds_plain(dataset.file if is_own else place, source.dset_name):
+            shown = f"{source.file_name}, {source.dset_name}"
+            raise ValueError(
+                f"a part of {name} ({shown}) is missing, refers to others, is outside the folder, named by a pattern, "
+                f"or looked for by {_PREFIX}; {advice}"
             )
-        sources = dataset.virtual_sources() if dataset.is_virtual else []
-        if os.environ.get(_PREFIX) and any(source.file_name != "." for source in sources):
-            raise SourceError(
-                f"{self._shown}: {printable(name)} is made of other files, and {_PREFIX} makes HDF5 look for them in "
-                f"{printable(os.environ[_PREFIX])}: unset it, and put them beside the file"
-            )
-        for source in sources:
-            self._refuse_source(name, source.file_name, source.dset_name)
 
-    def _refuse_source(self, name: str, file_name: str, dataset_name: str) -> None:
-        """Raises :class:`SourceError` for a part of a virtual dataset as :meth:`_refuse_outside_values` does."""
-        import h5py
 
-        shown = f"{printable(file_name)}, {printable(dataset_name)}"
-        if file_name != "." and "%" in file_name + dataset_name:
-            raise SourceError(
-                f"{self._shown}: {printable(name)} is made of files by a pattern ({shown}), which is not followed; "
-                "write it into one file"
-            )
-        place = self._path if file_name == "." else self._path.parent / file_name
-        if not (place.parent.resolve() / place.name).is_relative_to(self._folder):  # it may be a link itself
-            raise SourceError(
-                f"{self._shown}: the values of {printable(name)} are outside its folder, in "
-                f"{printable(file_name)}; that is not followed"
-            )
-        try:
-            with nullcontext(self._file) if file_name == "." else h5py.File(place, "r", locking=False) as file:
-                dataset = file[dataset_name]
-                if not dataset.is_virtual and not dataset.external and dataset.file.filename == file.filename:
-                    return
-        except (OSError, KeyError, RuntimeError, ValueError, AttributeError):
-            raise SourceError(f"{self._shown}: a part of {printable(name)} is missing: {shown}") from None
-        raise SourceError(
-            f"{self._shown}: a part of {printable(name)} refers to other files in turn, which is not followed"
-        )
+def _holds_plain(place: Any, name: str) -> bool:
+    """Tells if a file, or the file at a path, holds a dataset with its values in the file itself."""
+    import h5py
 
-    def read_attributes(self, name: str) -> dict[str, Any]:
-        """Reads the attributes of a dataset or group that may name classes, by name. Returns ``{}`` if they cannot be
-        read."""
-        values = {}
-        with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):  # a type that numpy lacks
-            attributes = self._file[name or "/"].attrs
-            values = {each: attributes[each] for each in ATTRIBUTES if each in attributes}
-        return values
+    try:
+        with h5py.File(place, "r", locking=False) if isinstance(place, Path) else nullcontext(place) as file:
+            part = file[name]
+            return not part.is_virtual and not part.external and part.file.filename == file.filename
+    except (OSError, KeyError, RuntimeError, ValueError, AttributeError):
+        return False
+
+
+def _read_class_attributes(item: Any) -> dict[str, Any]:
+    """Reads the attributes of a dataset or group that may name classes; ``{}`` if they cannot be read."""
+    values = {}
+    with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):  # a type that numpy lacks
+        values = {each: item.attrs[each] for each in ATTRIBUTES if each in item.attrs}
+    return values
 
 
 @dataclass(slots=True)
@@ -246,22 +180,22 @@ class _Hdf5Array(FileArray):
             return object_array([bytes(item) for item in values])
         return values
 
-    def find_unwritten(self, axis: int) -> Unwritten | None:
-        """Finds the chunks that were never written. Returns None if all were, or if the dataset is empty or virtual."""
-        dataset = self.dataset
+    def list_written(self) -> tuple[Sequence[int], Iterable[Sequence[int]]] | None:
+        """Lists the chunks that were written; None also for a virtual or empty dataset."""
+        dataset, chunk = self.dataset, self.dataset.chunks
         if dataset.is_virtual or not dataset.size:
             return None
-        chunk, places = dataset.chunks, list[tuple[int, ...]]()
         if chunk is None:
-            return None if dataset.id.get_storage_size() else count_unwritten(dataset.shape, dataset.shape, axis, ())
-        if dataset.id.get_num_chunks() == math.prod(-(-a // b) for a, b in zip(dataset.shape, chunk, strict=True)):
+            return None if dataset.id.get_storage_size() else (dataset.shape, ())
+        count = dataset.id.get_num_chunks()
+        if count == math.prod(-(-a // b) for a, b in zip(dataset.shape, chunk, strict=True)):
             return None
+        places: list[tuple[int, ...]] = []
         if hasattr(dataset.id, "chunk_iter"):
             dataset.id.chunk_iter(lambda info: places.append(info.chunk_offset))
         else:  # HDF5 before 1.12.3 (h5py 3.8); slower: each call searches for its chunk
-            places += (dataset.id.get_chunk_info(n).chunk_offset for n in range(dataset.id.get_num_chunks()))
-        inside = (tuple(a // b for a, b in zip(place, chunk, strict=True)) for place in places)
-        return count_unwritten(dataset.shape, chunk, axis, inside)
+            places += (dataset.id.get_chunk_info(number).chunk_offset for number in range(count))
+        return chunk, (tuple(a // b for a, b in zip(place, chunk, strict=True)) for place in places)
 
 
 def _read_first_value(dataset: Any) -> bytes:

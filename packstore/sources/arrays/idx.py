@@ -11,18 +11,17 @@ import math
 import re
 import string
 import struct
-import zlib
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.sources.arrays.published import PixelSource
+from packstore.sources.arrays.choosing import ask
+from packstore.sources.arrays.published import Parts, PixelSource
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, ReadRange, StoredArray, read_at, verify_first
 from packstore.sources.base import Kind
 from packstore.sources.ignoring import visible_paths
-from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import list_folders
 from packstore.sources.refusals import first_bytes
 
@@ -62,82 +61,63 @@ class IdxSource(PixelSource):
     """
 
     kind = "idx"
-    suffixes = ("-ubyte", "-int", "-ubyte.gz", "-int.gz")
-    files_name = "idx files"
+    title = "a folder of idx files such as train-images-idx3-ubyte.gz"
 
     @classmethod
-    def find_files(cls, path: Path) -> list[Path]:
-        """Finds the idx files, without gzip copies of plain files; ``[]`` if there are none. Raises
+    def find_parts(cls, path: Path) -> Parts:
+        """Finds split and path of all idx files, without gzip copies of plain files. Raises
         :class:`AmbiguousSourceError` if several folders hold such files."""
         folders = _find_idx_folders(path)
         if len(folders) > 1:
-            names = " or ".join(printable(str(folder)) for folder in folders)
-            raise AmbiguousSourceError(
-                f"{printable(str(path))} holds {len(folders)} data sets: give {names}",
-                [Answer(source=folder) for folder in folders],
-            )
-        files: dict[str, Path] = {}
+            answers = [Answer(source=folder) for folder in folders]
+            question = f"{printable(str(path))} holds {len(folders)} data sets"
+            raise AmbiguousSourceError(question, answers, lists_answers=True)
+        files: dict[str, tuple[str, Path]] = {}
         for folder in folders:
             for file in sorted(visible_paths(folder)):  # x before x.gz
-                if _match_name(file):
-                    files.setdefault(file.name.removesuffix(".gz"), file)
+                if match := _match_name(file):
+                    split = "train" if match["split"] == "train" else "test"
+                    files.setdefault(file.name.removesuffix(".gz"), (split, file))
         return list(files.values())
 
-    @classmethod
-    def find_parts(cls, path: Path) -> list[tuple[str, Path]]:
-        """Finds split and path of all idx files. Raises as :meth:`find_files` does."""
-        return [(match["split"], file) for file in cls.find_files(path) if (match := _match_name(file))]
-
     def list_files(self) -> list[Path]:
-        """Lists the files of images of a data set; ``[]`` if there are no idx files. Also finds their files of
-        labels."""
-        shown, options = printable(str(self.path)), self.options
-        if options.label_key is not None or options.layout not in (None, "NHW", "NWH"):
-            raise SourceError(
-                f"{shown} has its own labels: --label-key is not used, and --layout may be NHW or NWH (transposed)"
-            )
-        self.layout = options.layout or "NHW"
-        files = [(match, file) for file in self.find_files(self.path) if (match := _match_name(file))]
-        sets = sorted({match["set"] or "" for match, _ in files})
-        if options.image_key is not None:
-            sets = [name for name in sets if options.image_key in (name, name.removeprefix("emnist-"))]
-        if files and len(sets) != 1:
-            asked = " or ".join(f"--image-key {name}" for name in sets or ["mnist"])
-            raise AmbiguousSourceError(
-                f"{shown} holds several data sets: say which by {asked}",
-                [Answer(("--image-key", name)) for name in sets],
-            )
-        self.parts, self._label_files = [], {}
-        for split, names in (("train", ("train",)), ("test", ("t10k", "test"))):
-            found = {m["what"]: file for m, file in files if (m["set"] or "") == sets[0] and m["split"] in names}
-            missing = next((what for what in ("images", "labels") if what not in found), None)
-            if found and missing:
-                raise SourceError(f"{shown}: the {missing} of {split} are missing")
-            if found:
-                self.parts.append((split, found["images"]))
-                self._label_files[found["images"]] = found["labels"]
-        if self.parts:
-            self._folder = self.parts[0][1].parent
-            self.beside = [file.name for file in self._label_files.values()]
-            self.classes = {"label": _find_class_names(sets[0], self._folder)}
-        return [*self._label_files]
+        """Lists the files of images of a data set. Also finds their files of labels."""
+        if self.options.label_key is not None or self.options.layout not in (None, "NHW", "NWH"):
+            raise SourceError("it has its own labels: --label-key is not used, and --layout may be NHW or NWH")
+        self.layout = self.options.layout or "NHW"
+        super().list_files()
+        sets: dict[str, dict[str, dict[str, Path]]] = {}
+        for split, file in self.parts:
+            match = _match_name(file)
+            assert match is not None
+            sets.setdefault(match["set"] or "", {}).setdefault(split, {})[match["what"]] = file
+        key = self.options.image_key
+        chosen = sorted(name for name in sets if key in (None, name, name.removeprefix("emnist-")))
+        if len(chosen) != 1:
+            raise ask("it holds several data sets", "--image-key", chosen or sorted(sets))
+        splits = sets[chosen[0]]
+        for split, files in splits.items():
+            if missing := {"images", "labels"} - files.keys():
+                raise SourceError(f"the {missing.pop()} of {split} are missing")
+        self.parts = [(split, splits[split]["images"]) for split in ("train", "test") if split in splits]
+        self._label_files = {files["images"]: files["labels"] for files in splits.values()}
+        self.beside = [file.name for file in self._label_files.values()]
+        self.classes = {"label": _find_class_names(chosen[0], self._folder)}
+        return [file for _, file in self.parts]
 
-    def open_pixels(self, path: Path) -> OpenArrays:
-        """Opens a file of images and its file of labels. Raises :class:`SourceError` for a wrong header or size, dtype
-        or number of axes, and :class:`ValueError` for eight numbers a label that cannot be read."""
-        with OpenArrays() as opened:
-            images, labels = _open_array(opened, path), _open_array(opened, self._label_files[path])
-            if len(images.info.shape) != 3 or images.info.dtype != "u1":
-                raise SourceError(f"{printable(str(path))} is no array of images")
-            shape = labels.info.shape
-            if labels.info.dtype.kind not in "ui" or len(shape) not in (1, 2) or not all(shape[1:]):
-                raise SourceError(f"{printable(str(self._label_files[path]))} is no array of labels")
-            opened.put("image", images)
-            opened.put("label", labels)
-            if len(shape) == 2:  # QMNIST: the first number is the class
-                opened.add("nist", labels.read_all())
-                opened.add("label", opened.arrays["nist"].read_all()[:, 0])
-            return opened
+    def open_arrays(self, opened: OpenArrays, path: Path) -> None:
+        """Opens a file of images and its file of labels."""
+        images, labels = _open_array(opened, path), _open_array(opened, self._label_files[path])
+        if len(images.info.shape) != 3 or images.info.dtype != "u1":
+            raise ValueError("it is no array of images")
+        shape = labels.info.shape
+        if labels.info.dtype.kind not in "ui" or len(shape) not in (1, 2) or not all(shape[1:]):
+            raise ValueError("its file of labels is no array of labels")
+        opened.put("image", images)
+        opened.put("label", labels)
+        if len(shape) == 2:  # QMNIST: the first number is the class
+            opened.add("nist", labels.read_all())
+            opened.add("label", opened.arrays["nist"].read_all()[:, 0])
 
 
 def _find_class_names(data_set: str, folder: Path) -> tuple[str, ...] | None:
@@ -152,45 +132,23 @@ def _find_class_names(data_set: str, folder: Path) -> tuple[str, ...] | None:
 
 def _open_array(opened: OpenArrays, path: Path) -> StoredArray:
     """Opens the array of an idx file, plain or gzip, until ``opened`` is closed. Of a gzip file, this only refuses a
-    size that no gzip could hold; the first read of values verifies size and checksum. Raises :class:`SourceError` for a
+    size that no gzip could hold; the first read of values verifies size and checksum. Raises :class:`ValueError` for a
     wrong header or size."""
-    shown, zipped = printable(str(path)), first_bytes(path, 2) == _GZIP
-    read: ReadRange
-    if zipped:
-        reader = GzipReader(path)
-        opened.closing.callback(reader.close)
-        read = partial(reader.read_at, name=shown)
-    else:
-        read = partial(read_at, opened.open_descriptor(path))
-    try:
-        start = read(4, 0)
-        dtype, axes = _DTYPES.get(start[2]), start[3]
-        if start[:2] != b"\0\0" or dtype is None or not 1 <= axes <= _MAX_AXES:
-            raise ValueError(f"it begins with {start!r}")
-        shape = struct.unpack(f">{axes}I", read(4 * axes, 4))
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{shown} is no idx file: {printable(str(error))}") from None
+    reader = opened.open_inflated(path) if first_bytes(path, 2) == _GZIP else None
+    read: ReadRange = partial(read_at, opened.open_descriptor(path)) if reader is None else reader.read_at
+    start = read(4, 0)
+    dtype, axes = _DTYPES.get(start[2]), start[3]
+    if start[:2] != b"\0\0" or dtype is None or not 1 <= axes <= _MAX_AXES:
+        raise ValueError(f"{path.name} is no idx file: it begins with {start!r}")
+    shape = struct.unpack(f">{axes}I", read(4 * axes, 4))
     info = ArrayInfo(path.name, shape, np.dtype(dtype))
-    place, size, file_size = 4 + 4 * axes, math.prod(shape) * info.dtype.itemsize, path.stat().st_size
-    if not zipped and file_size != place + size:
-        raise SourceError(f"{shown} has {file_size:,} bytes; its header says {place + size:,}")
-    if size > file_size * _MAX_RATIO:
-        raise SourceError(f"{shown} has {file_size:,} bytes, which cannot hold the {size:,} of its header")
-    if zipped:
-        read = verify_first(read, partial(_verify_gzip, shown, reader, place + size))
+    place, file_size = 4 + 4 * axes, path.stat().st_size
+    size = place + math.prod(shape) * info.dtype.itemsize
+    if size != file_size and (reader is None or size > file_size * _MAX_RATIO):
+        raise ValueError(f"{path.name} has {file_size:,} bytes; its header says {size:,}")
+    if reader is not None:
+        read = verify_first(path.name, read, size, end=partial(reader.seek, size + 1))
     return StoredArray(info, read, place)
-
-
-def _verify_gzip(shown: str, reader: GzipReader, size: int) -> None:
-    """Decompresses a whole file. Raises :class:`ValueError` if its checksum is wrong, or its content does not have
-    ``size`` bytes."""
-    try:
-        reader.seek(size)
-        more, found = len(reader.read(1)), reader.tell()
-    except (zlib.error, EOFError) as error:
-        raise ValueError(f"{shown} is damaged: {error}") from None
-    if more or found != size:
-        raise ValueError(f"{shown} holds {found:,} bytes or more; its header says {size:,}")
 
 
 def _match_name(path: Path) -> re.Match[str] | None:

@@ -6,10 +6,9 @@ import math
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,14 +17,13 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Field, Label
-from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays
-from packstore.sources.arrays.files import OpenMat, open_numpy_file
-from packstore.sources.arrays.pickles import BatchError, OpenPickle, build_array, parse_dict, parse_name_list
-from packstore.sources.arrays.source import ArraySource
+from packstore.sources.arrays.files import open_mat, open_numpy_file
+from packstore.sources.arrays.pickles import build_array, open_pickle, parse_dict, parse_name_list
+from packstore.sources.arrays.source import ArraySource, name_path
 from packstore.sources.arrays.stored import ArrayInfo, ColumnArray, OpenArrays, StoredArray
-from packstore.sources.base import Entry, Kind, SourceOptions, Survey
+from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.beside import TextTable, is_file, read_text, read_whole
 from packstore.sources.found import has_path
 from packstore.sources.listing import list_folders
@@ -43,7 +41,7 @@ class PixelSource(ArraySource):
     columns.
 
     Opening raises :class:`SourceError` for a path of another layout, for a missing or damaged file, and for labels out
-    of range. If all further columns are labels with names, entries have them, and only images are read.
+    of range.
 
     Attributes:
         title: The publisher's name for it, and the files to expect, for messages.
@@ -59,7 +57,6 @@ class PixelSource(ArraySource):
     beside: Sequence[str] = ()
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
-        self._labels: dict[Path, NDArray[np.int64]] = {}
         super().__init__(path, options)
         self.evidence = ", ".join(dict.fromkeys(file.name for _, file in self.parts))
 
@@ -67,11 +64,6 @@ class PixelSource(ArraySource):
     @abstractmethod
     def find_parts(cls, path: Path) -> Parts:
         """Finds split and path of each file of pixels; ``[]`` if the set is not there."""
-
-    @abstractmethod
-    def open_pixels(self, path: Path) -> OpenArrays:
-        """Opens a file of pixels. Raises :class:`SourceError`, :class:`OSError` or :class:`ValueError` for damage and
-        another content."""
 
     def read_class_names(self) -> dict[str, tuple[str, ...] | None]:
         """Reads :attr:`classes`; this base knows no names."""
@@ -82,23 +74,18 @@ class PixelSource(ArraySource):
         """Tells if there are files of pixels. False for a damaged archive and a folder that cannot be listed, which the
         general kinds report."""
         try:
-            return cls.is_there(path)
+            return bool(cls.find_parts(path))
         except AmbiguousSourceError:
             raise
         except (SourceError, OSError):
             return False
-
-    @classmethod
-    def is_there(cls, path: Path) -> bool:
-        """Tells if :meth:`find_parts` finds files. Raises as it does."""
-        return bool(cls.find_parts(path))
 
     def list_files(self) -> list[Path]:
         """Lists the files of :meth:`find_parts`, and reads the names of the classes. Raises :class:`SourceError` if
         there are no files."""
         self.parts = self.find_parts(self.path)
         if not self.parts:
-            raise SourceError(f"{printable(str(self.path))} is not {self.title}")
+            raise SourceError(f"it is not {self.title}")
         self._folder = self.parts[0][1].parent
         self.classes = self.read_class_names()
         return [file for _, file in self.parts]
@@ -123,78 +110,44 @@ class PixelSource(ArraySource):
             return (self._place,)
         return [*self._files, *(file for name in self.beside if (file := self._folder / name).exists())]
 
-    def open_file(self, path: Path) -> OpenArrays:
-        """Opens a file of pixels. Raises :class:`SourceError` for damage, and labels out of range."""
-        try:
-            return self.open_pixels(path)
-        except SourceError:
-            raise
-        except (OSError, ValueError) as error:
-            raise SourceError(f"{printable(str(path))}: {printable(str(error))}") from None
-
-    def add_labels(
-        self, opened: OpenArrays, path: Path, shown: str, columns: Mapping[str, NDArray[Any]], first: int = 0
-    ) -> None:
-        """Adds arrays of labels that begin at ``first``, less ``first``. Raises :class:`SourceError` unless they are
-        whole numbers of classes, one for each image. ``shown``: their file, for messages."""
+    def add_labels(self, opened: OpenArrays, columns: Mapping[str, NDArray[Any]], first: int = 0) -> None:
+        """Adds arrays of labels that begin at ``first``, less ``first``. Raises :class:`SourceError` or
+        :class:`ValueError` unless they are whole numbers of classes, one for each image."""
         length = opened.arrays["image"].info.shape[self.layout.index("N")]
         for name, values in columns.items():
-            labels, classes = to_whole_numbers(shown, values), self.classes[name]
+            labels, classes = to_whole_numbers(name, values) - first, self.classes[name]
             count = 1000 if classes is None else len(classes)
             if len(labels) != length:
-                raise SourceError(f"{shown} has {len(labels):,} labels for {length:,} images")
-            wrong = np.flatnonzero((labels < first) | (labels >= first + count))
+                raise ValueError(f"{len(labels):,} labels for {length:,} images")
+            wrong = np.flatnonzero((labels < 0) | (labels >= count))
             if len(wrong):
-                raise SourceError(
-                    f"{shown}, row {wrong[0]}: {name} {labels[wrong[0]]} is out of range, expected a number below "
-                    f"{first + count}; it has labels from {labels.min()} to {labels.max()}"
-                )
-            opened.add(name, labels - first)
-        self._labels[path] = np.stack([opened.arrays[name].read_all() for name in columns], axis=1)
+                number = labels[wrong[0]] + first
+                raise ValueError(f"row {wrong[0]}: {name} {number} is out of range from {first} to {first + count - 1}")
+            opened.add(name, labels)
 
     def _find_unwritten(self) -> tuple[list[NDArray[np.bool_]], int]:
         """Returns nothing: files of pixels have no chunks, and some are slow to open."""
         return [], 0
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, None]:
-        """Makes each array the column of its name. Returns the roles."""
+        """Makes each array the column of its name. Returns the roles. Raises :class:`SourceError` for images of
+        different sizes."""
         order = tuple(self.layout.index(letter) for letter in "HWC" if letter in self.layout)
-        parts = []
+        parts, sizes = [], set()
         for number, (split, _) in enumerate(self.parts):
             columns = {info.name: ColumnArray(number, info) for info in infos[number]}
             columns["image"] = replace(columns["image"], axis=self.layout.index("N"), order=order)
             parts.append(SplitArrays(split, columns["image"].length, columns))
+            sizes.add(tuple(columns["image"].info.shape[axis] for axis in order))
+        if len(sizes) > 1:
+            raise SourceError(f"its files hold images of the sizes {sorted(sizes)}: give one folder")
         splits = in_packing_order(part.split for part in parts)
         parts.sort(key=lambda part: splits.index(part.split))
-        names = {name for part in parts for name in part.columns}
-        is_labelled = len(self._labels) == len(parts) and all(self.classes.values())
-        self._has_labels_alone = is_labelled and names == {"image", *self.classes}
         return ArrayRoles(tuple(parts), None, ()), None
 
-    def _declare_field(self, name: str, chosen: ColumnArray) -> Field:
+    def make_column(self, name: str, chosen: ColumnArray) -> tuple[Field, Callable[[Any], Any]]:
         """Declares the columns of labels, and others as the base does."""
-        return Label(self.classes[name]) if name in self.classes else super()._declare_field(name, chosen)
-
-    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        survey = super().survey(split, progress)
-        return replace(survey, sampled=frozenset(), value_bytes=0) if self._has_labels_alone else survey
-
-    def _make_entries(self, split: str) -> Iterator[Entry]:
-        """Makes an entry for each row of a split, with its labels if there are no other columns."""
-        if not self._has_labels_alone:
-            yield from super()._make_entries(split)
-            return
-        labels = chain.from_iterable(self._labels[file].tolist() for name, file in self.parts if name == split)
-        for (key, ref, size, *_), values in zip(self.rows(split), labels, strict=True):
-            yield Entry(key, split, tuple(values), size, ref)
-
-    def read_sample(self, entry: Entry) -> Any:
-        """Returns the image alone, ``(H, W, C)`` and read-only, if its entry has the other values. Else returns a
-        sample."""
-        if not self._has_labels_alone:
-            return super().read_sample(entry)
-        number, row = entry.ref
-        return self._blocks.read_row(self._roles.parts[number].columns["image"], row, 1)
+        return (Label(self.classes[name]), int) if name in self.classes else super().make_column(name, chosen)
 
     def close(self) -> None:
         """Closes the source and its folder or archive."""
@@ -225,22 +178,6 @@ class CifarLayout(NamedTuple):
     meta: tuple[str, ...]
     batches: tuple[tuple[str, str], ...]
 
-    @property
-    def binary(self) -> bool:
-        """True if batches are rows of bytes."""
-        return self.batches[0][1].endswith(".bin")
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Names of all files."""
-        return (*self.meta, *(name for _, name in self.batches))
-
-    def matches_directory(self, directory: str, names: Collection[str]) -> bool:
-        """Tells if a directory has this layout. Its name suffices, or a meta file and one batch: other files may be
-        missing."""
-        there = set(names)
-        return directory == self.directory or (self.meta[0] in there and any(name in there for _, name in self.batches))
-
 
 _TEN = (*(("train", f"data_batch_{number}") for number in range(1, 6)), ("test", "test_batch"))
 _HUNDRED = (("train", "train"), ("test", "test"))
@@ -254,18 +191,12 @@ LAYOUTS = (
 )
 
 
-def _describe_layouts(kind: str) -> str:
-    """Describes what to expect of a dataset, for messages."""
-    expected = " or ".join(f"{each.directory}/ or {each.archive}" for each in LAYOUTS if each.kind == kind)
-    return f"{kind}: expected {expected}, or a folder that holds one of them"
-
-
 class CifarSource(PixelSource):
     """Base of CIFAR-10 and CIFAR-100 as published (https://www.cs.toronto.edu/~kriz/cifar.html): python or binary, in a
     folder or an archive. All layouts give the same samples.
 
     Images are uint8 ``(32, 32, 3)`` RGB. Keys are ``train/00000``, ``train/00001`` …, in the order of the batches.
-    Memory holds all labels, and the pixels of at most two batches beside the cached blocks.
+    Memory holds the pixels of at most two batches beside the cached blocks.
 
     Attributes:
         columns: Key of each label column in a python batch and in the python meta file. Binary rows have the columns in
@@ -279,8 +210,6 @@ class CifarSource(PixelSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self.normalization = self.kind
-        if not any(map(len, self._labels.values())):
-            raise SourceError(f"{printable(str(path))} holds no images: its batches are empty; download it again")
 
     @classmethod
     def find_parts(cls, path: Path) -> Parts:
@@ -289,87 +218,58 @@ class CifarSource(PixelSource):
         return [] if found is None else [(split, found[1] / name) for split, name in found[0].batches]
 
     @classmethod
-    def is_there(cls, path: Path) -> bool:
-        """Tells if a path holds this dataset, and no other of CIFAR. Raises as :func:`find_cifar` does."""
-        found = find_cifar(path, None)
-        return found is not None and found[0].kind == cls.kind
+    def matches(cls, path: Path) -> bool:
+        """Tells if a path holds this dataset, and no other of CIFAR."""
+        return super().matches(path) and find_cifar(path, None) is not None
+
+    @property
+    def _is_binary(self) -> bool:
+        """True if batches are rows of bytes."""
+        return self.parts[0][1].suffix == ".bin"
 
     def read_class_names(self) -> dict[str, tuple[str, ...] | None]:
-        """Reads the names of the classes of each label column. Raises :class:`SourceError` for damage, and if a file of
-        the layout is missing, too large for CIFAR, or in the archive twice."""
-        names = [file.name for _, file in self.parts]
-        self._layout = next(
-            each for each in LAYOUTS if each.kind == self.kind and [name for _, name in each.batches] == names
-        )
-        self.beside = self._layout.meta
-        self._refuse_odd_files()
+        """Reads the names of the classes of each label column. Raises :class:`SourceError` or :class:`ValueError` for
+        damage, and if a file of the layout is missing, or in the archive twice."""
+        batches = [file.name for _, file in self.parts]
+        layouts = (each for each in LAYOUTS if each.kind == self.kind)
+        self.beside = next(each for each in layouts if [name for _, name in each.batches] == batches).meta
+        missing = [name for name in (*self.beside, *batches) if not is_file(self._tree, self._inside(name))]
+        if missing or self._tree.replaced:
+            raise SourceError(f"it is {self.kind} without {', '.join(missing) or 'files that are there once'}")
         classes: dict[str, tuple[str, ...] | None] = {}
         for number, (column, (_, key)) in enumerate(self.columns.items()):
-            file = self._layout.meta[number if self._layout.binary else 0]
+            file = self.beside[number if self._is_binary else 0]
             data = read_whole(self._tree, self._inside(file), _MAX_BYTES)
-            try:
-                if self._layout.binary:
-                    lines = data.decode("utf-8").splitlines()
-                    classes[column] = tuple(line.strip() for line in lines if line.strip())
+            with name_path(self._folder / file):
+                if self._is_binary:
+                    classes[column] = tuple(filter(None, map(str.strip, data.decode("utf-8").splitlines())))
                 else:
                     classes[column] = parse_name_list(parse_dict(data).get(key))
-            except ValueError as error:
-                raise SourceError(f"{printable(str(self._folder / file))}: {printable(str(error))}") from None
         return classes
 
-    def open_pixels(self, path: Path) -> OpenArrays:
-        """Reads a batch. Raises :class:`SourceError` for labels out of range, and :class:`ValueError` for damage."""
-        data = read_whole(self._tree, self._inside(path.name), _MAX_BYTES)
-        pixels, labels = (self._parse_binary_batch if self._layout.binary else self._parse_python_batch)(data)
-        opened = OpenArrays()
-        opened.add("image", pixels.reshape(-1, 3, 32, 32))
-        self.add_labels(opened, path, printable(str(path)), dict(zip(self.columns, labels, strict=True)))
-        return opened
-
-    def _refuse_odd_files(self) -> None:
-        """Raises :class:`SourceError` if a file is missing, too large for CIFAR, or in the archive twice."""
-        missing, place = [], printable(str(self._place))
-        for name in sorted(self._layout.files):
-            size = self._tree.stat(self._inside(name)).size if is_file(self._tree, self._inside(name)) else -1
-            if size > _MAX_BYTES:
-                raise SourceError(f"{printable(str(self._folder / name))}: {size} bytes; that is not CIFAR")
-            missing += [name] if size < 0 else []
-        if missing:
-            raise SourceError(f"{place} is {self.kind} without {', '.join(missing)}: download it again")
-        if self._tree.replaced:
-            raise SourceError(f"{place} has files that are there twice; that is not CIFAR")
-
-    def _parse_binary_batch(self, data: bytes) -> tuple[NDArray[np.uint8], list[NDArray[Any]]]:
-        """Parses rows of labels and pixels. Returns pixels, uint8 ``(rows, 3072)`` in planes, and the columns of
-        labels. Raises :class:`BatchError` if the batch is cut off."""
-        labels = len(self.columns)
-        row = labels + _PIXELS
-        if len(data) % row:
-            raise BatchError(f"{len(data)} bytes are not whole rows of {row}: it is cut off; download it again")
-        rows = np.frombuffer(data, np.uint8).reshape(-1, row)
-        return rows[:, labels:], [*rows[:, :labels].T[::-1]]
-
-    def _parse_python_batch(self, data: bytes) -> tuple[NDArray[np.uint8], list[NDArray[Any]]]:
-        """Parses a batch that is a pickle, without running it, to the same values. Raises :class:`BatchError` for any
-        other content."""
-        batch = parse_dict(data)
-        pixels: NDArray[Any] = build_array(batch.get("data"))
+    def open_arrays(self, opened: OpenArrays, path: Path) -> None:
+        """Reads a batch: rows of labels and pixels, or a pickle, which is not run."""
+        data, count = read_whole(self._tree, self._inside(path.name), _MAX_BYTES), len(self.columns)
+        if self._is_binary:
+            if len(data) % (count + _PIXELS):
+                raise ValueError(f"{len(data)} bytes are not whole rows of {count + _PIXELS}: it is cut off")
+            rows = np.frombuffer(data, np.uint8).reshape(-1, count + _PIXELS)
+            pixels, labels = rows[:, count:], [*rows[:, :count].T[::-1]]
+        else:
+            batch = parse_dict(data)
+            pixels = build_array(batch.get("data"))
+            labels = [build_array(batch.get(key)) for key, _ in self.columns.values()]
         if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != _PIXELS:
-            raise BatchError(f"data of {pixels.dtype} {pixels.shape}, expected uint8 (rows, {_PIXELS})")
-        columns = {key: build_array(batch.get(key)) for key, _ in self.columns.values()}
-        for key, column in columns.items():
-            if column.shape != (len(pixels),):
-                raise BatchError(f"{key} of shape {column.shape} for {len(pixels)} images")
-            if column.dtype.kind not in "iu":
-                raise BatchError(f"{key} of {column.dtype}, expected whole numbers")
-        return pixels, [*columns.values()]
+            raise ValueError(f"data of {pixels.dtype} {pixels.shape}, expected uint8 (rows, {_PIXELS})")
+        opened.add("image", pixels.reshape(-1, 3, 32, 32))
+        self.add_labels(opened, dict(zip(self.columns, labels, strict=True)))
 
 
 class Cifar10Source(CifarSource):
     """CIFAR-10, with the column ``label``."""
 
     kind = "cifar10"
-    title = _describe_layouts(kind)
+    title = "cifar10: cifar-10-batches-py/ or cifar-10-batches-bin/, or an archive of it"
     columns: ClassVar = {"label": ("labels", "label_names")}
 
 
@@ -377,7 +277,7 @@ class Cifar100Source(CifarSource):
     """CIFAR-100, with the columns ``label`` (fine) and ``coarse_label``."""
 
     kind = "cifar100"
-    title = _describe_layouts(kind)
+    title = "cifar100: cifar-100-python/ or cifar-100-binary/, or an archive of it"
     columns: ClassVar = {
         "label": ("fine_labels", "fine_label_names"),
         "coarse_label": ("coarse_labels", "coarse_label_names"),
@@ -388,33 +288,31 @@ def find_cifar(path: Path, kind: str | None) -> tuple[CifarLayout, Path] | None:
     """Finds a CIFAR dataset. ``path`` may be its directory, its archive, or a folder that holds one of these. An
     archive does not count if its directory is in the same folder.
 
-    Returns the layout, and the directory, which may be in an archive. Returns None if there is no CIFAR. Raises
+    A directory has a layout if it has its name, or a meta file and one batch: other files may be missing. Returns the
+    layout, and the directory, which may be in an archive. Returns None if there is no CIFAR. Raises
     :class:`AmbiguousSourceError` if a folder holds several, :class:`SourceError` for a damaged archive, and
     :class:`OSError` if the folder cannot be listed. ``kind``: None takes either.
     """
     layouts = [layout for layout in LAYOUTS if kind in (None, layout.kind)]
-    if path.is_file():
+    if path.is_dir():
+        folders = [(path.resolve().name, path, os.listdir(path))]
+    else:
         tree = open_tree(path)
-        if tree is None:
-            return None
-        for base in ("", *tree.names("").folders):
-            names = tree.names(base).files
-            for layout in layouts:
-                if layout.matches_directory(PurePosixPath(tree.top, base).name, names):
-                    return layout, path / base
-        return None
-    names = os.listdir(path)
-    for layout in layouts:
-        if layout.matches_directory(path.resolve().name, names):
-            return layout, path
-    directories = [layout for layout in layouts if layout.directory in names and (path / layout.directory).is_dir()]
-    archives = {layout.archive for layout in layouts} - {layout.archive for layout in directories}
-    places = [path / layout.directory for layout in directories]
-    places += [path / name for name in sorted(archives.intersection(names))]
+        bases = () if tree is None else ("", *tree.names("").folders)
+        folders = [
+            (PurePosixPath(tree.top, base).name, path / base, [*tree.names(base).files]) for base in bases if tree
+        ]
+    for name, place, names in folders:
+        there = set(names)
+        for layout in layouts:
+            has_files = layout.meta[0] in there and any(batch in there for _, batch in layout.batches)
+            if has_files or name == layout.directory:
+                return layout, place
+    places = [path / (each.directory if (path / each.directory).is_dir() else each.archive) for each in layouts]
+    places = [each for each in places if path.is_dir() and each.exists()]
     if len(places) > 1:
-        listed = ", ".join(printable(place.name) for place in places)
         answers = [Answer(source=place) for place in places]
-        raise AmbiguousSourceError(f"{printable(str(path))} holds {listed}: give the path of one of them", answers)
+        raise AmbiguousSourceError(f"{printable(str(path))} holds several of CIFAR", answers, lists_answers=True)
     return find_cifar(places[0], kind) if places else None
 
 
@@ -431,15 +329,12 @@ class Stl10Source(PixelSource):
     def find_parts(cls, path: Path) -> Parts:
         """Finds the files of pixels of ``train``, ``test`` and ``unlabeled``. Raises :class:`AmbiguousSourceError` if
         files of labels are missing."""
-        tree, markers = open_tree(path), ("train_X.bin", "test_X.bin")
-        base = None if tree is None else find_marked_folder(tree, markers)
+        tree = open_tree(path)
+        base = None if tree is None else find_marked_folder(tree, ("train_X.bin", "test_X.bin"))
         if tree is None or base is None:
             return []
-        if missing := [name for name in ("train_y.bin", "test_y.bin") if not has_path(tree, base, name)]:
-            raise AmbiguousSourceError(
-                f"{printable(str(path))} looks like STL-10 ({', '.join(markers)}), without {', '.join(missing)}: "
-                "download it again"
-            )
+        if missing := [name for name in cls.beside if not has_path(tree, base, name)]:
+            raise _incomplete_error(path, "STL-10", missing)
         files = [(split, f"{split}_X.bin") for split in ("train", "test", "unlabeled")]
         return [(split, path / base / name) for split, name in files if has_path(tree, base, name)]
 
@@ -454,41 +349,29 @@ class Stl10Source(PixelSource):
             raise SourceError(f"{self._tree.name(file)} has {len(set(names))} names; expected 10")
         return {"label": names}
 
-    def open_pixels(self, path: Path) -> OpenArrays:
-        """Opens the pixels, labels and folds of a split. Raises :class:`SourceError` for a file that is cut off, and
-        wrong labels or folds. Raises :class:`ValueError` for pixels that an archive compresses by other than
-        deflate."""
-        tree, file, opened = self._tree, self._inside(path.name), OpenArrays()
-        split = path.name.removesuffix("_X.bin")
+    def open_arrays(self, opened: OpenArrays, path: Path) -> None:
+        """Opens the pixels, labels and folds of a split."""
+        tree, file, split = self._tree, self._inside(path.name), path.name.removesuffix("_X.bin")
         length, rest = divmod(tree.stat(file).size, 3 * 96 * 96)
         if rest:
-            raise SourceError(f"{tree.name(file)} ends within an image: it is cut off; download it again")
-        tree.read_part(file, 0, 1)
+            raise ValueError("it ends within an image: it is cut off")
+        tree.read_part(file, 0, 1)  # raises for a compression that is not read in parts
         info = ArrayInfo("image", (length, 3, 96, 96))
         opened.arrays["image"] = StoredArray(info, lambda size, offset: tree.read_part(file, offset, size))
         if split != "unlabeled":
-            name = self._inside(f"{split}_y.bin")
-            labels = np.frombuffer(read_whole(tree, name), np.uint8)
-            self.add_labels(opened, path, tree.name(name), {"label": labels}, 1)
-        if split == "train" and is_file(tree, folds := self._inside("fold_indices.txt")):
-            opened.add("folds", self._read_folds(folds, length))
-        return opened
-
-    def _read_folds(self, file: str, length: int) -> NDArray[np.bool_]:
-        """Reads the folds of the training images, bool ``(length, 10)``. Raises :class:`SourceError` for an invalid
-        file."""
-        folds = np.zeros((length, 10), np.bool_)
-        table = TextTable(self._tree.name(file), read_whole(self._tree, file))
-        lines = list(table)
-        if len(lines) != 10:
-            raise SourceError(f"{table.name} has {len(lines)} folds; expected 10")
-        for fold, line in enumerate(lines):
-            for text in line:
-                image = table.parse_int(text, "numbers of images", line)
-                if not 0 <= image < length:
-                    table.refuse_line([text], f"one of {length:,} images")
-                folds[image, fold] = True
-        return folds
+            labels = np.frombuffer(read_whole(tree, self._inside(f"{split}_y.bin")), np.uint8)
+            self.add_labels(opened, {"label": labels}, 1)
+        if split == "train" and is_file(tree, listed := self._inside("fold_indices.txt")):
+            folds, table = np.zeros((length, 10), np.bool_), TextTable(tree.name(listed), read_whole(tree, listed))
+            lines = list(table)
+            if len(lines) != 10:
+                raise ValueError(f"fold_indices.txt has {len(lines)} folds; expected 10")
+            for fold, line in enumerate(lines):
+                images = [table.parse_int(text, "numbers of images", line) for text in line]
+                if not all(0 <= image < length for image in images):
+                    table.refuse_line(line, f"numbers below {length:,}")
+                folds[images, fold] = True
+            opened.add("folds", folds)
 
 
 class SvhnSource(PixelSource):
@@ -503,35 +386,29 @@ class SvhnSource(PixelSource):
     def find_parts(cls, path: Path) -> Parts:
         """Finds split and file of those that exist, and begin as MAT files. Raises :class:`SourceError` if a file
         cannot be read."""
-        found = []
-        for split in ("train", "test", "extra"):
-            name = f"{split}_32x32.mat"
-            file = path / name if path.is_dir() else path
-            if file.name == name and first_bytes(file, 6) == b"MATLAB":
-                found.append((split, file))
-        return found
+        names = {split: f"{split}_32x32.mat" for split in ("train", "test", "extra")}
+        found = [(split, path / name if path.is_dir() else path) for split, name in names.items()]
+        return [
+            (split, file) for split, file in found if file.name == names[split] and first_bytes(file, 6) == b"MATLAB"
+        ]
 
     def read_class_names(self) -> dict[str, tuple[str, ...] | None]:
         """Returns the digits 0 to 9."""
         return {"label": tuple("0123456789")}
 
-    def open_pixels(self, path: Path) -> OpenArrays:
-        """Opens the pixels and labels of a MAT file. Raises :class:`SourceError` for damage, labels other than 1 to 10,
-        and arrays of another shape or dtype."""
-        shown = printable(str(path))
-        with OpenMat(path) as opened:
-            images, labels = opened.arrays.pop("X", None), opened.arrays.pop("y", None)
-            if images is None or labels is None or images.info.dtype != "u1" or images.info.shape[:3] != (32, 32, 3):
-                raise SourceError(f"{shown} has no uint8 array X of 32 x 32 x 3 x n, or no array y")
-            opened.arrays.clear()
-            opened.put("image", images, shape=(*images.info.shape, 1)[:4])  # MATLAB drops a last axis of 1
-            self.add_labels(opened, path, shown, {"label": labels.read_all()}, 1)
-            self._labels[path] = (self._labels[path] + 1) % 10
-            opened.add("label", self._labels[path][:, 0])
-            return opened
+    def open_arrays(self, opened: OpenArrays, path: Path) -> None:
+        """Opens the pixels and labels of a MAT file."""
+        open_mat(opened, path)
+        images, labels = opened.arrays.pop("X", None), opened.arrays.pop("y", None)
+        if images is None or labels is None or images.info.dtype != "u1" or images.info.shape[:3] != (32, 32, 3):
+            raise ValueError("it has no uint8 array X of 32 x 32 x 3 x n, or no array y")
+        opened.arrays.clear()
+        opened.put("image", images, shape=(*images.info.shape, 1)[:4])  # MATLAB drops a last axis of 1
+        self.add_labels(opened, {"label": labels.read_all()}, 1)
+        opened.add("label", (opened.arrays["label"].read_all() + 1) % 10)
 
 
-_BATCHES = tuple(f"train_data_batch_{number}" for number in range(1, 11))
+_BATCHES = (*(f"train_data_batch_{number}" for number in range(1, 11)), "val_data")
 _FOLDER = re.compile(r"imagenet(8|16|32|64)_(train|val)(_npz)?", re.IGNORECASE)
 
 
@@ -548,38 +425,22 @@ class ImageNet32Source(PixelSource):
     title = "downsampled ImageNet: it has no train_data_batch_1 or val_data"
     max_open = 12
 
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options)
-        sides = sorted({part.columns["image"].info.shape[-1] for part in self._roles.parts})
-        if len(sides) > 1:
-            self.close()
-            raise SourceError(f"{printable(str(path))} holds images of {sides} pixels: give one folder")
-
     @classmethod
     def find_parts(cls, path: Path) -> Parts:
-        """Finds split and file of each batch, in order; prefers a pickle to an ``.npz``. Raises
+        """Finds split and file of each batch that begins like one, in order; prefers a pickle to an ``.npz``. Raises
         :class:`AmbiguousSourceError` if only some training batches exist, and :class:`OSError` if the folder cannot be
         listed."""
         there: dict[str, Path] = {}
         inside = [each for each in list_folders(path) if _FOLDER.fullmatch(each.name)] if path.is_dir() else []
-        for folder in [path, *inside]:
-            for name in (*_BATCHES, "val_data"):
-                for file in (folder / name, folder / f"{name}.npz"):
-                    if name not in there and file.is_file():
-                        there[name] = file
-        missing = [name for name in _BATCHES if name not in there]
-        if 0 < len(missing) < len(_BATCHES) and all(map(_may_be_batch, there.values())):
-            raise AmbiguousSourceError(
-                f"{printable(str(path))} looks like downsampled ImageNet, without {', '.join(missing)}: "
-                "download it again"
-            )
-        names = [name for name in (*_BATCHES, "val_data") if name in there]
-        return [("val" if name == "val_data" else "train", there[name]) for name in names]
-
-    @classmethod
-    def is_there(cls, path: Path) -> bool:
-        """Tells if there are batches, by their names and first bytes."""
-        return super().is_there(path) and all(_may_be_batch(file) for _, file in cls.find_parts(path))
+        for file in (
+            folder / f"{name}{end}" for folder in [path, *inside] for name in _BATCHES for end in ("", ".npz")
+        ):
+            if file.stem not in there and first_bytes(file, 4).startswith((b"\x80", b"PK\x03\x04")):
+                there[file.stem] = file
+        missing = [name for name in _BATCHES[:-1] if name not in there]
+        if 0 < len(missing) < len(_BATCHES) - 1:
+            raise _incomplete_error(path, "downsampled ImageNet", missing)
+        return [("val" if name == "val_data" else "train", there[name]) for name in _BATCHES if name in there]
 
     def files(self) -> Sequence[Path]:
         """Returns the batches, and ``map_clsloc.txt`` if it exists."""
@@ -592,35 +453,30 @@ class ImageNet32Source(PixelSource):
         if not file.is_file():
             return {"label": None}
         table = TextTable(printable(str(file)), first_bytes(file, 1 << 20))
-        wnids = {}
-        for line in table:
-            if len(line) < 2:
-                table.refuse_line(line, "a wnid and a number")
-            wnids[table.parse_int(line[1], "a wnid and a number", line)] = line[0]
+        wnids = {table.parse_int("".join(line[1:2]), "a wnid and a number", line): line[0] for line in table}
         if sorted(wnids) != list(range(1, len(wnids) + 1)) or len(set(wnids.values())) != len(wnids):
             raise SourceError(f"{table.name} does not number its classes from 1 on")
         return {"label": tuple(wnids[number] for number in range(1, len(wnids) + 1))}
 
-    def open_pixels(self, path: Path) -> OpenArrays:
-        """Opens the pixels and labels of a batch. Raises :class:`SourceError` for a label that is no class, and
-        :class:`ValueError` for damage, another shape or dtype."""
-        with open_numpy_file(path) if path.suffix == ".npz" else OpenPickle(path) as opened:
-            data, labels = opened.arrays.get("data"), opened.arrays.get("labels")
-            if not isinstance(data, StoredArray) or labels is None or data.info.dtype != np.uint8 or data.fortran:
-                raise BatchError(f"data of {data and data.info.dtype}, expected uint8, and labels")
-            shape = data.info.shape
-            side = math.isqrt(shape[1] // 3) if len(shape) == 2 else 0
-            if 3 * side * side != shape[-1] or not side:
-                raise BatchError(f"data of the shape {shape}, expected (images, 3 x side x side)")
-            opened.arrays.clear()
-            opened.put("image", data, shape=(shape[0], 3, side, side))
-            self.add_labels(opened, path, printable(str(path)), {"label": labels.read_all()}, 1)
-            return opened
+    def open_arrays(self, opened: OpenArrays, path: Path) -> None:
+        """Opens the pixels and labels of a batch."""
+        (open_numpy_file if path.suffix == ".npz" else open_pickle)(opened, path)
+        data, labels = opened.arrays.get("data"), opened.arrays.get("labels")
+        if not isinstance(data, StoredArray) or labels is None or data.info.dtype != np.uint8 or data.fortran:
+            raise ValueError(f"data of {data and data.info.dtype}, expected uint8, and labels")
+        shape = data.info.shape
+        side = math.isqrt(shape[1] // 3) if len(shape) == 2 else 0
+        if 3 * side * side != shape[-1] or not side:
+            raise ValueError(f"data of the shape {shape}, expected (images, 3 x side x side)")
+        opened.arrays.clear()
+        opened.put("image", data, shape=(shape[0], 3, side, side))
+        self.add_labels(opened, {"label": labels.read_all()}, 1)
 
 
-def _may_be_batch(file: Path) -> bool:
-    """Tells if a file begins like a pickle or an ``.npz``."""
-    return first_bytes(file, 4).startswith((b"\x80", b"PK\x03\x04"))
+def _incomplete_error(path: Path, title: str, missing: Sequence[str]) -> AmbiguousSourceError:
+    """Makes the error for a set without some of its files."""
+    shown = printable(str(path))
+    return AmbiguousSourceError(f"{shown} looks like {title}, without {', '.join(missing)}: download it again")
 
 
 CIFAR10 = Kind("cifar10", "CIFAR-10 as downloaded, a folder or .tar.gz", Cifar10Source.recognise, Cifar10Source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import repeat
@@ -29,6 +29,7 @@ from packstore.sources.arrays.choosing import (
     find_class_names,
 )
 from packstore.sources.arrays.stored import (
+    FAULTS,
     ArrayInfo,
     BlockCache,
     ColumnArray,
@@ -96,23 +97,38 @@ class ArraySource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._files = self.list_files()
-        if not self._files:
-            raise SourceError(f"{printable(str(path))} holds no {self.files_name} ({', '.join(self.suffixes)})")
+        with name_path(path):
+            self._files = self.list_files()
+            if not self._files:
+                raise SourceError(f"it holds no {self.files_name} ({', '.join(self.suffixes)})")
         self._blocks = BlockCache(self._files, self.open_file, self.max_open)
         try:
-            infos = [self._list_arrays(number, file) for number, file in enumerate(self._files)]
-            self._roles, self._text_classes = self.assign_columns(infos)
-            self._check_array_sizes()
-            self._unwritten_rows, self._unwritten_chunks = self._find_unwritten()
+            with name_path(path):
+                infos = [self._list_arrays(number, file) for number, file in enumerate(self._files)]
+                self._roles, self._text_classes = self.assign_columns(infos)
+                self._check_arrays()
+                self._unwritten_rows, self._unwritten_chunks = self._find_unwritten()
         except BaseException:
             self.close()
             raise
 
     @abstractmethod
+    def open_arrays(self, opened: OpenArrays, path: Path) -> None:
+        """Adds the arrays of a file. Raises :class:`SourceError`, or one of :data:`FAULTS` for a damaged file and one
+        that refers to a file outside of the source."""
+
     def open_file(self, path: Path) -> OpenArrays:
-        """Opens a file, and describes its arrays. Raises :class:`SourceError` if it is damaged, or refers to a file
-        outside of the source."""
+        """Opens a file by :meth:`open_arrays`. Raises :class:`SourceError` if that fails."""
+        opened = OpenArrays()
+        try:
+            self.open_arrays(opened, path)
+        except BaseException as error:
+            opened.close()
+            if isinstance(error, SourceError) or not isinstance(error, FAULTS):
+                raise
+            said = f"{printable(str(path))} cannot be read as {self.kind}: {printable(str(error))[:200]}"
+            raise SourceError(said) from None
+        return opened
 
     @classmethod
     def reads_file(cls, path: Path) -> bool:
@@ -141,14 +157,9 @@ class ArraySource(RowSource):
             if not path.is_file():
                 raise SourceError(f"{printable(str(path))} is not a file")
             return [path]
-        files = []
-        splits = _find_split_folders(path)
-        for folder in [path, *splits]:
-            for file in sorted(visible_paths(folder)):
-                if not is_passed_over(file.name) and cls.is_array_file(file):
-                    files.append(file)
-                if len(files) > _MAX_FILES:
-                    raise SourceError(f"{printable(str(path))} holds more than {_MAX_FILES:,} {cls.files_name}")
+        files = [file for file in _walk_files(path) if cls.is_array_file(file)]
+        if len(files) > _MAX_FILES:
+            raise SourceError(f"{printable(str(path))} holds more than {_MAX_FILES:,} {cls.files_name}")
         return files
 
     @classmethod
@@ -176,40 +187,28 @@ class ArraySource(RowSource):
         """Tells if a folder holds files of this kind, directly or in folders of splits, and no images, data files of
         other kinds or further folders. Empty folders do not count."""
         has_arrays = False
-        splits = _find_split_folders(path)
-        for folder in [path, *splits]:
-            for file in visible_paths(folder):
-                name = file.name.lower()
-                if is_passed_over(file.name) or file in splits:
-                    continue
-                if file.is_dir() or name.endswith((*IMAGE_SUFFIXES, *_OTHER_DATA)):
-                    if cls.is_array_file(file):
-                        has_arrays = True
-                    elif not file.is_dir() or any(not is_passed_over(each.name) for each in visible_paths(file)):
-                        return False
-                has_arrays = has_arrays or cls.is_array_file(file)
+        for file in _walk_files(path):
+            if cls.is_array_file(file):
+                has_arrays = True
+            elif file.is_dir():
+                if any(not is_passed_over(each.name) for each in visible_paths(file)):
+                    return False
+            elif file.name.lower().endswith((*IMAGE_SUFFIXES, *_OTHER_DATA)):
+                return False
         return has_arrays
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
         """Chooses the arrays that are columns; returns their roles, and the names of classes if labels are texts, else
-        None. Raises :class:`AmbiguousSourceError` if an option has to decide. Raises :class:`SourceError` if there are
-        no images, or the texts cannot be read."""
-        roles = self.assign_roles(infos)
-        try:
-            return assign_text_labels(roles, self._blocks)
-        except (OSError, ValueError) as error:
-            raise SourceError(f"{printable(str(self.path))}: {printable(str(error))}") from None
+        None.
 
-    def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
-        """Assigns roles (image, label, further column) to the arrays of the files.
-
-        Raises :class:`AmbiguousSourceError` if an option has to decide. Also raises it if a file beside seems to hold
-        the labels, and the user has not named the kind. Raises :class:`SourceError` if there are no images.
+        Raises :class:`AmbiguousSourceError` if an option has to decide, or a file beside seems to hold the labels, and
+        the user has not named the kind. Raises :class:`SourceError` if there are no images, and :class:`ValueError` or
+        :class:`OSError` if texts cannot be read.
         """
-        roles = assign_roles(printable(str(self.path)), infos, self.options)
+        roles = assign_roles(infos, self.options)
         if not self.path.is_dir() and not self.options.named:
             self._refuse_images_alone(roles)
-        return roles
+        return assign_text_labels(roles, self._blocks)
 
     def splits(self) -> Sequence[str]:
         """Returns the splits of the arrays, in packing order."""
@@ -241,7 +240,7 @@ class ArraySource(RowSource):
     def _converters(self) -> list[list[tuple[str, ColumnArray, Callable[[Any], Any]]]]:
         """Name, array and converter of each column of each part."""
         return [
-            [(name, chosen, self.make_converter(name, chosen)) for name, chosen in part.columns.items()]
+            [(name, chosen, self.make_column(name, chosen)[1]) for name, chosen in part.columns.items()]
             for part in self._roles.parts
         ]
 
@@ -249,14 +248,12 @@ class ArraySource(RowSource):
         """Declares a column for each array. A column that some splits lack is optional, except for images. Raises
         :class:`SourceError` for arrays of one name that differ in shape or dtype."""
         declared: dict[str, Field] = {}
-        for part in self._roles.parts:
-            for name, chosen in part.columns.items():
-                field = self._declare_field(name, chosen)
-                if declared.setdefault(name, field) != field:
-                    raise SourceError(
-                        f"{printable(str(self.path))}: {chosen.info.shown} is of another shape or dtype than the array "
-                        "of that name elsewhere; give a source that holds one kind of them"
-                    )
+        with name_path(self.path):
+            for part in self._roles.parts:
+                for name, chosen in part.columns.items():
+                    field, _ = self.make_column(name, chosen)
+                    if declared.setdefault(name, field) != field:
+                        raise SourceError(f"{chosen.info.shown} differs in shape or dtype from the array of that name")
         lacking = {name for part in self._roles.parts for name in declared if name not in part.columns}
         optional = {name for name in lacking if not isinstance(declared[name], Image)}
         return {name: replace(field, optional=True) if name in optional else field for name, field in declared.items()}
@@ -296,9 +293,9 @@ class ArraySource(RowSource):
             beside = len(own) == len(words) and len(changed) == 1 and self.is_array_file(other)
             if beside and changed[0][0] in IMAGE_WORDS and changed[0][1] in LABEL_WORDS:
                 raise AmbiguousSourceError(
-                    f"{printable(str(path))} holds images, and {printable(other.name)} seems to hold their labels: "
-                    f"give the folder {printable(str(path.parent))}, or --source {self.kind} for the images alone",
+                    f"{printable(other.name)} beside it seems to hold the labels of its images",
                     [Answer(source=path.parent), Answer(("--source", self.kind))],
+                    lists_answers=True,
                 )
 
     def _find_unwritten(self) -> tuple[list[NDArray[np.bool_]], int]:
@@ -310,53 +307,48 @@ class ArraySource(RowSource):
         """
         masks, chunks = [], 0
         for part in self._roles.parts:
-            rows = np.zeros(part.length, np.bool_)
+            masks.append(np.zeros(part.length, np.bool_))
             for name, chosen in part.columns.items():
-                gaps = None
-                if chosen.info.content == "numbers":
-                    gaps = self._blocks.open_file(chosen.file).arrays[chosen.info.name].find_unwritten(chosen.axis)
-                if gaps is not None:
-                    chunks += gaps.chunks
-                    if name in ("image", "label"):
-                        rows |= gaps.rows
-            masks.append(rows)
+                array = self._blocks.open_file(chosen.file).arrays[chosen.info.name]
+                missing, rows = array.find_unwritten(chosen.file_axis)
+                chunks += missing
+                if missing and name in ("image", "label"):
+                    masks[-1] |= rows
         lacking = sum(int(np.count_nonzero(rows)) for rows in masks)
         if lacking and not (self.options.named or self.gaps_are_bad):
             total = sum(part.length for part in self._roles.parts)
             raise AmbiguousSourceError(
-                f"{printable(str(self.path))}: of {lacking:,} of {total:,} samples the image or the label was never "
-                f"written ({chunks:,} chunks are missing, and read as fill values, mostly black): an interrupted copy "
-                "or program leaves such gaps, and some programs skip black chunks. Copy it again, or leave these "
-                f"samples out with --on-error skip, or keep the fill values with --source {self.kind}",
+                f"of {lacking:,} of {total:,} samples the image or the label was never written ({chunks:,} chunks are "
+                "missing, as after an interrupted copy, and read as fill values, mostly black): copy it again, skip "
+                "these samples, or name the kind to keep the fill values",
                 [Answer(("--on-error", "skip")), Answer(("--source", self.kind))],
+                lists_answers=True,
             )
         return masks, chunks
 
-    def _check_array_sizes(self) -> None:
+    def _check_arrays(self) -> None:
         """Checks lengths and sizes of the arrays; sets :attr:`shape` and :attr:`evidence`. Raises :class:`SourceError`
         for arrays of different lengths, too large chunks, and images of too many pixels."""
         shapes: set[tuple[int, ...]] = set()
         for part in self._roles.parts:
-            if len({name for name in part.columns if part.columns[name].length != part.length}):
-                raise SourceError(f"{printable(str(self.path))}: its arrays have different lengths")
+            if any(chosen.length != part.length for chosen in part.columns.values()):
+                raise SourceError("its arrays have different lengths")
             for chosen in part.columns.values():
                 rows_per_block(chosen.info, chosen.axis)
             image = part.columns["image"]
-            if image.info.content == "numbers":
-                height, width = (image.info.shape[axis] for axis in image.order[:2])
-                reason = excess_pixels_message(width, height, self.options.max_pixels)
-                if reason is not None:
-                    raise SourceError(f"{printable(str(self.path))}: {image.info.shown}: {reason}")
-                mode = _pixel_mode(image)
-                size = (height, width)
-                shapes.add((mode.channels, *size) if mode.dtype == "float32" else (*size, mode.channels))
-            else:
+            if image.info.content != "numbers":
                 shapes.add(())
-        if len(shapes) == 1:
-            self.shape = shapes.pop() or None
-        images = [part.columns["image"] for part in self._roles.parts]
+                continue
+            height, width = (image.info.shape[axis] for axis in image.order[:2])
+            reason = excess_pixels_message(width, height, self.options.max_pixels)
+            if reason is not None:
+                raise SourceError(f"{image.info.shown}: {reason}")
+            mode = _pixel_mode(image)
+            shapes.add((mode.channels, height, width) if mode.dtype == "float32" else (height, width, mode.channels))
+        self.shape = (shapes.pop() or None) if len(shapes) == 1 else None
+        images = [part.columns["image"].info.shown for part in self._roles.parts]
         labels = [part.columns["label"].info.shown for part in self._roles.parts if "label" in part.columns]
-        self.evidence = f"images {images[0].info.shown}" + (f", labels {labels[0]}" if labels else ", no labels")
+        self.evidence = f"images {images[0]}" + (f", labels {labels[0]}" if labels else ", no labels")
         if len(images) > 1:
             self.evidence += f", and {len(images) - 1} more like these"
 
@@ -373,9 +365,8 @@ class ArraySource(RowSource):
     def _estimate_row_bytes(self, chosen: ColumnArray, columns: int) -> int:
         """Returns the bytes of a row of numbers. For files and texts, returns the mean of the first four rows; a row
         that cannot be read counts as 0."""
-        info = chosen.info
-        if info.content == "numbers":
-            return bytes_per_row(info, chosen.axis)
+        if chosen.info.content == "numbers":
+            return bytes_per_row(chosen.info, chosen.axis)
         rows = self._read_first_rows(chosen, columns)
         return sum(map(len, rows)) // max(1, min(_PROBED, chosen.length))
 
@@ -387,69 +378,67 @@ class ArraySource(RowSource):
                 rows.append(self._blocks.read_row(chosen, row, columns))
         return rows
 
-    def _declare_field(self, name: str, chosen: ColumnArray) -> Field:
-        """Declares the column ``name`` of an array. Raises :class:`SourceError` if no column holds its dtype.
+    def make_column(self, name: str, chosen: ColumnArray) -> tuple[Field, Callable[[Any], Any]]:
+        """Declares the column ``name`` of an array, and makes the function that converts a row to its value. Raises
+        :class:`SourceError` if no column holds its dtype, and the errors of reading names of classes.
 
         - ``image`` and ``label`` are an image and a label.
         - Texts are a text.
         - Files are images if the first that can be read is a JPEG or PNG file, else bytes.
         - Whole numbers ``(N, H, W)`` of at most 32 bits are masks, if ``mask`` is in the name.
         - Other numbers are an array.
-        """
-        info = chosen.info
-        if name == "image":
-            mode = None if info.content == "files" else _pixel_mode(chosen)
-            return Image("original" if mode is None else mode.dtype, mode=None if mode is None else mode.name)
-        if name == "label":
-            return Label(self._classes)
-        if info.content == "texts":
-            return Text()
-        if info.content == "files":
-            return Image() if _is_jpeg_or_png(*self._read_first_rows(chosen, 1)[:1]) else Bytes()
-        if "mask" in name and len(info.shape) == 3 and info.dtype.kind in "uib" and info.dtype.itemsize <= 4:
-            return Mask(_MASK_DTYPES.get(info.dtype.name))
-        if info.dtype.name not in ITEM_SIZE:
-            raise SourceError(f"{printable(str(self.path))}: {info.shown}: no type of column holds {info.dtype}")
-        return Array(info.dtype.name, info.shape[1:])
 
-    def make_converter(self, name: str, chosen: ColumnArray) -> Callable[[Any], Any]:
-        """Makes the function that converts a row of an array to a value of its column. A bool mask ``(H, W)`` becomes
-        uint8. The function raises :class:`ValueError`:
-
-        - for a file that is too large
-        - for a label that is no whole number, or not one of the classes
-        - for a text that cannot be decoded
-        - for pixels that would change in the conversion
+        The function raises :class:`ValueError` for too large files, labels that are no class, texts that cannot be
+        decoded, and pixels that would change.
         """
-        info = chosen.info
+        info, dtype = chosen.info, chosen.info.dtype
         if info.content == "files":
-            return partial(_to_file, name, max_file_bytes(self.options.max_pixels))
+            is_image = name == "image" or _is_jpeg_or_png(*self._read_first_rows(chosen, 1)[:1])
+            return Image() if is_image else Bytes(), partial(_to_file, name, max_file_bytes(self.options.max_pixels))
         if name == "image":
-            return partial(_cast_exactly, dtype=_pixel_mode(chosen).dtype)
-        if name == "label" and info.content == "texts":
-            return partial(_find_class_number, {text: number for number, text in enumerate(self._text_classes or ())})
-        if info.content == "texts":
-            return decode_text
+            mode = _pixel_mode(chosen)
+            return Image(mode.dtype, mode=mode.name), partial(_cast_exactly, dtype=mode.dtype)
         if name == "label":
-            return _to_class_number
-        return partial(to_native, info.dtype, "mask" in name and len(info.shape) == 3)
+            numbers = {text: number for number, text in enumerate(self._text_classes or ())}
+            return Label(self._classes), partial(_find_class_number, numbers) if numbers else _to_class_number
+        if info.content == "texts":
+            return Text(), decode_text
+        if "mask" in name and len(info.shape) == 3 and dtype.kind in "uib" and dtype.itemsize <= 4:
+            return Mask(_MASK_DTYPES.get(dtype.name)), partial(to_native, dtype, True)
+        if dtype.name not in ITEM_SIZE:
+            raise SourceError(f"{info.shown}: no type of column holds {dtype}")
+        return Array(dtype.name, info.shape[1:]), partial(to_native, dtype, False)
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
         """Names of the classes: labels that are texts, or else the names of :func:`find_class_names`. None if there are
-        none. Raises :class:`SourceError` if labels or names cannot be read."""
-        if self._text_classes is not None:
-            return self._text_classes
-        try:
-            return find_class_names(printable(str(self.path)), self._roles, self._blocks)
-        except (OSError, ValueError) as error:
-            raise SourceError(f"{printable(str(self.path))}: {printable(str(error))}") from None
+        none. Raises the errors of reading."""
+        return self._text_classes or find_class_names(str(self.path), self._roles, self._blocks)
 
 
-def _find_split_folders(path: Path) -> list[Path]:
-    """Finds the folders of splits in a folder, sorted."""
+@contextmanager
+def name_path(path: Path) -> Iterator[None]:
+    """Begins errors in the block with the path of the source. Converts :class:`OSError` and :class:`ValueError` to
+    :class:`SourceError`."""
+    shown = printable(str(path))
+    try:
+        yield
+    except SourceError as error:
+        if shown not in str(error):
+            error.args = (f"{shown}: {error.args[0]}", *error.args[1:])
+        raise
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{shown}: {printable(str(error))}") from None
+
+
+def _walk_files(path: Path) -> Iterator[Path]:
+    """Yields the paths in a folder, and in its folders of splits, sorted in each. Skips hidden and ignored ones."""
     found = find_split_folders(each.name for each in visible_paths(path))
-    return sorted(path / name for name in found if (path / name).is_dir())
+    splits = sorted(path / name for name in found if (path / name).is_dir())
+    for folder in [path, *splits]:
+        yield from (
+            file for file in sorted(visible_paths(folder)) if not is_passed_over(file.name) and file not in splits
+        )
 
 
 def _pixel_mode(chosen: ColumnArray) -> Mode:

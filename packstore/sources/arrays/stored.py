@@ -5,24 +5,32 @@ from __future__ import annotations
 import math
 import os
 import re
+import struct
 import threading
+import zlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
+from packstore.sources.inflating import GzipReader
 
 ATTRIBUTES = ("classes", "class_names", "label_names", "names")
 """Attributes that name classes."""
 
-_SIZED = re.compile(r"(N[HWC]{2,3}|[HWC]{2,3}N):(\d{1,6}(?:x\d{1,6}){1,2})")
+FAULTS = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFError, struct.error, zlib.error, BadZipFile)
+"""Errors of libraries and parsers for damaged files."""
+
+_LAYOUT = re.compile(r"([NHWC]{3,4})(?::(\d{1,6}(?:x\d{1,6}){1,2}))?")
+_STEP = 1 << 20
 _BLOCK_BYTES = 1 << 20
 _STRIDED_BLOCK_BYTES = 32 << 20  # for rows that are scattered over the array, so that each block is a pass over it
 _KEPT_BYTES = 64 << 20
@@ -107,34 +115,10 @@ class ColumnArray:
         """Number of samples."""
         return self.info.shape[self.axis]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Unwritten:
-    """Chunks of an array that were never written, and are read as fill values.
-
-    Attributes:
-        chunks: Number of these chunks.
-        rows: Mask of the samples: True if no chunk of a sample was written.
-    """
-
-    chunks: int
-    rows: NDArray[np.bool_]
-
-
-def count_unwritten(
-    shape: Sequence[int], chunk: Sequence[int], axis: int, places: Iterable[Sequence[int]]
-) -> Unwritten | None:
-    """Counts the chunks of an array that were never written; returns None if all were.
-
-    ``places``: Positions in the grid of the chunks that were written. Positions outside the grid do not count.
-    """
-    counts = [-(-size // step) for size, step in zip(shape, chunk, strict=True)]
-    written = np.zeros(counts[axis], np.int64)
-    for place in places:
-        if all(0 <= number < count for number, count in zip(place, counts, strict=True)):
-            written[place[axis]] += 1
-    missing = math.prod(counts) - int(written.sum())
-    return Unwritten(missing, np.repeat(written == 0, chunk[axis])[: shape[axis]]) if missing else None
+    @property
+    def file_axis(self) -> int:
+        """Axis of the samples in the file."""
+        return min(self.axis, 1) if self.info.flat else self.axis
 
 
 @dataclass(slots=True)
@@ -157,10 +141,25 @@ class FileArray(ABC):
         """Reads all rows along the first axis, as :meth:`read_rows` does."""
         return self.read_rows(0, 0, self.info.shape[0])
 
-    def find_unwritten(self, axis: int) -> Unwritten | None:
-        """Finds the chunks of an array of numbers that were never written. Returns None if all were, and in this
-        base."""
+    def list_written(self) -> tuple[Sequence[int], Iterable[Sequence[int]]] | None:
+        """Returns the shape of the chunks of numbers, and the positions in their grid of those that were written.
+        Returns None if all were, and in this base."""
         return None
+
+    def find_unwritten(self, axis: int) -> tuple[int, NDArray[np.bool_]]:
+        """Returns the number of chunks that were never written, and a mask of the samples along ``axis`` of which no
+        chunk was."""
+        found = self.list_written() if self.info.content == "numbers" else None
+        if found is None:
+            return 0, np.zeros(self.info.shape[axis], np.bool_)
+        (chunk, places), shape = found, self.info.shape
+        counts = [-(-size // step) for size, step in zip(shape, chunk, strict=True)]
+        written = np.zeros(counts[axis], np.int64)
+        for place in places:
+            if all(0 <= number < count for number, count in zip(place, counts, strict=True)):
+                written[place[axis]] += 1
+        missing = math.prod(counts) - int(written.sum())
+        return missing, np.repeat(written == 0, chunk[axis])[: shape[axis]]
 
 
 @dataclass(slots=True)
@@ -174,24 +173,18 @@ class _ArrayInMemory(FileArray):
 
 
 class OpenArrays:
-    """Open file of named arrays. Its format fills in the arrays, and adds what is to be closed to :attr:`closing`.
+    """Open file of named arrays. Its format fills it, and adds what is to be closed to :attr:`closing`.
 
     Attributes:
         arrays: The arrays by name.
+        attributes: :data:`ATTRIBUTES` of arrays and groups by name; ``""`` is the file.
         closing: Closes the file.
     """
 
     def __init__(self) -> None:
         self.arrays: dict[str, FileArray] = {}
+        self.attributes: dict[str, Mapping[str, Any]] = {}
         self.closing = ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Closes the file if the block raises."""
-        if kind is not None:
-            self.close()
 
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Adds an array in memory."""
@@ -207,10 +200,11 @@ class OpenArrays:
         self.closing.callback(os.close, descriptor)
         return descriptor
 
-    def read_attributes(self, name: str) -> Mapping[str, Any]:
-        """Reads by name the attributes of an array or a group (``""``: the file) that may name classes. These are
-        :data:`ATTRIBUTES`. This base returns ``{}``."""
-        return {}
+    def open_inflated(self, *where: Any) -> GzipReader:
+        """Opens compressed data until :meth:`close`, see :class:`GzipReader`."""
+        reader = GzipReader(*where)
+        self.closing.callback(reader.close)
+        return reader
 
     def close(self) -> None:
         """Closes the file. Idempotent."""
@@ -250,16 +244,26 @@ class StoredArray(FileArray):
         return values.T if self.fortran else values
 
 
-def verify_first(read: ReadRange, verify: Callable[[], None]) -> ReadRange:
-    """Returns a function that reads as ``read`` does. Its first call calls ``verify``, which raises
-    :class:`ValueError` if a checksum of the file is wrong."""
-    waiting = [verify]
+def verify_first(
+    name: str, read: ReadRange, size: int, crc: int | None = None, end: Callable[[], int] | None = None
+) -> ReadRange:
+    """Returns a function that reads as ``read`` does. Its first call reads all ``size`` bytes, and raises
+    :class:`ValueError` if they end elsewhere than ``end`` returns, or have another CRC-32 than ``crc``."""
+    verified = False
 
-    def read_verified(size: int, offset: int) -> bytes:
-        while waiting:
-            waiting[-1]()
-            waiting.clear()
-        return read(size, offset)
+    def read_verified(nbytes: int, offset: int) -> bytes:
+        nonlocal verified
+        if not verified:
+            found = 0
+            try:
+                for start in range(0, size, _STEP):
+                    found = zlib.crc32(read(min(_STEP, size - start), start), found)
+                if crc not in (None, found) or (end is not None and end() != size):
+                    raise ValueError(f"its CRC-32 is {found:08x}, or it has not {size:,} bytes")
+            except (ValueError, EOFError, zlib.error) as error:
+                raise ValueError(f"{name} is damaged: {error}") from None
+            verified = True
+        return read(nbytes, offset)
 
     return read_verified
 
@@ -322,7 +326,7 @@ class BlockCache:
         info, axis = chosen.info, chosen.axis
         stop = min(start + rows, info.shape[axis])
         array = self.open_file(chosen.file).arrays[info.name]
-        block = array.read_rows(min(axis, 1) if info.flat else axis, start, stop)
+        block = array.read_rows(chosen.file_axis, start, stop)
         if info.flat:
             shape = (*info.shape[:axis], stop - start, *info.shape[axis + 1 :])
             block = block.reshape(shape, order="F" if info.by_columns else "C")
@@ -409,26 +413,20 @@ def may_be_written(nbytes: int, stored: Iterable[int]) -> bool:
     return found >= nbytes
 
 
-def parse_layout(layout: str) -> tuple[str, tuple[int, ...]]:
-    """Splits a layout ``NHW:28x28`` into its axes, and the sizes of all axes but N. Returns ``layout`` unchanged and
-    ``()`` if it has no valid sizes."""
-    match = _SIZED.fullmatch(layout)
-    return (layout, ()) if match is None else (match[1], tuple(map(int, match[2].split("x"))))
-
-
-def is_layout(layout: str) -> bool:
-    """Tells if a text is an order of axes, with or without sizes."""
-    axes, sizes = parse_layout(layout)
-    named = sorted(axes) in (sorted("NHW"), sorted("NHWC"))
-    return named and len(sizes) in (0, len(axes) - 1)
+def parse_layout(layout: str | None) -> tuple[str, tuple[int, ...]] | None:
+    """Splits a layout ``NHW:28x28`` into its axes, and the sizes of all axes but N, ``()`` without sizes. Returns None
+    for None, and for a text that is no order of axes."""
+    match = _LAYOUT.fullmatch(layout or "")
+    if match is None or sorted(match[1]) not in (sorted("NHW"), sorted("NHWC")):
+        return None
+    sizes = tuple(map(int, match[2].split("x"))) if match[2] else ()
+    fits = not sizes or (len(sizes) == len(match[1]) - 1 and "N" in (match[1][0], match[1][-1]))
+    return (match[1], sizes) if fits else None
 
 
 def bytes_per_row(info: ArrayInfo, axis: int) -> int:
     """Returns the bytes of one row of numbers, for rows along ``axis``."""
-    total = info.dtype.itemsize
-    for place, size in enumerate(info.shape):
-        total *= 1 if place == axis else size
-    return total
+    return info.dtype.itemsize * math.prod(size for place, size in enumerate(info.shape) if place != axis)
 
 
 def read_at(descriptor: int, size: int, place: int) -> bytes:

@@ -29,7 +29,7 @@ _MAX_DEPTH = 8
 _MAX_ELEMENTS = 2_000_000
 
 
-class MatError(Exception):
+class MatError(ValueError):
     """Error for a damaged file; :func:`damage_error` adds its name."""
 
 
