@@ -41,7 +41,7 @@ from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
 from packstore.sources.archives import open_tree
 from packstore.sources.arrays.chunks import N5Source
-from packstore.sources.arrays.files import NpzSource, OpenMat
+from packstore.sources.arrays.files import MatSource, NpzSource
 from packstore.sources.arrays.idx import IdxSource
 from packstore.sources.arrays.pickles import BatchError, build_array, parse_dict, parse_name_list
 from packstore.sources.arrays.published import LAYOUTS, Cifar10Source
@@ -199,10 +199,8 @@ def _tiff(data: bytes) -> None:
 def _pickle(data: bytes) -> None:
     for value in parse_dict(data).values():
         for read in (build_array, parse_name_list):
-            try:
+            with suppress(ValueError):
                 read(value)
-            except BatchError:
-                continue
 
 
 def _cifar_directory(layout: int) -> Callable[[bytes], None]:
@@ -697,7 +695,7 @@ def _mat(data: bytes) -> None:
     path = _scratch() / "x.mat"
     path.write_bytes(data)
     with suppress(PackstoreError):
-        OpenMat(path).close()
+        MatSource(path, SourceOptions()).close()
     load_mat("x.mat", data)
 
 

@@ -111,8 +111,8 @@ def test_pickles_are_never_run(tmp_path: Path) -> None:
 def test_pyarrows_serialize_is_refused_with_advice(tmp_path: Path) -> None:
     entries = {b"0": b"\0\0\0\0\1", b"__keys__": b"\0\0", b"__len__": b"\0\0\0\0\0"}
     path = write(tmp_path / "a.lmdb", entries)
-    with pytest.raises(SourceError, match=r"pyarrow\.serialize.*write the LMDB again with pickle"):
-        open_source(path)
+    with pytest.raises(SourceError, match="if pyarrow wrote the values, write the LMDB again with pickle"):
+        open_source(path).survey()
 
 
 def test_lengths_and_keys_that_lie(tmp_path: Path) -> None:

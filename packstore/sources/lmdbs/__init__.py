@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.fields import Field, Image, Label
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.base import Certainty, SourceOptions
 from packstore.sources.folder_names import is_directory
@@ -62,15 +63,10 @@ class Database:
                 raise self._damage_error(item)
             yield item
 
-    def read_first_values(self) -> list[bytes]:
-        """Reads the values of the first 4 entries, in the order of keys. Raises :class:`SourceError` or
-        :class:`ValueError` for a damaged page."""
-        return [self.read_value(key) or b"" for key, _ in islice(self.walk_entries(), _LOOKED_AT)]
-
     def has_mostly(self, test: Callable[[bytes], bool]) -> bool:
-        """Tells if more than half of the first 4 values pass a test. Raises the errors of
-        :meth:`read_first_values`."""
-        passed = [test(value) for value in self.read_first_values()]
+        """Tells if more than half of the first 4 values, in the order of keys, pass a test. Raises
+        :class:`SourceError` or :class:`ValueError` for a damaged page."""
+        passed = [test(self.read_value(key) or b"") for key, _ in islice(self.walk_entries(), _LOOKED_AT)]
         return 2 * sum(passed) > len(passed)
 
     def read_value(self, key: bytes) -> bytes | None:
@@ -81,15 +77,6 @@ class Database:
         except PageError as error:
             raise ValueError(f"{printable(str(self.path))} is damaged: {error}") from None
         return None if value is None else value.tobytes()
-
-    def read_text(self, key: bytes) -> str | None:
-        """Reads the value of a key as text; returns None if the key is missing, or the value is not UTF-8. Raises
-        :class:`ValueError` for a damaged page."""
-        value = self.read_value(key)
-        try:
-            return None if value is None else value.decode("utf-8")
-        except UnicodeDecodeError:
-            return None
 
     def _damage_error(self, what: str) -> SourceError:
         """Returns the error for a database with the damage ``what``."""
@@ -103,7 +90,12 @@ class LmdbSource(RowSource):
     A format recognises a database, walks its samples and reads one. Opening raises :class:`SourceError` if there is no
     LMDB, and for an LMDB of another kind. Also raises it for damage in the header pages and first entries. Opening
     raises :class:`AmbiguousSourceError` if the names of several do not have one split each.
+
+    Attributes:
+        columns: The fields, by name.
     """
+
+    columns: ClassVar[Mapping[str, Field]] = {"image": Image(), "label": Label()}
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -121,13 +113,17 @@ class LmdbSource(RowSource):
     @classmethod
     @abstractmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells by its first entries if a database is of this kind. Raises :class:`RefusedLmdbError` for a database
-        that certainly is, but cannot be read."""
+        """Tells by its first entries if a database is of this kind."""
 
-    @abstractmethod
+    def fields(self) -> Mapping[str, Field]:
+        """Declares :attr:`columns`."""
+        return self.columns
+
     def walk_samples(self, database: Database, split: str) -> Iterator[tuple[str, Any, int, int]]:
-        """Yields key, reference, size of the image and size of the other values of each sample of a database. Raises
-        :class:`SourceError` for entries that the format does not have."""
+        """Yields key, reference, size of the image and size of the other values of each sample of a database. In this
+        base, each entry is a sample. Raises :class:`SourceError` for entries that the format does not have."""
+        for key, size in database.walk_entries():
+            yield self.make_key(database, split, decode_key(key)), key, size, 8
 
     @abstractmethod
     def read_sample_values(self, database: Database, ref: Any) -> dict[str, Any]:
@@ -142,11 +138,10 @@ class LmdbSource(RowSource):
             return [("", path)]
         databases = [(find_split(each.name), each) for each in find_lmdbs(path)]
         if len(databases) > 1 and len({split for split, _ in databases} - {""}) != len(databases):
-            names = ", ".join(printable(each.name) for _, each in databases)
             raise AmbiguousSourceError(
-                f"{printable(str(path))} holds several LMDBs ({names}), whose names do not have one split each: "
-                "give one of them",
+                f"{printable(str(path))} holds several LMDBs, whose names do not have one split each",
                 [Answer(source=each) for _, each in databases],
+                lists_answers=True,
             )
         order = in_packing_order(split for split, _ in databases)
         return sorted(databases, key=lambda each: order.index(each[0]))
@@ -156,8 +151,8 @@ class LmdbSource(RowSource):
         """Returns ``CERTAIN`` if all LMDBs at ``path`` are of this kind and none is a packstore store. Returns ``NO``
         for anything else, damaged LMDBs and folders that cannot be listed.
 
-        Raises :class:`AmbiguousSourceError` for several LMDBs unless each is named after a split of its own. Raises
-        :class:`RefusedLmdbError` if :meth:`is_of_kind` does, and :class:`SourceError` for a file that cannot be read.
+        Raises :class:`AmbiguousSourceError` for several LMDBs unless each is named after a split of its own, and
+        :class:`SourceError` for a file that cannot be read.
         """
         try:
             places = [path] if is_lmdb(path) else find_lmdbs(path)
@@ -167,8 +162,6 @@ class LmdbSource(RowSource):
             for database in map(Database, places):
                 if any(database.read_value(key) is not None for key in _OWN) or not cls.is_of_kind(database):
                     return Certainty.NO
-        except (AmbiguousSourceError, RefusedLmdbError):
-            raise
         except (SourceError, ValueError):
             return Certainty.NO  # if it is a store, opening it tells the fault
         return Certainty.CERTAIN if places and cls.find_databases(path) else Certainty.NO
@@ -189,7 +182,7 @@ class LmdbSource(RowSource):
         number, own = ref
         return self.read_sample_values(self.databases[number], own)
 
-    def make_key(self, split: str, key: str) -> str:
+    def make_key(self, database: Database, split: str, key: str) -> str:
         """Makes the key of a sample from the key in its LMDB. If there are several LMDBs, whose keys may be equal, the
         key begins with the split."""
         return f"{split}/{key}" if len(self.databases) > 1 else key
@@ -211,10 +204,6 @@ class LmdbSource(RowSource):
     def files(self) -> list[Path]:
         """Lists the LMDB files."""
         return [each.file for each in self.databases]
-
-
-class RefusedLmdbError(SourceError):
-    """Error for an LMDB that is certainly of a kind, but cannot be read."""
 
 
 def is_lmdb(path: Path) -> bool:

@@ -9,22 +9,21 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label, Text
-from packstore.core.pickle_machine import PickleError, UnsupportedPickleError, interpret_pickle
+from packstore.core.pickle_machine import PickleError, interpret_plain_pickle
 from packstore.core.protobuf import Message
 from packstore.images.sniff import begins_like_image, excess_pixels_message
-from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.dataset import index_key
-from packstore.sources.ignoring import visible_paths
-from packstore.sources.lmdbs import Database, LmdbSource, RefusedLmdbError, decode_key, is_lmdb
+from packstore.sources.lmdbs import Database, LmdbSource, find_lmdbs, is_lmdb
 from packstore.sources.rows import in_packing_order
 
 _LIST = "meta_info.txt"
@@ -38,6 +37,7 @@ class BasicSrSource(LmdbSource):
     ``baboon.png (480,500,3) 1``."""
 
     kind = "basicsr"
+    columns: ClassVar = {"image": Image()}
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
@@ -47,10 +47,6 @@ class BasicSrSource(LmdbSource):
             return False
         with file.open(encoding="utf-8", errors="replace") as lines:
             return _LINE.fullmatch(lines.readline(4096).rstrip("\n")) is not None
-
-    def fields(self) -> Mapping[str, Field]:
-        """Declares the image alone."""
-        return {"image": Image()}
 
     def walk_samples(self, database: Database, split: str) -> Iterator[tuple[str, Any, int, int]]:
         """Yields a sample for each line of the list, with the size of its pixels. Raises :class:`SourceError` for an
@@ -67,7 +63,7 @@ class BasicSrSource(LmdbSource):
                     raise SourceError(f"{printable(str(file))} lists {printable(match[1])} twice")
                 seen.add(match[1])
                 pixels = int(match[2][:9]) * int(match[3][:9]) * int((match[4] or "1")[:2])
-                yield self.make_key(split, match[1]), match[1], pixels, 0
+                yield self.make_key(database, split, match[1]), match[1], pixels, 0
         if len(seen) != database.entries:
             raise SourceError(f"{printable(str(file))} lists {len(seen)} images; the LMDB has {database.entries}")
 
@@ -115,23 +111,15 @@ class CaffeSource(LmdbSource):
         """Tells if more than half of the first 4 values are messages with an image."""
         return database.has_mostly(_is_image_datum)
 
-    @cached_property
-    def _has_files(self) -> bool:
-        """True if the first message with an image has a file, False if it has pixels."""
-        return next(
-            parse_datum(value).encoded for value in self.databases[0].read_first_values() if _is_image_datum(value)
-        )
-
     def fields(self) -> Mapping[str, Field]:
         """Declares image (files or pixels, as in the first message) and label."""
-        return {"image": Image("original" if self._has_files else "uint8"), "label": Label()}
+        values = (self.databases[0].read_value(key) or b"" for key, _ in self.databases[0].walk_entries())
+        has_files = next(parse_datum(value).encoded for value in values if _is_image_datum(value))
+        return {"image": Image("original" if has_files else "uint8"), "label": Label()}
 
-    def walk_samples(self, database: Database, split: str) -> Iterator[tuple[str, Any, int, int]]:
-        """Yields a sample for each entry, with the size of the message. Its key is the key in the LMDB, after the
-        split's name if there is one."""
-        for key, size in database.walk_entries():
-            text = decode_key(key)
-            yield f"{split}/{text}" if split else text, key, size, 8
+    def make_key(self, database: Database, split: str, key: str) -> str:
+        """Puts the split before the key in the LMDB."""
+        return f"{split}/{key}" if split else key
 
     def read_sample_values(self, database: Database, ref: Any) -> dict[str, Any]:
         """Reads image and label; the image is a file, or pixels ``(H, W, C)``, red first."""
@@ -196,21 +184,8 @@ class Folder2LmdbSource(LmdbSource):
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells if the keys ``__len__`` and ``__keys__`` exist. Raises :class:`RefusedLmdbError` if ``__len__`` does
-        not begin like a pickle: pyarrow wrote it."""
-        length = database.read_value(_LENGTH)
-        if length is None or database.read_value(_KEYS) is None:
-            return False
-        if length[:1] != b"\x80":
-            raise RefusedLmdbError(
-                f"{printable(str(database.path))} was written by folder2lmdb with pyarrow.serialize, which newer "
-                "pyarrow lacks: pack the folder of images instead, or write the LMDB again with pickle"
-            )
-        return True
-
-    def fields(self) -> Mapping[str, Field]:
-        """Declares image and label, without names of classes."""
-        return {"image": Image(), "label": Label()}
+        """Tells if the keys ``__len__`` and ``__keys__`` exist."""
+        return database.read_value(_LENGTH) is not None and database.read_value(_KEYS) is not None
 
     def walk_samples(self, database: Database, split: str) -> Iterator[tuple[str, Any, int, int]]:
         """Yields a sample for each number, with the size of the pickle; 0 for a missing one."""
@@ -229,48 +204,20 @@ class Folder2LmdbSource(LmdbSource):
         data = database.read_value(b"%d" % ref)
         if data is None:
             raise ValueError(f"number {ref} is missing")
-        value = load_pickle(self.check_size(data))
-        if type(value) not in (tuple, list) or len(value) != 2:
-            raise ValueError("its pickle is no pair of a file and a label")
-        image, label = value
+        value = _load_pickle(self.check_size(data))
+        image, label = value if type(value) in (tuple, list) and len(value) == 2 else (None, None)
         if type(image) is not bytes or type(label) is not int:
-            raise ValueError(
-                f"its pickle holds {type(image).__name__} and {type(label).__name__}, expected bytes and int"
-            )
+            raise ValueError("its pickle is no pair of the bytes of a file and a label")
         return {"image": image, "label": label}
 
 
-def load_pickle(data: bytes) -> Any:
-    """Parses a pickle of plain values and bytes; runs nothing from it.
-
-    Raises :class:`ValueError` for a damaged pickle, and one of more than 1,000 operations. Also raises it for a pickle
-    that calls any function but ``_codecs.encode``, by which Python 3 writes bytes.
-    """
-    left = len(data)
-
-    def encode(text: Any, encoding: Any = "latin1") -> bytes:
-        """Stands for ``_codecs.encode``, by which Python 3 writes bytes in protocol 2. All results together are no
-        longer than the pickle, so that a hostile one cannot fill the memory."""
-        nonlocal left
-        left -= len(text) if isinstance(text, str) else 0
-        if not isinstance(text, str) or encoding not in ("latin1", "latin-1") or left < 0:
-            raise UnsupportedPickleError("a pickle that calls _codecs.encode for anything but bytes")
-        try:
-            return text.encode("latin-1")
-        except UnicodeEncodeError:
-            raise UnsupportedPickleError("a pickle that encodes characters beyond Latin-1 as bytes") from None
-
-    def find(module: str, name: str) -> Callable[..., Any]:
-        if (module, name) == ("_codecs", "encode"):
-            return encode
-        raise UnsupportedPickleError(
-            f"a pickle that asks for {printable(f'{module[:60]}.{name[:60]}')}, which is not run"
-        )
-
+def _load_pickle(data: bytes) -> Any:
+    """Parses a pickle of plain values and bytes; runs nothing from it. Raises :class:`ValueError` for a damaged pickle,
+    one of more than 1,000 operations, and one that calls any function."""
     try:
-        return interpret_pickle(data, find, _MAX_OPERATIONS)
+        return interpret_plain_pickle(data, {}, _MAX_OPERATIONS)
     except PickleError as error:
-        raise ValueError(f"it is {error}") from None
+        raise ValueError(f"it is {printable(str(error))}") from None
 
 
 def _read_sizes(database: Database) -> array[int]:
@@ -278,9 +225,11 @@ def _read_sizes(database: Database) -> array[int]:
     if ``__len__`` is not the number of samples."""
     shown = printable(str(database.path))
     try:
-        count = load_pickle(database.read_value(_LENGTH) or b"")
+        count = _load_pickle(database.read_value(_LENGTH) or b"")
     except ValueError as error:
-        raise SourceError(f"{shown}: __len__: {error}") from None
+        raise SourceError(
+            f"{shown}: __len__: {error}; if pyarrow wrote the values, write the LMDB again with pickle"
+        ) from None
     if type(count) is not int or count != database.entries - 2:
         raise SourceError(f"{shown}: __len__ should be {database.entries - 2:,}, the number of samples")
     sizes = array("q", [0]) * count
@@ -318,22 +267,11 @@ class LsunSource(LmdbSource):
     def find_databases(cls, path: Path) -> list[tuple[str, Path]]:
         """Finds the LMDBs with names of LSUN's, at ``path`` or in the folder ``path``; ignores others. Sorts them by
         split, then in the publisher's order of classes."""
-        places = [path] if is_lmdb(path) else sorted(each for each in visible_paths(path) if is_lmdb(each))
+        places = [path] if is_lmdb(path) else find_lmdbs(path)
         entries = [(*named, each) for each in places if (named := _parse_name(each))]
         order = in_packing_order(split for split, _, _ in entries)
         entries.sort(key=lambda each: (order.index(each[0]), CLASSES.index(each[1]) if each[1] else -1))
         return [(split, each) for split, _, each in entries]
-
-    @classmethod
-    def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """Returns ``CERTAIN`` if all LMDBs at ``path`` are of this kind, else ``NO``. Opens no database if no name is
-        LSUN's.
-
-        Raises :class:`SourceError` for a file that cannot be read, and :class:`OSError` for a folder that cannot be
-        listed."""
-        if not _parse_name(path) and not any(map(_parse_name, visible_paths(path) if path.is_dir() else ())):
-            return Certainty.NO
-        return super().recognise(path, options)
 
     @property
     def _classes(self) -> tuple[str, ...]:
@@ -348,11 +286,10 @@ class LsunSource(LmdbSource):
             return {"image": Image()}
         return {"image": Image(), "label": Label(self._classes, optional="test" in self.splits())}
 
-    def walk_samples(self, database: Database, split: str) -> Iterator[tuple[str, Any, int, int]]:
-        """Yields a sample for each entry. If the LMDB is of no class, ``test`` stands for the class in the key."""
+    def make_key(self, database: Database, split: str, key: str) -> str:
+        """Puts split and class before the key in the LMDB; ``test`` stands for no class."""
         _, name = _parse_name(database.path) or ("", "")
-        for key, size in database.walk_entries():
-            yield f"{split}/{name or 'test'}/{decode_key(key)}", key, size, 8
+        return f"{split}/{name or 'test'}/{key}"
 
     def read_sample_values(self, database: Database, ref: Any) -> dict[str, Any]:
         """Reads the image, and as ``label`` the class in the name of its LMDB. An image of ``test`` has no label."""
@@ -376,6 +313,8 @@ class OcrSource(LmdbSource):
 
     kind = "ocr"
 
+    columns: ClassVar = {"image": Image(), "text": Text()}
+
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self._others: dict[Path, int] = {}
@@ -385,24 +324,23 @@ class OcrSource(LmdbSource):
         """Tells if the keys ``num-samples`` and ``image-000000001`` exist."""
         return database.read_value(b"num-samples") is not None and database.read_value(b"image-%09d" % 1) is not None
 
-    def fields(self) -> Mapping[str, Field]:
-        """Declares image and text."""
-        return {"image": Image(), "text": Text()}
-
     def walk_samples(self, database: Database, split: str) -> Iterator[tuple[str, Any, int, int]]:
         """Yields a sample for each image, and counts the other entries."""
-        count, images, others = _read_count(database), 0, 0
+        count, images, others = database.read_value(b"num-samples") or b"", 0, 0
         for key, size in database.walk_entries():
             if key.startswith(b"image-"):
                 images += 1
                 if key != b"image-%09d" % images:
                     raise SourceError(f"{printable(str(database.path))}: image {images} is missing")
-                yield self.make_key(split, key.decode("ascii")), images, size, 16
+                yield self.make_key(database, split, key.decode("ascii")), images, size, 16
             elif key != b"num-samples" and not _is_label(key, images):  # images are before labels
                 others += 1
         self._others[database.path] = others
-        if images != count:
-            raise SourceError(f"{printable(str(database.path))}: num-samples is {count}, but there are {images} images")
+        if count.strip().lstrip(b"0") != b"%d" % images:
+            raise SourceError(
+                f"{printable(str(database.path))}: num-samples is {printable(repr(count[:40])[1:])}, but there are "
+                f"{images} images"
+            )
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Returns the number of entries besides image, label and ``num-samples``, as the listing has counted them, by
@@ -421,14 +359,6 @@ def _is_label(key: bytes, images: int) -> bool:
     """Tells if ``key`` is the key of a label, with a number from 1 to ``images``."""
     number = key.removeprefix(b"label-")
     return number.isdigit() and 1 <= int(number) <= images and key == b"label-%09d" % int(number)
-
-
-def _read_count(database: Database) -> int:
-    """Reads ``num-samples``. Raises :class:`RefusedLmdbError` if it is missing, or no number."""
-    text = (database.read_text(b"num-samples") or "").strip()
-    if not text.isdecimal() or len(text) > 18:
-        raise RefusedLmdbError(f"{printable(str(database.path))}: num-samples is no number: {printable(text[:40])}")
-    return int(text)
 
 
 def _make_kind(help: str, source: type[LmdbSource]) -> Kind:
