@@ -9,7 +9,7 @@ read here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from packstore.core.registry import SOURCES
 from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.reading import Reading
 from packstore.images.sniff import max_file_bytes
-from packstore.sources.archives import open_required_tree, open_tree
+from packstore.sources.archives import open_required_tree
 from packstore.sources.archives.tar import TAR_FAULTS, is_tar, read_first_names
 from packstore.sources.archives.zip import is_zip
 from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, SourceOptions
@@ -46,7 +46,7 @@ from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.listing import IMAGE_SUFFIXES, key_size
 from packstore.sources.refusals import NeedsCopyError, first_bytes
 from packstore.sources.rows import RecordForm, Row, RowSource
-from packstore.sources.tree import FolderTree, Tree
+from packstore.sources.tree import FolderTree
 from packstore.stores.link_files import Location
 
 _MAX_LINES = 1 << 28
@@ -61,11 +61,6 @@ class ExportedRows(RowSource):
     records have the other columns, and the keys. Surveying or listing, not opening, refuses more or fewer rows, lines
     or images than packstore wrote."""
 
-    def find_export_manifest(self) -> ExportManifest | None:
-        """Reads the export manifest, or returns None if there is none. Raises :class:`ManifestError` for a damaged
-        one."""
-        return read_export_manifest(self.path)
-
     def find_lines(self) -> RecordLines:
         """Opens the lines of the records, beside the export manifest. Raises :class:`OSError` if they cannot be
         opened."""
@@ -79,8 +74,7 @@ class ExportedRows(RowSource):
     def export_manifest(self) -> ExportManifest:
         """The export manifest, read once. Raises :class:`SourceError` if it is missing, damaged, or names another kind
         of source."""
-        with _damage_as_source_errors(self.path):
-            manifest = self.find_export_manifest()
+        manifest = find_export_manifest(self.path)
         if manifest is None or manifest.source != self.kind:
             raise SourceError(f"{printable(str(self.path))} holds no {MANIFEST_FILE} of an export of files")
         return manifest
@@ -253,13 +247,24 @@ class ExportedRows(RowSource):
         )
 
 
-@contextmanager
-def _damage_as_source_errors(path: Path, advice: str = "") -> Iterator[None]:
-    """Converts each :class:`ManifestError` in the block to :class:`SourceError` with the path."""
+def find_export_manifest(path: Path) -> ExportManifest | None:
+    """Reads the export manifest at ``path``: in a folder, in a zip, or as the first file of a tar.
+
+    Returns None if there is none, or the archive is damaged. Raises :class:`SourceError` for a damaged manifest.
+    """
     try:
-        yield
+        if path.is_dir():
+            return read_export_manifest(path)
+        start = first_bytes(path, 512)
+        if is_zip(start) or (is_tar(start) and read_first_names(path, 1) == [MANIFEST_FILE]):
+            tree = open_required_tree(path)
+            status = tree.stat(MANIFEST_FILE)
+            return parse_export_manifest(tree.read(MANIFEST_FILE, status.size, status.modified_ns, 2 * MAX_JSON_BYTES))
     except ManifestError as error:
-        raise SourceError(f"{printable(str(path))}: {error}{advice}") from error
+        raise SourceError(f"{printable(str(path))}: {error}; remove {MANIFEST_FILE} to read it without it") from error
+    except (*TAR_FAULTS, SourceError, OSError):
+        return None  # another kind reports what is wrong
+    return None
 
 
 def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[[Path, SourceOptions], Source]:
@@ -268,8 +273,7 @@ def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[
     manifest."""
 
     def open(path: Path, options: SourceOptions) -> Source:
-        with _damage_as_source_errors(path):
-            export_manifest = read_export_manifest(path)
+        export_manifest = find_export_manifest(path) if path.is_dir() else None
         is_exported = export_manifest is not None and export_manifest.source == plain.kind
         return exported(path, options) if is_exported else plain(path, options)
 
@@ -334,11 +338,6 @@ class ExportedFiles(ExportedRows):
         self._max_bytes = max_file_bytes(options.max_pixels)
         if not self.export_manifest.rows:
             raise SourceError(f"{printable(str(path))} holds no {MANIFEST_FILE} of an export of files")
-
-    def find_export_manifest(self) -> ExportManifest | None:
-        """Reads the export manifest in the folder or archive; None if there is none. Raises :class:`ManifestError` for
-        a damaged one."""
-        return _read_tree_manifest(self.tree)
 
     def count_unlisted(self) -> int:
         """Counts how many more images there are than the export's lines name; 0 for fewer. Walks the whole tree."""
@@ -429,40 +428,10 @@ class ExportedFiles(ExportedRows):
         self.tree.close()
 
 
-def _read_tree_manifest(tree: Tree) -> ExportManifest | None:
-    """Reads the export manifest of a tree, or returns None if there is none. Raises :class:`ManifestError` for a
-    damaged one."""
-    try:
-        status = tree.stat(MANIFEST_FILE)
-    except OSError:
-        return None
-    if status.size < 0:
-        return None
-    return parse_export_manifest(tree.read(MANIFEST_FILE, status.size, status.modified_ns, 2 * MAX_JSON_BYTES))
-
-
-def _find_export_manifest(path: Path) -> ExportManifest | None:
-    """Reads the export manifest at ``path``: in a folder, in a zip, or as the first file of a tar.
-
-    Returns None if there is none, or the archive is damaged. Raises :class:`ManifestError` for a damaged manifest.
-    """
-    if path.is_dir():
-        return read_export_manifest(path)
-    start = first_bytes(path, 512)
-    try:
-        if is_zip(start) or (is_tar(start) and read_first_names(path, 1) == [MANIFEST_FILE]):
-            tree = open_tree(path)
-            return None if tree is None else _read_tree_manifest(tree)
-    except (*TAR_FAULTS, SourceError):
-        return None  # another kind reports what is wrong
-    return None
-
-
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Certain for a path with an export manifest of a known kind of source, else ``NO``. Raises :class:`SourceError`
     for a damaged manifest."""
-    with _damage_as_source_errors(path, f"; remove {MANIFEST_FILE} to read the data without it"):
-        export_manifest = _find_export_manifest(path)
+    export_manifest = find_export_manifest(path)
     return Certainty.NO if export_manifest is None or export_manifest.source not in SOURCES else Certainty.CERTAIN
 
 
@@ -470,8 +439,7 @@ def _open(path: Path, options: SourceOptions) -> Source:
     """Opens an export by the kind of source that reads its format, else as files. Sets the evidence. Raises
     :class:`SourceError` for a missing or damaged manifest, and :class:`NeedsCopyError` at a URL if the kind reads only
     local files."""
-    with _damage_as_source_errors(path):
-        export_manifest = _find_export_manifest(path)
+    export_manifest = find_export_manifest(path)
     if export_manifest is None or export_manifest.source == "exported" or export_manifest.source not in SOURCES:
         opened: Source = ExportedFiles(path, options)
     else:
