@@ -163,13 +163,13 @@ def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, Sour
     declared = _decode_as_declared(data)
     if declared is not None:
         return declared, None
-    place = None if data.isascii() or data.startswith(_UTF16) else _find_non_utf8(data)
-    if place is None and encoding is not None and not _is_utf8(data, encoding):
-        place = 0
-    if place is None and not data.startswith(_UTF16) and (encoding is None or b"\0" not in data):
+    is_wide = data.startswith(_UTF16)
+    place = None if data.isascii() or is_wide else _find_non_utf8(data)
+    is_kept = encoding is None or (b"\0" not in data and _is_utf8(data, encoding))
+    if place is None and not is_wide and is_kept:
         return data, None
     if place is None or encoding is not None:
-        name = "utf-16" if data.startswith(_UTF16) else encoding or ""
+        name = "utf-16" if is_wide else encoding or ""
         try:
             return data.decode(name).encode(), None
         except ValueError as error:
@@ -177,15 +177,28 @@ def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, Sour
             return data.decode("latin-1").encode(), SourceError(f"{shown}, line {line}: neither UTF-8 nor {name}")
     begin = len(re.split(_BETWEEN, data[max(0, place - 20) : place])[-1])
     end = len(re.split(_BETWEEN, data[place : place + 20])[0])
-    word = data[place - begin : place + end]
-    possible = _find_possible(_CANDIDATES, data, word)
-    readings = ", ".join(f"{printable(word.decode(name, 'replace'))!r} in {name}" for name in possible)
-    question = AmbiguousSourceError(
-        f"{shown}{_describe_line(data, place)}: not UTF-8: {readings}. Name the encoding of such texts with "
-        "--column encoding=NAME, or write the file again in UTF-8",
+    line = data.count(10, 0, place) + 1
+    start = f"{shown}, line {line}:" if b"\n" in data else f"{shown}:"
+    question = _ask(start, data, [data[place - begin : place + end]], _CANDIDATES)
+    return data.decode(question.answers[0].options[1].removeprefix(ROLE)).encode(), question
+
+
+def _ask(start: str, data: bytes, words: Sequence[bytes], candidates: Sequence[str]) -> AmbiguousSourceError:
+    """Makes the question in which of the candidates a text is that is not UTF-8, with some words in each possible one.
+    Those with most letters come first."""
+
+    def count_others(name: str) -> int:
+        return sum(not (letter.isascii() or letter.isalpha()) for letter in b"".join(words).decode(name, "replace"))
+
+    possible = sorted([n for n in candidates if _can_decode(data, n)] or ["latin-1"], key=count_others)
+    readings = "; ".join(
+        f"{', '.join(repr(printable(word.decode(name, 'replace')[-_SHOWN_LETTERS:])) for word in words)} in {name}"
+        for name in possible
+    )
+    return AmbiguousSourceError(
+        f"{start} not UTF-8: {readings}. Name the encoding with --column encoding=NAME, or write it again in UTF-8",
         [Answer(("--column", ROLE + name)) for name in possible],
     )
-    return data.decode(possible[0]).encode(), question
 
 
 def choose_name_encoding(names: Sequence[bytes], given: str | None, shown: str) -> str:
@@ -205,16 +218,7 @@ def choose_name_encoding(names: Sequence[bytes], given: str | None, shown: str) 
             raise SourceError(f"{shown}: its names of files are neither UTF-8 nor {given}")
         return given
     some = [name for name in names if not name.isascii()][:_SHOWN_NAMES]
-    possible = _find_possible(_OF_NAMES, joined, b"".join(some))
-    readings = "; ".join(
-        f"{', '.join(repr(printable(name.decode(each)[-_SHOWN_LETTERS:])) for name in some)} in {each}"
-        for each in possible
-    )
-    raise AmbiguousSourceError(
-        f"{shown}: its names of files are not UTF-8, and it does not name their encoding: {readings}. Name it "
-        "with --column encoding=NAME, or pack the archive again with names in UTF-8",
-        [Answer(("--column", ROLE + name)) for name in possible],
-    )
+    raise _ask(f"{shown}: its names of files are", joined, some, _OF_NAMES)
 
 
 def decode_names(names: list[bytes], stated: Set[bytes], given: str | None, shown: str) -> list[bytes]:
@@ -270,11 +274,6 @@ def _decode_as_declared(data: bytes) -> bytes | None:
     return None
 
 
-def _describe_line(data: bytes, place: int) -> str:
-    """Formats the line number of a byte as the end of a phrase: ``, line 3``. Returns ``""`` for a text of one line."""
-    return f", line {data.count(10, 0, place) + 1}" if b"\n" in data else ""
-
-
 def _find_non_utf8(data: bytes) -> int | None:
     """Returns the place of the first byte that is not UTF-8, or None."""
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -285,16 +284,6 @@ def _find_non_utf8(data: bytes) -> int | None:
         except UnicodeDecodeError as error:
             return begin - kept + error.start
     return None
-
-
-def _find_possible(candidates: Sequence[str], data: bytes, word: bytes) -> list[str]:
-    """Finds the candidates in which all bytes are valid. Those in which ``word`` has most letters come first."""
-
-    def count_others(name: str) -> int:
-        return sum(not (letter.isascii() or letter.isalpha()) for letter in word.decode(name, "replace"))
-
-    possible = [name for name in candidates if _can_decode(data, name)] or ["latin-1"]
-    return sorted(possible, key=count_others)
 
 
 def _can_decode(data: bytes, name: str) -> bool:
