@@ -28,15 +28,6 @@ def _numbered(*folders: str, count: int = 2, suffix: str = ".jpg") -> Files:
     return {f"{name}{suffix}": jpeg(seed) for seed, name in enumerate(names)}
 
 
-def cityscapes(root: Path) -> None:
-    for split in ("train", "val", "test"):
-        for n in range(2):
-            name = f"{split}/aachen/aachen_{n}_{n}"
-            fill(root, {f"leftImg8bit/{name}_leftImg8bit.png": jpeg(len(split) + 10 * n)})
-            truth: Files = {f"{name}_gtFine_{kind}.png": mask(n, mode="L") for kind in ("labelIds", "instanceIds")}
-            fill(root / "gtFine", truth | {f"{name}_gtFine_polygons.json": json.dumps({"objects": [n]})})
-
-
 def clevr(root: Path) -> None:
     for n, split in enumerate(("train", "val", "test")):
         files: Files = {f"images/{split}/CLEVR_{split}_{i:06}.png": jpeg(10 * n + i) for i in range(2)}
@@ -132,11 +123,6 @@ def eth3d(root: Path) -> None:
 
 SETS: Mapping[str, tuple[Callable[[Path], None], Mapping[str, int], Mapping[str, str]]] = {
     "CLEVRClassification": (clevr, {"train": 2, "val": 2, "test": 2}, {"label": "label", "file": "text"}),
-    "Cityscapes": (
-        cityscapes,
-        {"train": 2, "val": 2, "test": 2},
-        {"mask": "mask", "instance_mask": "mask", "polygons": "json", "file": "text"},
-    ),
     "EMNIST,split=letters": (emnist, {"train": 4, "test": 2}, {"label": "label"}),
     "ETH3DStereo": (
         eth3d,

@@ -67,7 +67,6 @@ def digits(root: Path) -> Path:
 
 
 SETS: Mapping[str, Callable[[Path], Path]] = {
-    "CelebA": named(9, layouts.celeba),
     "Country211": country,
     "DTD": named(9, layouts.dtd),
     "Flowers102": named(9, layouts.flowers102),
@@ -154,8 +153,6 @@ def returned_values(called: str, root: Path) -> dict[str, list[tuple[bytes, str]
     name, *given = called.split(",")
     made, arguments = getattr(import_torchvision().datasets, name), dict(each.split("=") for each in given)
     parameter, splits = SPLITS.get(name, ("train", {"train": True, "test": False}))
-    if name == "Cityscapes":
-        splits = {**splits, "test": "test"}
     found: dict[str, list[tuple[bytes, str]]] = {}
     for split, value in splits.items():
         data = made(root=str(root), **ARGUMENTS.get(name, {}), **arguments, **{parameter: value})
@@ -164,7 +161,6 @@ def returned_values(called: str, root: Path) -> dict[str, list[tuple[bytes, str]
         for n in range(len(data)):
             sample = data[n]
             image, *others = sample if isinstance(sample, tuple) else [sample]
-            others = [*others[0]] if others and isinstance(others[0], tuple) else others  # Cityscapes
             for each in others:
                 getattr(each, "close", int)()
             numbers = [int(each) for each in others if isinstance(each, int)]
@@ -198,20 +194,6 @@ def test_arrays_whose_shape_differs_are_files_of_numpy(tmp_path: Path) -> None:
             assert np.array_equal(np.load(io.BytesIO(reader.item("flow", n))), data[n][2])
             second = tmp_path / f"root/Sintel/training/clean/alley/{n + 1}.png"
             assert bytes(reader.item("second", n)) == second.read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_checksums")
-def test_celeba_has_the_columns_of_packstore(tmp_path: Path) -> None:
-    path = SETS["CelebA"](tmp_path / "root")
-    convert(f"torchvision:CelebA:{tmp_path / 'root'}", tmp_path / "bridged.lmdb")
-    convert(path, tmp_path / "own.lmdb")
-    with open_store(tmp_path / "bridged.lmdb") as reader, open_store(tmp_path / "own.lmdb") as own:
-        columns = {column.name: column for column in reader.manifest.columns}
-        assert columns["labels"].classes == ("5_o_Clock_Shadow", "Bald", "Young")
-        for n in range(len(own)):
-            for name in ("labels", "identity", "bbox", "keypoints"):
-                assert np.array_equal(reader.item(name, n), own.item(name, n))
 
 
 @pytest.mark.slow
@@ -273,7 +255,7 @@ def test_arguments_choose_a_split(tmp_path: Path) -> None:
         ("torchvision:MNIST,colour=red:{}", "unexpected keyword argument 'colour'"),
         ("torchvision:MNIST:{}", "cannot read it: RuntimeError: Dataset not found"),
         ("torchvision:VOCSegmentation,year=1999:{}", "cannot read it: ValueError: Unknown value '1999'"),
-        ("torchvision:VOCDetection:{}", "packstore reads VOCDetection with its boxes itself: give the folder"),
+        ("torchvision:CelebA:{}", "packstore reads CelebA itself, with all annotations: give the folder"),
         ("datumaro:coco", "write datumaro:FORMAT:PATH"),
         ("tfds:mnist", "write tfds:NAME:DATA_DIR"),
         ("datasets:{}/nothing", "nothing: no such file or directory"),

@@ -18,7 +18,6 @@ import numpy as np
 import PIL.Image
 
 from packstore.core.errors import UsageError, printable
-from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels, Text
 from packstore.sources.base import SourceOptions
 from packstore.sources.bridges import (
     BridgedData,
@@ -35,10 +34,10 @@ SPLITS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     name: (parameter, {split: split for split in splits.split()})
     for parameter, splits, names in (
         ("split", "train val test", "CLEVRClassification DTD FGVCAircraft Flowers102 PCAM RenderedSST2"),
-        ("split", "train val", "Cityscapes FlyingChairs ImageNet Imagenette"),
+        ("split", "train val", "FlyingChairs ImageNet Imagenette"),
         ("split", "train test", "ETH3DStereo FER2013 FlyingThings3D Food101 GTSRB HD1K InStereo2k Kitti2012Stereo"),
         ("split", "train test", "Kitti2015Stereo KittiFlow LFWPairs LFWPeople Sintel StanfordCars SVHN"),
-        ("split", "train valid test", "CelebA Country211"),
+        ("split", "train valid test", "Country211"),
         ("split", "trainval test", "OxfordIIITPet"),
         ("split", "train unlabeled test", "STL10"),
         ("image_set", "train val", "SBDataset VOCSegmentation"),
@@ -54,15 +53,12 @@ SPLITS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Splits by dataset: the parameter that chooses one, and its value, or all arguments, for each split. Splits have no
 image in common."""
 _IF_THERE: Mapping[str, tuple[str, str]] = {
-    "Cityscapes": ("test", "leftImg8bit/test"),
     "Middlebury2014Stereo": ("additional", "Middlebury2014/additional"),
     "SVHN": ("extra", "extra_32x32.mat"),
 }
 """A further split of a dataset, and the path that must exist for it."""
 _TRAIN = ("train", {"train": True, "test": False})
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
-    "CelebA": {"target_type": ["attr", "identity", "bbox", "landmarks"]},
-    "Cityscapes": {"target_type": ["semantic", "instance", "polygon"]},
     "OxfordIIITPet": {"target_types": ["category", "segmentation"]},
     "SBDataset": {"mode": "segmentation"},
 }
@@ -71,27 +67,20 @@ _CHECKED = ("CIFAR10", "CIFAR100")
 """Datasets of pickles whose class verifies MD5 digests of the files before it opens them."""
 _OTHER = ("DatasetFolder", "FakeData", "HMDB51", "Kinetics", "MovingMNIST", "UCF101", "VisionDataset")
 """Datasets of videos, and classes that are no datasets of images by themselves."""
-_DETECTION = ("CocoDetection", "Kitti", "VOCDetection", "WIDERFace")
-"""Datasets of boxes, which packstore reads from their folders."""
-_UNSORTED = {"Cityscapes": "images", "INaturalist": "index", "SUN397": "_image_files"}
+_READ_HERE = ("CelebA", "Cityscapes", "CocoDetection", "Kitti", "VOCDetection", "WIDERFace")
+"""Datasets of several annotations an image, which packstore reads from their folders."""
+_UNSORTED = {"INaturalist": "index", "SUN397": "_image_files"}
 _UNSORTED |= {"Omniglot": "_flat_character_images"}
 """Attribute that lists the samples, of datasets whose samples have the order of the disk."""
-_CELEBA = {"attr": "labels", "identity": "identity", "bbox": "bbox", "landmarks": "keypoints"}
-_NAMES: Mapping[str, Sequence[str] | Mapping[str, str]] = {
-    "CelebA": _CELEBA,
-    "Cityscapes": {"semantic": "mask", "instance": "instance_mask", "polygon": "polygons", "color": "colors"},
+_NAMES: Mapping[str, Sequence[str]] = {
     "FlowDataset": ("second", "flow", "valid_mask"),
     "LFWPairs": ("second", "label"),
     "PhotoTour": ("second", "match"),
     "StereoMatchingDataset": ("right", "disparity", "valid_mask"),
 }
-"""Names of the values after the image, in order or by target type, by dataset or its base class; other values are named
+"""Names of the values after the image, in order, by dataset or its base class; other values are named
 by type."""
 _CONVERT: Mapping[str, Callable[[Any], Any]] = {
-    "labels": lambda value: np.flatnonzero(array_of(value)).tolist(),
-    "identity": int,
-    "bbox": array_of,
-    "keypoints": lambda value: array_of(value).reshape(1, 5, 2),
     "second": lambda value: PIL.Image.fromarray(array_of(value)) if is_tensor(value) else value,
     "flow": lambda value: _encode_npy(value),
     "disparity": lambda value: _encode_npy(value),
@@ -113,8 +102,8 @@ def read_torchvision(rest: str, options: SourceOptions) -> BridgedData:
     made = getattr(datasets, name, None) if name in datasets.__all__ else None
     if not isinstance(made, type) or name in _OTHER:
         raise UsageError(f"torchvision has no dataset {printable(name)!r}, or it is not one of images")
-    if name in _DETECTION:
-        raise UsageError(f"packstore reads {name} with its boxes itself: give the folder {printable(str(root))}")
+    if name in _READ_HERE:
+        raise UsageError(f"packstore reads {name} itself, with all annotations: give the folder {printable(str(root))}")
     parameters = inspect.signature(made).parameters
     arguments = {**ARGUMENTS.get(name, {}), **_parse_arguments(parameters, given)}
     parameter, splits = SPLITS.get(name, _TRAIN if "train" in parameters else ("", {}))
@@ -139,19 +128,7 @@ def read_torchvision(rest: str, options: SourceOptions) -> BridgedData:
     if name == "Omniglot" or any(each != classes for each in own.values()):
         classes.sort()
     samples = {split: _Samples(part, root, split, own[split], classes) for split, part in parts.items()}
-    return BridgedData(samples, _declare_celeba_fields(next(iter(parts.values()))) if name == "CelebA" else None)
-
-
-def _declare_celeba_fields(data: Any) -> dict[str, Field]:
-    """Declares the columns of CelebA: image, file, and one for each target type of ``data``. Without declarations, the
-    names of its attributes would be unknown."""
-    columns: dict[str, Field] = {
-        "attr": Labels([name for name in data.attr_names if name], of=False),  # the line ends in a space
-        "identity": Label(),
-        "bbox": Array("int64", (4,)),
-        "landmarks": Keypoints(2, of=False, points=5),
-    }
-    return {"image": Image(), **{_CELEBA[each]: columns[each] for each in data.target_type}, "file": Text()}
+    return BridgedData(samples)
 
 
 def _parse_arguments(parameters: Mapping[str, inspect.Parameter], given: Sequence[str]) -> dict[str, Any]:
@@ -295,8 +272,6 @@ def _name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
     names = next((_NAMES[each.__name__] for each in type(dataset).__mro__ if each.__name__ in _NAMES), None)
     if names is None:
         return _name_values_by_type(dataset, others)
-    if isinstance(names, Mapping):
-        names = [names[target] for target in dataset.target_type]
     values = {name: value for name, value in zip(names, others, strict=False) if value is not None}
     return {name: _CONVERT[name](value) if name in _CONVERT else value for name, value in values.items()}
 

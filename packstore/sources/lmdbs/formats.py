@@ -7,10 +7,8 @@ stores, not by LMDB.
 from __future__ import annotations
 
 import re
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -188,16 +186,18 @@ class Folder2LmdbSource(LmdbSource):
         return database.read_value(_LENGTH) is not None and database.read_value(_KEYS) is not None
 
     def walk_samples(self, database: Database, split: str) -> Iterator[tuple[str, Any, int, int]]:
-        """Yields a sample for each number, with the size of the pickle; 0 for a missing one."""
-        if database.path not in self._sizes:
-            self._sizes[database.path] = _read_sizes(database)
-        for index, size in enumerate(self._sizes[database.path]):
+        """Yields a sample for each number, with the mean size of all. ``__len__`` must be the number of entries, less
+        two: with another key, a number is missing, which is a bad sample."""
+        shown, found = printable(str(database.path)), database.entries - 2
+        try:
+            count = _load_pickle(database.read_value(_LENGTH) or b"")
+        except ValueError as error:
+            raise SourceError(f"{shown}: __len__: {error}; of pyarrow? Write it again with pickle") from None
+        if type(count) is not int or count != found:
+            raise SourceError(f"{shown}: __len__ should be {found:,}, the number of samples")
+        size = database.file.stat().st_size // max(1, count)
+        for index in range(count):
             yield index_key(split, index), index, size, 8
-
-    @cached_property
-    def _sizes(self) -> dict[Path, array[int]]:
-        """Sizes of the values by number, for each database that was listed."""
-        return {}
 
     def read_sample_values(self, database: Database, ref: Any) -> dict[str, Any]:
         """Reads image file and label from the pickle, without running it."""
@@ -218,29 +218,6 @@ def _load_pickle(data: bytes) -> Any:
         return interpret_plain_pickle(data, {}, _MAX_OPERATIONS)
     except PickleError as error:
         raise ValueError(f"it is {printable(str(error))}") from None
-
-
-def _read_sizes(database: Database) -> array[int]:
-    """Reads the sizes of the values by number; 0 for a missing value. Raises :class:`SourceError` for other keys, and
-    if ``__len__`` is not the number of samples."""
-    shown = printable(str(database.path))
-    try:
-        count = _load_pickle(database.read_value(_LENGTH) or b"")
-    except ValueError as error:
-        raise SourceError(
-            f"{shown}: __len__: {error}; if pyarrow wrote the values, write the LMDB again with pickle"
-        ) from None
-    if type(count) is not int or count != database.entries - 2:
-        raise SourceError(f"{shown}: __len__ should be {database.entries - 2:,}, the number of samples")
-    sizes = array("q", [0]) * count
-    for key, size in database.walk_entries():
-        if key in (_LENGTH, _KEYS):
-            continue
-        number = int(key) if key.isdigit() and len(key) < 19 else -1
-        if not 0 <= number < count or key != b"%d" % number:
-            raise SourceError(f"{shown}: the key {printable(repr(key)[1:])} is not a number from 0 to {count - 1}")
-        sizes[number] = size
-    return sizes
 
 
 CLASSES = (
