@@ -19,7 +19,6 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +84,8 @@ class _ChunkFolderSource(ArraySource):
         groups = {parent for name in names if name for parent in (self.path / name).parents}
         for group in sorted(each for each in groups if each.is_relative_to(self.path)):
             yield from (file for name in _METADATA if (file := group / name).is_file())
-        for folder in (self.path / name for name in sorted(names)):
-            for file in _walk_files(folder):
-                if file.name in _METADATA or _CHUNK.fullmatch(file.relative_to(folder).as_posix()):
-                    yield file
+        for name in sorted(names):
+            yield from _list_array_files(self.path / name)
 
     def stamp(self) -> str:
         """Returns a digest of size and times of all files, which may be too many for a text. Raises
@@ -170,6 +167,21 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return metadata
 
 
+def _list_array_files(folder: Path) -> Iterator[Path]:
+    """Yields the metadata and chunk files of an array."""
+    for file in _walk_files(folder):
+        if file.name in _METADATA or _CHUNK.fullmatch(file.relative_to(folder).as_posix()):
+            yield file
+
+
+def _refuse_odd_files(folder: Path, most: float) -> None:
+    """Raises :class:`ValueError` for a pipe or a device among the files of an array, or a file of more than ``most``
+    bytes: the library would read all of it."""
+    for file in _list_array_files(folder):
+        if not file.is_file() or file.stat().st_size > most:
+            raise ValueError(f"{file.name} is no file, or has more than {most:,} bytes")
+
+
 def _walk_files(folder: Path) -> Iterator[Path]:
     """Yields all files at and below a folder, sorted in each folder. Does not follow links to folders."""
     for directory, inside, names in os.walk(folder):
@@ -213,7 +225,8 @@ class ZarrSource(_ChunkFolderSource):
             unknown = next((each for each in codecs if each not in _CODECS), None)
             if unknown is not None:
                 raise ValueError(f"the codec {unknown[:40]} is not run")
-            opened = zarr.open_array(_bounded_store_class()(folder, read_only=True), mode="r")
+            _refuse_odd_files(folder, math.inf if "sharding_indexed" in codecs else _MAX_FILE_BYTES)
+            opened = zarr.open_array(str(folder), mode="r")
             shape, chunks, dtype = opened.shape, opened.chunks, opened.dtype
             if len(chunks) != len(shape) or min(chunks, default=1) < 1 or min(shape, default=0) < 0:
                 raise ValueError(f"the shape {shape} in chunks of {chunks}")
@@ -247,26 +260,6 @@ class _ZarrArray(_ChunkArray):
         if values.dtype.kind in "TUSO":
             return object_array([item if isinstance(item, (str, bytes)) else bytes(item) for item in values.tolist()])
         return values
-
-
-@cache
-def _bounded_store_class() -> Any:
-    """Makes a subclass of the library's ``LocalStore``, once. Reading a whole file over 2 GiB, a pipe or a device by it
-    raises :class:`ValueError`."""
-    from zarr.storage import LocalStore
-
-    class BoundedStore(LocalStore):
-        async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
-            file = self.root / key
-            if file.is_file():
-                size = file.stat().st_size
-                if byte_range is None and size > _MAX_FILE_BYTES:
-                    raise ValueError(f"{key} has {size:,} bytes, more than {_MAX_FILE_BYTES:,}")
-            elif os.path.lexists(file):
-                raise ValueError(f"{key} is no file")  # a pipe or a device would be read without end
-            return await super().get(key, prototype, byte_range)
-
-    return BoundedStore
 
 
 def _walk_codecs(metadata: dict[str, Any]) -> Iterator[str]:
