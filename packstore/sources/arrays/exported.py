@@ -48,10 +48,10 @@ class ExportedArrays(ExportedRows, ArraySource):
             values["image"] = np.frombuffer(values["image"], dtype).reshape(shape)
         return values
 
-    def make_column(self, name: str, chosen: ColumnArray) -> tuple[Field, Callable[[Any], Any]]:
+    def make_column(self, name: str, chosen: ColumnArray) -> tuple[Callable[[], Field], Callable[[Any], Any]]:
         """Makes the function that converts a value to that of the exported store. Files become bytes, numbers a copy in
         native byte order. The manifest declares the columns."""
-        return Bytes(), bytes if chosen.info.content == "files" else partial(to_native, chosen.info.dtype, False)
+        return Bytes, bytes if chosen.info.content == "files" else partial(to_native, chosen.info.dtype, False)
 
 
 def open_exported(plain: type[ArraySource], path: Path, options: SourceOptions) -> Source:

@@ -251,7 +251,7 @@ class ArraySource(RowSource):
         with name_path(self.path):
             for part in self._roles.parts:
                 for name, chosen in part.columns.items():
-                    field, _ = self.make_column(name, chosen)
+                    field = self.make_column(name, chosen)[0]()
                     if declared.setdefault(name, field) != field:
                         raise SourceError(f"{chosen.info.shown} differs in shape or dtype from the array of that name")
         lacking = {name for part in self._roles.parts for name in declared if name not in part.columns}
@@ -378,9 +378,9 @@ class ArraySource(RowSource):
                 rows.append(self._blocks.read_row(chosen, row, columns))
         return rows
 
-    def make_column(self, name: str, chosen: ColumnArray) -> tuple[Field, Callable[[Any], Any]]:
-        """Declares the column ``name`` of an array, and makes the function that converts a row to its value. Raises
-        :class:`SourceError` if no column holds its dtype, and the errors of reading names of classes.
+    def make_column(self, name: str, chosen: ColumnArray) -> tuple[Callable[[], Field], Callable[[Any], Any]]:
+        """Makes two functions for an array: one declares the column ``name``, and may read the array; the other
+        converts a row to its value. Raises :class:`SourceError` if no column holds its dtype.
 
         - ``image`` and ``label`` are an image and a label.
         - Texts are a text.
@@ -388,26 +388,32 @@ class ArraySource(RowSource):
         - Whole numbers ``(N, H, W)`` of at most 32 bits are masks, if ``mask`` is in the name.
         - Other numbers are an array.
 
-        The function raises :class:`ValueError` for too large files, labels that are no class, texts that cannot be
-        decoded, and pixels that would change.
+        The second function raises :class:`ValueError` for too large files, labels that are no class, texts that cannot
+        be decoded, and pixels that would change.
         """
         info, dtype = chosen.info, chosen.info.dtype
         if info.content == "files":
-            is_image = name == "image" or _is_jpeg_or_png(*self._read_first_rows(chosen, 1)[:1])
-            return Image() if is_image else Bytes(), partial(_to_file, name, max_file_bytes(self.options.max_pixels))
+            convert = partial(_to_file, name, max_file_bytes(self.options.max_pixels))
+            return partial(self._declare_files, name, chosen), convert
         if name == "image":
             mode = _pixel_mode(chosen)
-            return Image(mode.dtype, mode=mode.name), partial(_cast_exactly, dtype=mode.dtype)
+            return partial(Image, mode.dtype, mode=mode.name), partial(_cast_exactly, dtype=mode.dtype)
         if name == "label":
             numbers = {text: number for number, text in enumerate(self._text_classes or ())}
-            return Label(self._classes), partial(_find_class_number, numbers) if numbers else _to_class_number
+            convert_label = partial(_find_class_number, numbers) if numbers else _to_class_number
+            return lambda: Label(self._classes), convert_label
         if info.content == "texts":
-            return Text(), decode_text
+            return Text, decode_text
         if "mask" in name and len(info.shape) == 3 and dtype.kind in "uib" and dtype.itemsize <= 4:
-            return Mask(_MASK_DTYPES.get(dtype.name)), partial(to_native, dtype, True)
+            return partial(Mask, _MASK_DTYPES.get(dtype.name)), partial(to_native, dtype, True)
         if dtype.name not in ITEM_SIZE:
             raise SourceError(f"{info.shown}: no type of column holds {dtype}")
-        return Array(dtype.name, info.shape[1:]), partial(to_native, dtype, False)
+        return partial(Array, dtype.name, info.shape[1:]), partial(to_native, dtype, False)
+
+    def _declare_files(self, name: str, chosen: ColumnArray) -> Field:
+        """Declares the column of an array of files, by the first one that can be read."""
+        rows = [] if name == "image" else self._read_first_rows(chosen, 1)[:1]
+        return Image() if name == "image" or any(map(_is_jpeg_or_png, rows)) else Bytes()
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
@@ -424,7 +430,7 @@ def name_path(path: Path) -> Iterator[None]:
     try:
         yield
     except SourceError as error:
-        if shown not in str(error):
+        if shown not in str(error.args[0]):
             error.args = (f"{shown}: {error.args[0]}", *error.args[1:])
         raise
     except (OSError, ValueError) as error:
@@ -499,6 +505,6 @@ def _find_class_number(numbers: Mapping[str, int], value: Any) -> int:
     return numbers[text]
 
 
-def _is_jpeg_or_png(data: Any = b"") -> bool:
+def _is_jpeg_or_png(data: Any) -> bool:
     """Tells if the bytes of a file begin like a JPEG or PNG file."""
     return bytes(data).startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))
