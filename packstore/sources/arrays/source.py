@@ -121,13 +121,11 @@ class ArraySource(RowSource):
         """Opens a file by :meth:`open_arrays`. Raises :class:`SourceError` if that fails."""
         opened = OpenArrays()
         try:
-            self.open_arrays(opened, path)
-        except BaseException as error:
+            with name_path(path, f" cannot be read as {self.kind}", FAULTS):
+                self.open_arrays(opened, path)
+        except BaseException:
             opened.close()
-            if isinstance(error, SourceError) or not isinstance(error, FAULTS):
-                raise
-            said = f"{printable(str(path))} cannot be read as {self.kind}: {printable(str(error))[:200]}"
-            raise SourceError(said) from None
+            raise
         return opened
 
     @classmethod
@@ -423,18 +421,17 @@ class ArraySource(RowSource):
 
 
 @contextmanager
-def name_path(path: Path) -> Iterator[None]:
-    """Begins errors in the block with the path of the source. Converts :class:`OSError` and :class:`ValueError` to
-    :class:`SourceError`."""
+def name_path(path: Path, why: str = "", faults: tuple[type[Exception], ...] = (OSError, ValueError)) -> Iterator[None]:
+    """Begins errors in the block with a path, and ``why``. Converts ``faults`` to :class:`SourceError`."""
     shown = printable(str(path))
     try:
         yield
     except SourceError as error:
         if shown not in str(error.args[0]):
-            error.args = (f"{shown}: {error.args[0]}", *error.args[1:])
+            error.args = (f"{shown}{why}: {error.args[0]}", *error.args[1:])
         raise
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{shown}: {printable(str(error))}") from None
+    except faults as error:
+        raise SourceError(f"{shown}{why}: {printable(str(error))[:300]}") from None
 
 
 def _walk_files(path: Path) -> Iterator[Path]:
