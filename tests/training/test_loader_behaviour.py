@@ -32,6 +32,7 @@ from packstore.training.augment import (
 from packstore.training.augment.base import Crops
 from packstore.training.augment.resample import resize_by_products
 from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.job import BatchJob
 from packstore.training.loader.rows import RowWriter, _as_planes
 from packstore.training.single_threaded import is_single_threaded, make_single_threaded, single_threaded
 from tests.conftest import Stores
@@ -540,3 +541,21 @@ def test_options_of_dataloader_are_told_apart(stores: Stores) -> None:
     with pytest.raises(TypeError, match=r"augment\.Resize has no argument max_size: RandomShortestSize has it"):
         Resize(8, max_size=3)  # type: ignore[call-arg]
     assert pickle.loads(pickle.dumps(Resize(size=8))) == Resize(8)
+
+
+@pytest.mark.parametrize(("name", "batch_size", "side", "most"), [("cifar.pth", 512, 32, 7), ("files.lmdb", 64, 8, 16)])
+def test_small_pixels_are_not_cut_into_slices_for_every_thread(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, name: str, batch_size: int, side: int, most: int
+) -> None:
+    """A thread that wakes for a hundred kilobytes takes longer to wake than to copy them."""
+    slices, fill = [], BatchJob._fill_slice
+
+    def counted(job: BatchJob, *args: Any) -> Any:
+        slices.append(job)
+        return fill(job, *args)
+
+    monkeypatch.setattr(BatchJob, "_fill_slice", counted)
+    dataset = PackedDataset(stores(name), "train")
+    repeated = np.resize(np.arange(len(dataset)), batch_size)
+    list(PackedLoader(dataset, batch_size, indices=repeated, workers=16, resident=False, augment=[RandomCrop(side)]))
+    assert 1 < len(slices) <= most

@@ -193,6 +193,7 @@ DRAWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("name", DRAWN)
 def test_the_host_never_waits_for_what_it_draws(root: Path, device: Simulation, name: str, resident: bool) -> None:

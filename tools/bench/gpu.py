@@ -148,6 +148,7 @@ def steps(loader: PackedLoader, batch: torch.Tensor, copy: float, options: argpa
 def trace(name: str, function: Callable[[], object], options: argparse.Namespace) -> None:
     """Writes what ``function`` does as a Chrome trace, if it is wanted."""
     if options.trace:
+        options.trace.mkdir(parents=True, exist_ok=True)
         with torch.profiler.profile() as profile:
             finished(function)
         profile.export_chrome_trace(str(options.trace / f"{name}.json.gz"))
