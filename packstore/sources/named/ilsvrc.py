@@ -20,7 +20,6 @@ from packstore.core.fields import Label
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.beside import is_folder, join
-from packstore.sources.folder_names import Names
 from packstore.sources.found import Files, Found, FoundSource
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import is_passed_over
@@ -222,6 +221,11 @@ def _open_required(path: Path, expected: str) -> Tree:
     return tree
 
 
+def _find_devkit(folder: Path) -> Path | None:
+    """Finds the devkit in a folder, unpacked or not; returns None if there is none."""
+    return next((folder / name for name in _DEVKITS if (folder / name).exists()), None)
+
+
 def _find_layout(path: Path) -> _Layout:
     """Finds the splits and the devkit at ``path``; prefers an unpacked folder to a tar.
 
@@ -229,20 +233,18 @@ def _find_layout(path: Path) -> _Layout:
     archive of validation images may have any name with ``val``. Returns an empty layout if there is nothing of ILSVRC.
     """
     tree = open_tree_or_none(path)
-    devkit = next(
-        (folder / name for folder in (path, path.parent) for name in _DEVKITS if (folder / name).exists()), None
-    )
     places = ("",) if path.is_dir() else ("", "val")
-    if tree is None or any(_has_val_images(tree, place) for place in places):
-        return _Layout({} if tree is None else {"val": _Part(path)}, devkit)
-    names = tree.names("") if path.is_dir() else Names()
-    parts = {}
+    if tree is not None and any(_has_val_images(tree, place) for place in places):
+        return _Layout({"val": _Part(path)}, _find_devkit(path) or _find_devkit(path.parent))
+    if tree is None or not path.is_dir():
+        return _Layout({})
+    devkit, names, parts = _find_devkit(path), tree.names(""), dict[str, _Part]()
     for split, tars in _TARS.items():
         inside = tree.names(split).folders if split in names.folders and split != "test" else []
         in_classes = any(map(_WNID.fullmatch, inside))
         files = [name for name in tars if name in names.files]
-        if devkit is not None and split == "val":
-            files += [name for name in names.files if "val" in name.lower() and _holds_val_images(path / name)]
+        if devkit is not None and split == "val" and not files:
+            files = [name for name in names.files if "val" in name.lower() and _holds_val_images(path / name)]
         if in_classes or (split == "val" and _has_val_images(tree, split)):
             parts[split] = _Part(path, split, in_classes)
         elif files:
