@@ -6,11 +6,10 @@ A kind is imported when it first tests a path. May import ``core``, ``images`` a
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,15 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
 from packstore.core.urls import UrlPath, find_bridge
 from packstore.images.reading import ALL_FRAMES, CLIPS, FILE_CLIPS, Reading
-from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.archives import cache_archives, cache_folders
-from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
-from packstore.sources.companion_patterns import MASKS, OPTIONS, PAIR, SIDECAR, check_companions
-from packstore.sources.encodings import GEO, KEY, check_columns, find_encoding, use_encoding
+from packstore.sources.base import TEXT_OPTIONS, Certainty, Entry, Kind, Source, SourceOptions, Survey
+from packstore.sources.companion_patterns import OPTIONS
+from packstore.sources.encodings import GEO, find_encoding, use_encoding
 from packstore.sources.encodings import ROLE as ENCODING
-from packstore.sources.ignoring import apply_ignore_rules, check_patterns, compile_ignore_rules, escape_pattern
+from packstore.sources.ignoring import apply_ignore_rules, compile_ignore_rules, escape_pattern
 from packstore.sources.questions import ask_about_classes, ask_about_left
-from packstore.sources.recognition import find_kind, list_array_kinds, recognise, unreachable_message
+from packstore.sources.recognition import find_kind, recognise, unreachable_message
 from packstore.sources.refusals import NeedsCopyError
-from packstore.sources.splits import check_splits
 from packstore.stores.opening import holds_store
 
 __all__ = [
@@ -57,35 +54,15 @@ DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", 
 _ALIKE = ((".json", ".jsonl"), (".csv", ".tsv"), (".yaml", ".yml"))
 """Groups of suffixes: if the path names one such file, other files of its group in the folder are ignored."""
 
-_CHECKS: dict[str, Callable[[object], tuple[str, ...]]] = {
-    "ignore": check_patterns,
-    "splits": check_splits,
-    "columns": check_columns,
-    **{name: partial(check_companions, name) for name in OPTIONS},
-}
-"""Check of each option that is texts, by its name."""
-
 
 def open_source(
     path: Path,
     *,
     kind: str | None = None,
-    labels: str | os.PathLike[str] | None = None,
-    max_pixels: int = MAX_PIXELS,
     packed_as: Manifest | None = None,
-    skip_bad: bool = False,
-    image_key: str | None = None,
-    label_key: str | None = None,
-    layout: str | None = None,
-    ignore: str | Sequence[str] = (),
-    splits: str | Sequence[str] = (),
-    columns: str | Sequence[str] = (),
     frames: str | None = None,
-    crowds: bool | None = None,
-    pair: str | Sequence[str] = (),
-    sidecar: str | Sequence[str] = (),
-    masks: str | Sequence[str] = (),
     progress: ProgressCallback = no_progress,
+    **given: Any,
 ) -> Source:
     """Opens the source at ``path``.
 
@@ -96,31 +73,16 @@ def open_source(
         kind: The name of its kind, one of :data:`packstore.core.registry.SOURCES`; None recognises the kind. A name
             settles an ambiguous folder: ``imagefolder`` takes all top folders as classes, even if some have names of
             splits and others contain images.
-        labels: A CSV file with the columns ``file,label`` and optionally ``split``. Its paths are relative to ``path``.
-            Only some kinds take such a file (``flat``).
-        max_pixels: See :class:`SourceOptions`.
         packed_as: The manifest of a store that was packed from this source. Its kind is used if the path alone is
-            ambiguous. Its options for arrays, ``ignore``, ``splits``, ``columns`` and ``frames`` replace those that
-            are not given. If the source is itself a store or an export of a store, only ``frames``
+            ambiguous. Its options for arrays, ``ignore``, ``splits``, ``columns``, companions and ``frames`` replace
+            those that are not given. If the source is itself a store or an export of a store, only ``frames``
             replaces, and only if the images are files.
-        skip_bad: See :class:`SourceOptions`.
-        image_key: See :class:`SourceOptions`.
-        label_key: See :class:`SourceOptions`.
-        layout: See :class:`SourceOptions`.
-        ignore: Patterns of files and folders to treat as absent: ``*.txt``, ``masks``, ``train/extra``.
-        splits: Patterns of the files of splits, as for ``ignore``: ``train=images/a``. They replace the source's own
-            splits, see :class:`packstore.sources.chosen_splits.ChosenSplitsSource`. In an image folder, folders that
-            match are splits, and no classes.
-        columns: Meanings of the columns of a table: ``image=COL``, ``label=COL``, ``boxes=X1,Y1,X2,Y2`` …. Any source
-            takes ``keep=geo``, which adds a column ``geo`` of GeoTIFF tags, and ``encoding=cp1252``, the encoding of
-            all texts that are not UTF-8.
         frames: ``all`` makes each frame of the image files a sample. ``clips`` makes each file of frames, or each
             folder of numbered frames, a sample; see :class:`ClipsSource`.
-        crowds: See :class:`SourceOptions`. None means False if a store ``packed_as`` has no such column.
-        pair: Patterns of further images, see :mod:`packstore.sources.companion_patterns`.
-        sidecar: Patterns of files with a value for each image.
-        masks: Patterns of masks.
         progress: Called when an object is fetched.
+        given: Options of :class:`SourceOptions`; a single text stands for a tuple. Any source takes the columns
+            ``keep=geo``, which adds a column ``geo`` of GeoTIFF tags, and ``encoding=cp1252``, the encoding of all
+            texts that are not UTF-8.
 
     Raises:
         AmbiguousSourceError: ``kind`` is None, and several kinds match, or none reads all annotations of the images.
@@ -128,47 +90,35 @@ def open_source(
             for ``labels`` at a URL.
         SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
-    check_paths(labels)
+    check_paths(given.get("labels"))
     place = _as_remote_path(path) if isinstance(path, UrlPath) else path
     files_as = None if packed_as is not None and _is_packed(place) else packed_as
-    named = check_columns(columns) or _recorded_texts(files_as, "columns")
-    if packed_as is not None and crowds is None and not packed_as.has_column(CROWD):
-        crowds = False
-    encoding = find_encoding(named)
-    chosen = check_splits(splits) or _recorded_texts(files_as, "splits")
-    recorded = None if packed_as is None else packed_as.options.get("frames")
-    options = SourceOptions(
-        labels=None if labels is None else Path(labels),
-        max_pixels=max_pixels,
-        named=kind is not None,
-        skip_bad=skip_bad,
-        image_key=image_key,
-        label_key=label_key,
-        layout=layout,
-        ignore=check_patterns(ignore) or _recorded_texts(files_as, "ignore"),
-        splits=chosen,
-        columns=tuple(each for each in named if each != GEO and not each.startswith(ENCODING)),
-        crowds=crowds,
-        pair=check_companions(PAIR, pair) or _recorded_texts(files_as, PAIR),
-        sidecar=check_companions(SIDECAR, sidecar) or _recorded_texts(files_as, SIDECAR),
-        masks=check_companions(MASKS, masks) or _recorded_texts(files_as, MASKS),
-    )
+    options = SourceOptions(**given, named=kind is not None)
+    recorded: dict[str, Any] = {
+        name: _recorded_texts(files_as, name) for name in TEXT_OPTIONS if not getattr(options, name)
+    }
+    if packed_as is not None and options.crowds is None and not packed_as.has_column(CROWD):
+        recorded["crowds"] = False
+    options = replace(options, **recorded)
+    columns, encoding = options.columns, find_encoding(options.columns)
+    options = replace(options, columns=tuple(each for each in columns if each != GEO and not each.startswith(ENCODING)))
+    packed_frames = None if packed_as is None else packed_as.options.get("frames")
     with use_encoding(encoding):
-        clips = (recorded if frames is None else frames) == CLIPS
+        clips = (packed_frames if frames is None else frames) == CLIPS
         opened = _open_files(place, kind, options, files_as, progress, clips)
-    if chosen:
+    if options.splits:
         from packstore.sources.chosen_splits import ChosenSplitsSource
 
-        opened = ChosenSplitsSource(opened, chosen)
+        opened = ChosenSplitsSource(opened, options.splits)
     if encoding is not None:
         opened.options = replace(opened.options, columns=(*opened.options.columns, ENCODING + encoding))
-    if GEO in named:
+    if GEO in columns:
         from packstore.sources.wrapped import GeoSource
 
         opened = GeoSource(opened)
-    if frames is None and isinstance(recorded, str):
+    if frames is None and isinstance(packed_frames, str):
         holds_files = opened.store_manifest is None or opened.store_manifest.encoding == "original"
-        frames = recorded if holds_files else None
+        frames = packed_frames if holds_files else None
     opened = take_frames(opened, frames)
     if frames in (CLIPS, FILE_CLIPS) and packed_as is not None:
         opened.read_as(Reading.restore(packed_as.image.mode, packed_as.options))
@@ -248,14 +198,13 @@ def _open_files(
     """
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
-        raise _unused_option_error(named, options)
+        unused = ", ".join(named.find_unused(options))
+        using = ", ".join(each.name for each in SOURCES.values() if each.takes(options)) or "none"
+        raise UsageError(f"a source of kind {named.name} does not use {unused}: leave it out; kinds that do: {using}")
     if find_bridge(place) is not None:
-        kept = ("max_pixels", "skip_bad", "layout", "crowds")
-        if named is not None or options != SourceOptions(**{name: getattr(options, name) for name in kept}):
-            raise UsageError(
-                f"{printable(str(place))} is read by another library: leave source_kind, labels, image_key, label_key, "
-                "ignore, splits, columns, pair, sidecar and masks out"
-            )
+        kept = {name: getattr(options, name) for name in ("max_pixels", "skip_bad", "layout", "crowds")}
+        if named is not None or options != SourceOptions(**kept):
+            raise UsageError(f"{printable(str(place))} is read by another library, which takes layout alone")
         if packed_as is not None:
             options = replace(options, **_recorded_array_names(packed_as, options))
         from packstore.sources.bridges import open_bridge
@@ -337,12 +286,12 @@ def _open_recognised(
     path cannot be reached, or is of no known kind.
     """
     try:
-        place.stat()
+        mode = place.stat().st_mode
     except PackstoreError:  # a UsageError is a ValueError, too
         raise
     except (OSError, ValueError) as error:
         raise SourceError(unreachable_message(place, error)) from None
-    if not isinstance(place, UrlPath) and not (place.is_dir() or place.is_file()):
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         raise SourceError(f"{printable(str(place))} is neither a file nor a folder, but a pipe, socket or device")
     if named is not None and not named.reads(place):
         raise NeedsCopyError(f"{printable(str(place))} is of kind {named.name}")
@@ -367,17 +316,7 @@ def _open_recognised(
         takes = named.takes_arrays or named.takes_boxes
         if packed_as is not None and packed_as.origin.kind == named.name and takes:
             options = replace(options, **_recorded_array_names(packed_as, options))
-        try:
-            return named.open(place, options)
-        except AmbiguousSourceError:
-            raise
-        except SourceError as error:
-            from packstore.sources.needs import PresentNames
-
-            missing = PresentNames(place).describe_missing(named.name) if options.named else ""
-            if type(error) is SourceError and missing:
-                raise SourceError(f"{error} ({named.name} needs {missing})") from None
-            raise
+        return named.open(place, options)
 
 
 def _cache_buckets(place: Path) -> AbstractContextManager[None]:
@@ -403,32 +342,6 @@ def _recorded_texts(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
     recorded = None if packed_as is None else packed_as.options.get(name)
     try:
         texts = json.loads(recorded) if isinstance(recorded, str) else ()
-        return _CHECKS[name](texts)
+        return TEXT_OPTIONS[name](texts)
     except ValueError:
         return ()
-
-
-def _unused_option_error(kind: Kind, options: SourceOptions) -> UsageError:
-    """Returns the error for options that a kind does not use. Names the first of labels, companions, columns, boxes and
-    arrays."""
-    if options.labels is not None and not kind.takes_labels:
-        return UsageError(
-            f"a source of kind {kind.name} has its own labels; leave the labels file out, or use another kind"
-        )
-    if any(options.companions.values()) and not kind.takes_companions:
-        given = ", ".join(f"--{name}" for name, patterns in options.companions.items() if patterns)
-        return UsageError(f"a source of kind {kind.name} does not use {given}: leave --source {kind.name} out")
-    if options.columns and (kind.takes_columns or all(each.startswith(KEY) for each in options.columns)):
-        having = ", ".join(each.name for each in SOURCES.values() if each.takes_key)
-        return UsageError(f"a source of kind {kind.name} has no names whose dot ends a key; kinds that have: {having}")
-    if options.columns:
-        return UsageError(f"a source of kind {kind.name} has no table: leave --column out, or use --source table")
-    if options.says_boxes:
-        having = ", ".join(each.name for each in SOURCES.values() if each.takes_boxes)
-        return UsageError(
-            f"a source of kind {kind.name} has no boxes of layout {options.layout}; kinds with boxes: {having}"
-        )
-    return UsageError(
-        f"a source of kind {kind.name} has no arrays to choose from; leave image_key, label_key and layout out, or "
-        f"use another kind ({list_array_kinds()})"
-    )

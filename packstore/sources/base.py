@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -26,13 +27,21 @@ from packstore.core.urls import UrlPath
 from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.companion_patterns import OPTIONS, check_companions
-from packstore.sources.encodings import KEY
+from packstore.sources.encodings import KEY, check_columns
 from packstore.sources.ignoring import check_patterns, compile_ignore_rules
 from packstore.sources.ledger import Claims, Ledger, Role, list_files, make_ledger
 from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.splits import check_splits
 from packstore.sources.tree import FolderTree
 
 _REMOTE_WORKERS = 32
+TEXT_OPTIONS: Mapping[str, Callable[[object], tuple[str, ...]]] = {
+    "ignore": check_patterns,
+    "splits": check_splits,
+    "columns": check_columns,
+    **{name: partial(check_companions, name) for name in OPTIONS},
+}
+"""Check of each option that is texts, by its name."""
 
 
 class Certainty(IntEnum):
@@ -101,25 +110,22 @@ class SourceOptions:
 
     def __post_init__(self) -> None:
         check_texts(**self.array_names)
-        check_patterns(self.ignore)
-        for name, given_patterns in self.companions.items():
-            check_companions(name, given_patterns)
-        if self.layout is not None:
-            self._check_layout(self.layout)
+        for name, check in TEXT_OPTIONS.items():
+            object.__setattr__(self, name, check(getattr(self, name)))
+        if self.labels is not None:
+            object.__setattr__(self, "labels", Path(self.labels))
+        if self.layout is not None and not self.says_boxes:
+            from packstore.sources.arrays.stored import parse_layout
+            from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, VOC
+
+            if parse_layout(self.layout) is None:
+                raise UsageError(
+                    "layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or "
+                    "NCHW; with sizes, NHW:28x28, of flattened images; or, of boxes in tables, be "
+                    f"{', '.join(CONVENTIONS)}, {VOC} or {NOT_CONVERTED}; got {self.layout!r}"
+                )
         if type(self.max_pixels) is not int or self.max_pixels < 1:
             raise UsageError(f"max_pixels should be a whole number of at least 1, got {self.max_pixels!r}")
-
-    def _check_layout(self, layout: str) -> None:
-        """Raises :class:`UsageError` for a layout that is neither that of arrays nor of boxes."""
-        from packstore.sources.arrays.stored import parse_layout
-        from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, VOC
-
-        if not self.says_boxes and parse_layout(layout) is None:
-            raise UsageError(
-                f"layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or NCHW; "
-                f"with sizes, NHW:28x28, of flattened images; or, of boxes in tables, be {', '.join(CONVENTIONS)}, "
-                f"{VOC} or {NOT_CONVERTED}; got {layout!r}"
-            )
 
     @property
     def says_boxes(self) -> bool:
@@ -129,6 +135,12 @@ class SourceOptions:
         from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, VOC
 
         return self.layout in (*CONVENTIONS, VOC, NOT_CONVERTED)
+
+    @property
+    def given(self) -> list[str]:
+        """Names of the given options that only some kinds use."""
+        names = ("labels", *self.array_names, "columns", *OPTIONS)
+        return [name for name in names if getattr(self, name)]
 
     @property
     def companions(self) -> dict[str, tuple[str, ...]]:
@@ -179,19 +191,23 @@ class Kind:
         """Tells if this kind can read at the place of ``path``: on this machine, or in an object store."""
         return self.in_objects or not isinstance(path, UrlPath)
 
-    def takes(self, options: SourceOptions) -> bool:
-        """Tells if this kind uses all given options among labels, arrays, boxes, columns and companions.
+    def find_unused(self, options: SourceOptions) -> list[str]:
+        """Returns the names of the given options that this kind does not use, among labels, arrays, boxes, columns and
+        companions. A layout of boxes goes with neither labels nor names of arrays."""
+        arrays = self.takes_arrays and not options.says_boxes
+        used = {
+            "labels": self.takes_labels and not options.says_boxes,
+            "image_key": arrays,
+            "label_key": arrays,
+            "layout": self.takes_boxes if options.says_boxes else arrays,
+            "columns": all(self.takes_key if each.startswith(KEY) else self.takes_columns for each in options.columns),
+            **dict.fromkeys(OPTIONS, self.takes_companions),
+        }
+        return [name for name in options.given if not used[name]]
 
-        False if a layout of boxes is given together with labels, or together with names of arrays."""
-        given = any(value is not None for value in options.array_names.values())
-        keys = [each for each in options.columns if each.startswith(KEY)]
-        if (keys and not self.takes_key) or (len(keys) < len(options.columns) and not self.takes_columns):
-            return False
-        if any(options.companions.values()) and not self.takes_companions:
-            return False
-        if options.says_boxes:
-            return self.takes_boxes and options.labels is None and options.image_key is options.label_key is None
-        return (options.labels is None or self.takes_labels) and (not given or self.takes_arrays)
+    def takes(self, options: SourceOptions) -> bool:
+        """Tells if this kind uses all given options, see :meth:`find_unused`."""
+        return not self.find_unused(options)
 
 
 class Entry(NamedTuple):

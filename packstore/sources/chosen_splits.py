@@ -57,17 +57,13 @@ class ChosenSplitsSource(WrappedSource):
         unused = [each for number, each in enumerate(self._patterns.given) if number not in used]
         if unused:
             raise SourceError(
-                f"{printable(str(self.path))}: no sample matches {printable(unused[0].partition('=')[2])!r} of splits "
-                f"({printable(unused[0])}); patterns match paths from the top of the source, such as "
-                f"{printable(next(iter(self._source.entries())).key)}"
+                f"{printable(str(self.path))}: no sample matches {printable(unused[0])!r} of splits; patterns match "
+                f"paths from the top of the source, such as {printable(next(iter(self._source.entries())).key)}"
             )
         ordered = {name: counts[name] for name in (*self._patterns.names, UNASSIGNED) if counts[name]}
         notes = survey.notes
-        if counts[UNASSIGNED]:
-            notes = (
-                *notes,
-                f"no pattern of splits matches {counts[UNASSIGNED]:,} of the samples: their split is {UNASSIGNED}",
-            )
+        if rest := counts[UNASSIGNED]:
+            notes = (*notes, f"no pattern of splits matches {rest:,} of the samples: their split is {UNASSIGNED}")
         if split is None:
             return replace(survey, splits=ordered, notes=notes)
         name = lower_known_split(split)
@@ -91,18 +87,15 @@ class ChosenSplitsSource(WrappedSource):
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields the entries of one split, or of all, split after split."""
         names = (*self._patterns.names, UNASSIGNED)
-        if split is not None:
-            names = tuple(name for name in names if name == lower_known_split(split))
-            if not names:
-                raise self.unknown_split_error(split, self._patterns.names)
-        return self._yield_entries(names)
-
-    def _yield_entries(self, names: Sequence[str]) -> Iterator[Entry]:
-        """Yields the entries of several splits, split after split."""
-        for name in names:
-            for entry in self._source.entries():
-                if self._name(entry) == name:
-                    yield entry._replace(split=name)
+        chosen = [name for name in names if split is None or name == lower_known_split(split)]
+        if not chosen:
+            raise self.unknown_split_error(split or "", names)
+        return (
+            entry._replace(split=name)
+            for name in chosen
+            for entry in self._source.entries()
+            if self._name(entry) == name
+        )
 
     def _name(self, entry: Entry) -> str:
         """Returns the split of an entry."""

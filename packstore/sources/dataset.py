@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, count, groupby, islice
+from itertools import chain, count, groupby, islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -239,7 +239,9 @@ class DatasetSource(SampleSource):
         # Splits may have files of equal names.
         prefixes = {split: f"{split}/" if len(splits) > 1 else "" for split in splits}
         given = {split: find_image_files(data, prefixes[split]) for split, data in splits.items()}
-        _refuse_shared(splits)
+        iterators = [id(data) for data in splits.values() if isinstance(data, Iterator)]
+        if len({*iterators}) < len(iterators):  # each split would read only some of its samples
+            raise UsageError("two splits are the same iterator; give each split an iterable of its own")
         self._parts = [_examine_dataset(split, given[split] or data) for split, data in splits.items()]
         raw = self._read_probes()
         classes = _find_class_names(splits) if fields is None else None
@@ -277,10 +279,10 @@ class DatasetSource(SampleSource):
                     yield entry if isinstance(entry.ref, (NamedSample, FailedSample)) else self._read_here(entry)
                 continue
             # The loader takes indices long before it yields their samples.
-            ahead: list[Entry] = []
+            listed, ahead = tee(some)
             reading = _DatasetReader([each.data for each in self._parts], self.schema, in_process=False)
-            for taken in _read_by_workers(reading, _record_refs(some, ahead), workers, sum(self._sizes)):
-                yield ahead.pop(0)._replace(ref=taken)
+            for taken in _read_by_workers(reading, (each.ref for each in ahead), workers, sum(self._sizes)):
+                yield next(listed)._replace(ref=taken)
 
     def read(self, entry: Entry) -> Sample:
         """Reads the sample in this process, unless :meth:`fetch` has read it. Converts it as the base does."""
@@ -325,7 +327,7 @@ class DatasetSource(SampleSource):
 
     def _choose_parts(self, split: str | None) -> list[_SplitData]:
         """Returns the data of one split, or of all. Raises :class:`NotInSourceError` for an unknown split."""
-        chosen = [part for part in self._parts if split is None or part.split == split]
+        chosen = [part for part in self._parts if split in (None, part.split)]
         if not chosen:
             raise self.unknown_split_error(split or "", [part.split for part in self._parts])
         return chosen
@@ -379,10 +381,8 @@ class DatasetSource(SampleSource):
                 part.probes = dict(enumerate(islice(part.rest, PROBED)))
             if part.split and not (part.probes if part.length is None else part.length):
                 raise SourceError(f"split {printable(part.split)!r} has no samples: leave it out")
-            if part.length is None:
-                continue
             spread = {round(i * (part.length - 1) / PROBED) for i in range(PROBED + 1)} if part.length else set()
-            for index in sorted({*range(min(part.length, PROBED)), *spread}):
+            for index in sorted({*range(min(part.length or 0, PROBED)), *spread}):
                 try:
                     part.probes[index] = part.data[index]
                 except Exception as error:
@@ -450,34 +450,19 @@ def _examine_dataset(split: str, data: Any) -> _SplitData:
     )
 
 
-def _refuse_shared(splits: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` if two splits are the same iterator. Each split would read only some of its
-    samples."""
-    seen: dict[int, str] = {}
-    for split, data in splits.items():
-        if isinstance(data, Iterator) and seen.setdefault(id(data), split) != split:
-            raise UsageError(
-                f"the splits {printable(seen[id(data)])!r} and {printable(split)!r} are the same iterator, which gives "
-                "each sample once; give each split an iterable of its own"
-            )
-
-
 def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Returns the ``classes`` that the datasets have, or None if no dataset has them. A ``Subset`` has those of its
     dataset. Joins several names of one class by commas. Raises :class:`UsageError` if the datasets have different
     names."""
-    names_by_split: dict[str, tuple[str, ...]] = {}
+    found: dict[tuple[str, ...], str] = {}
     for split, data in splits.items():
         classes = getattr(_unwrap_subset(data), "classes", None)
         if isinstance(classes, (list, tuple)) and classes:
-            names_by_split[split] = tuple(", ".join(c) if isinstance(c, (list, tuple)) else str(c) for c in classes)
-    if len(set(names_by_split.values())) > 1:
-        (one, other), *_ = zip(names_by_split.items(), list(names_by_split.items())[1:], strict=False)
-        raise UsageError(
-            f"the classes of {printable(one[0])!r} ({', '.join(one[1][:5])}, …) are not those of "
-            f"{printable(other[0])!r} ({', '.join(other[1][:5])}, …); give fields= with packstore.Label(classes)"
-        )
-    return next(iter(names_by_split.values()), None)
+            found.setdefault(tuple(", ".join(c) if isinstance(c, (list, tuple)) else str(c) for c in classes), split)
+    if len(found) > 1:
+        shown = "; ".join(f"{printable(split)}: {', '.join(names[:5])}, …" for names, split in found.items())
+        raise UsageError(f"the splits have different classes ({shown}); give fields= with packstore.Label(classes)")
+    return next(iter(found), None)
 
 
 def _unwrap_subset(data: Any) -> Any:
@@ -485,13 +470,6 @@ def _unwrap_subset(data: Any) -> Any:
     while type(data).__name__ == "Subset" and hasattr(data, "dataset"):
         data = data.dataset
     return data
-
-
-def _record_refs(entries: Iterable[Entry], ahead: list[Entry]) -> Iterator[Ref]:
-    """Yields the references of entries, and appends each entry to ``ahead``."""
-    for entry in entries:
-        ahead.append(entry)
-        yield entry.ref
 
 
 def _raise_used_up(path: Path) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from packstore.sources.folder_names import Names
 
 IGNORED = "left out by --ignore"
 """Reason for a file that a pattern matches, for the ledger."""
-_SET = re.compile(r"\[(!?)(\]?[^]/]*)\]")
+_TOKEN = re.compile(r"\\(.)|\[(!?)(\]?[^]/]*)\]|(.)", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +105,16 @@ def apply_ignore_rules(root: Path, rules: IgnoreRules) -> Iterator[None]:
 def active_rules(root: Path) -> IgnoreRules:
     """Returns the active rules for a tree with this root. Returns empty rules for a root outside of the source that is
     being opened."""
-    active = _active.get()
-    inside = None if active is None or not active[1] else _relative_to(root, active[0])
-    if active is None or inside is None:
-        return IgnoreRules()
-    return replace(active[1], prefix=f"{inside}/" if inside else "")
+    source, rules = _active.get()
+    inside = _relative_to(root, source) if rules else None
+    return IgnoreRules() if inside is None else replace(rules, prefix=f"{inside}/" if inside else "")
 
 
 def is_ignored(path: Path) -> bool:
     """Tells if the active rules hide a path. False for a path outside of the source that is being opened."""
-    active = _active.get()
-    inside = None if active is None or not active[1] else _relative_to(path, active[0])
-    return active is not None and bool(inside) and active[1].hides(inside or "", path.is_dir())
+    source, rules = _active.get()
+    inside = _relative_to(path, source) if rules else None
+    return bool(inside) and rules.hides(inside or "", path.is_dir())
 
 
 def visible_paths(folder: Path) -> Iterator[Path]:
@@ -133,25 +131,20 @@ def _relative_to(path: Path, root: Path) -> str | None:
     return "/".join(path.parts[len(base.parts) :])  # relative_to() of a URL returns a URL
 
 
-_active: ContextVar[tuple[Path, IgnoreRules] | None] = ContextVar("ignored paths", default=None)
+_active: ContextVar[tuple[Path, IgnoreRules]] = ContextVar("ignored paths", default=(Path(), IgnoreRules()))
 
 
 def _pattern_to_regex(pattern: str) -> str:
     """Converts a pattern to a regular expression. With ``re.match`` it matches the paths that the pattern hides.
 
     Raises :class:`UsageError` for an unusable pattern."""
-    body = pattern.removeprefix("/").removesuffix("/")
-    parts = body.split("/")
-    if not body or "\0" in pattern or any(part in ("", ".", "..") for part in parts):
-        raise _bad_pattern_error(
-            pattern, "expected a name such as '*.txt', or a path from the top of the source such as 'a/b'"
+    parts = pattern.removeprefix("/").removesuffix("/").split("/")
+    bad = "\0" in pattern or pattern[:1] in ("!", "#") or all(re.fullmatch(r"\*+", part) for part in parts)
+    if bad or any(part in ("", ".", "..") for part in parts):
+        raise UsageError(
+            f"ignore: {printable(pattern)!r} is not a pattern: expected a name such as '*.txt', or a path from the top "
+            "of the source such as 'a/b'; write '[!]…' or '[#]…' for a name that begins so"
         )
-    if pattern[0] in "!#":
-        raise _bad_pattern_error(
-            pattern, f"it begins with {pattern[0]!r}: for a name that does, write '[{pattern[0]}]…'"
-        )
-    if all(re.fullmatch(r"\*+", part) for part in parts):
-        raise _bad_pattern_error(pattern, "it matches everything")
     anywhere = "/" not in pattern.removesuffix("/")
     regex = "(?:[^/]+/)*" if anywhere else ""
     for number, part in enumerate(parts):
@@ -159,39 +152,21 @@ def _pattern_to_regex(pattern: str) -> str:
         if part == "**":
             regex += "[^/]+" if last else "(?:[^/]+/)*"
         else:
-            regex += _part_to_regex(pattern, part) + ("" if last else "/")
-    return regex + ("/" if pattern.endswith("/") else "(?:/|$)")
-
-
-def _part_to_regex(pattern: str, part: str) -> str:
-    """Converts one part of a pattern, between slashes, to a regular expression. Raises :class:`UsageError` for a
-    bracket that is not closed, or a bad range."""
-    regex, place = "", 0
-    while place < len(part):
-        char = part[place]
-        if char == "[":
-            inside = _SET.match(part, place)
-            if inside is None or not inside[2]:
-                raise _bad_pattern_error(
-                    pattern, "the bracket '[' is not closed: for the character itself, write '[[]'"
-                )
-            chars = re.sub(r"([\\\[\]&~|^])", r"\\\1", inside[2])
-            regex += f"(?!/)[{'^' if inside[1] else ''}{chars}]"
-            place = inside.end()
-            continue
-        if char == "\\" and place + 1 < len(part):
-            place += 1
-            regex += re.escape(part[place])
-        else:
-            regex += "[^/]*" if char == "*" else "[^/]" if char == "?" else re.escape(char)
-        place += 1
+            regex += _TOKEN.sub(_token_to_regex, part) + ("" if last else "/")
+    regex += "/" if pattern.endswith("/") else "(?:/|$)"
     try:
         re.compile(regex)
     except re.error as error:
-        raise _bad_pattern_error(pattern, str(error)) from None
+        raise UsageError(f"ignore: {printable(pattern)!r} is not a pattern: {error}") from None
     return regex
 
 
-def _bad_pattern_error(pattern: str, why: str) -> UsageError:
-    """Returns the error for an unusable pattern."""
-    return UsageError(f"ignore: {printable(pattern)!r} is not a pattern: {why}")
+def _token_to_regex(token: re.Match[str]) -> str:
+    """Converts a part of a pattern that :data:`_TOKEN` matches to a regular expression. A bracket that is not closed
+    becomes one that does not compile."""
+    escaped, negation, chars, char = token.groups()
+    if chars:
+        chars = re.sub(r"([\\\[\]&~|^])", r"\\\1", chars)
+        return f"(?!/)[{'^' if negation else ''}{chars}]"
+    wildcards = {"*": "[^/]*", "?": "[^/]", "[": "["}
+    return re.escape(escaped) if escaped else wildcards.get(char) or re.escape(char or token[0])

@@ -13,7 +13,6 @@ from typing import IO, Any, Self
 _CHUNK = 1 << 18
 _STEP = 16 << 20
 _MAX_READ = 1 << 28
-_MAX_PADDING = 1 << 26
 _GZIP, ZLIB = 31, zlib.MAX_WBITS  # zlib's window bits for gzip headers and trailers, and for its own
 
 
@@ -27,9 +26,9 @@ class InflatedFile:
 
     _end: int | None = None
 
-    def __init__(self, file: IO[bytes], window_bits: int = _GZIP) -> None:
-        self._file, self._bits = file, window_bits
-        self._inflate = zlib.decompressobj(window_bits)
+    def __init__(self, file: IO[bytes], bits: int = _GZIP) -> None:
+        self._file, self._bits = file, bits
+        self._inflate = zlib.decompressobj(bits)
 
     def __enter__(self) -> Self:
         return self
@@ -56,7 +55,11 @@ class InflatedFile:
         while True:
             pending = self._inflate.unconsumed_tail
             if self._inflate.eof:
-                pending = _skip_padding(self._inflate.unused_data, self._file) if self._bits == _GZIP else b""
+                if self._bits != _GZIP:
+                    return b""
+                pending = self._inflate.unused_data.lstrip(b"\0")
+                while not pending and (data := self._file.read(_CHUNK)):
+                    pending = data.lstrip(b"\0")  # padding
                 if not pending:
                     return b""
                 self._inflate = zlib.decompressobj(self._bits)
@@ -123,20 +126,3 @@ class GzipReader(InflatedFile):
         if self._position >= self._points[-1][0] + _STEP and not self._inflate.eof:
             self._points.append((self._position, self._file.tell(), self._inflate.copy()))
         return data
-
-
-def _skip_padding(data: bytes, file: IO[bytes]) -> bytes:
-    """Skips padding: zeros at the start of ``data``, and further zeros in ``file``. Returns the data after them, or
-    ``b""`` at the end. Raises :class:`zlib.error` for more than 64 MiB of zeros."""
-    zeros = 0
-    while True:
-        rest = data.lstrip(b"\0")
-        zeros += len(data) - len(rest)
-        if rest or zeros > _MAX_PADDING:
-            break
-        data = file.read(_CHUNK)
-        if not data:
-            return b""
-    if zeros > _MAX_PADDING:
-        raise zlib.error(f"more than {_MAX_PADDING >> 20} MiB of zeros follow the compressed data")
-    return rest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,7 +20,7 @@ import xxhash
 
 from packstore.core.manifest import FileCounts
 from packstore.sources.folder_names import find_common_suffix
-from packstore.sources.listing import count_reason, skip_reason
+from packstore.sources.listing import count_reason, is_passed_over, skip_reason
 from packstore.sources.tree import Tree
 
 _MAX_SUFFIXES = 256
@@ -100,27 +100,22 @@ class Claims:
     """Files that a source uses, by role. Keeps only hashes of names, eight bytes for each file."""
 
     def __init__(self) -> None:
-        self._hashes: dict[Role, dict[str, array[int]]] = {role: {} for role in _USED}
+        self._hashes: dict[Role, defaultdict[str, array[int]]] = {
+            role: defaultdict(lambda: array("q")) for role in _USED
+        }
 
     def claim(self, path: str, role: Role = Role.PACKED) -> None:
         """Claims one file by its path in the tree."""
         folder, _, name = path.rpartition("/")
-        self._hashes_for(role, folder).append(hash(name))
+        self._hashes[role][folder].append(hash(name))
 
     def claim_all(self, folder: str, names: Iterable[str], role: Role = Role.PACKED) -> None:
         """Claims files of one folder by their names, each with the same role."""
-        self._hashes_for(role, folder).extend(map(hash, names))
+        self._hashes[role][folder].extend(map(hash, names))
 
     def hashes(self, folder: str, role: Role) -> array[int]:
         """Returns the hashes of names with a role in a folder, in claimed order. Empty for none."""
         return self._hashes[role].get(folder, _NO_HASHES)
-
-    def _hashes_for(self, role: Role, folder: str) -> array[int]:
-        """Returns the list of hashes of a role and folder; makes it at the first call."""
-        hashes = self._hashes[role].get(folder)
-        if hashes is None:
-            hashes = self._hashes[role][folder] = array("q")
-        return hashes
 
 
 def make_ledger(
@@ -154,7 +149,11 @@ def make_ledger(
             if not claimed:
                 continue
             hashes = array("q", map(hash, rest))
-            of_role, rest = (rest, []) if hashes == claimed else _divide_by_claim(rest, hashes, frozenset(claimed))
+            if hashes == claimed:
+                of_role, rest = rest, []
+            else:
+                mine = [*map(frozenset(claimed).__contains__, hashes)]
+                of_role, rest = [*compress(rest, mine)], [*compress(rest, map(not_, mine))]
             files[role] += len(of_role)
             digests[True] += _digest_names(role, folder, of_role)
             if role is not Role.PACKED:
@@ -218,19 +217,8 @@ def file_counts(ledger: Ledger) -> FileCounts:
 def _folder_skip_reason(folder: str) -> str | None:
     """Returns the reason for leaving out all files of a folder because of its path: hidden, or the system's; else
     None."""
-    for part in folder.split("/"):
-        why = skip_reason(part) if part else ""
-        if why in ("hidden", "system files"):
-            return why
-    return None
-
-
-def _divide_by_claim(
-    names: Sequence[str], hashes: Iterable[int], claimed: frozenset[int]
-) -> tuple[Sequence[str], Sequence[str]]:
-    """Divides names into claimed and other ones by their hashes."""
-    mine = [*map(claimed.__contains__, hashes)]
-    return list(compress(names, mine)), list(compress(names, map(not_, mine)))
+    passed = next(filter(is_passed_over, filter(None, folder.split("/"))), None)
+    return None if passed is None else skip_reason(passed)
 
 
 def _digest_names(role: Role, folder: str, names: Sequence[str]) -> int:

@@ -8,18 +8,13 @@ name.
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from packstore.core.errors import SourceError, printable
-from packstore.images.engine import stat_files
-from packstore.images.sniff import begins_like_image
 from packstore.images.unread import UNREAD_SUFFIXES
-from packstore.sources.folder_names import NameCache, Names, is_directory, list_known_names
-from packstore.sources.ignoring import IGNORED, IgnoreRules
+from packstore.sources.folder_names import is_directory
 
 IMAGE_SUFFIXES = (
     # torchvision.datasets.folder.IMG_EXTENSIONS
@@ -33,7 +28,7 @@ IMAGE_SUFFIXES = (
 ARRAY = ".npy"
 """Suffix of numpy's arrays: images in a folder without other images; else data about the images."""
 
-_SAMPLES = (*IMAGE_SUFFIXES, *UNREAD_SUFFIXES)
+SAMPLE_SUFFIXES = (*IMAGE_SUFFIXES, *UNREAD_SUFFIXES)
 _OTHERS = (
     *(".txt", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".toml", ".ini", ".md", ".html", ".log"),
     *(".py", ".sh", ".ipynb", ".npy", ".npz", ".mat", ".pkl", ".pth", ".pt", ".h5", ".hdf5", ".mdb", ".db", ".parquet"),
@@ -46,8 +41,6 @@ SYSTEM_NAMES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx",
 anyway."""
 
 _MAX_REASONS = 40
-_MANY = 16  # number of names from which one call for all is faster
-_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
 
 NO_FILE = -1
 """Size of a pipe, a socket or a device, which is never opened."""
@@ -91,47 +84,6 @@ class Listing:
         return self.sizes == [CYCLE]
 
 
-def list_directory(
-    path: str,
-    ignored: Counter[str] | None = None,
-    known: NameCache | None = None,
-    key: str = "",
-    is_image: Callable[[str], bool | None] | None = None,
-) -> Listing:
-    """Lists the images and folders of one directory. Adds the number of other entries to ``ignored``, by reason.
-
-    ``known`` caches names, those of this directory under ``key``. ``is_image`` replaces :func:`is_image_name`. If it
-    returns None, the first bytes of the file decide. Follows links. A broken link is a file, as for ``os.walk``. Raises
-    :class:`SourceError` if the directory cannot be listed.
-    """
-    images: list[str] = []
-    directories: list[str] = []
-    passed: list[str] = []
-    try:
-        # stat() relative to an open directory is a sixth faster than by whole paths.
-        descriptor = os.open(path, _DIRECTORY_FLAGS)
-        try:
-            status = os.fstat(descriptor)
-            names = list_known_names(descriptor, status, known, key)
-            for name in names.folders:
-                (passed if is_passed_over(name) else directories).append(name)
-            if names.common_suffix.lower() in _SAMPLES and "\0." not in names.text:
-                images = list(names.files)
-            else:
-                for name in names.files:
-                    named = (is_image or is_image_name)(name)
-                    (images if named or (named is None and _begins_like_image(name, descriptor)) else passed).append(
-                        name
-                    )
-            sizes, modified, changed = _list_file_stats(images, descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise _listing_error(path, error) from None
-    count_passed_over(passed, ignored)
-    return Listing((status.st_dev, status.st_ino), images, sizes, modified, changed, directories)
-
-
 def list_folders(path: Path) -> list[Path]:
     """Lists the folders in a folder, hidden ones included, sorted by path. Calls no ``stat`` for files. Raises
     :class:`OSError` if the folder cannot be listed."""
@@ -148,52 +100,9 @@ def is_image_name(name: str) -> bool | None:
     """Tells by its name if a file is an image. True also for formats that packstore does not read. False for hidden and
     system files. Returns None if the first bytes must decide."""
     lower = name.lower()
-    if lower.endswith(_SAMPLES):
+    if lower.endswith(SAMPLE_SUFFIXES):
         return name[0] != "."
     return False if is_passed_over(name) or lower.endswith(_OTHERS) else None
-
-
-def _begins_like_image(name: str, descriptor: int) -> bool:
-    """Tells if a file in an open directory begins like an image; False if it cannot be opened, or is a pipe or
-    device."""
-    try:
-        file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
-        try:
-            return stat.S_ISREG(os.fstat(file).st_mode) and begins_like_image(os.read(file, 16))
-        finally:
-            os.close(file)
-    except OSError:
-        return False
-
-
-def _listing_error(path: str, error: OSError) -> SourceError:
-    """Returns the error for a directory that cannot be listed."""
-    return SourceError(f"{printable(path)} cannot be listed: {error.strerror or error}")
-
-
-def _list_file_stats(names: list[str], descriptor: int) -> tuple[list[int], list[int], list[int]]:
-    """Returns sizes, times of modification and times of change of files in an open directory, as in
-    :class:`Listing`."""
-    together = stat_files(descriptor, names) if len(names) >= _MANY else None
-    if together is not None:
-        return together[0], together[1], together[2]
-    sizes: list[int] = []
-    modified: list[int] = []
-    changed: list[int] = []
-    stat_file = os.stat
-    for name in names:
-        try:
-            status = stat_file(name, dir_fd=descriptor)
-        except OSError:
-            sizes.append(0)
-            modified.append(0)
-            changed.append(0)
-        else:
-            regular = status.st_mode & 0o170000 == stat.S_IFREG
-            sizes.append(status.st_size if regular else NO_FILE)
-            modified.append(status.st_mtime_ns if regular else 0)
-            changed.append(status.st_ctime_ns if regular else 0)
-    return sizes, modified, changed
 
 
 def skip_reason(name: str) -> str:
@@ -209,41 +118,6 @@ def skip_reason(name: str) -> str:
     stem, dot, suffix = name.rpartition(".")
     named = bool(stem and dot and suffix and len(suffix) <= 12)
     return f"not images (.{printable(suffix.lower())})" if named else "not images (no extension)"
-
-
-def count_passed_over(names: list[str], ignored: Counter[str] | None) -> None:
-    """Adds the number of ``names`` to ``ignored``, by the reason for leaving them out; does nothing if ``ignored`` is
-    None."""
-    if ignored is None:
-        return
-    for name in names:
-        count_reason(skip_reason(name), ignored)
-
-
-def hide_ignored(
-    listing: Listing,
-    rules: IgnoreRules,
-    directory: str,
-    names: Names,
-    ignored: Counter[str] | None,
-) -> Listing:
-    """Returns a listing without the entries that ``rules`` hide. ``names`` are all names in the directory. Unless
-    ``ignored`` is None, adds to it the number of names left out, by reason."""
-    prefix = f"{directory}/" if directory else ""
-    kept = [n for n, name in enumerate(listing.images) if not rules.hides(prefix + name)]
-    folders = [name for name in listing.directories if not rules.hides(prefix + name, True)]
-    if ignored is not None:
-        used = {*listing.images, *listing.directories}
-        for is_folder, entries in enumerate((names.files, names.folders)):
-            for name in entries:
-                if rules.hides(prefix + name, bool(is_folder)):
-                    count_reason(IGNORED, ignored)
-                elif name not in used:
-                    count_reason(skip_reason(name), ignored)
-    images, sizes, modified, changed = (
-        [column[n] for n in kept] for column in (listing.images, listing.sizes, listing.modified, listing.changed)
-    )
-    return Listing(listing.identity, images, sizes, modified, changed, folders)  # type: ignore[arg-type]
 
 
 def count_reason(reason: str, counts: Counter[str]) -> None:

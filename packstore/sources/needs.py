@@ -24,6 +24,10 @@ _START, _MOST_TOLD = 512, 6
 _USUAL = re.compile(r"\.[a-z][a-z0-9]*")
 _MAT, _GZIP = b"MATLAB", b"\x1f\x8b\x08"
 _LMDB = (".mdb", ".lmdb", ODD_SUFFIX, ONE_FILE)
+_JSON_KINDS = (
+    *("coco", "labelme", "label_studio", "createml", "datumaro", "supervisely", "vott", "sa1b", "bdd100k", "cord"),
+    *("textocr", "art", "openmmlab", "funsd"),
+)
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".lst")
 
 NEEDS: Mapping[str, Sequence[str | bytes]] = {
@@ -34,8 +38,6 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
     "tfrecord": (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zlib", ODD_SUFFIX, ONE_FILE),
     "arrayrecord": (".array_record", ".arrayrecord", ODD_SUFFIX, ONE_FILE),
     "recordio": (".rec",),
-    "mds": ("index.json",),
-    "litdata": ("index.json",),
     "beton": (".beton", ".ffcv"),
     "cifar10": (
         *("batches.meta", "batches.meta.txt", "cifar-10-batches-py/", "cifar-10-batches-bin/"),
@@ -45,13 +47,7 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
         *("meta", "fine_label_names.txt", "cifar-100-python/", "cifar-100-binary/"),
         *("cifar-100-python.tar.gz", "cifar-100-binary.tar.gz", _GZIP),
     ),
-    "lsun": _LMDB,
-    "folder2lmdb": _LMDB,
-    "ocr": _LMDB,
-    "basicsr": _LMDB,
-    "caffe": _LMDB,
     "idx": (ODD_SUFFIX, ".gz"),
-    "svhn": (".mat",),
     "imagenet32": ("train_data_batch_*", "val_data", "val_data.npz"),
     "hdf5": (".h5", ".hdf5", ".he5", ".hdf", ONE_FILE),
     "npz": (".npz", ".npy", b"PK\x03\x04", b"\x93NUMPY"),
@@ -59,7 +55,6 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
     "zarr": (".zarray", "zarr.json", ".zgroup"),
     "n5": ("attributes.json",),
     "webdataset": (".tar", ".tgz", ".gz", ".zst", ".xz", ".bz2", ONE_FILE),
-    "coco": (".json",),
     "yolo": (".txt", ".yaml", ".yml", ".data"),
     "voc": (".xml", "jpegimages/", "imagesets/"),
     "arrow": (".arrow", "state.json", "dataset_dict.json", b"ARROW1"),
@@ -82,39 +77,15 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
     "ade20k": ("scenecategories.txt",),
     "gtsrb": ("gt-00000.csv",),
     "stl10": ("train_x.bin",),
-    "market1501": ("bounding_box_train/",),
-    "dukemtmc": ("bounding_box_train/",),
     "mars": ("bbox_train/",),
     "omniglot": ("images_background*", "images_evaluation/", "character01/"),
-    "labelme": (".json",),
-    "cvat": (".xml",),
     "via": (".json", ".csv"),
-    "label_studio": (".json",),
-    "kitti": (".txt",),
-    "createml": (".json",),
-    "datumaro": (".json",),
     "fiftyone": ("labels.json", "samples.json"),
-    "supervisely": (".json",),
-    "vott": (".json",),
-    "sa1b": (".json",),
-    "dota": (".txt",),
-    "visdrone": (".txt",),
     "widerface": ("wider_face_*",),
-    "bdd100k": (".json",),
     "crowdhuman": (".odgt",),
     "mot": ("gt.txt",),
-    "mots": (".txt",),
-    "icdar": (".txt",),
-    "mlt": (".txt",),
     "sroie": (".txt", ".csv", ".json"),
-    "cord": (".json",),
-    "textocr": (".json",),
-    "art": (".json",),
-    "line_boxes": (".txt",),
-    "openmmlab": (".json",),
     "wildreceipt": (".txt", ".json", ".jsonl"),
-    "imglab": (".xml",),
-    "funsd": (".json",),
     # One marker of each set in named/published.py.
     "published": (
         *("lfw/", "lfw_funneled/", "lfw-deepfunneled/", "identity_meta.csv", "ground_truth/", "101_objectcategories/"),
@@ -124,6 +95,13 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
         *("valannot/", "stuffthingmaps/", "training/", "validation/", "labels/", "targets/", "train.txt", "onera*"),
         *("leftimg8bit/", "label/", "s1*", "s2*", "airport/", "zoo/", "3band/", "rgb-pansharpen/", "ps-rgb/"),
     ),
+    **dict.fromkeys(_JSON_KINDS, (".json",)),
+    **dict.fromkeys(("kitti", "dota", "visdrone", "mots", "icdar", "mlt", "line_boxes"), (".txt",)),
+    **dict.fromkeys(("cvat", "imglab"), (".xml",)),
+    **dict.fromkeys(("lsun", "folder2lmdb", "ocr", "basicsr", "caffe"), _LMDB),
+    **dict.fromkeys(("mds", "litdata"), ("index.json",)),
+    **dict.fromkeys(("market1501", "dukemtmc"), ("bounding_box_train/",)),
+    "svhn": (".mat",),
     "companions": (RELATED_NAMES, "--pair", "--sidecar", "--masks"),
     "hf_imagefolder": (".csv", ".jsonl", ".parquet", "readme.md"),
     "conversations": (".json", ".jsonl"),
@@ -179,16 +157,6 @@ class PresentNames:
         """Tells if the path may be of a kind, by the kind's row in :data:`NEEDS`."""
         needs = NEEDS.get(kind)
         return needs is None or self._unknown or any(map(self._has, needs))
-
-    def describe_missing(self, kind: str) -> str:
-        """Returns the names without which the path is not of a kind, for people: ``.xml, jpegimages/ or imagesets/``.
-        Empty if it may be of the kind."""
-        told = [need for need in NEEDS.get(kind, ()) if isinstance(need, str) and re.search(r"\w", need)]
-        if self.may_be(kind) or not told:
-            return ""
-        if len(told) > _MOST_TOLD:
-            return ", ".join(told[:_MOST_TOLD]) + " …"
-        return " or ".join(filter(None, (", ".join(told[:-1]), told[-1])))
 
     def _list(self) -> None:
         """Lists the path. Raises :class:`SourceError` or :class:`OSError` if it cannot be listed."""

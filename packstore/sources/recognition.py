@@ -66,11 +66,6 @@ def _find_left_by_kind(path: Path, kind: Kind, options: SourceOptions) -> list[S
         return []
 
 
-def list_array_kinds() -> str:
-    """Joins the names of kinds that read named arrays, for messages."""
-    return ", ".join(kind.name for kind in SOURCES.values() if kind.takes_arrays)
-
-
 def find_kind(path: Path) -> Kind | None:
     """Returns the first kind that recognises a path certainly or partially, or finds it damaged. Leaves ``store`` out.
     Returns None if there is none."""
@@ -114,10 +109,8 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
         except SourceError as error:
             refused = refused or error
             continue
-        except PermissionError as error:
-            raise SourceError(f"{printable(error.filename or str(path))} cannot be listed: {error.strerror}") from error
         except OSError as error:
-            raise SourceError(unreachable_message(path, error)) from error
+            raise SourceError(f"{printable(str(error.filename or path))} cannot be listed: {error.strerror}") from error
         if kind.name == COMPANIONS and by_certainty.get(Certainty.PARTIAL) and not any(options.companions.values()):
             certainty = min(certainty, Certainty.PARTIAL)  # another kind reads more of it
         if certainty is Certainty.CERTAIN:
@@ -148,13 +141,8 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
         if path.is_file() and (tree := open_tree(path)) is not None:
             raise archive_without_images_error(path, tree)
         return possible[0]
-    if options.columns and path.suffix.lower() not in TABLES:
-        raise SourceError(f"{printable(str(path))} has no table that names its images: leave --column out")
-    if options.labels is None and any(options.array_names.values()):
-        raise SourceError(
-            f"{printable(str(path))} is of no kind that has arrays to choose from ({list_array_kinds()}); leave "
-            "image_key, label_key and layout out"
-        )
+    if options.given and not (options.columns and path.suffix.lower() in TABLES):
+        raise SourceError(f"{printable(str(path))} is of no kind that uses {', '.join(options.given)}: leave it out")
     raise unrecognised_error(path)
 
 

@@ -13,9 +13,8 @@ import re
 import stat
 import tempfile
 import threading
-from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from operator import itemgetter
 from typing import IO, Any
@@ -26,7 +25,7 @@ from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, Remot
 from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
-from packstore.sources.listing import NO_FILE, Listing
+from packstore.sources.listing import NO_FILE
 from packstore.sources.refusals import NeedsCopyError
 from packstore.sources.tree import FileStat, Tree, changed_message, check_size
 
@@ -43,7 +42,7 @@ Children = Mapping[str, "ObjectInfo | None"]
 class Bucket:
     """Lists directories of a bucket, and finds objects in it. Thread-safe.
 
-    Caches directories with up to 200,000 names in all, and always the last one. Drops the least recently used first.
+    Caches directories with up to 200,000 names in all, and always the last one. A further one empties the cache.
 
     Attributes:
         objects: All objects of the bucket.
@@ -51,7 +50,7 @@ class Bucket:
 
     def __init__(self, url: str) -> None:
         self.objects: ObjectStore = open_objects(url)
-        self._known: OrderedDict[str, Children] = OrderedDict()
+        self._known: dict[str, Children] = {}
         self._lock = threading.Lock()
 
     def list_directory(self, name: str) -> Children:
@@ -59,10 +58,8 @@ class Bucket:
 
         Caches directories of together about 200,000 names. Raises :class:`RemoteError` if the store cannot be reached,
         and :class:`UsageError` for a store that cannot list."""
-        with self._lock:
-            if name in self._known:
-                self._known.move_to_end(name)
-                return self._known[name]
+        if (known := self._known.get(name)) is not None:
+            return known
         if self._is_known_absent(name):
             return {}
         if not self.objects.can_list:
@@ -74,9 +71,9 @@ class Bucket:
         }
         children.update((directory.rpartition("/")[2], None) for directory in directories)
         with self._lock:
+            if sum(map(len, self._known.values())) + len(children) > _KNOWN_NAMES:
+                self._known.clear()
             self._known[name] = children
-            while len(self._known) > 1 and sum(map(len, self._known.values())) > _KNOWN_NAMES:
-                self._known.popitem(last=False)
         return children
 
     def find_object(self, name: str) -> ObjectInfo | None:
@@ -181,15 +178,11 @@ class RemotePath(UrlPath):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
         self.stat()
         bucket, name = self.bucket_and_name()
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-        try:
-            with _as_source_errors():
-                for piece in bucket.objects.stream(name):
-                    file.write(piece)
+        with ExitStack() as stack, _as_source_errors():
+            file = stack.enter_context(tempfile.TemporaryFile())
+            file.writelines(bucket.objects.stream(name))
             file.seek(0)
-        except BaseException:
-            file.close()
-            raise
+            stack.pop_all()  # the caller closes it
         return file
 
     def tree(self) -> ObjectTree | None:
@@ -198,12 +191,8 @@ class RemotePath(UrlPath):
         Raises :class:`NeedsCopyError` for the URL of a single object, which can be read only as a local copy.
         """
         if self.is_file():
-            raise self.one_object_error()
+            raise NeedsCopyError(f"{printable(str(self))} is one object")
         return ObjectTree(self) if self.is_dir() else None
-
-    def one_object_error(self) -> NeedsCopyError:
-        """Returns the error for a URL that is an object and not a folder."""
-        return NeedsCopyError(f"{printable(str(self))} is one object")
 
     def _mode(self) -> int:
         """Returns ``st_mode`` of the object or folder, or 0 if nothing is there."""
@@ -227,26 +216,11 @@ class ObjectTree(Tree):
         self._bucket, self._top = path.bucket_and_name()
         self._md5, self._proven = True, False
 
-    def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists a directory. Reads the first bytes of objects whose names do not tell if they are images. Adds the
-        number of left names to ``ignored``, by reason. Raises :class:`SourceError` for an empty directory."""
-        children = self._list_children(directory)
-        if not children:
-            raise SourceError(f"{self.name(directory)} cannot be listed: nothing is there")
-        images, directories = self.sort_entries(children.items(), ignored)
-        infos = [info for _, info in images]
-        return Listing(
-            (-1, hash(self._object_name(directory))),  # the only identity of a directory is its path
-            [name for name, _ in images],
-            [info.nbytes for info in infos],
-            [_modified_ns(info) for info in infos],
-            [_hash_etag(info) for info in infos],
-            sorted(directories),
-        )
-
-    def list_names(self, directory: str) -> Names:
-        """Lists the names in a directory; none if it does not exist."""
+    def read_names(self, directory: str) -> Names:
+        """Lists the names in a directory. Raises :class:`FileNotFoundError` if it does not exist."""
         names = sorted(self._list_children(directory).items(), key=itemgetter(0))
+        if not names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
         return Names([name for name, info in names if info is not None], [name for name, info in names if info is None])
 
     def stat_any(self, file: str) -> FileStat:
@@ -260,10 +234,9 @@ class ObjectTree(Tree):
     def read_first_bytes(self, file: str, size: int) -> bytes:
         """Reads the first bytes of an object; returns ``b""`` if there is none."""
         try:
-            info = self._find_object(file)
-        except FileNotFoundError:
-            return b""
-        return b"" if info is None else self.read_start(info, size)
+            return self.read_part(file, 0, size)
+        except (FileNotFoundError, IsADirectoryError):
+            return b""  # reported when it is read
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
         """Reads a range of an object; returns fewer bytes at its end. Raises :class:`FileNotFoundError` or
@@ -303,27 +276,20 @@ class ObjectTree(Tree):
         If two reads are equal, but differ from the ETag, later reads ignore ETags. They still use ETags if an ETag has
         proved bytes before.
         """
-        info, data = self._bucket.objects.read(name)
-        digest = _MD5.fullmatch(info.etag or "") if self._md5 else None
-        for _ in range(_ATTEMPTS):
-            if digest is None or hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]:
-                self._proven |= digest is not None
-                return info, data
-            before = data
+        before: bytes | None = None
+        for _ in range(_ATTEMPTS + 1):
             info, data = self._bucket.objects.read(name)
+            digest = _MD5.fullmatch(info.etag or "") if self._md5 else None
+            if digest is None:
+                return info, data
+            if hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]:
+                self._proven = True
+                return info, data
             if data == before:
                 self._md5 = self._proven
                 return info, data
-            digest = _MD5.fullmatch(info.etag or "")
+            before = data
         raise RemoteError(f"{self.name(name)} reads differently each time: the network or the server alters bytes")
-
-    def read_start(self, entry: ObjectInfo, size: int) -> bytes:
-        """Reads the first bytes of an object; returns ``b""`` if it is gone."""
-        try:
-            with _as_source_errors():
-                return self._bucket.objects.get(entry.name, 0, min(size, entry.nbytes)) if entry.nbytes else b""
-        except MissingObjectError:
-            return b""  # reported when it is read
 
     def _find_object(self, file: str) -> ObjectInfo | None:
         """Finds an object, or returns None for a directory. First lists the whole directory above. Raises

@@ -8,44 +8,45 @@ import gc
 import heapq
 import os
 import stat
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.files import Location, open_regular
-from packstore.images.engine import read_files
+from packstore.images.engine import read_files, stat_files
 from packstore.images.sniff import begins_like_image
 from packstore.sources.encodings import active_encoding
-from packstore.sources.folder_names import NameCache, Names, is_directory, list_known_names
-from packstore.sources.ignoring import IgnoreRules, active_rules
+from packstore.sources.folder_names import NameCache, Names, list_known_names
+from packstore.sources.ignoring import IGNORED, IgnoreRules, active_rules
 from packstore.sources.listing import (
     ARRAY,
     NO_FILE,
+    SAMPLE_SUFFIXES,
     Identity,
     Listing,
-    count_passed_over,
+    count_reason,
     cycle_error,
-    hide_ignored,
     is_image_name,
     is_passed_over,
-    list_directory,
+    skip_reason,
 )
 
 _START = 16
-_Entry = TypeVar("_Entry")
+_MANY = 16  # number of images from which one call for all is faster
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
-_RELATIVE = os.open in os.supports_dir_fd
+NO_PLAIN_FILE = "a folder, a pipe, a socket or a device"
 _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
-_SEARCH_FLAGS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)  # with O_PATH it need not be readable
+
+
+_Facts = tuple[list[int], list[int], list[int]]
+"""Sizes, times of modification and times of change of several files."""
 
 
 class FileStat(NamedTuple):
@@ -88,11 +89,28 @@ class Tree(ABC):
     encoding: str | None = None
 
     def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists the images and directories in a directory, without entries that ``rules`` hide. Adds the number of
-        other entries to ``ignored``, by reason. Raises :class:`SourceError` if the directory cannot be listed."""
-        if not self.rules:
-            return self.list_all(directory, ignored)
-        return hide_ignored(self.list_all(directory, None), self.rules, directory, self.list_names(directory), ignored)
+        """Lists the images and directories in a directory, without entries that ``rules`` hide. If a name does not tell
+        that a file is an image, its first bytes decide. A broken link is a file, as for ``os.walk``.
+
+        Adds the number of other entries to ``ignored``, by reason. Raises :class:`SourceError` if the directory cannot
+        be listed."""
+        prefix = f"{directory}/" if directory else ""
+        try:
+            every = self.read_names(directory)
+            names = self.rules.filter_names(directory, every) if self.rules else every
+            folders = [name for name in names.folders if not is_passed_over(name)]
+            if names.common_suffix.lower() in SAMPLE_SUFFIXES and "\0." not in names.text:
+                images = [*names.files]
+            else:
+                images = [name for name in names.files if self._is_image(prefix, name)]
+            if ignored is not None and len(images) + len(folders) < len(every.files) + len(every.folders):
+                hidden = {*every.files, *every.folders}.difference(names.files, names.folders)
+                for name in {*every.files, *every.folders}.difference(images, folders):
+                    count_reason(IGNORED if name in hidden else skip_reason(name), ignored)
+            identity = self.identity(directory) or (-1, hash(directory))
+            return Listing(identity, images, *self.stat_images(directory, images), folders)
+        except OSError as error:
+            raise SourceError(f"{self.name(directory)} cannot be listed: {error.strerror or error}") from None
 
     def is_image_name(self, name: str) -> bool | None:
         """Tells by its name if a file is an image; None if its first bytes must decide."""
@@ -100,29 +118,21 @@ class Tree(ABC):
             return name[0] != "."
         return is_image_name(name)
 
-    def sort_entries(
-        self, entries: Iterable[tuple[str, _Entry | None]], ignored: Counter[str] | None
-    ) -> tuple[builtins.list[tuple[str, _Entry]], builtins.list[str]]:
-        """Sorts the entries of a directory, None for a directory: returns images, by name, and names of directories. If
-        a name does not tell, :meth:`read_start` decides. Adds the number of other entries to ``ignored``, by reason."""
-        passed: builtins.list[str] = []
-        directories: builtins.list[str] = []
-        images: builtins.list[tuple[str, _Entry]] = []
-        for name, entry in entries:
-            if entry is None:
-                (passed if is_passed_over(name) else directories).append(name)
-            elif (is_image := self.is_image_name(name)) or (
-                is_image is None and begins_like_image(self.read_start(entry, _START))
-            ):
-                images.append((name, entry))
-            else:
-                passed.append(name)
-        count_passed_over(passed, ignored)
-        return sorted(images, key=itemgetter(0)), directories
+    def _is_image(self, prefix: str, name: str) -> bool:
+        """Tells if a file is an image, by its name or its first bytes."""
+        named = self.is_image_name(name)
+        return begins_like_image(self.read_first_bytes(prefix + name, _START)) if named is None else named
 
-    def read_start(self, entry: Any, size: int) -> bytes:
-        """Reads the first bytes of an entry of :meth:`sort_entries`; none if it cannot be read, and in this base."""
-        return b""
+    def stat_images(self, directory: str, images: Sequence[str]) -> _Facts:
+        """Returns sizes, times of modification and times of change of images in a directory, as in :class:`Listing`."""
+        prefix = f"{directory}/" if directory else ""
+        stats = []
+        for image in images:
+            try:
+                stats.append(self.stat_any(prefix + image))
+            except OSError:
+                stats.append(FileStat(0))  # a broken link, which reading reports
+        return [each.size for each in stats], [each.modified_ns for each in stats], [each.changed_ns for each in stats]
 
     def names(self, directory: str) -> Names:
         """Lists all names in a directory that ``rules`` do not hide. Returns no names if it cannot be listed."""
@@ -142,13 +152,16 @@ class Tree(ABC):
         it."""
         return b"" if self.rules.hides(file) else self.read_first_bytes(file, size)
 
-    @abstractmethod
-    def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Does the same as :meth:`list`, without ``rules``."""
-
-    @abstractmethod
     def list_names(self, directory: str) -> Names:
         """Does the same as :meth:`names`, without ``rules``."""
+        try:
+            return self.read_names(directory)
+        except (OSError, ValueError):
+            return Names()  # a listing reports why
+
+    @abstractmethod
+    def read_names(self, directory: str) -> Names:
+        """Lists all names in a directory. Raises :class:`OSError` if it cannot be listed."""
 
     @abstractmethod
     def stat_any(self, file: str) -> FileStat:
@@ -250,7 +263,10 @@ class Tree(ABC):
         return -1, hash(directory)
 
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
-        """Tells if an image is anywhere below the directory ``top``; see :meth:`walk`."""
+        """Tells if an image is anywhere below the directory ``top``; see :meth:`walk`. Looks at the names directly in
+        it first."""
+        if self.identity(top) not in above and any(map(self.is_image_name, self.names(top).files)):
+            return True
         return any(listing.images and not listing.is_cycle for _, listing in self.walk(top, above, skip_cycles=True))
 
     def stamp(self) -> str:
@@ -269,40 +285,43 @@ class Tree(ABC):
 class FolderTree(Tree):
     """Tree of the files in a folder on disk; follows links.
 
-    Each thread keeps the directory of its last file open. The constructor raises :class:`SourceError` if a folder above
-    the root cannot be reached."""
-
-    # Opening a file relative to its directory takes two thirds of the time.
+    The constructor raises :class:`SourceError` if a folder above the root cannot be reached."""
 
     def __init__(self, path: Path) -> None:
         self.root = str(path.absolute())  # a later change of the working directory does not matter
         self.rules = active_rules(path)
         self.encoding = active_encoding()
         self.above = tuple(_directory_identity(parent) for parent in Path(self.root).resolve().parents)
-        self._threads = threading.local()
         self._cached = _CachedNames()
 
-    def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists a directory. Within :meth:`cache_names`, uses the cached names."""
-        path = f"{self.root}/{directory}" if directory else self.root
-        is_image = self.is_image_name if self.has_arrays else None
-        return list_directory(path, ignored, self._cached.in_use, directory, is_image)
-
-    def list_names(self, directory: str) -> Names:
-        """Lists the names in a directory, or returns them from the cache. Returns no names if the directory cannot be
+    def read_names(self, directory: str) -> Names:
+        """Lists the names in a directory, or returns them from the cache. Raises :class:`OSError` if it cannot be
         listed."""
         known = self._cached.in_use
         names = None if known is None else known.get_names(directory)
         if names is not None:
             return names
+        with self._open_directory(directory) as descriptor:
+            return list_known_names(descriptor, os.fstat(descriptor), known, directory)
+
+    def stat_images(self, directory: str, images: Sequence[str]) -> _Facts:
+        """Returns sizes and times of images, of many by one call of the engine."""
+        together = None
+        if len(images) >= _MANY:
+            with self._open_directory(directory) as descriptor:
+                together = stat_files(descriptor, images)
+        if together is None:
+            return super().stat_images(directory, images)
+        return together[0], together[1], together[2]
+
+    @contextmanager
+    def _open_directory(self, directory: str) -> Iterator[int]:
+        """Opens a directory within the block, and returns its descriptor."""
+        descriptor = os.open(f"{self.root}/{directory}", _LIST_FLAGS)
         try:
-            descriptor = os.open(f"{self.root}/{directory}", _LIST_FLAGS)
-            try:
-                return list_known_names(descriptor, os.fstat(descriptor), known, directory)
-            finally:
-                os.close(descriptor)
-        except (OSError, ValueError):
-            return Names()  # a listing reports why
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     @contextmanager
     def cache_names(self, keep: bool = False) -> Iterator[None]:
@@ -336,19 +355,6 @@ class FolderTree(Tree):
             return None
         return status.st_dev, status.st_ino
 
-    def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
-        """Tells if an image is anywhere below a directory. First looks for a name of an image directly in the
-        directory, then walks the directory."""
-        place = Path(f"{self.root}/{top}")
-        try:
-            if not self.rules and _directory_identity(place) not in above:
-                with os.scandir(place) as entries:
-                    if any(not is_directory(entry) and self.is_image_name(entry.name) for entry in entries):
-                        return True
-        except (OSError, SourceError):
-            pass  # a listing reports why
-        return super().holds_images(top, above)
-
     def stat_any(self, file: str) -> FileStat:
         """Returns size and times of a file, or that the path is a directory; follows links. Raises :class:`OSError` if
         nothing is there."""
@@ -363,8 +369,7 @@ class FolderTree(Tree):
     def read_first_bytes(self, file: str, size: int) -> bytes:
         """Reads the first bytes of a regular file. Returns ``b""`` if it cannot be read."""
         try:
-            descriptor = open_regular(Path(f"{self.root}/{file}"))
-            with os.fdopen(descriptor, "rb") as opened:
+            with os.fdopen(open_regular(Path(f"{self.root}/{file}")), "rb") as opened:
                 return opened.read(size)
         except (OSError, ValueError):
             return b""
@@ -380,20 +385,23 @@ class FolderTree(Tree):
         """Reads a whole file. Raises :class:`SampleError` if it cannot be read, is no file, too large, or has
         changed."""
         try:
-            descriptor = self._open_file(key)
+            descriptor = os.open(f"{self.root}/{key}", _OPEN_FLAGS)
         except OSError as error:
             raise SampleError(key, f"cannot be opened: {error.strerror or error}") from None
         try:
             status = os.fstat(descriptor)
             if status.st_mode & 0o170000 != stat.S_IFREG:
-                raise SampleError(key, f"is not a file but {describe_mode(status.st_mode)}")
+                raise SampleError(key, f"is not a file but {NO_PLAIN_FILE}")
             size = status.st_size
             if status.st_mtime_ns != modified_ns or size != size_bytes:
                 raise SampleError(key, changed_message(size_bytes, size))
             check_size(key, size, max_bytes)
             data = os.read(descriptor, min(size, _READ_STEP))
-            if len(data) != size:
-                data = _read_rest(descriptor, key, data, size)
+            while len(data) < size:
+                part = os.read(descriptor, min(size - len(data), _READ_STEP))
+                if not part:
+                    raise SampleError(key, f"ends after {len(data)} of {size} bytes: it changed, or its disk fails")
+                data += part
         except OSError as error:
             raise SampleError(key, f"cannot be read: {error.strerror or error}") from None
         finally:
@@ -407,8 +415,6 @@ class FolderTree(Tree):
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
         """Reads files by one call of the engine for each directory. Returns None for each file that :meth:`read` must
         read. If a directory cannot be opened, returns None for all."""
-        if not _RELATIVE:
-            return super().read_together(files)
         contents: builtins.list[bytes | None] = []
         try:
             for path, group in groupby(files, lambda file: file[0].rpartition("/")[0]):
@@ -417,7 +423,8 @@ class FolderTree(Tree):
                     contents.append(self._read_unchanged(keys[0], sizes[0], times[0]))
                     continue
                 names = [os.fsencode(key[len(path) + 1 if path else 0 :]) for key in keys]
-                contents += read_files(self._open_directory(path), names, sizes, times)
+                with self._open_directory(path) as descriptor:
+                    contents += read_files(descriptor, names, sizes, times)
         except (OSError, ValueError):  # a directory that is gone, a name with a null byte
             return super().read_together(files)
         return contents
@@ -429,29 +436,6 @@ class FolderTree(Tree):
         except SampleError:
             return None
 
-    def close(self) -> None:
-        """Closes the open directories of all threads."""
-        self._threads = threading.local()
-
-    def _open_file(self, key: str) -> int:
-        """Opens a file, and returns its descriptor. Does not wait for a pipe. Raises :class:`OSError` if it cannot be
-        opened."""
-        if not _RELATIVE:
-            return os.open(f"{self.root}/{key}", _OPEN_FLAGS)
-        path, _, name = key.rpartition("/")
-        if getattr(self._threads, "last", None) != path:  # often the only file that is read in its directory
-            self._threads.last = path
-            return os.open(f"{self.root}/{key}", _OPEN_FLAGS)
-        return os.open(name, _OPEN_FLAGS, dir_fd=self._open_directory(path))
-
-    def _open_directory(self, path: str) -> int:
-        """Opens a directory, and returns its descriptor. The directory stays open until this thread opens another.
-        Raises :class:`OSError` if it cannot be opened."""
-        directory: _OpenDirectory | None = getattr(self._threads, "directory", None)
-        if directory is None or directory.path != path:
-            directory = self._threads.directory = _OpenDirectory(self.root, path)
-        return directory.descriptor
-
 
 @dataclass(slots=True)
 class _CachedNames:
@@ -459,19 +443,6 @@ class _CachedNames:
 
     in_use: NameCache | None = None
     kept: NameCache | None = None
-
-
-class _OpenDirectory:
-    """Open directory, closed when nothing refers to it any more. Raises :class:`OSError` if it cannot be opened."""
-
-    def __init__(self, root: str, path: str) -> None:
-        self.descriptor = -1
-        self.path = path
-        self.descriptor = os.open(f"{root}/{path}", _SEARCH_FLAGS)
-
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
 
 
 def check_size(key: str, size_bytes: int, max_bytes: int) -> None:
@@ -486,32 +457,6 @@ def changed_message(listed: int, found: int) -> str:
     """Returns the error text for a file that has changed since its listing, in size or time of modification."""
     sizes = f"{listed} bytes then, {found} now" if listed != found else "written to meanwhile"
     return f"has changed since it was listed ({sizes}): pack it again once nothing writes to it"
-
-
-def _read_rest(descriptor: int, key: str, data: bytes, size: int) -> bytes:
-    """Reads the rest of a file after ``data``, and returns all ``size`` bytes. Raises :class:`SampleError` if the file
-    is shorter."""
-    parts = [data]
-    read = len(data)
-    while read < size:
-        part = os.read(descriptor, min(size - read, _READ_STEP))
-        if not part:
-            raise SampleError(key, f"ends after {read} bytes, though its size is {size}: it changed, or its disk fails")
-        parts.append(part)
-        read += len(part)
-    return b"".join(parts)
-
-
-def describe_mode(mode: int) -> str:
-    """Describes the type of a file by its ``st_mode``, for people."""
-    kinds = {
-        stat.S_IFDIR: "a folder",
-        stat.S_IFIFO: "a pipe",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a device",
-        stat.S_IFBLK: "a device",
-    }
-    return kinds.get(stat.S_IFMT(mode), "something else")
 
 
 def _directory_identity(path: Path) -> Identity:

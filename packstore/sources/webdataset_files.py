@@ -123,7 +123,7 @@ def _index_samples(
             index.counts.append(len(files))
             for extension, member in files:
                 number = numbers.setdefault(extension, len(numbers))
-                modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
+                modified = int(member.mtime) * 10**9 if 0 <= member.mtime < 2**33 else 0
                 index.files.extend((number, member.offset_data, member.size, modified))
     except TAR_FAULTS as error:
         raise SourceError(f"{printable(str(path))} is not a readable tar, or it is damaged: {error}") from None

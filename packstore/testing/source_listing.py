@@ -37,10 +37,10 @@ class SourceListingSuite(SourceFixtures):
         assert kind.help
         assert kind.help.isprintable()
         if not kind.takes_labels:
-            with pytest.raises(UsageError, match="has its own labels"):
+            with pytest.raises(UsageError, match="does not use labels"):
                 open_source(path, kind=self.kind, labels=path)
         if not kind.takes_arrays:
-            with pytest.raises(UsageError, match="has no arrays to choose from"):
+            with pytest.raises(UsageError, match="does not use image_key"):
                 open_source(path, kind=self.kind, image_key="x")
 
     def test_the_order_is_the_same_at_each_call(self, path: Path, source: Source) -> None:

@@ -32,7 +32,6 @@ from packstore.core.progress import Progress, progress_callback
 from packstore.images.engine import scan_tar
 from packstore.sources import Entry, archives, open_source
 from packstore.sources.archives import open_tree
-from packstore.sources.archives.index import normalise_member_name
 from packstore.sources.archives.tar import read_first_names, read_tar
 from packstore.sources.archives.zip import CENTRAL, END, LOCAL, read_zip
 from packstore.testing import SourceSuite
@@ -235,7 +234,6 @@ def test_links_in_a_tar(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../x.png", "a/../../x.png", "a/.."])
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_names_that_lead_out_are_refused(kind: str, name: str, tmp_path: Path) -> None:
-    assert normalise_member_name(name) is None
     (tmp_path / "a").write_bytes(KINDS[kind]({"a/x.png": tiny(0), name: tiny(1)}))
     with pytest.raises(SourceError, match="leads out of the archive"):
         open_source(tmp_path / "a")
@@ -293,7 +291,7 @@ def test_a_compressed_tar_without_room(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar(FILES)))
     if not Path("/dev/full").exists():
         pytest.skip("/dev/full stands for a full disk")
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: open("/dev/full", "w+b", 0))  # noqa: PTH123, SIM115
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: open("/dev/full", "w+b", 0))  # noqa: PTH123, SIM115
     with pytest.raises(SourceError, match="TMPDIR"):
         open_source(tmp_path / "a.tar.gz")
 
@@ -400,8 +398,8 @@ def test_a_zip_of_windows_may_have_backslashes(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "unix.zip", "w") as archive:  # where a backslash may be part of a name
         for n, name in enumerate(("a\\1.png", "b\\2.png", "c.png")):
             archive.writestr(name, tiny(n))
-    with pytest.raises(SourceError, match=r"unix\.zip holds a\\1\.png, .* not certain; unpack it into folders"):
-        open_source(tmp_path / "unix.zip")
+    with closing(open_source(tmp_path / "unix.zip")) as source:
+        assert [entry.key for entry in source.entries()] == ["a\\1.png", "b\\2.png", "c.png"]
     with zipfile.ZipFile(tmp_path / "unix.zip", "a") as archive:
         archive.writestr("d/3.png", tiny(3))
     assert convert(tmp_path / "unix.zip", tmp_path / "unix.h5").manifest.classes == ("d",)
@@ -466,9 +464,7 @@ def test_webdataset_shards_joined_by_cat(tmp_path: Path) -> None:
 )
 def test_what_is_no_tar_behind_a_tar_is_refused(junk: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(PARTS[0] + junk)
-    with pytest.raises(
-        SourceError, match=r"behind its end, at byte \d+, are no tar: unpack it with tar --ignore-zeros"
-    ):
+    with pytest.raises(SourceError, match=r"the header at byte \d+ is broken|is cut off"):
         open_source(tmp_path / "x.tar")
 
 
@@ -573,24 +569,23 @@ SPELLED = {
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("case", SPELLED)
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
-def test_two_spellings_of_a_name_are_an_error_that_names_both(
-    kind: str, case: str, swapped: bool, tmp_path: Path
-) -> None:
+def test_two_spellings_of_a_name_are_one_path(kind: str, case: str, swapped: bool, tmp_path: Path) -> None:
     first, second = reversed(SPELLED[case]) if swapped else SPELLED[case]
     (tmp_path / "x").write_bytes(KINDS[kind]({"c/z.png": tiny(0), first: tiny(1), second: tiny(2)}))
-    with pytest.raises(SourceError) as caught:
-        open_source(tmp_path / "x")
-    assert f"x: {first} and {second} are one path" in str(caught.value)
+    if kind == "zip":
+        with pytest.raises(SourceError, match=f"{second} is there twice"):
+            open_source(tmp_path / "x")
+        return
+    report = convert(tmp_path / "x", tmp_path / "x.h5")
+    assert report.ledger.members == {"files replaced by later ones of the same name": 1}
+    with packstore.open(tmp_path / "x.h5") as store:
+        assert tiny(2) in [bytes(store.read(n)) for n in range(len(store))]
 
 
 def test_two_spellings_in_a_tar_in_a_tar(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(tar({"a.tar": tar({"x.png": tiny(1)}, "./"), "b.tar": tar({"x.png": tiny(2)})}))
     with closing(open_source(tmp_path / "x.tar")) as source:
         assert [entry.key for entry in source.entries()] == ["a/x.png", "b/x.png"]
-    for inside, said in (({"./x.png": tiny(1), "x.png": tiny(2)}, r"a/\./x\.png and a/x\.png are one path"),):
-        (tmp_path / "x.tar").write_bytes(tar({"a.tar": tar(inside)}))
-        with pytest.raises(SourceError, match=said):
-            open_source(tmp_path / "x.tar")
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for part in PARTS[:2]:
@@ -667,7 +662,7 @@ def test_a_zip_of_more_files_than_it_can_count(count: int, tmp_path: Path) -> No
 @pytest.mark.parametrize("said", [0, 3, 5, 7, 12])
 def test_a_zip_that_counts_wrongly_is_refused(said: int, tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(_zip_of(6, said))
-    with pytest.raises(SourceError, match=rf"counts {said} files and folders, and the directory holds 6; unpack it"):
+    with pytest.raises(SourceError, match=f"directory holds 6 entries, and counts {said}"):
         open_source(tmp_path / "x.zip")
 
 
@@ -684,7 +679,7 @@ def test_a_zip_with_zip64_counts_exactly(tmp_path: Path) -> None:
         if said == 6:
             assert len(read_zip(tmp_path / "x.zip")) == 6
             continue
-        with pytest.raises(SourceError, match=f"counts {said:,} files and folders, and the directory holds 6"):
+        with pytest.raises(SourceError, match=f"directory holds 6 entries, and counts {said:,}"):
             read_zip(tmp_path / "x.zip")
 
 
@@ -741,6 +736,4 @@ def test_a_member_longer_than_a_compressed_tar_ends_the_search_for_names(digits:
     path = tmp_path / "a.tar.gz"
     with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as out:
         out.addfile(member)
-    assert read_first_names(path, 1) == ["a.png"]
-    with pytest.raises(EOFError, match="longer than the tar"):
-        read_first_names(path, 2)
+    assert read_first_names(path, 1) == read_first_names(path, 2) == ["a.png"]

@@ -240,7 +240,7 @@ def test_a_layout_of_boxes_is_for_tables(tmp_path: Path) -> None:
     root = write(tmp_path / "set", [row("lists", CORNERS)], LISTS)
     with pytest.raises(UsageError, match="be xyxy, xywh, cxcywh, xyxyn, xywhn, cxcywhn, voc or json; got 'xyhw'"):
         open_source(root, layout="xyhw")
-    with pytest.raises(UsageError, match="no boxes of layout xywh; kinds with boxes: arrow, parquet, voc, hf_"):
+    with pytest.raises(UsageError, match="does not use layout: leave it out; kinds that do: arrow, parquet, voc, hf_"):
         open_source(root, kind="imagefolder", layout="xywh")
 
 

@@ -78,7 +78,7 @@ def test_samples_without_a_match_are_said(tmp_path: Path) -> None:
 
 def test_a_pattern_without_a_match_is_an_error(tmp_path: Path) -> None:
     fill(tmp_path, {"a.jpg": jpeg(0)})
-    with pytest.raises(SourceError, match=r"no sample matches 'x\*' of splits \(val=x\*\); .* such as a\.jpg"):
+    with pytest.raises(SourceError, match=r"no sample matches 'val=x\*' of splits; .* such as a\.jpg"):
         splits_of(tmp_path, "train=*.jpg,val=x*")
 
 

@@ -238,7 +238,7 @@ def test_patterns_that_match_nothing_or_not_this_kind(tmp_path: Path) -> None:
         pytest.raises(SourceError, match="no image has a file"),
     ):
         source.survey()
-    with pytest.raises(UsageError, match="does not use --masks"):
+    with pytest.raises(UsageError, match="does not use masks"):
         open_source(path, kind="flat", masks="{s}_seg.png")
     with pytest.raises(SourceError, match="has no files that belong to images"):
         open_source(fill(tmp_path / "alone", {"a.png": encode(photo(1), "PNG")}), kind="companions")

@@ -330,7 +330,7 @@ def test_a_labels_file_that_names_an_ignored_image(images: Path) -> None:
 
 def test_a_labels_file_that_is_a_pipe(images: Path) -> None:
     os.mkfifo(images.parent / "labels.csv")
-    with pytest.raises(SourceError, match=r"labels\.csv is not a file but a pipe"):
+    with pytest.raises(SourceError, match=r"labels\.csv is not a file but a folder, a pipe, a socket or a device"):
         open_source(images, labels=images.parent / "labels.csv").survey()
 
 

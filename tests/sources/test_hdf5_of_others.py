@@ -252,7 +252,7 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
             open_source(path, layout=layout)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.png").write_bytes(tiny(1))
-    with pytest.raises(SourceError, match="is of no kind that has arrays to choose from"):
+    with pytest.raises(SourceError, match="is of no kind that uses image_key"):
         open_source(tmp_path / "folder", image_key="x")
 
 

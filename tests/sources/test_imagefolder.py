@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.core.progress import Progress
 from packstore.images.sniff import max_file_bytes
-from packstore.sources import Entry, Source, listing, open_source
-from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES, list_directory
+from packstore.sources import Entry, Source, open_source, tree
+from packstore.sources.listing import IMAGE_SUFFIXES, NO_FILE, SYSTEM_NAMES
 from packstore.sources.splits import SPLIT_ORDER
+from packstore.sources.tree import FolderTree
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
 from tests.makers.images import all_images, tiny
@@ -448,7 +449,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, monkeypatch: pytes
     assert source.read(entry) == b"0123456789"  # short reads are put together
     parts = iter([b"0123", b""])
     monkeypatch.setattr(os, "read", lambda descriptor, size: next(parts))
-    with pytest.raises(SampleError, match="ends after 4 bytes, though its size is 10"):
+    with pytest.raises(SampleError, match="ends after 4 of 10 bytes"):
         source.read(entry)
 
 
@@ -545,7 +546,7 @@ def test_facts_of_many_files_are_those_of_each(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "nowhere.jpg").symlink_to("gone")
     os.mkfifo(tmp_path / "pipe.jpg")
     Path(str(tmp_path), "odd\udcff.jpg").touch()
-    together = list_directory(str(tmp_path))
-    monkeypatch.setattr(listing, "stat_files", lambda *_: None)
-    assert together == list_directory(str(tmp_path))
-    assert together.sizes[together.images.index("pipe.jpg")] == listing.NO_FILE
+    together = FolderTree(tmp_path).list("")
+    monkeypatch.setattr(tree, "stat_files", lambda *_: None)
+    assert together == FolderTree(tmp_path).list("")
+    assert together.sizes[together.images.index("pipe.jpg")] == NO_FILE

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from packstore.core.errors import PackstoreError, SourceError
+from packstore.core.errors import PackstoreError
 from packstore.core.registry import SOURCES
-from packstore.sources import Certainty, Kind, SourceOptions, open_source
+from packstore.sources import Certainty, Kind, SourceOptions
 from packstore.sources.archives import cache_archives, cache_folders, open_tree
 from packstore.sources.named.published import CLASSES, MASKS, PAIRS
 from packstore.sources.needs import NEEDS, PresentNames
@@ -161,11 +160,3 @@ def test_names_beyond_the_first_of_a_folder_may_be_there(tmp_path: Path) -> None
     assert PresentNames(tmp_path / "images").may_be("ilsvrc")
     fill(tmp_path / "suffixes", {f"a.x{n:03}": b"" for n in range(65)})
     assert PresentNames(tmp_path / "suffixes").may_be("parquet")
-
-
-@pytest.mark.parametrize(
-    ("kind", "needs"), [("mds", "index.json"), ("voc", ".xml, jpegimages/ or imagesets/"), ("coco", ".json")]
-)
-def test_a_named_kind_says_what_is_missing(kind: str, needs: str, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=re.escape(f"({kind} needs {needs})")):
-        open_source(fill(tmp_path, {"a.jpg": "", "notes.md": ""}), kind=kind)

@@ -18,7 +18,7 @@ import packstore
 from packstore import convert, verify
 from packstore.core.errors import AmbiguousSourceError, SourceError
 from packstore.core.registry import SOURCES
-from packstore.sources import Certainty, Kind, listing, open_source
+from packstore.sources import Certainty, Kind, open_source, tree
 from packstore.sources.flat import FlatSource
 from tests.makers.annotated import coco, fill, jpeg, yolo
 from tests.makers.datasets import make_folder
@@ -118,7 +118,7 @@ def test_no_kind_asks_for_the_state_of_each_file(tmp_path: Path, monkeypatch: py
         return real(*what, **how)
 
     monkeypatch.setattr(os, "stat", stat)
-    monkeypatch.setattr(listing, "stat_files", lambda *_: None)
+    monkeypatch.setattr(tree, "stat_files", lambda *_: None)
     assert open_source(tmp_path).kind == "flat"
     assert 8000 <= len(asked) < 12_000
 

@@ -75,10 +75,10 @@ void read_files(int directory, const char *names, int64_t count, const int64_t *
     }
 }
 
-enum { TAR_BLOCK = 512 };
+enum { TAR_BLOCK = 512, TAR_NAME = 257, PAX_LEAST = 7 };
 
 /* Returns a number of octal digits, with a space or zero byte after it; -1 for anything else. */
-static int64_t parse_octal(const uint8_t *at, int digits)
+static int64_t parse_octal(const char *at, int digits)
 {
     int64_t value = 0;
     for (; digits; digits--, at++) {
@@ -89,36 +89,99 @@ static int64_t parse_octal(const uint8_t *at, int digits)
     return *at == ' ' || !*at ? value : -1;
 }
 
-/* Parses the header of a file in a tar: writes its size and time of modification. REFUSED for every other member, a
- * name of more than 100 bytes, numbers of other widths, and a wrong checksum. */
-static enum outcome parse_tar_header(const uint8_t *block, int64_t *size, int64_t *modified)
+/* Parses what all headers of a tar share: writes size and time of modification. REFUSED for numbers of other widths,
+ * and a wrong magic or checksum. */
+static enum outcome parse_tar_header(const char *block, int64_t *size, int64_t *modified)
 {
     int64_t check = parse_octal(block + 148, 6);
-    if ((memcmp(block + 257, "ustar\00000", 8) && memcmp(block + 257, "ustar  ", 8)) || block[156] != '0' || block[345])
+    if (memcmp(block + 257, "ustar\00000", 8) && memcmp(block + 257, "ustar  ", 8))
         return REFUSED;
     for (int i = 0; i < TAR_BLOCK; i++)
-        check -= i < 148 || i >= 156 ? block[i] : ' ';
+        check -= i < 148 || i >= 156 ? (uint8_t)block[i] : ' ';
     *size = parse_octal(block + 124, 11);
     *modified = parse_octal(block + 136, 11);
-    return !check && *size >= 0 && *modified >= 0 && *block && (block[155] == ' ' || !block[155]) ? DONE : REFUSED;
+    return !check && *size >= 0 && *modified >= 0 && (block[155] == ' ' || !block[155]) ? DONE : REFUSED;
 }
 
-/* Reads the headers of up to `most` files that follow one another in a tar, from offset `at` up to `end`. Writes offset
- * and size of the data and time of modification of each to `facts`, and its name with a zero byte after it to `names`,
- * 101 bytes a file at most. Stops at the first other header. Returns the number of files. */
+/* Writes the name in a header, with a zero byte after it. REFUSED for a prefix of another format than POSIX. */
+static enum outcome read_tar_name(const char *block, char *name)
+{
+    size_t prefix = strnlen(block + 345, 155), length = strnlen(block, 100);
+    if (prefix && memcmp(block + 257, "ustar\00000", 8))
+        return REFUSED;
+    if (prefix) {
+        memcpy(name, block + 345, prefix);
+        name[prefix++] = '/';
+    }
+    memcpy(name + prefix, block, length);
+    name[prefix + length] = 0;
+    return DONE;
+}
+
+/* Parses the fields of a pax header (POSIX.1-2017): writes path and whole seconds of the time of modification, if they
+ * are there. REFUSED for other fields that count, and for a path that is long or not ASCII. */
+static enum outcome parse_pax(const char *at, const char *end, char *name, int64_t *modified)
+{
+    while (at < end) {
+        int64_t size = 0;
+        const char *digit = at;
+        for (; digit < end && digit < at + 3 && *digit >= '0' && *digit <= '9'; digit++)
+            size = size * 10 + *digit - '0';
+        const char *field = digit + 1, *next = at + size;
+        if (size > end - at || next - field < PAX_LEAST || *digit != ' ' || next[-1] != '\n')
+            return REFUSED;
+        at = next--;
+        if (!memcmp(field, "path=", 5)) {
+            ptrdiff_t length = next - field - 5;
+            if (length >= TAR_NAME)
+                return REFUSED;
+            for (ptrdiff_t i = 0; i < length; i++)
+                if ((uint8_t)((name[i] = field[5 + i]) - 1) >= 127)
+                    return REFUSED;
+            name[length] = 0;
+        } else if (!memcmp(field, "mtime=", 6)) {
+            *modified = 0;
+            for (field += 6; *field >= '0' && *field <= '9'; field++)
+                if ((*modified = *modified * 10 + *field - '0') >> 33)
+                    return REFUSED;
+            if (*field == '.')
+                for (field++; *field >= '0' && *field <= '9'; field++)
+                    ;
+            if (field != next)
+                return REFUSED;
+        } else if (memcmp(field, "atime=", 6) && memcmp(field, "ctime=", 6))
+            return REFUSED;
+    }
+    return DONE;
+}
+
+/* Reads the headers of up to `most` files and directories that follow one another in a tar, from offset `at` up to
+ * `end`. Writes offset and size of the data (-1 for a directory) and time of modification of each to `facts`, and its
+ * name with a zero byte after it to `names`, TAR_NAME bytes at most. Stops at the first other header. Returns the
+ * number of members. */
 int64_t scan_tar(int file, int64_t at, int64_t end, int64_t most, int64_t (*facts)[3], char *names)
 {
-    uint8_t block[TAR_BLOCK];
+    char block[TAR_BLOCK], fields[TAR_BLOCK];
     int64_t count = 0;
     for (; count < most && at < end && pread(file, block, TAR_BLOCK, (off_t)at) == TAR_BLOCK; count++) {
-        int64_t *fact = facts[count];
-        if (parse_tar_header(block, &fact[1], &fact[2]) != DONE)
+        int64_t *fact = facts[count], size = 0;
+        bool known = parse_tar_header(block, &fact[1], &fact[2]) == DONE;
+        bool pax = known && block[156] == 'x' && (size = fact[1]) <= TAR_BLOCK;
+        if (pax)
+            known = pread(file, fields, TAR_BLOCK, (off_t)(at += TAR_BLOCK)) == TAR_BLOCK &&
+                    pread(file, block, TAR_BLOCK, (off_t)(at += TAR_BLOCK)) == TAR_BLOCK &&
+                    parse_tar_header(block, &fact[1], &fact[2]) == DONE;
+        bool folder = block[156] == '5';
+        if (!known || (block[156] != '0' && !folder) || read_tar_name(block, names) != DONE ||
+            (pax && parse_pax(fields, fields + size, names, &fact[2]) != DONE))
+            break;
+        size_t length = strlen(names);
+        if (!length || (!folder && names[length - 1] == '/'))
             break;
         fact[0] = at + TAR_BLOCK;
-        at = fact[0] + (fact[1] + TAR_BLOCK - 1) / TAR_BLOCK * TAR_BLOCK;
-        size_t length = strnlen((const char *)block, 100);
-        memcpy(names, block, length);
-        names[length] = 0;
+        at = fact[0] + (folder ? 0 : (fact[1] + TAR_BLOCK - 1) / TAR_BLOCK * TAR_BLOCK);
+        if (folder)
+            fact[1] = -1;
         names += length + 1;
     }
     return count;

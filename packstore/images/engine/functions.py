@@ -18,8 +18,8 @@ from packstore.images.engine import compiled
 from packstore.images.engine.addresses import find_address
 
 _NAMES_ROOM = 1 << 15  # bytes for the names in a directory, before their size is known
-_HEADERS = 1 << 12  # of a tar, read by one call
-_TAR_NAME = 101  # bytes of the longest name in a header, and a zero byte
+_HEADERS = 1 << 9  # of a tar, read by one call
+_TAR_NAME = 257  # bytes of the longest name in a header, and a zero byte
 
 
 def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = False) -> NDArray[np.uint8] | None:
@@ -110,9 +110,9 @@ def is_plain_jpeg(file: bytes, max_pixels: int) -> bool:
 
 
 def scan_tar(file: int, at: int, end: int) -> tuple[list[bytes], NDArray[np.int64]]:
-    """Reads the headers of plain files that follow one another in a tar, without the GIL.
+    """Reads the headers of plain files and directories that follow one another in a tar, without the GIL.
 
-    Ends before the first header of another kind or form, and after 4,096 files. Finds none without an engine.
+    Ends before the first header of another kind or form, and after 512 members. Finds none without an engine.
 
     Args:
         file: Descriptor of the tar.
@@ -120,7 +120,8 @@ def scan_tar(file: int, at: int, end: int) -> tuple[list[bytes], NDArray[np.int6
         end: Offset at which no header is read any more.
 
     Returns:
-        The names of the files, and int64 ``(N, 3)``: offset and size of the data, and time of modification in seconds.
+        The names, and int64 ``(N, 3)``: offset and size of the data (-1 for a directory), and time of modification in
+        seconds.
     """
     library = compiled.load_once()[0]
     if library is None:

@@ -49,13 +49,11 @@ def open_tree(path: Path) -> Tree | None:
 
         return RemotePath(path).tree()
     if path.is_dir():
-        folders = _folders.get()
-        if folders is None:
-            return FolderTree(path)
-        trees, stack = folders
+        trees, stack = _folders.get() or ({}, None)
         if path not in trees:
             trees[path] = FolderTree(path)
-            stack.enter_context(trees[path].cache_names(keep=True))
+            if stack is not None:
+                stack.enter_context(trees[path].cache_names(keep=True))
         return trees[path]
     if not path.is_file():
         return None
@@ -71,21 +69,19 @@ def open_tree(path: Path) -> Tree | None:
         raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
     if not is_zip(start) and not is_tar(start):
         return None
-    encoding = active_encoding()
+    encoding, active = active_encoding(), _archives.get()
+    cache: dict[_Key, ArchiveIndex | SourceError] = {} if active is None else active
     key = (str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, encoding)
-    cache, index = _archives.get(), _INDEXES.get(key)
-    before = index if cache is None or index is not None else cache.get(key)
-    if isinstance(before, SourceError):
-        raise before
-    try:
-        if index is None:
-            index = _INDEXES[key] = read_zip(path, encoding) if is_zip(start) else read_tar(path, encoding)
-    except SourceError as error:
-        if cache is not None:
+    index = cache.get(key) or _INDEXES.get(key)
+    if index is None:
+        try:
+            index = _INDEXES[key] = (read_zip if is_zip(start) else read_tar)(path, encoding)
+        except SourceError as error:
             cache[key] = error
-        raise
-    if cache is not None:
-        cache[key] = index
+            raise
+    cache[key] = index
+    if isinstance(index, SourceError):
+        raise index
     return ArchiveTree(path.absolute(), index)
 
 

@@ -9,7 +9,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ from packstore.sources.folder_names import NameCache
 NOWHERE = -1
 """Offset of a file without data: a link out of the archive or to nothing, or no plain file."""
 _SHOWN = 100
-_LISTED = 1 << 14
 _READ_STEP = 1 << 30
 _ODD_NAMES = re.compile(rb"[\0/]\.{0,2}[\0/]")
 """Finds empty parts, ``.`` and ``..`` in names between zero bytes."""
@@ -43,15 +42,10 @@ class OpenFile:
 
     def read(self, size: int, place: int) -> bytes:
         """Reads ``size`` bytes from offset ``place`` on; returns fewer at the end of the file. Thread-safe."""
-        parts: list[bytes] = []
-        while size > 0:
-            part = os.pread(self.descriptor, min(size, _READ_STEP), place)
-            if not part:
-                break
-            if len(part) == size and not parts:
-                return part
-            parts.append(part)
-            size, place = size - len(part), place + len(part)
+        parts = [os.pread(self.descriptor, min(size, _READ_STEP), place)]
+        while parts[-1] and (size := size - len(parts[-1])):
+            place += len(parts[-1])
+            parts.append(os.pread(self.descriptor, min(size, _READ_STEP), place))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -78,73 +72,69 @@ class Member(NamedTuple):
 @dataclass(slots=True)
 class IndexBuilder:
     """Builds the index of an archive from its members, added in their order. Refuses paths that lead out of the
-    archive, and two spellings of one path.
+    archive.
 
     Attributes:
-        replaces: A file replaces an earlier one of the same name, as in a tar. If False, a repeated name is an error.
+        replaces: A file replaces an earlier one of the same path, as in a tar. If False, a repeated path is an error.
     """
 
     replaces: bool = True
     _files: dict[bytes, int | str] = field(default_factory=dict)
-    """Number of a member, or target of a symbolic link, by name."""
+    """Number of a member, or target of a symbolic link, by path."""
     replaced: int = 0
-    """Number of files that a later one of the same name has replaced."""
+    """Number of files that a later one of the same path has replaced."""
     _numbers: array[int] = field(default_factory=lambda: array("q"))
-    _dotted: dict[str, bool] = field(default_factory=dict)
-    _spelled: dict[bytes, str] = field(default_factory=dict)
     _stated: set[bytes] = field(default_factory=set)
-    """Names beyond ASCII that are UTF-8 for sure."""
+    """Paths beyond ASCII that are UTF-8 for sure."""
 
-    def add_file(self, name: str, member: Member, folder: str = "", *, stated: bool = False) -> None:
-        """Adds the file ``name`` in ``folder``; ignores an empty name. ``stated``: the name is UTF-8 for sure.
-
-        Raises :class:`SourceError` for a path that leads out of the archive or has two spellings. Without
-        :attr:`replaces`, also raises it for a repeated path.
-        """
-        if plain := self._register_name(name, folder):
-            self._files[plain] = self._append_member(member)
-            if stated and not plain.isascii() and folder.isascii():
-                self._stated.add(plain)
+    def add_file(self, name: str, member: Member, *, stated: bool = False) -> None:
+        """Adds a file; ignores an empty name. ``stated``: the name is UTF-8 for sure. Raises :class:`SourceError` for a
+        path that leads out of the archive, and without :attr:`replaces` for a repeated one."""
+        self._add(name, self._append_member(member))
+        if stated and not name.isascii():
+            self._stated.add(_normalise_path(name) or b"")
 
     def has_file(self, name: str) -> bool:
         """Tells if a file has been added."""
         return name.encode() in self._files
 
-    def add_plain_files(self, names: Sequence[bytes], members: NDArray[np.int64], folder: str = "") -> bool:
-        """Adds many files in ``folder``; ``members`` has a :class:`Member` in each row.
+    def add_run(
+        self, names: Sequence[bytes], facts: NDArray[np.int64], folder: str = "", except_for: bytes | None = None
+    ) -> bool:
+        """Adds many members of :func:`packstore.images.engine.scan_tar` in ``folder``; leaves out directories.
 
-        Returns False, and adds none of them, if a name is repeated or not in its normal form. The caller then uses
-        :meth:`add_file`.
+        Returns False, and adds none of them, if a name is repeated, not in its normal form, or ends with
+        ``except_for``. The caller then uses :meth:`add_file`.
         """
+        is_file = facts[:, 1] >= 0
+        names, facts = [*compress(names, is_file.tolist())], facts[is_file]
+        if not names:
+            return True
         joined, prefix = b"\0".join((b"", *names, b"")), folder.encode("utf-8", "surrogateescape")
-        if self._dotted.setdefault(folder, joined.startswith(b"\0./")):
-            dotted, joined = joined, joined.replace(b"\0./", b"\0")
-            if len(dotted) - len(joined) != 2 * len(names):
-                return False
-        if _ODD_NAMES.search(joined):
+        joined = joined.replace(b"\0./", b"\0")  # as in a tar of a whole folder
+        if _ODD_NAMES.search(joined) or (except_for is not None and except_for + b"\0" in joined):
             return False
         added = [prefix + name for name in joined[1:-1].split(b"\0")]
         if len(set(added)) != len(added) or not self._files.keys().isdisjoint(added):
             return False
         first = len(self._numbers) // len(Member._fields)
         self._files.update(zip(added, range(first, first + len(added)), strict=True))
+        places, sizes, times = facts.T
+        none = np.zeros_like(sizes)
+        members = np.stack(Member(sizes, places, sizes, none, none, times * 10**9), 1)
         self._numbers.frombytes(members.tobytes())
         return True
 
-    def add_hard_link(self, name: str, target: str, folder: str = "") -> None:
-        """Adds the name ``name`` for the content that the file ``target`` in ``folder`` has now. A later file of the
-        name ``target`` does not change it. If there is no such file, adds a file without data. Ignores an empty name.
-        Raises :class:`SourceError` for a name that :meth:`add_file` refuses."""
-        plain, to = self._register_name(name, folder), normalise_member_name(folder + target)
-        if plain:
-            entry = None if to is None else self._files.get(to)
-            self._files[plain] = self._append_member(Member(0, NOWHERE, 0)) if entry is None else entry
+    def add_hard_link(self, name: str, target: str) -> None:
+        """Adds the name ``name`` for the content that the file ``target`` has now. A later file of the name ``target``
+        does not change it. If there is no such file, adds a file without data. Raises as :meth:`add_file`."""
+        entry = self._files.get(_normalise_path(target) or b"")
+        self._add(name, self._append_member(Member(0, NOWHERE, 0)) if entry is None else entry)
 
-    def add_symbolic_link(self, name: str, target: str, folder: str = "") -> None:
-        """Adds a link to ``target``, relative to the directory of ``name``; :meth:`build` follows it. Ignores an empty
-        name. Raises :class:`SourceError` for a name that :meth:`add_file` refuses."""
-        if plain := self._register_name(name, folder):
-            self._files[plain] = target
+    def add_symbolic_link(self, name: str, target: str) -> None:
+        """Adds a link to ``target``, relative to the directory of ``name``; :meth:`build` follows it. Raises as
+        :meth:`add_file`."""
+        self._add(name, target)
 
     def build(
         self,
@@ -162,54 +152,33 @@ class IndexBuilder:
             decode: Converts all names to UTF-8; the second argument has those that are UTF-8 for sure. None leaves
                 them as they are.
         """
-        fields = len(Member._fields)
-        table = np.frombuffer(self._numbers, np.int64).reshape(-1, fields)
-        nowhere = np.array([[0, NOWHERE, *[0] * (fields - 2)]], np.int64)
+        self._numbers.extend(Member(0, NOWHERE, 0))  # the last, -1, is that of links to nothing
+        table = np.frombuffer(self._numbers, np.int64).reshape(-1, len(Member._fields))
         stored = sorted(self._files)
         names = stored if decode is None else decode(stored, self._stated)
         if names is not stored:
             pairs = sorted(zip(names, stored, strict=True))
             names, stored = [name for name, _ in pairs], [name for _, name in pairs]
-        files = self._files
-        numbers = (number if type(number := files[name]) is int else self._resolve_number(name) for name in stored)
-        rows = np.fromiter(numbers, np.int64, len(names))
+        rows = np.fromiter(map(self._resolve_number, stored), np.int64, len(names))
         ends = array("q", accumulate(map(len, names), initial=0))
-        return ArchiveIndex(b"".join(names), ends, np.concatenate([table, nowhere])[rows], file, zipped, self.replaced)
+        return ArchiveIndex(b"".join(names), ends, table[rows], file, zipped, self.replaced)
 
     def _append_member(self, member: Member) -> int:
         """Appends a member to the table; returns its number."""
         self._numbers.extend(member)
         return len(self._numbers) // len(Member._fields) - 1
 
-    def _register_name(self, name: str, folder: str) -> bytes:
-        """Returns the normalised path of a file, ``b""`` if ``name`` has no parts. Adds 1 to :attr:`replaced` if the
-        path is known.
-
-        Raises :class:`SourceError` for a path out of the archive, and, without :attr:`replaces`, for a repeated path.
-        Also raises it for two spellings of one path, such as ``a//x.jpg`` and ``a/x.jpg``: one of the files would
-        vanish.
-        """
-        spelled = folder + name
-        plain = normalise_member_name(spelled)
-        if plain is None:
-            raise SourceError(f"{printable(spelled[:_SHOWN])} leads out of the archive: such archives are refused")
-        # In a tar of a whole folder, all names begin with ./
-        dotted = self._dotted.setdefault(folder, name.startswith("./"))
-        text = plain.decode("utf-8", "surrogateescape")
-        usual = f"{folder}./{text[len(folder) :]}" if dotted else text
-        if plain in self._files:
-            before = self._spelled.get(plain, usual)
-            if before != spelled:
-                raise SourceError(
-                    f"{printable(before[:_SHOWN])} and {printable(spelled[:_SHOWN])} are one path, so that one of them "
-                    "would replace the other: rename one, or unpack the archive and give the folder"
-                )
+    def _add(self, name: str, entry: int | str) -> None:
+        """Adds an entry by its normalised path; ignores an empty path."""
+        path = _normalise_path(name)
+        if path is None:
+            raise SourceError(f"{printable(name[:_SHOWN])} leads out of the archive: such archives are refused")
+        if path in self._files:
             if not self.replaces:
-                raise SourceError(f"{printable(spelled[:_SHOWN])} is there twice: unpack it, and give the folder")
+                raise SourceError(f"{printable(name[:_SHOWN])} is there twice: unpack it, and give the folder")
             self.replaced += 1
-        elif spelled != usual:
-            self._spelled[plain] = spelled
-        return plain
+        if path:
+            self._files[path] = entry
 
     def _resolve_number(self, name: bytes) -> int:
         """Follows symbolic links from a name to a member; returns the number of the member. Returns -1 if there is no
@@ -218,12 +187,8 @@ class IndexBuilder:
         entry = self._files.get(name)
         while isinstance(entry, str):
             directory = name.rpartition(b"/")[0].decode("utf-8", "surrogateescape")
-            to = (
-                None
-                if entry.startswith("/")
-                else normalise_member_name(posixpath.normpath(posixpath.join(directory, entry)))
-            )
-            if to is None or to in seen:
+            to = _normalise_path(posixpath.normpath(posixpath.join(directory, entry)))
+            if entry.startswith("/") or to is None or to in seen:
                 return -1
             seen.add(to)
             name, entry = to, self._files.get(to)
@@ -241,8 +206,7 @@ class ArchiveIndex:
         file: File with the data, if the archive itself does not have them.
         zipped: Each file has a header before its data, as in a zip.
         replaced: Number of files that a later one of the same name has replaced.
-        listed: Cache of :meth:`list_children`, since each kind of source lists the same directories.
-        names: Cache of the names in each directory, for the same reason.
+        names: Cache of the names in each directory, since each kind of source lists the same directories.
     """
 
     blob: bytes
@@ -251,7 +215,6 @@ class ArchiveIndex:
     file: OpenFile | None = None
     zipped: bool = False
     replaced: int = 0
-    listed: dict[bytes, list[tuple[bytes, int | None]]] = field(default_factory=dict)
     names: NameCache = field(default_factory=NameCache)
 
     def __len__(self) -> int:
@@ -272,29 +235,10 @@ class ArchiveIndex:
 
     def list_children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
         """Yields the names in a directory (``b""``: the top), sorted. Each name comes with the number of the file, or
-        None for a directory.
-
-        Caches the names if at most 16,384 files are below the directory. A cache with more names than that is emptied
-        first.
-        """
-        known = self.listed.get(directory)
-        if known is not None:
-            return iter(known)
+        None for a directory. Skips the files in each directory by bisection."""
         prefix = directory + b"/" if directory else b""
-        first = self._bisect(prefix)
+        number = self._bisect(prefix)
         stop = self._bisect(directory + b"0") if directory else len(self)  # the byte after the slash
-        pairs = self._walk_children(prefix, first, stop)
-        if stop - first > _LISTED:
-            return pairs
-        children = list(pairs)
-        if sum(map(len, self.listed.values())) + len(children) > _LISTED:
-            self.listed.clear()
-        self.listed[directory] = children
-        return iter(children)
-
-    def _walk_children(self, prefix: bytes, number: int, stop: int) -> Iterator[tuple[bytes, int | None]]:
-        """Yields the children of ``prefix`` among the files ``number`` to ``stop``. Each has its name, and the number
-        of the file, or None for a directory. Skips the files in each directory by bisection."""
         last = None
         while number < stop:
             first, slash, _ = self.get_name(number)[len(prefix) :].partition(b"/")
@@ -313,7 +257,7 @@ class ArchiveIndex:
         return bisect.bisect_left(range(len(self)), name, key=key)
 
 
-def normalise_member_name(name: str) -> bytes | None:
+def _normalise_path(name: str) -> bytes | None:
     """Removes empty parts and ``.`` from the path of a member. Returns None for a path with ``..`` or a null character:
     it may lead out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]

@@ -6,7 +6,6 @@ import errno
 import os
 import threading
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,7 @@ from packstore.sources.encodings import active_encoding
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import active_rules
 from packstore.sources.inflating import GzipReader
-from packstore.sources.listing import NO_FILE, Listing, is_passed_over
+from packstore.sources.listing import NO_FILE, is_passed_over
 from packstore.sources.splits import SPLIT_ORDER
 from packstore.sources.tree import FileStat, Tree, check_size
 
@@ -46,31 +45,11 @@ class ArchiveTree(Tree):
         self.top = self._top.decode("utf-8", "surrogateescape")
         self._lock = threading.Lock()
         self._file: OpenFile | None = index.file
-        self._found = _Found()
+        self._last = -1
         self._inflaters: dict[int, GzipReader] = {}
         self._inflating = threading.Lock()
 
-    def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists a directory of the archive; its images are in the order of their names. If a name does not tell, the
-        file's first bytes decide if it is an image. Counts other files and hidden directories in ``ignored``. An image
-        without data has the size ``NO_FILE``."""
-        place = self._to_archive_path(directory)
-        children = ((_decode(raw), number) for raw, number in self._index.list_children(place))
-        images, directories = self.sort_entries(children, ignored)
-        rows = self._index.table[[number for _, number in images]] if images else self._index.table[:0]
-        sizes = [NO_FILE if where == NOWHERE else size for size, where in rows[:, :2].tolist()]
-        names, modified = [name for name, _ in images], rows[:, 5].tolist()
-        first = hash(place)  # a directory of an archive has no identity but its path
-        return Listing((-1, first), names, sizes, modified, [0] * len(names), directories)
-
-    def read_start(self, entry: int, size: int) -> bytes:
-        """Reads the first bytes of the file of a number; ``b""`` if it cannot be read."""
-        try:
-            return self._read_content(self._index.get_member(entry), size)[:size]
-        except (OSError, ValueError, zlib.error):
-            return b""
-
-    def list_names(self, directory: str) -> Names:
+    def read_names(self, directory: str) -> Names:
         """Lists the names in a directory, from a cache of the index if they are there."""
         place, known = self._to_archive_path(directory), self._index.names
         key = _decode(place)
@@ -97,19 +76,20 @@ class ArchiveTree(Tree):
     def stat_any(self, file: str) -> FileStat:
         """Returns size and time of a member. Directories, pipes and broken links have the size ``NO_FILE``. Raises
         :class:`FileNotFoundError` for a path that is neither a member nor a directory."""
-        place = self._to_archive_path(file)
-        number = self._index.find_number(place)
-        if number is None:
-            if next(self._index.list_children(place), None) is None:
+        member = self._find_member(file)
+        if member is None:
+            if next(self._index.list_children(self._to_archive_path(file)), None) is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             return FileStat(NO_FILE, is_directory=True)
-        member = self._index.get_member(number)
         return FileStat(NO_FILE if member.place == NOWHERE else member.size, member.modified_ns)
 
     def read_first_bytes(self, file: str, size: int) -> bytes:
         """Reads the beginning of a member; ``b""`` if it is missing or cannot be read."""
-        number = self._index.find_number(self._to_archive_path(file))
-        return b"" if number is None else self.read_start(number, size)
+        member = self._find_member(file)
+        try:
+            return b"" if member is None else self._read_content(member, size)[:size]
+        except (OSError, ValueError, zlib.error):
+            return b""
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
         """Reads ``size`` bytes of a member from offset ``place`` on, fewer at its end. Decompresses a deflated member.
@@ -117,14 +97,16 @@ class ArchiveTree(Tree):
         Does not verify its CRC-32. Raises :class:`FileNotFoundError` if there is no such member. Raises
         :class:`ValueError` for a member that is no plain file, has another compression, or cannot be decompressed.
         """
-        number = self._index.find_number(self._to_archive_path(file))
-        if number is None:
+        member = self._find_member(file)
+        if member is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        member = self._index.get_member(number)
         start, size = self._find_data(member), max(0, min(size, member.size - place))
-        if member.method == DEFLATED:
-            return self._read_inflated(number, start, member, place, size)
-        return self._open_archive().read(size, start + place)
+        if member.method == STORED:
+            return self._open_archive().read(size, start + place)
+        with self._inflating:  # its decompressor stays open for the next part
+            inflater = self._inflaters.get(start) or GzipReader(self._path, (start, member.stored))
+            self._inflaters[start] = inflater
+            return inflater.read_at(size, place)
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
         """Reads a whole member, and verifies its size, and in a zip its CRC-32. Ignores ``modified_ns``. Raises
@@ -169,19 +151,6 @@ class ArchiveTree(Tree):
             while self._inflaters:
                 self._inflaters.popitem()[1].close()
 
-    def _read_inflated(self, number: int, start: int, member: Member, place: int, size: int) -> bytes:
-        """Reads part of a deflated member. Its decompressor stays open for the next part. Raises :class:`ValueError`
-        for damage."""
-        with self._inflating:
-            inflater = self._inflaters.get(number)
-            if inflater is None:
-                inflater = self._inflaters[number] = GzipReader(self._path, (start, member.stored))
-            try:
-                inflater.seek(place)
-                return inflater.read(size)
-            except (EOFError, zlib.error) as error:
-                raise ValueError(f"it cannot be decompressed: {error}") from None
-
     def _find_root(self) -> bytes:
         """Returns the path of the root: follows single folders from the top on. Hidden files do not count. Stops above
         a folder that is a split."""
@@ -199,19 +168,16 @@ class ArchiveTree(Tree):
 
     def _find_member(self, key: str) -> Member | None:
         """Returns a member by its path in the tree; None if there is no such file. Files are mostly read in the order
-        of their names: tries this thread's last member and the one after it first."""
-        last, number, member = self._found.last
-        if last == key:
-            return member
-        raw, number = self._to_archive_path(key), number + 1
-        if number == len(self._index) or self._index.get_name(number) != raw:
-            place = self._index.find_number(raw)
-            if place is None:
-                return None
-            number = place
-        member = self._index.get_member(number)
-        self._found.last = key, number, member
-        return member
+        of their names: tries the last member and the one after it first."""
+        raw = self._to_archive_path(key)
+        likely = range(max(0, self._last), min(self._last + 2, len(self._index)))
+        number = next((number for number in likely if self._index.get_name(number) == raw), None)
+        if number is None:
+            number = self._index.find_number(raw)
+        if number is None:
+            return None
+        self._last = number
+        return self._index.get_member(number)
 
     def _read_content(self, member: Member, size: int) -> bytes:
         """Reads the first ``size`` bytes of a file. Returns one more byte if deflated data are longer than ``size``.
@@ -242,13 +208,6 @@ class ArchiveTree(Tree):
             with self._lock, beyond_standard_streams():
                 file = self._file = self._file or OpenFile(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
         return file
-
-
-class _Found(threading.local):
-    """Member that a thread has found last. ``last`` is its path in the tree, its number in the index, and the
-    member."""
-
-    last: tuple[str | None, int, Member | None] = None, -1, None
 
 
 def _split_children(children: Iterable[tuple[bytes, int | None]]) -> Names:

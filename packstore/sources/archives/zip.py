@@ -116,36 +116,25 @@ def _iter_entries(data: mmap.mmap, name: str) -> Iterator[_Entry]:
         yield _Entry(made_by >> 8, flags, raw, extra, member)
     # writers state a number that is too large for its field as the largest, or by its last bits
     if position > end or not (entries & most == stated or (stated == most and entries > most)):
-        raise SourceError(
-            f"{name} is a damaged zip: the end of its directory counts {stated:,} files and folders, and the "
-            f"directory holds {entries:,}; unpack it, check that all are there, and give the folder"
-        )
+        raise SourceError(f"{name} is a damaged zip: its directory holds {entries:,} entries, and counts {stated:,}")
 
 
 def _build_index(data: mmap.mmap, name: str, given: str | None) -> ArchiveIndex:
     """Builds the index from the central directory, without directories. Symbolic links become files without data.
 
-    If MS-DOS or Windows wrote an entry, and its name has no slash, its backslashes become slashes. Raises
-    :class:`SourceError`:
-
-    - for a damaged directory, and encrypted files
-    - for names that are repeated or lead out of the zip
-    - for backslashes of another system, if no name in the zip has a slash
-
-    Raises :class:`AmbiguousSourceError` for names in an unknown encoding, unless the user has ``given`` one.
+    If MS-DOS or Windows wrote an entry, and its name has no slash, its backslashes become slashes, as some programs
+    write them against the format. Raises :class:`SourceError` for a damaged directory, encrypted files, and names that
+    are repeated or lead out of the zip. Raises :class:`AmbiguousSourceError` for names in an unknown encoding, unless
+    the user has ``given`` one.
     """
     unstated = [each.name for each in _iter_entries(data, name) if each.decode_stated_name() is None]
     encoding = choose_name_encoding(unstated, given, name) if unstated else "utf-8"
-    builder, odd, has_folders = IndexBuilder(replaces=False), "", False
+    builder = IndexBuilder(replaces=False)
     for entry in _iter_entries(data, name):
         stated = entry.decode_stated_name()
         shown = entry.name.decode(encoding) if stated is None else stated
-        if "/" not in shown and "\\" in shown:
-            if entry.system == 0:
-                shown = shown.replace("\\", "/")  # some programs for Windows write them, against the format
-            else:
-                odd = odd or shown
-        has_folders = has_folders or "/" in shown
+        if entry.system == 0 and "/" not in shown:
+            shown = shown.replace("\\", "/")
         if shown.endswith("/"):
             continue
         if entry.flags & _ENCRYPTED:
@@ -154,11 +143,6 @@ def _build_index(data: mmap.mmap, name: str, given: str | None) -> ArchiveIndex:
             builder.add_file(shown, entry.member)
         except SourceError as error:
             raise SourceError(f"{name}: {error}") from None
-    if odd and not has_folders:
-        raise SourceError(
-            f"{name} holds {printable(odd[:100])}, and no name with a slash: whether a backslash separates folders is "
-            "not certain; unpack it into folders, and give the folder above them"
-        )
     return builder.build(zipped=True)
 
 
@@ -184,8 +168,7 @@ def _find_directory(data: mmap.mmap, name: str) -> tuple[int, int, int, int]:
     if start + size != at:
         raise SourceError(
             f"{name} is a damaged zip: its directory should end at byte {start + size:,}, and ends at byte {at:,}; it "
-            "may be joined with another file, or have more than 4 GB without zip64: unpack it, check that all files "
-            "are there, and give the folder"
+            "may be joined with another file: unpack it, and give the folder"
         )
     return count, 2**64 - 1 if has_zip64 else _MAX16, start, at
 

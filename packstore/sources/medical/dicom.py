@@ -25,28 +25,27 @@ from packstore.sources.medical.dicom_files import (
     KEPT,
     MAGIC,
     MAGIC_AT,
-    are_placed,
     choose_mode,
+    count_frames,
     find_value_range,
     group_by_series,
     load_pydicom,
     parse_file,
-    read_frame_columns,
+    raise_as_damaged,
+    read_elements,
     read_header,
+    read_instance,
+    read_plane,
     sort_files,
 )
-from packstore.sources.medical.dicom_pixels import Slice, read_frame, read_slice, stack_slices
-from packstore.sources.medical.scan import HeaderScanSource, ScannedFile, declare_image_field
+from packstore.sources.medical.dicom_pixels import Slice, read_frame, stack_slices
+from packstore.sources.medical.scan import FileRef, HeaderScanSource, ScannedFile, declare_image_field, make_row
 from packstore.sources.rows import Row
 from packstore.sources.tree import Tree
 
 _SUFFIXES = (".dcm", ".dicom", ".dic", ".ima")
-_DIRECTORY = "dicomdir"
-_IMAGES = ("stored", "rescaled", "window")
-_VOLUMES, _WITH_GAPS = "volumes", "gaps"
+_FORMS = ("stored", "rescaled", "window")
 _NO_PIXELS = "DICOM without pixels (reports, plans, directories)"
-_FILE_NOTE = "the column 'file' holds whole DICOM files, which identify patients"
-_NO_KEYWORD = "not a DICOM keyword, such as PatientAge"
 
 
 class DicomSource(HeaderScanSource):
@@ -69,27 +68,22 @@ class DicomSource(HeaderScanSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         given = parse_columns(options.columns)
-        asked = given.pop("image", ["stored"])[0].split(":")
-        self._as_volumes = asked[0] == _VOLUMES
-        self._allow_gaps = self._as_volumes and _WITH_GAPS in asked
-        asked = [each for each in asked if not self._as_volumes or each not in (_VOLUMES, _WITH_GAPS)] or ["stored"]
-        self._value_form = asked[0]
+        form, *more = given.pop("image", ["stored"])[0].split(":")
+        self._as_volumes = form == "volumes"
+        self._allow_gaps = self._as_volumes and "gaps" in more
+        if self._as_volumes:
+            form, *more = [each for each in more if each != "gaps"] or ["stored"]
+        self._value_form = form
         kept = given.pop("keep", [])
-        if self._value_form not in _IMAGES or len(asked) > 1 or given:
-            raise UsageError(
-                f"{printable(str(path))}: for DICOM, --column takes image={'|'.join((*_IMAGES, _VOLUMES))}, "
-                "image=volumes:rescaled, volumes:window or volumes:gaps, keep=KEYWORD,… or keep=file"
-            )
         self._keeps_file = "file" in kept
-        if self._keeps_file and self._as_volumes:
-            raise UsageError(
-                f"{printable(str(path))}: a volume is made of several files, so keep=file cannot apply; leave it out, "
-                "or pack frames"
-            )
         kept = [name for name in kept if name != "file"]
-        unknown = next((name for name in kept if load_pydicom().datadict.tag_for_keyword(name) is None), None)
-        if unknown is not None:
-            raise UsageError(f"--column keep={printable(unknown)}: {_NO_KEYWORD}")
+        unknown = [name for name in kept if load_pydicom().datadict.tag_for_keyword(name) is None]
+        if form not in _FORMS or more or given or unknown or (self._keeps_file and self._as_volumes):
+            raise UsageError(
+                f"{printable(str(path))}: for DICOM, --column takes image={'|'.join(_FORMS)}, image=volumes, "
+                "volumes:rescaled, volumes:window or volumes:gaps, keep=KEYWORD (such as PatientAge) and, without "
+                f"volumes, keep=file; got {printable(' '.join(options.columns))}"
+            )
         self._kept = tuple(dict.fromkeys((*KEPT, *kept)))
         self._last = threading.local()
         self.evidence = "files that are DICOM"
@@ -124,25 +118,24 @@ class DicomSource(HeaderScanSource):
         - Frames: also ``instance``, ``frame`` and ``position``; and ``file`` if whole files are kept.
         - Volumes: also ``volume`` with its order, positions, spacing, affine and orientation.
         """
-        volumes: dict[str, Field] = {
-            "order": Text(),
-            "positions": Array("float64", ragged=True),
-            "spacing": Array("float64", (3,), optional=True),
-            "affine": Array("float64", (4, 4), optional=True),
-            "orientation": Text(optional=True),
-        }
-        whole = ("patient", "study", "series", *(() if self._as_volumes else ("instance", "frame")))
-        numbers = (*(() if self._as_volumes else ("position",)), "slope", "intercept")
-        return {
-            "image": declare_image_field(self._mode),
-            **({"volume": Array(self._mode.dtype, spatial="DCHW", smooth=True)} if self._as_volumes else {}),
-            **{name: Array("int64") for name in whole},
-            **{name: Array("float64", optional=True) for name in numbers},
-            "window": Array("float64", (2,), ragged=True),
-            **(volumes if self._as_volumes else {}),
-            "dicom": Json(),
-            **({"file": Bytes(optional=True)} if self._keeps_file else {}),
-        }
+        names = ("patient", "study", "series", *(() if self._as_volumes else ("instance", "frame")))
+        numbers = ("slope", "intercept") if self._as_volumes else ("position", "slope", "intercept")
+        fields: dict[str, Field] = {"image": declare_image_field(self._mode)}
+        if self._as_volumes:
+            fields["volume"] = Array(self._mode.dtype, spatial="DCHW", smooth=True)
+        fields |= {name: Array("int64") for name in names}
+        fields |= {name: Array("float64", optional=True) for name in numbers}
+        fields["window"] = Array("float64", (2,), ragged=True)
+        if self._as_volumes:
+            fields["order"] = Text()
+            fields["positions"] = Array("float64", ragged=True)
+            fields["spacing"] = Array("float64", (3,), optional=True)
+            fields["affine"] = Array("float64", (4, 4), optional=True)
+            fields["orientation"] = Text(optional=True)
+        fields["dicom"] = Json()
+        if self._keeps_file:
+            fields["file"] = Bytes(optional=True)
+        return fields
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Surveys the source. Adds a note if whole files are kept, which identify patients.
@@ -150,8 +143,9 @@ class DicomSource(HeaderScanSource):
         Adds a note about volumes whose slices have no positions.
         """
         survey = super().survey(split, progress)
-        notes = [_FILE_NOTE] if self._keeps_file else []
-        if self._as_volumes and (unplaced := [each[0] for each in self._series if not are_placed(each)]):
+        notes = ["the column 'file' holds whole DICOM files, which identify patients"] if self._keeps_file else []
+        unplaced = [each[0] for each in self._series if any(not np.isfinite(file.header.position) for file in each)]
+        if self._as_volumes and unplaced:
             notes.append(
                 f"slices without positions are in the order of InstanceNumber, in {len(unplaced)} series, the first "
                 f"with {printable(unplaced[0].path)}"
@@ -164,132 +158,112 @@ class DicomSource(HeaderScanSource):
 
         The key is the path. In a file of several frames, it is ``PATH#FRAME``.
         """
-        if self._as_volumes:
-            yield from (file.bad_row for file in self._files if file.error)
-            for files in self._series:
-                first = files[0]
-                plane = first.header.height * first.header.width * self._mode.pixel_bytes
+        for files in self._series:
+            first = files[0].header
+            plane = first.height * first.width * self._mode.pixel_bytes
+            if self._as_volumes:
                 slices = sum(file.header.frames for file in files)
-                ref = (tuple(file.ref for file in files), slices, first.header.numbers)
-                times = max(file.modified_ns for file in files), max(file.changed_ns for file in files)
-                yield Row(first.path, ref, plane, plane * slices + 512, *times)
-            return
-        for file in self._files:
-            if (header := file.header) is None:
-                yield file.bad_row
+                yield make_row(files[0].path, files, (slices, first.numbers), plane, plane * slices + 512)
                 continue
-            nbytes = header.height * header.width * self._mode.pixel_bytes
-            for frame in range(header.frames):
-                key = file.path if header.frames == 1 else f"{file.path}#{frame}"
-                rest = (frame, header.instance, *header.numbers)
-                yield Row(key, (*file.ref, rest), nbytes, 512, file.modified_ns, file.changed_ns)
+            for file in files:
+                nbytes = file.header.height * file.header.width * self._mode.pixel_bytes
+                for frame in range(file.header.frames):
+                    key = _name_frame(file.path, frame, file.header.frames)
+                    yield make_row(key, [file], (frame, file.header.numbers), nbytes, 512)
+        yield from (file.bad_row for file in self._files if file.error)
 
     @cached_property
     def _series(self) -> list[list[ScannedFile]]:
         """Readable files by series, in the order of their planes."""
         return group_by_series(self._files)
 
-    def _read_volume(self, ref: Any) -> Mapping[str, Any]:
-        """Reads all slices of a series and stacks them to a volume. Returns the volume's columns:
-
-        - ``image``: the middle slice; ``window`` holds its windows.
-        - ``dicom``: the elements that are equal in all slices.
-        - ``slope`` and ``intercept``: None if the slices' values differ.
-
-        Raises :class:`ValueError` for damaged slices, slices that form no volume, and too large a volume. Raises it
-        also for stored values whose slopes or intercepts differ, and for another number of slices than listed.
-        """
-        files, count, (patient, study, series) = ref
-        slices: list[Slice] = []
-        columns: list[dict[str, Any]] = []
-        volume = np.empty(0, self._mode.dtype)
-        for path, size, modified in files:
-            try:
-                dataset = self._read_dataset(path, size, modified)
-                frames = int(dataset.get("NumberOfFrames") or 1)
-                for frame in range(frames):
-                    pixels = read_frame(dataset, frame, self._value_form, self._mode, self.options.max_pixels)
-                    name = path if frames == 1 else f"{path}#{frame}"
-                    slices.append(read_slice(dataset, frame, name, pixels.shape))
-                    columns.append(read_frame_columns(dataset, frame, self._kept))
-                    if len(slices) == 1:
-                        shown = f"{count:,} slices of {pixels.shape[1]} x {pixels.shape[0]} pixels"
-                        if reason := too_many_values(shown, count * pixels.size, self.options.max_pixels):
-                            raise ValueError(reason)
-                        volume = np.empty((count, *pixels.shape), self._mode.dtype)
-                    if pixels.shape == volume.shape[1:] and len(slices) <= count:
-                        volume[len(slices) - 1] = pixels
-            except (ValueError, OSError) as error:
-                raise ValueError(f"is a series with a bad slice: {printable(path)}: {error}") from None
-        if len(slices) != count:
-            raise ValueError(f"is a series of {len(slices)} slices, and was listed with {count}; run this again")
-        stack = stack_slices(slices, self._allow_gaps)
-        scales = {each.scale for each in slices}
-        if len(scales) > 1 and self._value_form == "stored":
-            raise ValueError(
-                "is a series whose slices have different slopes or intercepts, so that their stored values do not "
-                "compare; take --column image=volumes:rescaled"
-            )
-        if stack.order != sorted(stack.order):
-            volume = volume[stack.order]
-        middle = columns[stack.order[count // 2]]
-        slope, intercept = scales.pop() if len(scales) == 1 else (None, None)
-        first = columns[0]["dicom"]
-        return {
-            "image": np.ascontiguousarray(volume[count // 2]),
-            "volume": np.ascontiguousarray(volume.transpose(0, 3, 1, 2)),
-            "patient": patient,
-            "study": study,
-            "series": series,
-            "slope": slope,
-            "intercept": intercept,
-            "window": middle["window"],
-            "order": stack.by,
-            "positions": np.array(stack.positions),
-            "spacing": stack.spacing,
-            "affine": stack.affine,
-            "orientation": stack.orientation,
-            "dicom": {key: value for key, value in first.items() if all(c["dicom"].get(key) == value for c in columns)},
-        }
-
-    def read_values(self, ref: Any) -> Mapping[str, Any]:
+    def read_files(self, files: Sequence[FileRef], rest: Any) -> Mapping[str, Any]:
         """Reads the columns of a frame: pixels, numbers, scale and elements. For a row of a volume, reads a whole
         series.
 
         With ``keep=file``, the first frame also has the whole ``file``. Raises :class:`ValueError` for damaged files,
         and for slices that form no volume.
         """
-        if self._as_volumes and len(ref) == 3:
-            return self._read_volume(ref)
-        file, size, modified, rest = ref
-        if size < 0:
-            raise ValueError(rest)
-        frame, instance, patient, study, series = rest
-        dataset = self._read_dataset(file, size, modified)
-        keeps_file = self._keeps_file and frame == 0
+        number, uids = rest
+        named = dict(zip(("patient", "study", "series"), uids, strict=True))
+        if self._as_volumes:
+            return {**named, **self._read_volume(files, number)}
+        dataset = self._read_dataset(files[0])
+        frame = self._read_slice(dataset, number, files[0][0])
+        if self._keeps_file and number == 0:
+            named["file"] = self.tree.read(*files[0], self._max_bytes)
         return {
-            **({"file": self.tree.read(file, size, modified, self._max_bytes)} if keeps_file else {}),
-            "image": read_frame(dataset, frame, self._value_form, self._mode, self.options.max_pixels),
-            "patient": patient,
-            "study": study,
-            "series": series,
-            "instance": instance,
-            "frame": frame,
-            **read_frame_columns(dataset, frame, self._kept),
+            **named,
+            **frame.plane.columns,
+            "image": frame.pixels,
+            "instance": frame.instance,
+            "frame": number,
+            "dicom": frame.elements,
         }
 
-    def claim_row(self, claims: Claims, row: Row) -> None:
-        """Claims the file of a frame, or all files of a series."""
-        if len(row.ref) == 3:
-            for path, *_ in row.ref[0]:
-                claims.claim(path)
-            return
-        claims.claim(row.ref[0])
+    def _read_slice(self, dataset: Any, frame: int, name: str) -> Slice:
+        """Reads a frame. Raises :class:`ValueError` for damage."""
+        with raise_as_damaged():
+            plane, elements = read_plane(dataset, frame), read_elements(dataset, frame, self._kept)
+            instance = read_instance(dataset)
+        pixels = read_frame(dataset, frame, self._value_form, self._mode, self.options.max_pixels)
+        return Slice(name, pixels, plane, instance, elements)
+
+    def _read_volume(self, files: Sequence[FileRef], count: int) -> Mapping[str, Any]:
+        """Reads ``count`` slices of a series and stacks them to a volume. Returns the volume's columns:
+
+        - ``image``: the middle slice; ``window`` holds its windows.
+        - ``dicom``: the elements that are equal in all slices.
+        - ``slope`` and ``intercept``: None if the slices' values differ.
+
+        Raises :class:`ValueError` for damaged slices, slices that form no volume, and too large a volume. Raises it
+        also for stored values whose slopes or intercepts differ.
+        """
+        slices: list[Slice] = []
+        for file in files:
+            try:
+                dataset = self._read_dataset(file)
+                frames = count_frames(dataset)
+                values = count * int(dataset.Rows) * int(dataset.Columns)
+                if reason := too_many_values(f"{count:,} slices", values, self.options.max_pixels):
+                    raise ValueError(reason)
+                for frame in range(frames):
+                    found = self._read_slice(dataset, frame, _name_frame(file[0], frame, frames))
+                    slices.append(found._replace(instance=found.instance + frame))
+            except (ValueError, OSError) as error:
+                raise ValueError(f"is a series with a bad slice: {printable(file[0])}: {error}") from None
+        stack = stack_slices(slices, self._allow_gaps)
+        scales = {each.plane.scale for each in slices}
+        if len(scales) > 1 and self._value_form == "stored":
+            raise ValueError(
+                "is a series of different slopes or intercepts, so that stored values do not compare; take --column "
+                "image=volumes:rescaled"
+            )
+        middle = stack.slices[len(slices) // 2]
+        slope, intercept = scales.pop() if len(scales) == 1 else (None, None)
+        common = {
+            key: value
+            for key, value in slices[0].elements.items()
+            if all(each.elements.get(key) == value for each in slices)
+        }
+        return {
+            "image": middle.pixels,
+            "volume": np.stack([each.pixels.transpose(2, 0, 1) for each in stack.slices]),
+            "slope": slope,
+            "intercept": intercept,
+            "window": middle.plane.columns["window"],
+            "order": stack.by,
+            "positions": stack.positions,
+            "spacing": stack.spacing,
+            "affine": stack.affine,
+            "orientation": stack.orientation,
+            "dicom": common,
+        }
 
     def claim_files(self, claims: Claims) -> None:
         """Claims the directory files (``DICOMDIR``) as evidence."""
         for file in self._without_pixels:
-            if file.rpartition("/")[2].lower() == _DIRECTORY:
+            if file.rpartition("/")[2].lower() == "dicomdir":
                 claims.claim(file, Role.EVIDENCE)
 
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
@@ -308,19 +282,18 @@ class DicomSource(HeaderScanSource):
         """Adds size and time of the first image file to the base's stamp. Reads all headers if nothing has yet."""
         return super().stamp() + " ".join(f"{each.size}@{each.modified_ns}" for each in self._files[:1])
 
-    def _read_dataset(self, file: str, size: int, modified: int) -> Any:
+    def _read_dataset(self, file: FileRef) -> Any:
         """Reads and parses a file. Each thread keeps its last file, of which it may read further frames.
 
         Raises :class:`SampleError` for a file that has changed, is unreadable, or is too large. Raises
         :class:`ValueError` for a damaged one.
         """
-        key = file, size, modified
-        if getattr(self._last, "key", None) != key:
-            data = self.tree.read(file, size, modified, self._max_bytes)
-            self._last.key, self._last.dataset = None, None
-            self._last.dataset = parse_file(data, self._max_bytes)
-            self._last.key = key
-        return self._last.dataset
+        known, dataset = getattr(self._last, "read", (None, None))
+        if known != file:
+            self._last.read = None, None  # frees the memory first
+            dataset = parse_file(self.tree.read(*file, self._max_bytes), self._max_bytes)
+            self._last.read = file, dataset
+        return dataset
 
     @cached_property
     def _without_pixels(self) -> frozenset[str]:
@@ -340,6 +313,11 @@ class DicomSource(HeaderScanSource):
     def _mode(self) -> Mode:
         """Mode that holds the pixels of all images. Raises :class:`SourceError` if :func:`choose_mode` does."""
         return choose_mode(printable(str(self.path)), self._files, self._value_form)
+
+
+def _name_frame(path: str, frame: int, frames: int) -> str:
+    """Returns the key of a frame: the path of its file, with the number of the frame if the file has several."""
+    return path if frames == 1 else f"{path}#{frame}"
 
 
 KIND = Kind(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import io
 import math
-import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 
 from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.modes import Mode, mode_of
-from packstore.sources.medical.scan import ScannedFile
+from packstore.sources.medical.scan import MAX_RATIO, ScannedFile
 
 MAGIC, MAGIC_AT = b"DICM", 128
 _DEFLATED, _EXPLICIT = b"1.2.840.10008.1.2.1.99", b"1.2.840.10008.1.2.1\0\0\0"
@@ -43,12 +42,14 @@ USED = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "WindowCenter
 _FIRST_BYTES, _GROWTH = 1 << 16, 16
 _ITEM_BYTES = 8  # least size of an encapsulated frame
 _MAX_FRAMES = 1 << 24
-OFFSETS = "GridFrameOffsetVector"
-"""Distances of the frames of a dose from the first (PS3.3 C.8.8.3.2)."""
+_PLACING = (
+    *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "SliceThickness", "RescaleSlope"),
+    *("RescaleIntercept", "WindowCenter", "WindowWidth", "GridFrameOffsetVector"),
+)
+"""Elements of :class:`Plane`, in this order. The last has the distances of the frames of a dose (PS3.3 C.8.8.3.2)."""
 _LENGTH = 0.01
 """Largest error of the length of an axis."""
 _DTYPES = ("uint8", "uint16", "int16", "int32")
-_MAX_RATIO = 1032  # of Deflate (https://zlib.net/zlib_tech.html)
 
 
 def parse_file(data: bytes, max_bytes: int, pixels: list[tuple[int, int]] | None = None) -> Any:
@@ -64,7 +65,7 @@ def parse_file(data: bytes, max_bytes: int, pixels: list[tuple[int, int]] | None
             pixels.append((int(tag), length))
         return bool(pixels)
 
-    with raise_as_damaged_file():
+    with raise_as_damaged():
         data = _inflate(data, max_bytes)
         return load_pydicom().filereader.read_partial(io.BytesIO(data), stop_when=is_pixels, force=True)
 
@@ -72,20 +73,15 @@ def parse_file(data: bytes, max_bytes: int, pixels: list[tuple[int, int]] | None
 def find_element(dataset: Any, frame: int, keyword: str) -> Any:
     """Returns the value of an element for a frame: from its own functional groups, the shared ones, or the file.
     None if the element is absent."""
-    for group in _functional_groups(dataset, frame):
+    own = dataset.get("PerFrameFunctionalGroupsSequence") or ()
+    for group in (*own[frame : frame + 1], *(dataset.get("SharedFunctionalGroupsSequence") or ())[:1]):
         for element in group:
             if element.VR == "SQ" and element.value and keyword in element.value[0]:
                 return element.value[0].get(keyword)
     return dataset.get(keyword)
 
 
-def _functional_groups(dataset: Any, frame: int) -> list[Any]:
-    """Returns the functional groups of a frame: its own, then the shared ones."""
-    own = dataset.get("PerFrameFunctionalGroupsSequence") or ()
-    return [*own[frame : frame + 1], *(dataset.get("SharedFunctionalGroupsSequence") or ())[:1]]
-
-
-def read_floats(dataset: Any, frame: int, keyword: str) -> list[float]:
+def _read_floats(dataset: Any, frame: int, keyword: str) -> list[float]:
     """Reads the number or numbers of an element. Returns an empty list if the element is absent or a text.
 
     Returns an empty list also if a number is not finite.
@@ -97,9 +93,9 @@ def read_floats(dataset: Any, frame: int, keyword: str) -> list[float]:
     return numbers if all(map(math.isfinite, numbers)) else []
 
 
-def clamp_int64(value: Any) -> int:
-    """Converts a number to an int, clamped to 64 bits. Returns 0 for None and an empty text."""
-    return 0 if value in (None, "") else max(-(1 << 63), min(int(value), (1 << 63) - 1))
+def _is_deflated(data: bytes) -> bool:
+    """Tells if a file has the deflated transfer syntax."""
+    return data.find(_DEFLATED, MAGIC_AT, MAGIC_AT + 1024) >= 0
 
 
 def _inflate(data: bytes, max_bytes: int) -> bytes:
@@ -108,11 +104,10 @@ def _inflate(data: bytes, max_bytes: int) -> bytes:
     The new header names the syntax without compression. Raises :class:`ValueError` for more than ``max_bytes``, and for
     a malformed header.
     """
-    at = data.find(_DEFLATED, MAGIC_AT, MAGIC_AT + 1024)
-    if at < 0:
+    if not _is_deflated(data):
         return data
     end = MAGIC_AT + 16 + int.from_bytes(data[MAGIC_AT + 12 : MAGIC_AT + 16], "little")
-    if data[MAGIC_AT : MAGIC_AT + 8] != b"DICM\x02\0\0\0" or not at < end <= len(data):
+    if data[MAGIC_AT : MAGIC_AT + 8] != b"DICM\x02\0\0\0" or _DEFLATED not in data[:end]:
         raise ValueError("deflated, without the length of its header")
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     rest = inflater.decompress(data[end:], max_bytes)
@@ -121,64 +116,97 @@ def _inflate(data: bytes, max_bytes: int) -> bytes:
     return data[:end].replace(_DEFLATED, _EXPLICIT) + rest
 
 
-def find_max_size(data: bytes, size: int) -> int:
-    """Returns the most bytes to which a file of ``size`` bytes that begins with ``data`` inflates; ``size`` if it is
-    not deflated."""
-    return size * _MAX_RATIO if data.find(_DEFLATED, MAGIC_AT, MAGIC_AT + 1024) >= 0 else size
-
-
 def load_pydicom() -> Any:
-    """Imports pydicom. Raises :class:`SourceError` if it is not installed."""
+    """Imports pydicom, and silences the warnings of pydicom and its decoders. Raises :class:`SourceError` if it is not
+    installed."""
     try:
         pydicom = importlib.import_module("pydicom")
         importlib.import_module("pydicom.pixels.processing")
     except ImportError as error:
         raise SourceError(f"DICOM is read by pydicom 3 or newer: pip install 'packstore[dicom]' ({error})") from None
+    warnings.filterwarnings("ignore", module=r"pydicom|pylibjpeg|libjpeg|openjpeg")
     return pydicom
 
 
 @contextmanager
-def raise_as_damaged_file() -> Iterator[None]:
-    """Silences the warnings of pydicom, and raises errors in the block as :class:`ValueError`.
-
-    Passes on :class:`MemoryError` and :class:`SourceError`.
-    """
-    with silence_warnings():
-        try:
-            yield
-        except (MemoryError, SourceError):
-            raise
-        except Exception as error:  # pydicom raises almost anything on damaged files
-            raise ValueError(f"is a damaged DICOM file: {error_line(error)}") from error
-
-
-@contextmanager
-def silence_warnings() -> Iterator[None]:
-    """Silences the warnings of pydicom and its decoders in the whole process, while any thread is inside."""
-    with _silence.lock:
-        if not _silence.threads:
-            _silence.filters = warnings.catch_warnings()
-            _silence.filters.__enter__()
-            warnings.filterwarnings("ignore", module=r"pydicom|pylibjpeg|libjpeg|openjpeg")
-        _silence.threads += 1
+def raise_as_damaged(what: str = "is a damaged DICOM file") -> Iterator[None]:
+    """Raises errors in the block as :class:`ValueError`. Passes on :class:`MemoryError` and :class:`SourceError`."""
     try:
         yield
-    finally:
-        with _silence.lock:
-            _silence.threads -= 1
-            if not _silence.threads:
-                _silence.filters.__exit__(None, None, None)
+    except (MemoryError, SourceError):
+        raise
+    except Exception as error:  # pydicom raises almost anything on damaged files
+        raise ValueError(f"{what}: {error_line(error)}") from error
 
 
-class _SilenceState:
-    """Number of threads in :func:`silence_warnings`, and the warning filters to restore."""
+class Plane(NamedTuple):
+    """Numbers of a frame.
 
-    def __init__(self) -> None:
-        self.lock, self.threads = threading.Lock(), 0
-        self.filters: Any = None
+    Attributes:
+        place: Position of the centre of the first pixel; empty if unknown.
+        axes: Directions of rows and columns, six cosines; empty if unknown.
+        spacing: Distance of rows and of columns; empty if unknown.
+        thickness: Thickness of the slice.
+        scale: Slope and intercept.
+        windows: Pairs of centre and width.
+    """
+
+    place: tuple[float, ...]
+    axes: tuple[float, ...]
+    spacing: tuple[float, ...]
+    thickness: float
+    scale: tuple[float | None, float | None]
+    windows: tuple[tuple[float, float], ...]
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Columns of the frame: ``slope``, ``intercept`` and ``position``, None if unknown, and ``window``."""
+        slope, intercept = self.scale
+        position = self.position if self.place else None
+        window = np.array(self.windows, np.float64).reshape(-1, 2)
+        return {"slope": slope, "intercept": intercept, "position": position, "window": window}
+
+    @property
+    def position(self) -> float:
+        """Position along the normal of the plane, in mm; infinity if unknown."""
+        return float(np.dot(np.cross(self.axes[:3], self.axes[3:]), self.place)) if self.place else math.inf
 
 
-_silence = _SilenceState()
+def read_plane(dataset: Any, frame: int) -> Plane:
+    """Reads the numbers of a frame.
+
+    Position and axes are empty if the axes are not perpendicular and of length 1, and if the file does not place each
+    of its frames. Offsets of frames, as in doses, are added to the position.
+    """
+    place, axes, spacing, thickness, slope, intercept, centers, widths, offsets = (
+        _read_floats(dataset, frame, keyword) for keyword in _PLACING
+    )
+    is_placed = len(place) == 3 and len(axes) == 6
+    if is_placed:
+        normal = np.cross(axes[:3], axes[3:])
+        lengths = np.linalg.norm(np.array([axes[:3], axes[3:], normal]), axis=1)
+        is_placed = bool((np.abs(lengths - 1) < _LENGTH).all())
+        if (frames := count_frames(dataset)) > 1 and "PerFrameFunctionalGroupsSequence" not in dataset:
+            is_placed &= len(offsets) == frames
+            place = (np.array(place) + (offsets[frame] - offsets[0]) * normal).tolist() if is_placed else []
+    return Plane(
+        tuple(place) if is_placed else (),
+        tuple(axes) if is_placed else (),
+        tuple(spacing) if len(spacing) == 2 else (),
+        thickness[0] if thickness else 0.0,
+        (slope[0] if slope else None, intercept[0] if intercept else None),
+        tuple(zip(centers, widths, strict=False)),
+    )
+
+
+def count_frames(dataset: Any) -> int:
+    """Returns the number of frames of a file."""
+    return int(dataset.get("NumberOfFrames") or 1)
+
+
+def read_instance(dataset: Any) -> int:
+    """Returns the number of a file in its series, within 64 bits; 0 for none."""
+    return max(-(1 << 63), min(int(dataset.get("InstanceNumber") or 0), (1 << 63) - 1))
 
 
 class DicomHeader(NamedTuple):
@@ -188,14 +216,10 @@ class DicomHeader(NamedTuple):
         height: Height in pixels.
         width: Width in pixels.
         channels: 1 or 3.
-        low: Least possible value of a stored pixel.
-        high: Greatest possible value of a stored pixel.
-        is_float: The pixels are floating point.
         frames: Number of frames.
-        rescaled: Least and greatest possible value of a rescaled pixel; None if some are no whole numbers.
-        series: Instance UID of its series.
-        study: Instance UID of its study.
-        patient: Id of the patient, else the name, else the study.
+        ranges: Least and greatest possible value of a pixel by its form, ``stored``, ``rescaled`` or ``window``. None
+            for floating point. Colours stay as stored.
+        uids: Id of its patient (else the name, else the study), and UIDs of its study and series.
         position: Position of its plane along the normal of the planes, in mm; infinity if unknown.
         instance: Its number in the series.
         left: Number of elements that no column keeps.
@@ -205,14 +229,9 @@ class DicomHeader(NamedTuple):
     height: int
     width: int
     channels: int
-    low: int
-    high: int
-    is_float: bool
     frames: int
-    rescaled: tuple[int, int] | None
-    series: str
-    study: str
-    patient: str
+    ranges: Mapping[str, tuple[int, int] | None]
+    uids: tuple[str, str, str]
     position: float
     instance: int
     left: int
@@ -262,7 +281,7 @@ def _convert_dataset_header(
         size: Bytes of the whole file.
         kept: Keywords of the elements that columns keep.
     """
-    with raise_as_damaged_file():
+    with raise_as_damaged():
         if not pixels:
             if "Rows" in dataset:
                 raise ValueError("ends before its pixels")
@@ -270,30 +289,37 @@ def _convert_dataset_header(
                 raise ValueError("no DICOM header")
             return None
         (tag, length), height, width = pixels[0], int(dataset.Rows), int(dataset.Columns)
-        channels, low, high = _find_stored_range(dataset)
-        frames = int(dataset.get("NumberOfFrames") or 1)
+        frames = count_frames(dataset)
         bits = height * width * int(dataset.get("SamplesPerPixel", 1)) * int(dataset.get("BitsAllocated", 32))
-        held = min(length, find_max_size(data, size))
+        held = min(length, size * MAX_RATIO if _is_deflated(data) else size)
         most = size // _ITEM_BYTES if length == 0xFFFFFFFF else (8 * held + 7) // max(1, bits)
         if height < 1 or width < 1:
             raise ValueError(f"{width} x {height} pixels")
         if not 1 <= frames <= min(max(1, most), _MAX_FRAMES):
             raise ValueError(f"{frames:,} frames, but bytes for {most:,}")
-        groups = range(frames if "PerFrameFunctionalGroupsSequence" in dataset else 1)
-        scaled = [_find_rescaled_range(dataset, frame, low, high) for frame in groups]
-        is_float = PIXEL_TAGS[tag] is not None
-        whole = None if is_float or None in scaled else [each for pair in scaled if pair for each in pair]
         left = sum(element.keyword not in (*kept, *USED) and element.tag.group >= 8 for element in dataset)
         series, study, patient, name = (
             str(dataset.get(keyword) or "")
             for keyword in ("SeriesInstanceUID", "StudyInstanceUID", "PatientID", "PatientName")
         )
+        channels, ranges = _find_ranges(dataset, frames, is_float=PIXEL_TAGS[tag] is not None)
         return DicomHeader(
-            height, width, channels, low, high, is_float, frames, (min(whole), max(whole)) if whole else None,
-            series, study, patient or name or study,
-            compute_plane_position(dataset, 0) if has_places(dataset, frames) else math.inf,
-            clamp_int64(dataset.get("InstanceNumber")), left,
+            height, width, channels, frames, ranges, (patient or name or study, study, series),
+            read_plane(dataset, 0).position, read_instance(dataset), left,
         )  # fmt: skip
+
+
+def _find_ranges(dataset: Any, frames: int, *, is_float: bool) -> tuple[int, dict[str, tuple[int, int] | None]]:
+    """Returns the number of channels, and :attr:`DicomHeader.ranges`."""
+    channels, low, high = _find_stored_range(dataset)
+    stored = None if is_float else (low, high)
+    if channels == 3:
+        return channels, dict.fromkeys(("stored", "rescaled", "window"), stored)
+    groups = range(frames if "PerFrameFunctionalGroupsSequence" in dataset else 1)
+    scaled = [_find_rescaled_range(dataset, frame, low, high) for frame in groups]
+    ends = [end for pair in scaled if pair for end in pair]
+    rescaled = None if is_float or None in scaled else (min(ends), max(ends))
+    return channels, {"stored": stored, "rescaled": rescaled, "window": (0, 255)}
 
 
 def _find_stored_range(dataset: Any) -> tuple[int, int, int]:
@@ -322,37 +348,19 @@ def _find_rescaled_range(dataset: Any, frame: int, low: int, high: int) -> tuple
     table = find_element(dataset, frame, "ModalityLUTSequence")
     if table:
         return 0, (1 << int(table[0].LUTDescriptor[2])) - 1
-    slope, intercept = (read_floats(dataset, frame, keyword) for keyword in ("RescaleSlope", "RescaleIntercept"))
-    if not slope or not intercept:
+    slope, intercept = read_plane(dataset, frame).scale
+    if slope is None or intercept is None:
         return low, high
-    if not (slope[0].is_integer() and intercept[0].is_integer()):
+    if not (slope.is_integer() and intercept.is_integer()):
         return None
-    ends = sorted(int(slope[0]) * each + int(intercept[0]) for each in (low, high))
+    ends = sorted(int(slope) * each + int(intercept) for each in (low, high))
     return ends[0], ends[1]
 
 
-def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, Any]:
-    """Reads the columns of a frame. Raises :class:`ValueError` for damaged elements. The columns:
-
-    - ``slope``, ``intercept`` and ``position``: numbers, or None if unknown.
-    - ``window``: centres and widths, ``(n, 2)``.
-    - ``dicom``: the kept elements that the file has, as JSON.
-    """
-    with raise_as_damaged_file():
-        centers, widths, slope, intercept = (
-            read_floats(dataset, frame, keyword)
-            for keyword in ("WindowCenter", "WindowWidth", "RescaleSlope", "RescaleIntercept")
-        )
-        elements = {keyword: find_element(dataset, frame, keyword) for keyword in kept}
-        values = {keyword: _to_json(value) for keyword, value in elements.items() if value is not None}
-        position = compute_plane_position(dataset, frame)
-    return {
-        "slope": slope[0] if slope else None,
-        "intercept": intercept[0] if intercept else None,
-        "window": np.array([*zip(centers, widths, strict=False)], np.float64).reshape(-1, 2),
-        "position": position if math.isfinite(position) else None,
-        "dicom": values,
-    }
+def read_elements(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, Any]:
+    """Reads the kept elements that a frame has, as JSON by keyword."""
+    values = {keyword: find_element(dataset, frame, keyword) for keyword in kept}
+    return {keyword: _to_json(value) for keyword, value in values.items() if value is not None}
 
 
 def _to_json(value: Any) -> Any:
@@ -386,8 +394,7 @@ def sort_files(files: Sequence[ScannedFile]) -> list[ScannedFile]:
     copies = []
     for file in files:
         if header := file.header:
-            uids = (header.patient, header.study, header.series)
-            numbers = tuple(each.setdefault(uid, len(each)) for each, uid in zip(known, uids, strict=True))
+            numbers = tuple(each.setdefault(uid, len(each)) for each, uid in zip(known, header.uids, strict=True))
             file = file._replace(header=header._replace(numbers=numbers))
         copies.append(file)
     return sorted(copies, key=_sort_key)
@@ -398,60 +405,36 @@ def group_by_series(files: Sequence[ScannedFile]) -> list[list[ScannedFile]]:
     groups: dict[Any, list[ScannedFile]] = {}
     for file in files:
         if file.header is not None:
-            groups.setdefault(file.header.numbers if file.header.series else file.path, []).append(file)
+            groups.setdefault(file.header.numbers if file.header.uids[2] else file.path, []).append(file)
     return list(groups.values())
 
 
 def choose_mode(where: str, files: Sequence[ScannedFile], form: str) -> Mode:
-    """Chooses the mode that holds the pixels of all images.
+    """Chooses the mode that holds the pixels of all images in a ``form`` of :attr:`DicomHeader.ranges`.
 
     float32 if some images are floating point. int32 if no integer type holds all possible values; reading an image with
-    a larger value then fails.
-
-    ``where``: the source, for messages. ``form``: the pixels are ``stored``, ``rescaled`` or through a ``window``.
-    Raises :class:`SourceError` if some images are gray of more than 8 bits, and others have colours.
+    a larger value then fails. ``where``: the source, for messages. Raises :class:`SourceError` if some images are gray
+    of more than 8 bits, and others have colours.
     """
-    ranges = {_pixel_range(file.header, form) for file in files if file.header is not None}
-    channels = max((each for each, *_ in ranges), default=1)
-    floating = any(is_float for _, _, _, is_float in ranges)
-    low, high = min((low for _, low, _, _ in ranges), default=0), max((high for _, _, high, _ in ranges), default=0)
-    fitting = (name for name in _DTYPES if np.iinfo(name).min <= low and high <= np.iinfo(name).max)
-    dtype = "float32" if floating else next(fitting, "int32")  # a larger value is a bad sample
-    if len({each for each, *_ in ranges}) > 1 and dtype != "uint8":
-        gray, colour = (
-            next(f.path for f in files if f.header is not None and f.header.channels == count)
-            for count in (1, channels)
-        )
+    found = find_value_range(files, form)
+    fitting = (name for name in _DTYPES if found and np.iinfo(name).min <= found[0] and found[1] <= np.iinfo(name).max)
+    dtype = next(fitting, "int32") if found else "float32"
+    examples = {file.header.channels: printable(file.path) for file in files if file.header is not None}
+    if len(examples) > 1 and dtype != "uint8":
         raise SourceError(
-            f"{where}: {printable(gray)} is gray of many bits and {printable(colour)} has "
-            "colours, and a store has one mode; leave one kind out with --ignore, or take 8 bits with --column "
-            "image=window"
+            f"{where}: {examples[1]} is gray of many bits and {examples[3]} has colours, and a store has one mode; "
+            "leave one kind out with --ignore, or take 8 bits with --column image=window"
         )
-    return mode_of(channels, dtype)
+    return mode_of(max(examples, default=1), dtype)
 
 
 def find_value_range(files: Sequence[ScannedFile], form: str) -> tuple[int, int] | None:
-    """Returns the least and greatest value that pixels can have by the headers. None for floating point, and without
-    readable files.
-
-    ``form``: as for :func:`choose_mode`.
-    """
-    ranges = {_pixel_range(file.header, form) for file in files if file.header is not None}
-    if not ranges or any(is_float for *_, is_float in ranges):
+    """Returns the least and greatest value that pixels can have in a ``form`` of :attr:`DicomHeader.ranges`. None for
+    floating point, and without readable files."""
+    ranges = [file.header.ranges[form] for file in files if file.header is not None]
+    if not ranges or None in ranges:
         return None
-    return min(low for _, low, _, _ in ranges), max(high for _, _, high, _ in ranges)
-
-
-def _pixel_range(header: DicomHeader, form: str) -> tuple[int, int, int, bool]:
-    """Returns (channels, least value, greatest value, True for floating point) of the pixels of an image.
-
-    ``form``: the pixels are ``stored``, ``rescaled`` or through a ``window``. Colours stay as stored.
-    """
-    if form == "window" and header.channels == 1:
-        return 1, 0, 255, False
-    if form == "rescaled" and header.channels == 1:
-        return (1, 0, 0, True) if header.rescaled is None else (1, *header.rescaled, False)
-    return header.channels, header.low, header.high, header.is_float
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
 def _sort_key(file: ScannedFile) -> tuple[Any, ...]:
@@ -459,35 +442,3 @@ def _sort_key(file: ScannedFile) -> tuple[Any, ...]:
     if file.header is None:
         return 1, 0, 0.0, 0, file.path
     return 0, file.header.numbers[2], file.header.position, file.header.instance, file.path
-
-
-def are_placed(files: Sequence[ScannedFile]) -> bool:
-    """Tells if the first slice in each file of a series has a position."""
-    return all(file.header is not None and math.isfinite(file.header.position) for file in files)
-
-
-def has_places(dataset: Any, frames: int) -> bool:
-    """Tells if the file can state a position for each of its frames.
-
-    True for one frame, and for a file with groups per frame; neither is read here. Otherwise, there must be an offset
-    for each frame.
-    """
-    if frames == 1 or "PerFrameFunctionalGroupsSequence" in dataset:
-        return True
-    return len(read_floats(dataset, 0, OFFSETS)) == frames
-
-
-def compute_plane_position(dataset: Any, frame: int) -> float:
-    """Computes the position of a frame's plane along the plane's normal, in mm.
-
-    Returns infinity if the file lacks position or axes. Returns infinity also if the axes are not perpendicular and of
-    length 1.
-    """
-    place = read_floats(dataset, frame, "ImagePositionPatient")
-    axes = read_floats(dataset, frame, "ImageOrientationPatient")
-    if len(place) != 3 or len(axes) != 6:
-        return math.inf
-    normal = np.cross(axes[:3], axes[3:])
-    lengths = np.linalg.norm(np.array([axes[:3], axes[3:], normal]), axis=1)
-    position = float(np.dot(normal, place))
-    return position if math.isfinite(position) and (np.abs(lengths - 1) < _LENGTH).all() else math.inf

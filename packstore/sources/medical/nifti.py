@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,12 @@ from packstore.sources.medical.nifti_files import (
     HEAD_BYTES,
     PACKED_DTYPES,
     NiftiHeader,
-    RecentCache,
     cast_to_mode,
-    check_file_size,
     load_nibabel,
     read_header,
     read_volume,
 )
-from packstore.sources.medical.scan import HeaderScanSource, ScannedFile, declare_image_field
+from packstore.sources.medical.scan import FileRef, HeaderScanSource, ScannedFile, declare_image_field, make_row
 from packstore.sources.rows import Row, in_packing_order
 from packstore.sources.splits import find_split_in_path
 from packstore.sources.tree import Tree
@@ -74,7 +74,12 @@ class NiftiSource(HeaderScanSource):
                 "each volume, --column image=volumes (a column volume, and the middle slice as the image)",
                 [Answer(("--column", f"image={each}")) for each in _AS],
             )
-        self._recent = RecentCache()
+        self._lock = threading.Lock()
+        self._recent = lru_cache(3)(
+            lambda path, size, modified: read_volume(
+                self.tree.read(path, size, modified, self._max_bytes), self._max_bytes
+            )
+        )
         self.evidence = f"NIfTI files, taken as {self._record_unit}"
 
     @classmethod
@@ -90,9 +95,7 @@ class NiftiSource(HeaderScanSource):
     def read_header(self, path: str, size: int) -> NiftiHeader:
         """Reads the header of a volume. Raises :class:`ValueError` for a damaged header, too many pixels, and a file
         that is too small for its values."""
-        data = self.tree.first_bytes(path, HEAD_BYTES)
-        header = read_header(data, self._max_bytes)
-        check_file_size(header, data, size)
+        header = read_header(self.tree.first_bytes(path, HEAD_BYTES), size, self._max_bytes)
         if (reason := excess_pixels_message(*header.shape[:2], self.options.max_pixels)) is not None:
             raise ValueError(reason)
         return header
@@ -139,30 +142,25 @@ class NiftiSource(HeaderScanSource):
                 yield file.bad_row
                 continue
             mask = self._find_mask(file)
-            both = (file,) if mask is None else (file, mask)
-            times = max(each.modified_ns for each in both), max(each.changed_ns for each in both)
+            both = [file] if mask is None else [file, mask]
             width, height, depth, steps = file.header.shape
             plane = height * width * self._mode.pixel_bytes
+            values = plane * depth if self._record_unit == "volumes" else plane if mask else 0
             slices = [*range(depth)] if self._record_unit == "slices" else [depth // 2]
             several = len(slices) * steps > 1
-            for at in range(len(slices) * steps):
-                rest = number, at // len(slices), slices[at % len(slices)], mask and mask.ref
+            for at, (time, place) in enumerate(product(range(steps), slices)):
                 key = f"{file.path}#{at}" if several else file.path
-                values = plane * depth if self._record_unit == "volumes" else plane if mask else 0
-                yield Row(key, (*file.ref, rest), plane, 256 + values, *times)
+                yield make_row(key, both, (number, time, place), plane, 256 + values)
 
-    def read_values(self, ref: Any) -> Mapping[str, Any]:
+    def read_files(self, files: Sequence[FileRef], rest: Any) -> Mapping[str, Any]:
         """Reads a slice as ``image``, with the header's columns. For volumes, reads ``volume``, and its middle slice as
         ``image``.
 
         Values are as stored. Leaves out the mask if there is none. Raises :class:`ValueError` for a damaged file, and
         for values that the mode does not hold. Raises it also for a mask that does not fit.
         """
-        *file, rest = ref
-        if file[1] < 0:
-            raise ValueError(rest)
-        number, time, place, mask_file = rest
-        header, data = self._read_volume(*file)
+        number, time, place = rest
+        header, data = self._read_volume(files[0])
         planes = cast_to_mode(data[..., time, :], self._mode)
         values = {
             "image": np.ascontiguousarray(planes[:, :, place].transpose(1, 0, 2)),
@@ -173,20 +171,13 @@ class NiftiSource(HeaderScanSource):
             "affine": header.affine,
             "orientation": "".join(code or "?" for code in load_nibabel().aff2axcodes(header.affine)),
         }
-        mask = None if mask_file is None else self._read_mask(mask_file, planes.shape[:3])
+        mask = self._read_mask(files[1], planes.shape[:3]) if files[1:] else None
         if self._record_unit == "slices":
             return {**values, "slice": place, **({} if mask is None else {"mask": mask[:, :, place].T})}
         values["volume"] = np.ascontiguousarray(planes.transpose(2, 3, 1, 0))
         if mask is not None:
             values["volume_mask"] = np.ascontiguousarray(mask.transpose(2, 1, 0)[:, None])
         return values
-
-    def claim_row(self, claims: Claims, row: Row) -> None:
-        """Claims a volume and its mask. Claims a damaged volume without its mask."""
-        file, size, _, rest = row.ref
-        claims.claim(file)
-        if size >= 0 and rest[3] is not None:
-            claims.claim(rest[3][0])
 
     def claim_files(self, claims: Claims) -> None:
         """Claims the Decathlon's ``dataset.json`` as evidence."""
@@ -205,35 +196,30 @@ class NiftiSource(HeaderScanSource):
             return "segmentations without a volume"
         return super().reason_to_leave_out(folder, name)
 
-    def _read_volume(self, file: str, size: int, modified: int) -> tuple[NiftiHeader, NDArray[Any]]:
-        """Reads the header of a file and its stored values, ``(I, J, K, T, C)``. Keeps those of the last three files in
-        memory.
+    def _read_volume(self, file: FileRef) -> tuple[NiftiHeader, NDArray[Any]]:
+        """Reads the header of a file and its stored values, ``(I, J, K, T, C)``. Keeps the last three files in memory.
 
         Raises :class:`SampleError` for a file that has changed, and :class:`ValueError` for a damaged one.
         """
-
-        def read() -> tuple[NiftiHeader, NDArray[Any]]:
-            return read_volume(self.tree.read(file, size, modified, self._max_bytes), self._max_bytes)
-
-        volume: tuple[NiftiHeader, NDArray[Any]] = self._recent.get_or_make((file, size, modified), read)
+        with self._lock:  # other threads, which read other slices, wait for the file
+            volume: tuple[NiftiHeader, NDArray[Any]] = self._recent(*file)
         return volume
 
-    def _read_mask(self, ref: tuple[str, int, int], shape: tuple[int, ...]) -> NDArray[Any]:
+    def _read_mask(self, file: FileRef, shape: tuple[int, ...]) -> NDArray[Any]:
         """Reads the mask of a volume, as uint8 if it is stored as such, else as int32.
 
         Raises :class:`ValueError` if the mask is damaged, has several channels or times, or has another shape than
         ``shape``. Raises it also for values that are no whole numbers.
         """
-        file = ref[0]
         try:
-            values = self._read_volume(*ref)[1]
+            values = self._read_volume(file)[1]
+            if values.shape != (*shape, 1, 1):
+                raise ValueError(f"has the shape {values.shape}, expected {shape}")
+            whole = values[..., 0, 0].astype(np.int32)
+            if not np.array_equal(whole, values[..., 0, 0]):
+                raise ValueError("has values that are no whole numbers")
         except ValueError as error:
-            raise ValueError(f"its mask {printable(file)} {error}") from None
-        if values.shape[:3] != shape or values.shape[3:] != (1, 1):
-            raise ValueError(f"its mask {printable(file)} has the shape {values.shape}, expected {shape}")
-        whole = values[..., 0, 0].astype(np.int32)
-        if not np.array_equal(whole, values[..., 0, 0]):
-            raise ValueError(f"its mask {printable(file)} has values that are no whole numbers")
+            raise ValueError(f"its mask {printable(file[0])} {error}") from None
         return whole.astype(np.uint8) if values.dtype == np.uint8 else whole
 
     @cached_property
@@ -246,10 +232,10 @@ class NiftiSource(HeaderScanSource):
         channels = {header.channels for header in headers} or {1}
         dtypes = {PACKED_DTYPES[header.channel_dtype] for header in headers} or {"uint8"}
         if len(channels) > 1 and (dtypes != {"uint8"} or 4 in channels):
-            shown = " and ".join(f"{each} channel{'s' * (each > 1)}" for each in sorted(channels))
+            shown = " and ".join(map(str, sorted(channels)))
             raise SourceError(
-                f"{printable(str(self.path))}: its volumes have {shown}, and a store has one mode; leave one kind out "
-                "with --ignore"
+                f"{printable(str(self.path))}: its volumes have {shown} channels, and a store has one mode; leave one "
+                "kind out with --ignore"
             )
         dtype = np.result_type(*dtypes).name
         known = dtype in PACKED_DTYPES.values()

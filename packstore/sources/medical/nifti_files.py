@@ -5,30 +5,28 @@ Header fields are those of nifti1.h (https://nifti.nimh.nih.gov/nifti-1) and NIf
 
 from __future__ import annotations
 
+import gzip
 import importlib
+import io
 import math
-import threading
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import SourceError
+from packstore.core.errors import SourceError, error_line
 from packstore.core.modes import Mode
+from packstore.sources.medical.scan import MAX_RATIO
 
-_HEADERS = {348: "Nifti1Header", 540: "Nifti2Header"}
-"""nibabel's classes by the size of a header, which is its first field."""
 HEAD_BYTES = 8192
 """Enough of the beginning of a file, compressed or not, for its header."""
-_GZIP, _GZIP_MAGIC = 31, b"\x1f\x8b"
-_MAX_RATIO = 1032  # of Deflate (https://zlib.net/zlib_tech.html)
+_LONGEST_HEADER = 544
+_GZIP_MAGIC = b"\x1f\x8b"
 PACKED_DTYPES = {
-    **dict.fromkeys(("uint8",), "uint8"),
+    "uint8": "uint8",
+    "uint16": "uint16",
     **dict.fromkeys(("int8", "int16"), "int16"),
-    **dict.fromkeys(("uint16",), "uint16"),
     **dict.fromkeys(("int32", "uint32", "int64", "uint64"), "int32"),
     **dict.fromkeys(("float16", "float32", "float64"), "float32"),
 }
@@ -59,9 +57,9 @@ class NiftiHeader(NamedTuple):
     left: int
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all values."""
-        return math.prod(self.shape) * self.dtype.itemsize
+    def end(self) -> int:
+        """Position after the last value, in bytes."""
+        return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def channels(self) -> int:
@@ -74,39 +72,40 @@ class NiftiHeader(NamedTuple):
         return "uint8" if self.dtype.names else self.dtype.name
 
 
-def read_header(data: bytes, max_bytes: int) -> NiftiHeader:
-    """Reads the header from the first 8 KiB of a file, compressed or not.
+def read_header(data: bytes, size: int, max_bytes: int) -> NiftiHeader:
+    """Reads the header from the first 8 KiB of a file of ``size`` bytes, compressed or not.
 
     Raises :class:`ValueError` for a damaged header, a dtype that packstore does not read, and values that exceed
-    ``max_bytes``. Raises :class:`SourceError` if nibabel is not installed.
+    ``max_bytes`` or the file. Raises :class:`SourceError` if nibabel is not installed.
     """
     library = load_nibabel()
     try:
-        start = inflate(data[:HEAD_BYTES], max(_HEADERS) + 4)
-        sizes = {int.from_bytes(start[:4], "little"), int.from_bytes(start[:4], "big")}
-        size = next((size for size in _HEADERS if size in sizes), 0)
-        if not size:
+        start = inflate(data[:HEAD_BYTES], _LONGEST_HEADER)
+        kinds = (library.Nifti1Header, library.Nifti2Header)
+        kind = next((each for each in kinds if each.may_contain_header(start)), None)
+        if kind is None:
             raise ValueError(f"it begins with {start[:4]!r}")
-        header = _convert_nibabel_header(getattr(library, _HEADERS[size])(start[:size], check=False), size)
-    except (MemoryError, SourceError):
+        header = _convert_nibabel_header(kind(start[: kind.sizeof_hdr], check=False))
+    except MemoryError:
         raise
     except Exception as error:  # nibabel raises almost anything on damaged headers
-        raise ValueError(f"is no NIfTI file that packstore reads: {' '.join(str(error).split())[:200]}") from error
-    if header.offset < size or header.offset + header.nbytes > max_bytes:
-        raise ValueError(
-            f"has {header.nbytes:,} bytes of values from byte {header.offset:,}, more than the {max_bytes:,} of a file "
-            "within max_pixels"
-        )
+        raise ValueError(f"is no NIfTI file that packstore reads: {error_line(error)}") from error
+    if header.offset < kind.sizeof_hdr or header.end > max_bytes:
+        raise ValueError(f"has values to byte {header.end:,}, more than the {max_bytes:,} of a file within max_pixels")
+    # A small file could otherwise claim millions of slices, each of them a bad sample.
+    most = size * MAX_RATIO if data[:2] == _GZIP_MAGIC else size
+    if header.end > most:
+        raise ValueError(f"is truncated: its values end at byte {header.end:,}, and it has at most {most:,}")
     return header
 
 
-def _convert_nibabel_header(header: Any, size: int) -> NiftiHeader:
-    """Converts nibabel's header of ``size`` bytes. Raises nibabel's errors, of any type, for a damaged header.
+def _convert_nibabel_header(header: Any) -> NiftiHeader:
+    """Converts nibabel's header. Raises nibabel's errors, of any type, for a damaged header.
 
     Raises :class:`ValueError` for a dtype that packstore does not read, and for a pair of ``.hdr`` and ``.img``.
     """
-    if bytes(header["magic"]).rstrip(b"\0")[:2] != b"n+":
-        raise ValueError("a pair of .hdr and .img, or no NIfTI; write it as .nii")
+    if not bytes(header["magic"]).startswith(b"n+"):
+        raise ValueError("a pair of .hdr and .img; write it as .nii")
     shape, dtype = tuple(map(int, header.get_data_shape())), header.get_data_dtype()
     if not shape or min(shape) < 1 or (dtype.name not in PACKED_DTYPES and dtype.names not in _COLOURS):
         raise ValueError(f"values of {dtype} in the shape {shape}, which packstore does not read")
@@ -120,55 +119,36 @@ def _convert_nibabel_header(header: Any, size: int) -> NiftiHeader:
         np.array(header.get_best_affine(), np.float64),
         1.0 if slope is None else float(slope),
         0.0 if intercept is None else float(intercept),
-        sum(bool(bytes(header[name]).rstrip(b"\0 ")) for name in _TEXTS) + (offset > size + 4),
+        sum(bool(bytes(header[name]).rstrip(b"\0 ")) for name in _TEXTS) + (offset > header.sizeof_hdr + 4),
     )
 
 
 def read_volume(data: bytes, max_bytes: int) -> tuple[NiftiHeader, NDArray[Any]]:
     """Reads the header and the stored values ``(I, J, K, T, C)`` of a file. C is 1, or the number of colours.
 
-    Raises :class:`ValueError` for a damaged or truncated file. Otherwise raises as :func:`read_header` does.
+    Raises as :func:`read_header` does.
     """
-    header = read_header(data, max_bytes)
-    end = header.offset + header.nbytes
-    inflated = inflate(data, end)
-    if len(inflated) < end:
-        raise ValueError(f"is truncated: its values end at byte {end:,}, and it has {len(inflated):,}")
+    header = read_header(data, len(data), max_bytes)
+    inflated = inflate(data, header.end)
+    if len(inflated) < header.end:
+        raise ValueError(f"is truncated: its values end at byte {header.end:,}, and it has {len(inflated):,}")
     values = np.frombuffer(inflated, header.dtype, math.prod(header.shape), header.offset)
-    if not header.dtype.names:
-        return header, values.reshape(header.shape, order="F")[..., None]
-    return header, np.stack([values[name].reshape(header.shape, order="F") for name in header.dtype.names], -1)
-
-
-def check_file_size(header: NiftiHeader, data: bytes, size: int) -> None:
-    """Raises :class:`ValueError` if a file of ``size`` bytes that begins with ``data`` is too small for its values.
-
-    A small file could otherwise claim millions of slices, each of them a bad sample.
-    """
-    most = size * _MAX_RATIO if data[:2] == _GZIP_MAGIC else size
-    if (end := header.offset + header.nbytes) > most:
-        raise ValueError(f"is truncated: its values end at byte {end:,}, and it has at most {most:,}")
+    channels = [values[name] for name in header.dtype.names] if header.dtype.names else [values]
+    return header, np.stack([channel.reshape(header.shape, order="F") for channel in channels], -1)
 
 
 def inflate(data: bytes, limit: int) -> bytes:
-    """Returns the first ``limit`` bytes of the decompressed content of gzip ``data``. Returns fewer if the content ends
-    earlier.
-
-    Returns other ``data`` unchanged, as a whole. Raises :class:`ValueError` for damaged gzip, and for a wrong checksum
-    if the content ends within the limit.
-    """
+    """Returns the first ``limit`` bytes of the decompressed content of gzip ``data``, fewer at its end. Returns other
+    ``data`` as a whole. Raises :class:`ValueError` for damaged gzip."""
     if data[:2] != _GZIP_MAGIC:
         return data
-    content = b""
-    while data[:2] == _GZIP_MAGIC and len(content) < limit:
-        inflater = zlib.decompressobj(_GZIP)
-        try:
-            content += inflater.decompress(data, limit - len(content))
-            inflater.decompress(inflater.unconsumed_tail, 1)
-        except zlib.error as error:
-            raise ValueError(f"is damaged: {error}") from None
-        data = inflater.unused_data
-    return content
+    try:
+        with gzip.open(io.BytesIO(data)) as file:
+            content = file.read(limit)
+            file.read(1)  # verifies the checksum at the end
+            return content
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"is damaged: {error}") from None
 
 
 def cast_to_mode(values: NDArray[Any], mode: Mode) -> NDArray[Any]:
@@ -180,9 +160,7 @@ def cast_to_mode(values: NDArray[Any], mode: Mode) -> NDArray[Any]:
     if cast.dtype != values.dtype.newbyteorder("=") and not np.array_equal(
         cast.astype(values.dtype), values, equal_nan=values.dtype.kind == "f"
     ):
-        raise ValueError(
-            f"values of {values.dtype.name} that {mode.dtype} does not hold; write it as {mode.dtype} first"
-        )
+        raise ValueError(f"has values of {values.dtype.name} that {mode.dtype} does not hold")
     return cast if cast.shape[-1] == mode.channels else np.repeat(cast, mode.channels, -1)
 
 
@@ -192,25 +170,3 @@ def load_nibabel() -> Any:
         return importlib.import_module("nibabel")
     except ImportError as error:
         raise SourceError(f"NIfTI is read by nibabel: pip install 'packstore[nifti]' ({error})") from None
-
-
-class RecentCache:
-    """Keeps the ``size`` most recently used values by key. Only one thread makes a value; others that need the value
-    wait."""
-
-    def __init__(self, size: int = 3) -> None:
-        self._size, self._lock = size, threading.Lock()
-        self._kept: OrderedDict[Hashable, tuple[threading.Lock, list[Any]]] = OrderedDict()
-
-    def get_or_make(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Returns the value of a key; calls ``make`` if the cache has none. If ``make`` raises, passes the error on
-        and keeps nothing."""
-        with self._lock:
-            lock, made = self._kept.setdefault(key, (threading.Lock(), []))
-            self._kept.move_to_end(key)
-            if len(self._kept) > self._size:
-                self._kept.popitem(last=False)
-        with lock:
-            if not made:
-                made.append(make())
-            return made[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,12 +15,16 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, SourceOptions, Survey
 from packstore.sources.beside import join
 from packstore.sources.contents import list_contents
+from packstore.sources.ledger import Claims
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import Row, TreeRowSource
 from packstore.sources.tree import Tree
-from packstore.stores.link_files import Location
 
 _REPORT_EVERY = 200
+MAX_RATIO = 1032
+"""Largest ratio at which Deflate compresses (https://zlib.net/zlib_tech.html)."""
+FileRef = tuple[str, int, int]
+"""Path, size and time of modification of a file."""
 
 
 class ScannedFile(NamedTuple):
@@ -41,14 +45,16 @@ class ScannedFile(NamedTuple):
     error: str = ""
 
     @property
-    def ref(self) -> tuple[str, int, int]:
-        """Reference for reading the file: path, size and time of modification."""
-        return self.path, self.size, self.modified_ns
-
-    @property
     def bad_row(self) -> Row:
         """Row of a file that cannot be read."""
-        return Row(self.path, (self.path, -1, 0, self.error), 0, 0, self.modified_ns, self.changed_ns)
+        return make_row(self.path, [self._replace(size=-1)], self.error, 0, 0)
+
+
+def make_row(key: str, files: Sequence[ScannedFile], rest: Any, size_bytes: int, value_bytes: int) -> Row:
+    """Makes a row that is read from files. Its reference has path, size and time of each file, and ``rest``."""
+    ref = tuple((file.path, file.size, file.modified_ns) for file in files), rest
+    times = max(file.modified_ns for file in files), max(file.changed_ns for file in files)
+    return Row(key, ref, size_bytes, value_bytes, *times)
 
 
 class HeaderScanSource(TreeRowSource):
@@ -57,9 +63,7 @@ class HeaderScanSource(TreeRowSource):
     Linked stores cannot be made of it: its pixels are converted.
     """
 
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options)
-        self._progress: ProgressCallback = no_progress
+    _progress: ProgressCallback = staticmethod(no_progress)
 
     @classmethod
     @abstractmethod
@@ -74,6 +78,10 @@ class HeaderScanSource(TreeRowSource):
     @abstractmethod
     def read_header(self, path: str, size: int) -> Any:
         """Reads the header of a file; None for one without pixels. Raises :class:`ValueError` for a damaged header."""
+
+    @abstractmethod
+    def read_files(self, files: Sequence[FileRef], rest: Any) -> Mapping[str, Any]:
+        """Reads the values of a row of :func:`make_row`, see :meth:`read_values`."""
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
@@ -115,9 +123,17 @@ class HeaderScanSource(TreeRowSource):
         """Returns no files: headers are in the image files themselves."""
         return ()
 
-    def locate_row(self, ref: Any) -> Location | None:
-        """Returns None: pixels are converted from the file's values."""
-        return None
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads a row. Raises :class:`ValueError` for a file that the scan could not read."""
+        files, rest = ref
+        if files[0][1] < 0:
+            raise ValueError(rest)
+        return self.read_files(files, rest)
+
+    def claim_row(self, claims: Claims, row: Row) -> None:
+        """Claims the files of a row."""
+        for path, *_ in row.ref[0]:
+            claims.claim(path)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Scans all headers, then counts the rows. Both report progress.

@@ -99,8 +99,8 @@ class _JoinedTree(Tree):
         tree, folder = self._parts[name]
         return tree, f"{folder}/{rest}".strip("/")
 
-    list_all = _delegate("list")
-    list_names = _delegate("names")
+    list = _delegate("list")
+    read_names = _delegate("names")
     stat_any = _delegate("stat")
     read_first_bytes = _delegate("first_bytes")
     read_part = _delegate("read_part")
