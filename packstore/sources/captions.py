@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import Answer, SourceError, printable
 from packstore.core.fields import Field, Image, Json, Text
 from packstore.core.plainjson import load_json
 from packstore.sources.annotations import find_further_files
@@ -19,8 +19,10 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_lines, read_text
 from packstore.sources.encodings import convert_start
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listed import ListedSource, ListedValues
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.questions import ask, join_few
 from packstore.sources.rows import in_packing_order
 from packstore.sources.spread import find_image_places
 from packstore.sources.tree import Tree
@@ -40,7 +42,7 @@ _LINE = re.compile(
 )
 """A line of a file without a header: an image and its caption, as in Flickr8k, in Flickr30k, or with a separator."""
 _HEADER = "image_name|comment_number|comment"
-_START, _SHOWN, _NAMED = 1 << 16, 60, 3
+_START = 1 << 16
 
 
 class _CaptionLine(NamedTuple):
@@ -71,10 +73,13 @@ class CaptionsSource(ListedSource):
         super().__init__(path, options)
         files = find_caption_files(self.tree)
         if len(files) > 1:
-            both = " and ".join(map(printable, files))
-            raise AmbiguousSourceError(f"{self.tree.name()} has {both}: leave only one file of captions in the folder")
+            lines = (Answer(ignore_paths([other for other in files if other != each])) for each in files)
+            raise ask(path, f"has several files of captions: {join_few(files)}", *lines)
         if not files:
-            raise _no_captions_error(self.tree)
+            raise SourceError(
+                f"{self.tree.name()} has no captions.csv, .tsv, .txt or .jsonl with a header such as file,caption, or "
+                "an image and its caption on each line"
+            )
         self._file = files[0]
         self._sets = _find_split_lists(self.tree, self._file)
         self._left_out = 0
@@ -85,9 +90,8 @@ class CaptionsSource(ListedSource):
         if places is None:
             raise SourceError(f"{self.tree.name(self._file)}: it names no image that is there")
         self._places = [places] * len(names) if isinstance(places, str) else places
-        folders = [printable(each) or "the folder itself" for each in sorted({*self._places})]
-        more = " …" if len(folders) > _NAMED else ""
-        self.evidence = f"{printable(self._file)} and the images in {', '.join(folders[:_NAMED])}{more}"
+        folders = [each or "the folder itself" for each in sorted({*self._places})]
+        self.evidence = f"{printable(self._file)} and the images in {join_few(folders)}"
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields ``image`` and ``caption``, a text; or ``captions``, a list, if some image has several."""
@@ -232,16 +236,6 @@ def _begins_like_captions(path: str, start: bytes) -> bool:
 def _first_line(start: bytes) -> str:
     """Returns the first line of a text, stripped."""
     return convert_start(start).split(b"\n")[0].decode("utf-8", "replace").removeprefix("\ufeff").strip()
-
-
-def _no_captions_error(tree: Tree) -> SourceError:
-    """Returns the error for a source without captions. Its message shows the first line of a file like
-    ``captions.csv``. If there is no such file, it names the files expected."""
-    expected = "a header such as file,caption, or an image and its caption on each line"
-    for path in _list_named_files(tree):
-        line = printable(_first_line(tree.first_bytes(path, _START))[:_SHOWN])
-        return SourceError(f"{tree.name(path)} begins with {line!r}; expected {expected}")
-    return SourceError(f"{tree.name()} has no captions.csv, .tsv, .txt or .jsonl with {expected}")
 
 
 def _strip_quotes(caption: str) -> str:
