@@ -58,13 +58,10 @@ class ClipsSource(FrameFilesSource):
         - if each folder is a clip, and the source has values of single files.
         """
         survey = self.survey_files(split)
-        if survey.store is not None:
-            raise UsageError(
-                f"{printable(str(self.path))} is a store, which frames=clips does not read: pack the files that it was "
-                "packed from"
-            )
-        if any(column.name == _COLUMN for column in survey.columns):
-            raise UsageError(f"{printable(str(self.path))} has a column {_COLUMN} already; leave frames=clips out")
+        taken = any(column.name == _COLUMN for column in survey.columns)
+        if survey.store is not None or taken:
+            why = f"has a column {_COLUMN} already" if taken else "is a store: pack the files that it was packed from"
+            raise UsageError(f"{printable(str(self.path))} {why}; leave frames=clips out")
         self.scan_files(progress, survey.records)
         mode, by_file = self._target.pixels, self._are_files()
         companions = {companion.name for column in survey.columns for companion in column.companions}

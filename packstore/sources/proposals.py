@@ -14,16 +14,15 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.companion_patterns import PAIR, SIDECAR, Companion
-from packstore.sources.contents import Contents, FolderContents, list_contents, stem_of
+from packstore.sources.contents import Contents, list_contents
 from packstore.sources.ignoring import ignore_paths, ignore_patterns
 from packstore.sources.pairing import NO_SIDECARS, find_companions
 from packstore.sources.questions import PLAIN_KINDS, ask, join_phrases, name_splits
 from packstore.sources.sidecars import tell_type
-from packstore.sources.splits import MEANINGS, find_split
+from packstore.sources.splits import MEANINGS, SPLIT_ORDER, find_split
 from packstore.sources.tree import Tree
 
 _NAMED, _TOPS, _TEXTS, _BYTES = 4, 8, 16, 1 << 16
-_PLACES = {word: number for number, word in enumerate(MEANINGS)}
 _OWN = "original"
 """Name of the split of images beside a folder of their copies."""
 
@@ -90,37 +89,15 @@ def _read_sidecars(tree: Tree, contents: Contents) -> Iterator[Answer]:
 
 
 def _name_splits(contents: Contents, flat: bool) -> Iterator[Answer]:
-    """Yields the answers that take the words of splits in the names of the top folders: with images of other names as a
-    pair (``train_LR/X2/1x2.png`` with ``train_HR/1.png``), with the classes in them, with ``flat`` without labels."""
-    holding = [each for each in contents.folders.values() if each.path and each.images.count]
-    names = sorted(
-        {each.path.split("/")[0] for each in holding}, key=lambda name: (_PLACES.get(find_split(name), 0), name)
-    )
-    tops = {name: find_split(name) for name in names}
-    if not tops or not all(tops.values()) or len({*map(MEANINGS.get, tops.values())}) < 2:
-        return
-    pairs = [
-        f"{join(one.path, '{s}.*')}={join(other.path, f'{before}{{s}}{after}.*')}"
-        for one in holding
-        for other in holding
-        if MEANINGS[tops[one.path.split("/")[0]]] == MEANINGS[tops[other.path.split("/")[0]]]
-        and (affixes := _find_affixes(one, other)) is not None
-        for before, after in (affixes,)
-    ]
-    if pairs:
-        yield Answer(tuple(chain.from_iterable(("--pair", pair) for pair in pairs)))
-    yield name_splits(tops)
-    if flat:
-        yield name_splits(tops, "--source", "flat")
-
-
-def _find_affixes(one: FolderContents, other: FolderContents) -> tuple[str, str] | None:
-    """Returns what precedes and follows the names of one folder in all those of another; None if the names are equal,
-    or others."""
-    stems = [*map(stem_of, one.images.first)], [*map(stem_of, other.images.first)]
-    before, found, after = stems[1][0].partition(stems[0][0])
-    fits = found and one.images.count == other.images.count and before + after
-    return (before, after) if fits and stems[1] == [f"{before}{stem}{after}" for stem in stems[0]] else None
+    """Yields the answers that take the words of splits in the names of the top folders: with the classes in them, and
+    with ``flat`` without labels."""
+    tops = {path.split("/")[0] for path, each in contents.folders.items() if path and each.images.count}
+    splits = {name: find_split(name) for name in sorted(tops)}
+    if splits and all(splits.values()) and len({*map(MEANINGS.get, splits.values())}) > 1:
+        ordered = dict(sorted(splits.items(), key=lambda item: (SPLIT_ORDER.index(item[1]), item[0])))
+        yield name_splits(ordered)
+        if flat:
+            yield name_splits(ordered, "--source", "flat")
 
 
 def _separate_copies(contents: Contents) -> Iterator[Answer]:

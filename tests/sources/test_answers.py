@@ -191,7 +191,7 @@ KEPT = {
     "annotations of two classes": "20 samples in 2 classes (cat, dog), with text",
     "thumbnails of the classes": "16 samples in 2 classes (cat, dog), with thumbnails",
     "captions beside classes": "16 samples in 2 classes (cat, dog), with text",
-    "DIV2K": "8 samples, train 4, valid 4, with lr_bicubic_x2_x2",
+    "DIV2K": "8 samples, train 4, valid 4, with lr_bicubic",
     "tables of classes": "12 samples, a 6, b 6, with age",
 }
 
