@@ -128,11 +128,21 @@ class WebDatasetSource(ShardSource):
         return self._join_lists(raw)
 
     def _join_lists(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """Joins the files of each list, ``view.0``, ``view.1`` …, to one list. Changes and returns ``raw``."""
-        for column in {name.rpartition(".")[0] for name in self._places.values()} - {""}:
-            files = {int(name.rpartition(".")[2]): raw.pop(name) for name in [*raw] if name.startswith(f"{column}.")}
-            raw[column] = [files[number] for number in sorted(files)]
+        """Joins the files of each list, ``view.0``, ``view.1`` …, to one list. Changes and returns ``raw``. Raises
+        :class:`ValueError` if a number is missing."""
+        for name, optional in self._list_columns.items():
+            files = {file: raw.pop(file) for file in [*raw] if file.startswith(f"{name}.")}
+            numbered = [f"{name}.{number}" for number in range(len(files))]
+            if files.keys() != {*numbered}:
+                raise ValueError(f"its files {', '.join(sorted(files))} are not numbered from 0, as a list is")
+            if files or not optional:
+                raw[name] = [files[each] for each in numbered]
         return raw
+
+    @cached_property
+    def _list_columns(self) -> dict[str, bool]:
+        """Columns whose values are lists of files, by name; True if a sample may have no list."""
+        return dict.fromkeys((name.partition(".")[0] for name in self._places.values() if "." in name), False)
 
     def locate_row(self, ref: Any) -> Location | None:
         """Locates the main image in its tar. Returns None for a compressed tar, and for a sample without that image."""
@@ -356,20 +366,6 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
         if first in self._list_columns:
             return f"{first}.{rest.rpartition('.')[0]}"  # a file of the list
         return first if dot else _EXPORTED.get(extension, "image")
-
-    def _join_lists(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """Joins the files of each list column, ``name.0``, ``name.1`` …, to one list. Changes and returns ``raw``.
-
-        Raises :class:`ValueError` if a number is missing.
-        """
-        for name, optional in self._list_columns.items():
-            files = {file: raw.pop(file) for file in [*raw] if file.startswith(f"{name}.")}
-            numbered = [f"{name}.{number}" for number in range(len(files))]
-            if files.keys() != {*numbered}:
-                raise ValueError(f"its files {', '.join(sorted(files))} are not numbered from 0, as a list is")
-            if files or not optional:
-                raw[name] = [files[each] for each in numbered]
-        return raw
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
         """Returns the value of a file: an array or a label decoded, anything else as stored bytes.

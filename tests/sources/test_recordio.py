@@ -119,6 +119,13 @@ def test_labels_of_differing_number_and_fractions(tmp_path: Path) -> None:
     assert list(PackedDataset(tmp_path / "b.h5", columns=("label",))) == [0, 0.5, 1]
 
 
+def test_a_magic_number_in_the_header_of_a_record(tmp_path: Path) -> None:
+    (tmp_path / "x.rec").write_bytes(rec(*(packed(tiny(n), n, identity=MAGIC) for n in range(3))))
+    convert(tmp_path / "x.rec", tmp_path / "x.h5")
+    ds = PackedDataset(tmp_path / "x.h5", columns=("label", "id", "image"), output="bytes")
+    assert [(label, number, bytes(image)) for label, number, image in ds] == [(n, MAGIC, tiny(n)) for n in range(3)]
+
+
 def test_faces_are_without_the_records_of_identities(tmp_path: Path) -> None:
     report = convert(WRITTEN / "faces.rec", tmp_path / "x.h5")
     assert report.ledger.passed_over == {"records without an image (of InsightFace)": 3}

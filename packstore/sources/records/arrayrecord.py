@@ -133,13 +133,13 @@ def _read_chunk(file: OpenFile, place: int, limit: int) -> list[bytes]:
     head, after = _read_without_block_headers(file, place, _CHUNK.size)
     own, size, its, kind, counted, decoded = _CHUNK.unpack(head.ljust(_CHUNK.size, b"\0"))
     count = int.from_bytes(counted, "little")
-    if highway_hash(head[8:]) != own:
-        raise ValueError("the header of a chunk is damaged: it does not match its hash")
+    _check_hash(head[8:], own)
     if kind != _RECORDS or not 0 < size <= min(limit, file.size) or decoded > limit or count > _MAX_RECORDS:
         raise ValueError(f"a chunk of type {chr(kind)!r} with {count} records of {decoded} bytes, which is not read")
     data, _ = _read_without_block_headers(file, after, size)
-    if len(data) < size or highway_hash(data) != its:
-        raise ValueError("the data of a chunk are damaged: they do not match their hash")
+    if len(data) < size:
+        raise ValueError("a chunk is cut off")
+    _check_hash(data, its)
     packed, at = Message.from_bytes(data).read_varint(1, len(data))
     sizes = Message.from_bytes(_decompress(data[0], data[at : at + packed], 10 * count))
     values, records = _decompress(data[0], data[at + packed :], decoded), []
@@ -151,6 +151,12 @@ def _read_chunk(file: OpenFile, place: int, limit: int) -> list[bytes]:
     if start != len(values) or at != sizes.size:
         raise ValueError(f"a chunk has records of {start} bytes in {len(values)}")
     return records
+
+
+def _check_hash(data: bytes, expected: int) -> None:
+    """Raises :class:`ValueError` if data has another hash."""
+    if highway_hash(data) != expected:
+        raise ValueError("a chunk is damaged: it does not match its hash")
 
 
 def _read_without_block_headers(file: OpenFile, place: int, size: int) -> tuple[bytes, int]:

@@ -29,6 +29,7 @@ from packstore.sources.archives.tar import TAR_FAULTS, detect_compression, open_
 from packstore.sources.columns import ValueType, guess
 from packstore.sources.records import DamageError, RecordFiles, RecordIndex, WalkedSource
 from packstore.sources.records.facts import UNCHANGED, ExampleFacts, Numbering
+from packstore.sources.schema import RELATIVE
 
 KEYS = ("key", "image/filename", "file_name", "filename", "image/file_name")
 """Features that are the samples' keys if all their values differ."""
@@ -226,7 +227,7 @@ class FeatureColumn:
             is_list = self.kind not in (*_PLAIN - {"class"}, "pixels") and shape[:1] == (-1,) and -1 not in shape[1:]
             return np.zeros((0, *shape[1:]), dtype) if is_list else None
         if self.kind in ("image", "mask"):
-            return example.byte_values(name) if self.lengths else self._only(example.byte_values(name))
+            return example.byte_values(name) if self.lengths else self.take_only(example.byte_values(name))
         if numeric:
             if not shape and not self.encoding and not len(example.numbers(name)):
                 return None
@@ -239,7 +240,7 @@ class FeatureColumn:
             return np.array(items, object).reshape(self.shape).tolist()
         if self.kind == "class" and self.lengths and None in items:
             raise ValueError("found -1 among numbers of classes")
-        return items if shape else self._only(items)
+        return items if shape else self.take_only(items)
 
     def decode_array(self, example: Example, limit: int) -> NDArray[Any]:
         """Decodes the numbers of the column. Those with several axes of any length have features of their shape and
@@ -252,7 +253,7 @@ class FeatureColumn:
             raise ValueError(f"found the shape {said}, expected {self.shape}")
         return self._decode_numbers(example, f"{self.feature}/value", (*self.lengths, *said), limit)
 
-    def _only(self, items: Sequence[Any]) -> Any:
+    def take_only(self, items: Sequence[Any]) -> Any:
         """Returns the only item; None if there is none. Raises :class:`ValueError` for several."""
         if len(items) > 1:
             raise ValueError(f"found {len(items)} values, expected one")
@@ -316,7 +317,7 @@ class ExampleSource(WalkedSource):
 
     @property
     def example_columns(self) -> Mapping[str, FeatureColumn]:
-        """Columns by name, the image among them. Read once all records are indexed."""
+        """Columns by name, the image before boxes. Read once all records are indexed."""
         raise NotImplementedError
 
     def fields(self) -> Mapping[str, Field]:
@@ -329,12 +330,15 @@ class ExampleSource(WalkedSource):
         return self.decode_example(Example(Message.from_bytes(data)))
 
     def decode_example(self, example: Example) -> dict[str, Any]:
-        """Decodes the features of an example, by column; a missing one to None. Raises :class:`ValueError`, with the
-        name of the feature, for a value that does not fit its column."""
+        """Decodes the features of an example, by column; a missing one to None. Converts boxes to pixels. Raises
+        :class:`ValueError`, with the name of the feature, for a value that does not fit its column."""
         values, limit = {}, max_file_bytes(self.options.max_pixels)
         for name, column in self.example_columns.items():
             try:
                 values[name] = column.decode(example, limit)
+                if column.kind == "box" and values[name] is not None:
+                    values[name] = to_pixels(column.encoding, values[name], values["image"])
+                    values[RELATIVE] = column.encoding.startswith("REL_")
             except (ValueError, zlib.error, OverflowError) as error:
                 raise ValueError(f"{printable(column.feature)}: {error}") from error
         return values

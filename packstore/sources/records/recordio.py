@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.core.fields import Array, Field, Image, Label
 from packstore.core.protobuf import Message
 from packstore.core.recordio import HEADER, LAST, MAGIC, MIDDLE, find_parts
+from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.records import (
@@ -61,10 +62,10 @@ class RecordioFiles(RecordFiles):
                 parts = list(find_parts(file.read, at, end))
             except ValueError as error:
                 raise DamageError(at, str(error)) from None
-            (_, start, first), (_, last, size) = parts[0], parts[-1]
+            _, last, size = parts[-1]
             total = sum(size for *_, size in parts) + 4 * (len(parts) - 1)
-            head = file.read(min(first, _HEAD.itemsize), start)
-            yield at, last + size - at, Message(total, lambda size, at: b"", head)
+            head = _join_parts(file, [(flag, at, min(size, _HEAD.itemsize)) for flag, at, size in parts[:8]])
+            yield at, last + size - at, Message(total, lambda size, at: b"", head[: _HEAD.itemsize])
             at = last + size + -size % 4
 
     def read_record(self, number: int, place: int, length: int) -> bytes:
@@ -72,8 +73,12 @@ class RecordioFiles(RecordFiles):
         if length > _MAX_RECORD:
             raise ValueError(f"a record has {length} bytes, more than {_MAX_RECORD}")
         file = self[number]
-        parts = find_parts(file.read, place, file.size)
-        return b"".join(MAGIC * (flag in (MIDDLE, LAST)) + file.read(size, at) for flag, at, size in parts)
+        return _join_parts(file, find_parts(file.read, place, file.size))
+
+
+def _join_parts(file: OpenFile, parts: Iterable[tuple[int, int, int]]) -> bytes:
+    """Reads parts of a record, given by flag, offset and size, and joins them by the magic number."""
+    return b"".join(MAGIC * (flag in (MIDDLE, LAST)) + file.read(size, at) for flag, at, size in parts)
 
 
 class RecordioSource(WalkedSource):

@@ -33,11 +33,9 @@ from packstore.sources.records.examples import (
     ExampleSource,
     FeatureColumn,
     measure_largest_value,
-    to_pixels,
 )
 from packstore.sources.records.facts import Numbering, read_class_names
 from packstore.sources.records.typed import NUMBERS
-from packstore.sources.schema import RELATIVE
 
 INFO, FEATURES = "dataset_info.json", "features.json"
 _MAX_JSON = 1 << 26
@@ -94,15 +92,6 @@ class TfdsSource(ExampleSource):
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts features that no column can hold, by reason."""
         return self._ignored
-
-    def decode_example(self, example: Example) -> dict[str, Any]:
-        """Decodes the features of an example, by column. A missing feature becomes None. Converts boxes to pixels."""
-        values = super().decode_example(example)
-        for name, column in self.example_columns.items():
-            if column.kind == "box" and values[name] is not None:
-                values[name] = to_pixels(column.encoding, values[name], values["image"])
-                values[RELATIVE] = column.encoding.startswith("REL_")
-        return values
 
     def index_file(self, number: int) -> RecordIndex:
         """Indexes a shard. If it has more or fewer records than ``dataset_info.json`` says, keeps the records, and
@@ -170,7 +159,8 @@ def _read_columns(features: Mapping[str, Any], folder: Path) -> tuple[dict[str, 
         if len(boxes) == 1 and not {*renamed.values()} & {names[name] for name in names.keys() - renamed.keys()}:
             names |= renamed
         columns |= {name: replace(columns[name], of=names[box]) for name in beside}
-    return {names[name]: each for name, each in columns.items()}, ignored
+    image_first = sorted(columns, key=lambda name: names[name] != "image")
+    return {names[name]: columns[name] for name in image_first}, ignored
 
 
 def _walk_features(

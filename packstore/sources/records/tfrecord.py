@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Boxes, Field
 from packstore.images.encode.png import encode_png
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.columns import make_column_names
@@ -29,10 +29,9 @@ from packstore.sources.records.examples import (
     ExampleSource,
     FeatureColumn,
     is_tfrecord,
-    to_pixels,
 )
 from packstore.sources.records.facts import FeatureFacts, Numbering, find_class_names, find_numbering
-from packstore.sources.schema import RELATIVE, STATED_SIZE
+from packstore.sources.schema import STATED_SIZE
 
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
 _LABELS = {
@@ -50,6 +49,47 @@ _SAID = ("height", "width", "depth", "channels", "format", "colorspace", "encodi
 _SIDES = ("image/width", "image/height")
 """Features with the size of the image, as TensorFlow's object detection writes them."""
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
+
+
+@dataclass(frozen=True)
+class EdgeBoxes(FeatureColumn):
+    """Column of boxes with a feature for each edge; :attr:`feature` is what their names begin with."""
+
+    def decode(self, example: Example, limit: int) -> NDArray[np.float64]:
+        """Decodes boxes ``(n, 4)``; ``(0, 4)`` if there are none. Raises :class:`ValueError` if an edge is missing, or
+        edges differ in number."""
+        names = [f"{self.feature}/{edge}" for edge in _EDGES]
+        edges = [example.numbers(name) for name in names if name in example.features]
+        if not any(map(len, edges)):
+            return np.zeros((0, 4))
+        if len({len(edge) for edge in edges}) > 1 or len(edges) < len(_EDGES):
+            raise ValueError("the edges of its boxes differ in number")
+        return np.stack(edges, 1).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class RawPixels(FeatureColumn):
+    """Column of images that are raw pixels of uint8.
+
+    Attributes:
+        sides: Features of height, width and channels; the last is empty if channels are not recorded.
+    """
+
+    sides: tuple[str, ...] = ()
+
+    def decode(self, example: Example, limit: int) -> bytes | None:
+        """Encodes the pixels as a PNG file; None if they are missing. Without recorded channels, infers 1 or 3 from the
+        number of bytes. Raises :class:`ValueError` for other channels, for a missing side, and if the number of bytes
+        does not fit."""
+        data = self.take_only(example.byte_values(self.feature) if self.feature in example.features else [])
+        if data is None:
+            return None
+        height, width, channels = (example.only_number(side) or 0 for side in self.sides)
+        channels = channels or len(data) // max(1, height * width)
+        if channels not in (1, 3) or min(height, width) < 1 or len(data) != height * width * channels:
+            shown = f"found {len(data):,} bytes of {height} x {width} pixels"
+            raise ValueError(f"{shown}; expected uint8 with 1 or 3 channels")
+        return encode_png(np.frombuffer(data, np.uint8).reshape(height, width, channels))
 
 
 class TfrecordSource(ExampleSource):
@@ -70,43 +110,18 @@ class TfrecordSource(ExampleSource):
         if not options.named:
             refuse_missing_shards(path, self.kind, self.files())
 
-    def fields(self) -> Mapping[str, Field]:
-        """Declares the columns of :attr:`example_columns`, and ``boxes`` for the four features of edges. The first call
-        indexes all records."""
-        return {**super().fields(), **({"boxes": Boxes()} if self._box_features is not None else {})}
-
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts features that repeat size or format of the image, and features whose values hold several files each.
         Leaves out zeros."""
         return +Counter({reason: len(features) for reason, features in self._left_features.items()})
 
     def decode_example(self, example: Example) -> dict[str, Any]:
-        """Decodes the features of an example, by column. Encodes raw pixels as PNG, and converts boxes to pixels. A
-        missing list becomes an empty array. Raises :class:`ValueError` for a value that does not fit its column."""
+        """Decodes the features of an example, by column, and the size of the image that they state. A missing list
+        becomes an empty array. Raises :class:`ValueError` for a value that does not fit its column."""
         values = super().decode_example(example)
-        if self._raw_features is not None and values["image"] is not None:
-            values["image"] = _pixels_to_png(values["image"], *map(example.only_number, self._raw_features[1:]))
-        if self._box_features is not None:
-            values["boxes"] = self._read_boxes(example, values["image"])
-            values[RELATIVE] = self._box_features[1]
         if all(map(example.has_values, _SIDES)):
             values[STATED_SIZE] = tuple(example.only_number(side) or 0 for side in _SIDES)
         return values
-
-    def _read_boxes(self, example: Example, image: Any) -> NDArray[np.float32]:
-        """Reads boxes in pixels, float32 ``(n, 4)``; ``(0, 4)`` if there are none. Raises :class:`ValueError`
-
-        - if an edge (such as ``xmin``) is missing, or edges differ in number;
-        - if boxes are fractions, and the image's size cannot be read.
-        """
-        prefix, fractions = self._box_features or ("", False)
-        names = [f"{prefix}/{edge}" for edge in _EDGES]
-        edges = [example.numbers(name) for name in names if name in example.features]
-        if not any(map(len, edges)):
-            return np.zeros((0, 4), np.float32)
-        if len({len(edge) for edge in edges}) > 1 or len(edges) < len(_EDGES):
-            raise ValueError(f"{printable(prefix)}: the edges of its boxes differ in number")
-        return to_pixels("REL_XYXY" if fractions else "XYXY", np.stack(edges, 1).astype(np.float64), image)
 
     @cached_property
     def _main_feature(self) -> str:
@@ -188,8 +203,8 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def example_columns(self) -> Mapping[str, FeatureColumn]:
-        """Columns except boxes, by name, ``image`` first. ``image/object/area`` becomes ``object_area``. Leaves out
-        features
+        """Columns by name, ``image`` first, and ``boxes`` last for the four features of edges. ``image/object/area``
+        becomes ``object_area``. Leaves out features
 
         - without values;
         - with keys, names of classes, or edges of boxes;
@@ -200,11 +215,15 @@ class TfrecordSource(ExampleSource):
         gone = {each.by for each in self._numberings.values()}.union(*self._left_features.values())
         gone |= {self._main_feature, self.key_feature} | ({f"{boxes[0]}/{edge}" for edge in _EDGES} if boxes else set())
         of = next((name for name in _OF_BOXES if name in self._numberings), None) if boxes else None
-        columns = {"image": FeatureColumn(self._main_feature, "image")}
+        raw = self._raw_features
+        image = RawPixels(raw[0], "image", sides=raw[1:]) if raw else FeatureColumn(self._main_feature, "image")
+        columns = {"image": image}
         for feature in sorted(name for name in features.keys() - gone if features[name].kinds != {""}):
             short = "labels" if feature == of else _USUAL.get(feature, feature.removeprefix("image/"))
             name = make_column_names([short], ["boxes", *columns])[short]
             columns[name] = self._make_column(feature, feature == of)
+        if boxes:
+            columns["boxes"] = EdgeBoxes(boxes[0], "box", lengths=(-1,), encoding=f"{'REL_' * boxes[1]}XYXY")
         return columns
 
     def _make_column(self, name: str, of_boxes: bool) -> FeatureColumn:
@@ -224,17 +243,6 @@ class TfrecordSource(ExampleSource):
             return FeatureColumn(name, "float32" if kinds == {"floats"} else "int64", shape, (), missing)
         kind = "text" if shape or facts.looks <= {"text"} else "image" if facts.looks == {"image"} else "bytes"
         return FeatureColumn(name, kind, (), (-1,) if shape else (), missing)
-
-
-def _pixels_to_png(data: bytes, height: int | None, width: int | None, channels: int | None) -> bytes:
-    """Encodes raw pixels as a PNG file. If ``channels`` is None, infers 1 or 3 from the number of bytes. Raises
-    :class:`ValueError` for other channels, for a missing side, and if the number of bytes does not fit."""
-    pixels = (height or 0) * (width or 0)
-    if channels is None:
-        channels = len(data) // max(1, pixels)
-    if not height or not width or pixels < 1 or channels not in (1, 3) or len(data) != pixels * channels:
-        raise ValueError(f"found {len(data):,} bytes of {height} x {width} pixels; expected uint8 with 1 or 3 channels")
-    return encode_png(np.frombuffer(data, np.uint8).reshape(height, width, channels))
 
 
 KIND = Kind(
