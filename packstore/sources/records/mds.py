@@ -8,7 +8,7 @@ samples: sizes of the values without a fixed size, then the values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise, repeat
 from pathlib import Path
@@ -160,28 +160,19 @@ class MdsSource(TypedSource):
 def decode_value(encoding: str, data: bytes) -> Any:
     """Decodes a value by its encoding: a text, a number, JSON, pixels or an array; files and bytes stay as they are.
     Raises :class:`ValueError` if it is damaged."""
-    match _KINDS.get(encoding, ANY):
-        case "file" | "bytes":
-            return data
-        case "text":
-            return data.decode("utf-8")
-        case "json":
-            return load_json(data)
-        case "pixels":
-            return _decode_pixels(data)
-        case "any":
-            return decode_array(encoding, data)
+    kind = _KINDS.get(encoding, ANY)
+    if kind in _DECODERS:
+        return _DECODERS[kind](data)
     if encoding.startswith("str_"):
         return (int if encoding == "str_int" else float)(data)
-    return to_array(data, _KINDS[encoding], ())[()]
+    return decode_array(encoding, data) if kind == ANY else to_array(data, kind, ())[()]
 
 
-def decode_array(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
-    """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``, read-only. ``data`` begins with the dtype unless
-    ``encoding`` or ``dtype`` has it, and with the shape unless ``encoding`` has it. Raises :class:`ValueError` if they
-    do not fit the data."""
-    _, own, sizes = f"{encoding}::".split(":")[:3]
-    dtype, at = dtype or own, 0
+def decode_array(encoding: str, data: bytes) -> NDArray[Any]:
+    """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``, read-only. ``data`` begins with the dtype
+    and the shape, unless ``encoding`` has them. Raises :class:`ValueError` if they do not fit the data."""
+    _, dtype, sizes = f"{encoding}::".split(":")[:3]
+    at = 0
     if not dtype:
         dtype, at = _CODES.get(data[0] if data else 0, ""), 1
     if sizes:
@@ -202,6 +193,12 @@ def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
         raise ValueError(f"found an image of mode {printable(mode)}; packstore reads L and RGB of these")
     array: NDArray[np.uint8] = to_array(data[12 + length :], "uint8", (height, width, len(mode)))
     return array
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    FILE: bytes, BYTES: bytes, TEXT: bytes.decode, JSON: load_json, PIXELS: _decode_pixels,
+}  # fmt: skip
+"""Decoders by kind of value."""
 
 
 def _parse_sizes(text: str) -> list[int]:

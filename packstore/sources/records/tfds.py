@@ -53,7 +53,6 @@ class TfdsSource(ExampleSource):
     with another number of records than ``dataset_info.json`` says adds a bad sample."""
 
     kind = "tfds"
-    unit = "shard"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -264,7 +263,6 @@ class ExportedTfds(ExportedRows, ExampleSource):
     """Source of TFRecord shards that packstore exported; the feature ``key`` has the keys."""
 
     kind = "tfds"
-    unit = "shard"
     has_keys = True
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
