@@ -26,9 +26,7 @@ from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import TAR_FAULTS, decompress_to_temporary
 from packstore.sources.base import Certainty, SourceOptions
 from packstore.sources.dataset import index_key
-from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import PROBED, Row, RowSource, in_packing_order
 from packstore.sources.splits import find_split, find_split_folders
 from packstore.stores.link_files import Location
@@ -73,6 +71,24 @@ class ShardSource(RowSource):
     def is_shard(cls, path: Path) -> bool:
         """Tells by its first bytes if a file is a shard; False in this base, and if it cannot be read."""
         return False
+
+    @classmethod
+    def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
+        """Certain if ``path`` is a shard, or a folder of shards without images directly in it; possible if only names
+        fit. Tests at most 8 files of a folder and of its folders of splits: 4 with a suffix, and 4 without. One shard
+        suffices."""
+        tree = open_tree(path) if path.is_dir() else None
+        if tree is not None and tree.names("").ending(*IMAGE_SUFFIXES):
+            return Certainty.NO
+        found = [path] if tree is None else [file for _, file in _list_possible_shards(path, cls.suffixes)]
+        named, others = [file for file in found if file.suffix], [file for file in found if not file.suffix]
+        files = [file for file in [*named[:_TRIED], *others[:_TRIED]] if file.is_file()]
+        for file in files:
+            with suppress(SourceError):  # it cannot be read
+                if cls.is_shard(file):
+                    return Certainty.CERTAIN
+        fits = any(file.name.lower().endswith(cls.suffixes) for file in files)
+        return Certainty.POSSIBLE if fits else Certainty.NO
 
     @abstractmethod
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
@@ -135,52 +151,33 @@ def find_shards(
             numbered.
 
     Raises:
-        SourceError: The folder cannot be listed, or some shards have a split and others have none.
+        SourceError: Some shards have a split and others have none.
     """
     if path.is_file():
         return [("", path)]
-    shards: list[tuple[str, Path]] = []
-    with refuse_damage(path):
-        top = sorted(each.name for each in visible_paths(path))
-    splits = find_split_folders(name for name in top if find_split(name) and (path / name).is_dir())
-    for folder in ("", *splits):
-        with refuse_damage(path / folder):
-            names = sorted(each.name for each in visible_paths(path / folder)) if folder else top
-        for name in filter(_may_be_shard(suffixes), names):
-            file = path / folder / name
-            if file.is_file() and (name.lower().endswith(suffixes) or is_shard(file)):
-                shards.append((splits[folder] if folder else find_split(name), file))
+    shards = [
+        (split, file)
+        for split, file in _list_possible_shards(path, suffixes)
+        if file.is_file() and (file.name.lower().endswith(suffixes) or is_shard(file))
+    ]
     without = [file for split, file in shards if not split]
     if without and len(without) < len(shards):
         raise SourceError(f"{printable(str(without[0]))}: its name has no split, but those of other shards have")
     return shards
 
 
-def _may_be_shard(suffixes: tuple[str, ...]) -> Callable[[str], bool]:
-    """Returns a function that tells by its name if a file may be a shard, since there may be any number of files."""
-    return lambda name: (
-        not is_passed_over(name)
-        and bool(name.lower().endswith(suffixes) or "." not in name[1:] or ("-of-" in name and _OF.fullmatch(name)))
-    )
-
-
-def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool]) -> Certainty:
-    """Certain if ``path`` is a shard, or a folder of shards without images directly in it; possible if only names fit.
-    Tests at most 8 files of a folder and of its folders of splits: 4 with a suffix, and 4 without. One shard
-    suffices."""
-    tree, files = open_tree(path) if path.is_dir() else None, [path]
-    if tree is not None:
-        if tree.names("").ending(*IMAGE_SUFFIXES):
-            return Certainty.NO
-        folders = ("", *find_split_folders(tree.names("").folders))
-        found = [Path(folder, name) for folder in folders for name in tree.names(folder).files]
-        found = [file for file in found if _may_be_shard(suffixes)(file.name)]
-        named, others = [file for file in found if file.suffix], [file for file in found if not file.suffix]
-        files = [path / file for file in [*named[:_TRIED], *others[:_TRIED]]]
-    if any(file.is_file() and is_shard(file) for file in files):
-        return Certainty.CERTAIN
-    fits = any(file.is_file() and file.name.lower().endswith(suffixes) for file in files)
-    return Certainty.POSSIBLE if fits else Certainty.NO
+def _list_possible_shards(path: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    """Yields split and path of each file of a folder, and of its folders of splits, that may be a shard by its name
+    alone, since there may be any number of files."""
+    tree = open_tree(path) if path.is_dir() else None
+    if tree is None:
+        return
+    splits = find_split_folders(filter(find_split, tree.names("").folders))
+    for folder in ("", *splits):
+        for name in sorted(tree.names(folder).files):
+            fits = name.lower().endswith(suffixes) or "." not in name[1:] or ("-of-" in name and _OF.fullmatch(name))
+            if fits and not is_passed_over(name):
+                yield splits[folder] if folder else find_split(name), path / folder / name
 
 
 def refuse_missing_shards(path: Path, kind: str, files: Iterable[Path]) -> None:
@@ -211,16 +208,6 @@ def find_indexes(path: Path) -> list[tuple[str, Path]]:
     tree = open_tree(path) if path.is_dir() else None
     splits = {} if tree is None else find_split_folders(tree.names("").folders)
     return [(split, path / name / INDEX) for name, split in splits.items() if (path / name / INDEX).is_file()]
-
-
-def recognise_index(path: Path, *patterns: bytes) -> Certainty:
-    """Certain if the first ``index.json`` matches all patterns, else ``NO``. Does not parse the file, which may be
-    damaged."""
-    with suppress(SourceError):
-        data = b"".join(first_bytes(index, MAX_INDEX) for _, index in find_indexes(path)[:1])
-        if all(re.search(pattern, data) for pattern in patterns):
-            return Certainty.CERTAIN
-    return Certainty.NO
 
 
 def find_named_file(folder: Path, name: object) -> Path:

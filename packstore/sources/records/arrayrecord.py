@@ -23,11 +23,10 @@ from packstore.images.engine import highway_hash
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import load_zstandard
 from packstore.sources.base import Kind
-from packstore.sources.records import RecordFiles, recognise_shards, refuse_damage
+from packstore.sources.records import RecordFiles, refuse_damage
 from packstore.sources.records.tfrecord import TfrecordSource
 from packstore.sources.refusals import first_bytes
 
-SUFFIXES = (".array_record", ".arrayrecord")
 _SIGNATURE = bytes.fromhex("83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9")
 _BLOCK, _BLOCK_HEADER = 1 << 16, 24
 _CHUNK = struct.Struct("<QQQB7sQ")
@@ -114,11 +113,6 @@ class ArrayRecordFiles(RecordFiles):
             return places, array("q", accumulate(counts, initial=0))
 
 
-def is_riegeli(path: Path) -> bool:
-    """Tells if a file has the signature of Riegeli, the format of ArrayRecord and others."""
-    return first_bytes(path, len(_SIGNATURE)) == _SIGNATURE
-
-
 def _parse_varints(data: bytes) -> dict[int, int]:
     """Returns the integers in a protobuf message by field number; skips other fields. Raises :class:`ValueError` for an
     invalid message."""
@@ -198,8 +192,12 @@ class ArrayRecordSource(TfrecordSource):
 
     kind = "arrayrecord"
     unit = "ArrayRecord file"
-    suffixes = SUFFIXES
-    is_shard = staticmethod(is_riegeli)
+    suffixes = (".array_record", ".arrayrecord")
+
+    @classmethod
+    def is_shard(cls, path: Path) -> bool:
+        """Tells if a file has the signature of Riegeli, the format of ArrayRecord and others."""
+        return first_bytes(path, len(_SIGNATURE)) == _SIGNATURE
 
     def find_image(self, number: int, place: int, length: int) -> None:
         """Returns None: headers of blocks interrupt the data of a chunk every 64 KiB, and most images are longer."""
@@ -209,9 +207,4 @@ class ArrayRecordSource(TfrecordSource):
         return ArrayRecordFiles(paths)
 
 
-KIND = Kind(
-    "arrayrecord",
-    "ArrayRecord files of tf.train.Example",
-    lambda path, _: recognise_shards(path, SUFFIXES, is_riegeli),
-    ArrayRecordSource,
-)
+KIND = Kind("arrayrecord", "ArrayRecord files of tf.train.Example", ArrayRecordSource.recognise, ArrayRecordSource)

@@ -23,7 +23,7 @@ from packstore.images.encode.png import encode_png
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind
 from packstore.sources.columns import BYTES, FILE, JSON, ValueType
-from packstore.sources.records import find_shards, recognise_shards, refuse_damage
+from packstore.sources.records import find_shards, refuse_damage
 from packstore.sources.records.typed import Shard, Span, TypedSource
 
 SUFFIXES = (".beton", ".ffcv")
@@ -72,10 +72,18 @@ class BetonSource(TypedSource):
 
     kind = "beton"
     unit = ".beton file"
+    suffixes = SUFFIXES
+
+    @classmethod
+    def is_shard(cls, path: Path) -> bool:
+        """Tells if a file has a valid header of a ``.beton`` file; False if it cannot be read."""
+        with suppress(SourceError):
+            return bool(_read_header(path))
+        return False
 
     def read_shards(self) -> Iterator[Shard]:
         """Yields each file with the types of its fields. Raises :class:`SourceError` for an invalid header."""
-        for split, file in find_shards(self.path, SUFFIXES, is_beton):
+        for split, file in find_shards(self.path, SUFFIXES, self.is_shard):
             yield Shard(split, file, *_read_header(file))
 
     def places(self, number: int) -> Iterator[tuple[int, int, str]]:
@@ -155,13 +163,6 @@ class BetonSource(TypedSource):
         return Span(place, place + written, form)
 
 
-def is_beton(path: Path) -> bool:
-    """Tells if a file has a valid header of a ``.beton`` file; False if it cannot be read."""
-    with suppress(SourceError):
-        return bool(_read_header(path))
-    return False
-
-
 def _read_header(path: Path) -> tuple[dict[str, ValueType], _Layout]:
     """Reads the header of a file: the types of its fields, and its layout. Raises :class:`SourceError` if it is
     invalid, if a field is of a kind that is not FFCV's, or if the file cannot be read."""
@@ -203,9 +204,4 @@ def _parse_array_type(arguments: bytes) -> ValueType:
     return ValueType(dtype.newbyteorder("=").name, tuple(axes), dtype)
 
 
-KIND = Kind(
-    "beton",
-    ".beton files of FFCV",
-    lambda path, _: recognise_shards(path, SUFFIXES, is_beton),
-    BetonSource,
-)
+KIND = Kind("beton", ".beton files of FFCV", BetonSource.recognise, BetonSource)

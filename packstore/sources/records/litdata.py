@@ -25,7 +25,7 @@ from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import ZSTANDARD, detect_compression, load_zstandard, write_temporary
 from packstore.sources.base import Kind
 from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType
-from packstore.sources.records import OpenFiles, find_named_file, recognise_index
+from packstore.sources.records import OpenFiles, find_named_file
 from packstore.sources.records.mds import Layout, MdsSource, decode_value
 from packstore.sources.records.typed import NUMBERS, PICKLE, Shard, to_array
 
@@ -52,7 +52,8 @@ class LitdataSource(MdsSource):
     Opening refuses nested items, pickles, encryption, compressions other than zstd, and unknown formats."""
 
     kind = "litdata"
-    unit = "chunk of LitData"
+    unit = "LitData chunk"
+    index_patterns = (rb'"data_format"', rb'"data_spec"', rb'"config"')
 
     def open_files(self, paths: Sequence[Path]) -> OpenFiles:
         """Returns a reader of the chunks, which decompresses compressed ones."""
@@ -164,9 +165,4 @@ def _inflate(
             raise ValueError(f"a frame has {size - left} bytes or more, where it should have {size}")
 
 
-KIND = Kind(
-    "litdata",
-    "chunks of LitData",
-    lambda path, _: recognise_index(path, rb'"data_format"', rb'"data_spec"', rb'"config"'),
-    LitdataSource,
-)
+KIND = Kind("litdata", "chunks of LitData", LitdataSource.recognise, LitdataSource)

@@ -8,7 +8,9 @@ samples: sizes of the values without a fixed size, then the values.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise, repeat
 from pathlib import Path
@@ -18,23 +20,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.errors import printable
+from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import StoredBytes
 from packstore.core.plainjson import load_json
 from packstore.sources.archives.tar import detect_compression
-from packstore.sources.base import Kind
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType, choose_main_image
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.records import (
     INDEX,
+    MAX_INDEX,
     OpenFiles,
     find_indexes,
     find_named_file,
     read_index,
-    recognise_index,
     refuse_damage,
 )
 from packstore.sources.records.typed import LEFT, NUMBERS, PICKLE, Shard, Span, TypedSource, to_array
+from packstore.sources.refusals import first_bytes
 
 _MAX_COLUMNS = 1000
 _COMPRESSIONS = ("zstd", "gz", "bz2")
@@ -74,6 +77,18 @@ class MdsSource(TypedSource):
 
     kind = "mds"
     unit = "MDS shard"
+    index_patterns: tuple[bytes, ...] = (rb'"shards"', rb'"format"\s*:\s*"mds"')
+    """Patterns that an ``index.json`` of the format matches."""
+
+    @classmethod
+    def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
+        """Certain if the first ``index.json`` matches all patterns, else ``NO``. Does not parse the file, which may be
+        damaged."""
+        with suppress(SourceError):
+            data = b"".join(first_bytes(index, MAX_INDEX) for _, index in find_indexes(path)[:1])
+            if all(re.search(pattern, data) for pattern in cls.index_patterns):
+                return Certainty.CERTAIN
+        return Certainty.NO
 
     def open_files(self, paths: Sequence[Path]) -> OpenFiles:
         """Returns a reader of the shards, which decompresses compressed ones."""
@@ -261,9 +276,4 @@ class ExportedMds(ExportedRows, MdsSource):
         return sample
 
 
-KIND = Kind(
-    "mds",
-    "MDS shards of MosaicML Streaming",
-    lambda path, _: recognise_index(path, rb'"shards"', rb'"format"\s*:\s*"mds"'),
-    open_with(MdsSource, ExportedMds),
-)
+KIND = Kind("mds", "MDS shards of MosaicML Streaming", MdsSource.recognise, open_with(MdsSource, ExportedMds))

@@ -29,12 +29,10 @@ from packstore.sources.records import (
     RecordFiles,
     RecordIndex,
     WalkedSource,
-    recognise_shards,
     refuse_damage,
 )
 from packstore.sources.refusals import first_bytes
 
-_SUFFIXES = (".rec",)
 _MAX_RECORD, _DAMAGED = 1 << 31, (1 << 32) - 1
 _LINE = re.compile(r"(\d{1,18})\t(?:.*\t)?([^\t]+)")
 """Line of a list: number of the record, labels, path."""
@@ -90,7 +88,12 @@ class RecordioSource(WalkedSource):
 
     kind = "recordio"
     unit = ".rec file"
-    suffixes = _SUFFIXES
+    suffixes = (".rec",)
+
+    @classmethod
+    def is_shard(cls, path: Path) -> bool:
+        """Tells if a file has the suffix and the magic number of RecordIO."""
+        return path.suffix.lower() in cls.suffixes and first_bytes(path, 4) == MAGIC
 
     def open_files(self, paths: Sequence[Path]) -> RecordFiles:
         """Returns a reader of RecordIO files."""
@@ -264,14 +267,6 @@ class ExportedRecordio(ExportedRows, RecordioSource):
         return slice(0, len(sizes))
 
 
-def _is_recordio(file: Path) -> bool:
-    """Tells if a file has the suffix and the magic number of RecordIO."""
-    return file.suffix.lower() in _SUFFIXES and first_bytes(file, 4) == MAGIC
-
-
 KIND = Kind(
-    "recordio",
-    "RecordIO files of MXNet",
-    lambda path, _: recognise_shards(path, _SUFFIXES, _is_recordio),
-    open_with(RecordioSource, ExportedRecordio),
+    "recordio", "RecordIO files of MXNet", RecordioSource.recognise, open_with(RecordioSource, ExportedRecordio)
 )

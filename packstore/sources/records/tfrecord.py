@@ -22,7 +22,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.images.encode.png import encode_png
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.columns import make_column_names
-from packstore.sources.records import recognise_shards, refuse_missing_shards
+from packstore.sources.records import refuse_missing_shards
 from packstore.sources.records.examples import (
     SUFFIXES,
     Example,
@@ -245,9 +245,4 @@ class TfrecordSource(ExampleSource):
         return FeatureColumn(name, kind, (), (-1,) if shape else (), missing)
 
 
-KIND = Kind(
-    "tfrecord",
-    "TFRecord files of tf.train.Example",
-    lambda path, _: recognise_shards(path, SUFFIXES, is_tfrecord),
-    TfrecordSource,
-)
+KIND = Kind("tfrecord", "TFRecord files of tf.train.Example", TfrecordSource.recognise, TfrecordSource)
