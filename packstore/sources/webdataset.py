@@ -372,17 +372,13 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
 
         Raises :class:`ValueError` for a damaged array or label.
         """
-        if name.partition(".")[0] in self._list_columns:
-            return data
-        if extension.rpartition(".")[2] == "npy":
+        is_list = name.partition(".")[0] in self._list_columns
+        if extension.rpartition(".")[2] == "npy" and not is_list:
             return decode_file("npy", data)
-        if name == "image":
+        if name == "image" or is_list:
             return data
-        return (
-            decode_file("cls", data)
-            if self.export_manifest.manifest.column(name).traits.extension == "cls"
-            else StoredBytes(data)
-        )
+        is_label = self.export_manifest.manifest.column(name).traits.extension == "cls"
+        return decode_file("cls", data) if is_label else StoredBytes(data)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

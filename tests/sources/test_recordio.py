@@ -153,6 +153,14 @@ def test_a_damaged_record_ends_its_file(at: int, said: str, tmp_path: Path) -> N
     assert convert(tmp_path / "x.rec", tmp_path / "x.h5", on_error="skip").manifest.records == 4
 
 
+def test_the_label_of_a_damaged_record_does_not_change_the_column(tmp_path: Path) -> None:
+    records = [packed(tiny(n), n % 3, identity=n) for n in range(6)]
+    records[2] = struct.pack("<I", 9999) + records[2][4:]  # labels that it does not have
+    (tmp_path / "x.rec").write_bytes(rec(*records))
+    manifest = convert(tmp_path / "x.rec", tmp_path / "x.h5", on_error="skip").manifest
+    assert (manifest.records, manifest.has_label) == (5, True)
+
+
 @pytest.mark.parametrize("left", [1, 7, 8, 40, -40])
 def test_a_file_that_is_cut_off(left: int, tmp_path: Path) -> None:
     whole = rec(*(packed(tiny(n), n % 3) for n in range(3)))

@@ -110,8 +110,8 @@ class RecordioSource(WalkedSource):
           used.
         - ``id2``: second number, if some record has one.
         """
-        table = self._table
-        counts = set(np.unique(table["flag"]).tolist()) - {_DAMAGED}
+        table = self._table[self._table["flag"] != _DAMAGED]
+        counts = set(np.unique(table["flag"]).tolist())
         single = counts <= {0, 1} or self._without > 0
         labels = np.where(table["flag"] > 0, table["first"], table["label"])
         whole = len(labels) and np.all((labels >= 0) & (labels < _EXACT) & (labels == np.floor(labels)))
