@@ -283,7 +283,7 @@ def test_two_descriptions_and_annotations_of_coco_beside_are_questions(tmp_path:
         open_source(tmp_path)
     (tmp_path / "more.yaml").unlink()
     coco(tmp_path)
-    with pytest.raises(AmbiguousSourceError, match="--source coco or --source yolo"):
+    with pytest.raises(AmbiguousSourceError, match="could be COCO or YOLO"):
         open_source(tmp_path)
     for kind in ("coco", "yolo"):
         with closing(open_source(tmp_path, kind=kind)) as source:
