@@ -13,6 +13,7 @@ from typing import IO, Any, Self
 _CHUNK = 1 << 18
 _STEP = 16 << 20
 _MAX_READ = 1 << 28
+_MAX_PADDING = 1 << 26
 _GZIP, ZLIB = 31, zlib.MAX_WBITS  # zlib's window bits for gzip headers and trailers, and for its own
 
 
@@ -57,9 +58,12 @@ class InflatedFile:
             if self._inflate.eof:
                 if self._bits != _GZIP:
                     return b""
-                pending = self._inflate.unused_data.lstrip(b"\0")
+                pending, zeros = self._inflate.unused_data.lstrip(b"\0"), 0
                 while not pending and (data := self._file.read(_CHUNK)):
-                    pending = data.lstrip(b"\0")  # padding
+                    zeros += len(data)
+                    if zeros > _MAX_PADDING:
+                        raise zlib.error(f"more than {_MAX_PADDING >> 20} MiB of zeros follow the compressed data")
+                    pending = data.lstrip(b"\0")
                 if not pending:
                     return b""
                 self._inflate = zlib.decompressobj(self._bits)
