@@ -54,7 +54,7 @@ def propose(place: Path, tree: Tree, options: SourceOptions, alone: bool) -> Ite
         yield from _read_sidecars(tree, contents)
     plain = () if find_image_companions(tree) else PLAIN_KINDS
     if not options.splits:
-        yield from _name_splits(contents, "flat" in plain)
+        yield from _name_splits(contents, bool(plain) and not find_other_annotations(tree))
         yield from _separate_copies(contents)
     if place.is_dir():
         yield from _use_labels(place, contents)

@@ -48,7 +48,7 @@ def test_named_folders_are_splits_and_no_classes(tmp_path: Path) -> None:
             source.survey("val")
     with pytest.raises(AmbiguousSourceError, match=r"folders with images \(c\)") as caught:
         splits_of(tmp_path, ["train=a", "test=b"])
-    assert [answer.options for answer in caught.value.answers] == [("--ignore", "/c")]
+    assert [answer.options for answer in caught.value.answers] == [("--splits", "c=/c"), ("--ignore", "/c")]
     assert {*splits_of(tmp_path, "train=a,test=b", ignore="/c")} == {"train", "test"}
 
 

@@ -399,7 +399,7 @@ def test_what_lacks_something_is_a_question(kind: str, name: str, tmp_path: Path
 def test_a_folder_named_so_that_is_another(kind: str, demo_folder: Path) -> None:
     with pytest.raises(SourceError, match=r"is not .*, which has"):
         open_source(demo_folder, kind=kind)
-    with pytest.raises(SourceError, match=r"not a folder|one image"):
+    with pytest.raises(SourceError, match=r"neither a store|one image"):
         open_source(Path(__file__), kind=kind)
 
 

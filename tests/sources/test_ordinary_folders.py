@@ -161,7 +161,7 @@ NO_CLASSES: dict[str, tuple[dict[str, str], str]] = {
         "_1stHO",
     ),
     "two of each": ({f"{n:03}_{end}.jpg": "" for n in range(12) for end in ("sat", "mask")}, "…_mask"),
-    "cameras": ({f"{n:03}_{end}.jpg": "" for n in range(12) for end in ("front", "back")}, "differ by the end"),
+    "cameras": ({f"{n:03}_{end}.jpg": "" for n in range(12) for end in ("front", "back")}, "_front"),
     "a set and examples of it": (
         {
             **{f"Dataset/{digit}/IMG_{digit}{n}.jpg": "" for digit in range(10) for n in range(9)},

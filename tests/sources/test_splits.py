@@ -178,12 +178,12 @@ def test_splits_of_images_without_classes(names: tuple[str, ...], tmp_path: Path
 
 @pytest.mark.parametrize("other", ["iconic-images", "seg_pred"])
 def test_a_further_folder_of_the_same_classes(other: str, tmp_path: Path) -> None:
-    """The first answer packs all splits together; none makes classes of splits."""
+    """The first answer keeps all folders as splits; none makes classes of splits."""
     names = ("seg_train", "seg_test") if other == "seg_pred" else ("train", "val", "test")
     fill(tmp_path, {f"{name}/{label}/1.jpg": jpeg(1) for name in (*names, other) for label in ("cat", "dog")})
-    with pytest.raises(AmbiguousSourceError, match=f"other folders with images .{other}") as caught:
+    with pytest.raises(AmbiguousSourceError, match=f"folders with images .{other}") as caught:
         open_source(tmp_path).survey()
-    first, second, *others = caught.value.answers
+    second, first, *others = caught.value.answers
     assert first.options == ("--ignore", f"/{other}")
     pairs = [*((find_split(name), name) for name in names), (other, other)]
     assert second.options == ("--splits", ",".join(f"{split}=/{name}" for split, name in pairs))

@@ -793,7 +793,7 @@ def test_lists_of_one_column_are_asked_about_with_a_line_that_makes_splits(tmp_p
         open_source(tmp_path)
     first = caught.value.answers[0]
     assert first.options == ("--source", "table")
-    assert first.note == "6 samples, part_a 3, part_b 3; leaves out nothing"
+    assert first.note == "6 samples, part_a 3, part_b 3, without labels; leaves out nothing"
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (5, 1, 2)])
