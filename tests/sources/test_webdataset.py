@@ -627,5 +627,5 @@ def test_the_end_of_keys_is_an_option_of_webdataset_alone(tmp_path: Path) -> Non
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(tiny(1) if name.endswith("png") else b"file,key\na/1.png,x\nb/2.png,y\n")
     for kind in ("imagefolder", "table"):
-        with pytest.raises(PackstoreError, match="kinds that have: webdataset"):
+        with pytest.raises(PackstoreError, match="kinds that do: webdataset"):
             open_source(tmp_path / "photos", kind=kind, columns="key=last-dot")
