@@ -89,12 +89,16 @@ def to_corners(boxes: Any, convention: str, image: bytes | None = None) -> NDArr
     array = np.array(boxes, np.float64) if len(boxes) else np.zeros((0, 4))
     if array.ndim != 2 or array.shape[1] != 4:
         raise ValueError("a box has other than four numbers")
-    corners = _convert_to_corners(array, convention.removesuffix("n"))
-    if convention.endswith("n"):
-        if not isinstance(image, bytes):
-            raise ValueError("boxes are fractions of an image that is not a file")
-        corners *= np.tile(upright_size(image), 2)
-    return corners.astype(np.float32)
+    with np.errstate(over="ignore"):
+        corners = _convert_to_corners(array, convention.removesuffix("n"))
+        if convention.endswith("n"):
+            if not isinstance(image, bytes):
+                raise ValueError("boxes are fractions of an image that is not a file")
+            corners *= np.tile(upright_size(image), 2)
+        result = corners.astype(np.float32)
+    if np.isinf(result).any():
+        raise ValueError("a box has a number too large for float32")
+    return result
 
 
 def _convert_to_corners(boxes: NDArray[np.float64], convention: str) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ from packstore.sources.listed import ListedSource, ListedValues
 from packstore.sources.listing import Listing
 from packstore.sources.rows import FileRow, Row
 from packstore.sources.splits import lower_known_split
-from packstore.sources.table.finding import read_table
+from packstore.sources.table.reading import read_table
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,18}")
 _MAX_LABEL, _SHOWN = (1 << 63) - 1, 80
@@ -48,13 +48,11 @@ class FlatSource(ImageFolderSource):
         self._folder = find_lone_image_folder(self.tree) or ""
         self.evidence = f"images in {printable(self._folder)} and nowhere else" if self._folder else "images at its top"
 
-    def _list_split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[SplitFolder]:
+    def _list_split_folders(self, ignored: Counter[str], split: str | None) -> list[SplitFolder]:
         """Returns the folder of the images, without splits and classes."""
         return [SplitFolder("", self._folder, (), 0, self.tree.above)]
 
-    def _list_directories(
-        self, folder: SplitFolder, ignored: Counter[str] | None
-    ) -> Iterator[tuple[str, str, Listing]]:
+    def _list_directories(self, folder: SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
         """Yields the folder of the images with its listing; all folders if there are no images at the top."""
         for directory, listing in self.tree.walk(folder.directory, folder.above, ignored, self.options.skip_bad):
             yield "", directory, listing

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 from packstore.core.errors import Answer, SourceError, printable
 from packstore.core.manifest import Column
@@ -24,10 +23,10 @@ from packstore.sources.folder import FolderSource
 from packstore.sources.ignoring import escape_pattern, ignore_paths, ignore_patterns
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import (
+    IS_CYCLE,
     NO_SOURCE,
     Identity,
     Listing,
-    cycle_error,
     is_passed_over,
     key_size,
     no_images_message,
@@ -43,7 +42,6 @@ _NO_IMAGES = re.compile(
     r"outputs?|meta(data)?|splits?|tensorboard|wandb|lightning_logs|mlruns|bin|configs?|annotations?|labels?|labeltxt"
 )
 """Names of folders without images that are not classes beside class folders."""
-_KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,6 @@ class SplitFolder:
         classes: Class directories, sorted; empty if there are none. Images beside them are then left out.
         images: Number of images directly in it.
         above: Identities of its directory and of those above it.
-        cycles: Listings of other splits that are links to a folder above them. Each becomes a bad sample.
     """
 
     split: str
@@ -64,7 +61,6 @@ class SplitFolder:
     classes: tuple[str, ...]
     images: int
     above: tuple[Identity, ...]
-    cycles: tuple[Listing, ...] = ()
 
     @property
     def is_unlabelled(self) -> bool:
@@ -91,8 +87,6 @@ class ImageFolderSource(FolderSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self.tree = accept_arrays(self.tree)
-        self._listed: dict[str, list[tuple[str, str, Listing]]] = {}
-        """Listings of the last survey by folder of a split, for :meth:`entries`."""
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples: lists all directories, with one ``stat`` a file.
@@ -108,10 +102,8 @@ class ImageFolderSource(FolderSource):
             return self._survey_folders(split, progress)
 
     def _survey_folders(self, split: str | None, progress: ProgressCallback) -> Survey:
-        """Does the work of :meth:`survey`, within its cache of names. Sets the evidence, and stores listings for
-        :meth:`entries`."""
+        """Does the work of :meth:`survey`, within its cache of names. Sets the evidence."""
         ignored: Counter[str] = Counter()
-        self._listed = {}
         folders = self._list_split_folders(ignored, split)
         chosen = self._choose_folders(folders, split)
         classes = _list_classes(folders)
@@ -123,7 +115,7 @@ class ImageFolderSource(FolderSource):
         for folder in chosen:
             before = sum(splits.values())
             count = 0
-            for label, directory, listing in self._list_and_cache(folder, ignored):
+            for label, directory, listing in self._list_directories(folder, ignored):
                 sizes = readable_sizes(listing.sizes, self.max_bytes)
                 size_bytes += sum(sizes)
                 size_counts.update(round_up_sizes(sizes))
@@ -134,7 +126,8 @@ class ImageFolderSource(FolderSource):
                 count += len(listing.images)
                 progress(Progress("scan", before + count, None, size_bytes))
             if folder.split and not count:
-                self._refuse_empty_split(folder, folders)
+                advice = "remove this split, or pack another one with --split"
+                raise SourceError(no_images_message(self.name(folder.directory), ignored, advice))
             splits[folder.split] = splits.get(folder.split, 0) + count
         if not classes and not any(splits):
             self._refuse_without_folders(splits[""], ignored)
@@ -154,10 +147,9 @@ class ImageFolderSource(FolderSource):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields the images of one split, or of all, class by class. Uses the listings that the last survey stored, and
-        lists other directories again. The call itself, not its first image, raises the errors of
-        :meth:`_list_split_folders` and :meth:`_choose_folders`."""
-        folders = self._list_split_folders(None, split)
+        """Yields the images of one split, or of all, class by class. Lists the directories again. The call itself, not
+        its first image, raises the errors of :meth:`_list_split_folders` and :meth:`_choose_folders`."""
+        folders = self._list_split_folders(Counter(), split)
         chosen = self._choose_folders(folders, split)
         numbers = {name: number for number, name in enumerate(_list_classes(folders))}
         return self._yield_entries(chosen, numbers)
@@ -167,7 +159,7 @@ class ImageFolderSource(FolderSource):
         cycle has no class, and gets number 0."""
         for folder in chosen:
             split = folder.split
-            for label, directory, listing in self._listed.get(folder.directory) or self._list_directories(folder, None):
+            for label, directory, listing in self._list_directories(folder, Counter()):
                 labels = (numbers.get(label, 0),) if folder.classes else ()
                 prefix = f"{directory}/" if directory else ""
                 for image, size, modified, changed in zip(
@@ -179,7 +171,7 @@ class ImageFolderSource(FolderSource):
                         else Entry(prefix + image, split, labels, 0, size)
                     )
 
-    def _list_split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[SplitFolder]:
+    def _list_split_folders(self, ignored: Counter[str], split: str | None) -> list[SplitFolder]:
         """Lists the folders of all splits in packing order; without splits, the root alone. Adds the number of left
         files and folders to ``ignored``, by reason.
 
@@ -189,8 +181,7 @@ class ImageFolderSource(FolderSource):
         - ``split`` is given: the other folders are left out.
         - Otherwise: raises :class:`AmbiguousSourceError`.
 
-        Raises :class:`SourceError` for two folders
-        of one split, and for a cycle of links unless bad samples are skipped.
+        Raises :class:`SourceError` for two folders of one split, and for a cycle of links.
         """
         above = self.tree.above
         root = self.tree.list("", ignored)
@@ -208,36 +199,36 @@ class ImageFolderSource(FolderSource):
                 known, beside = join_few(sorted(split_folders.splits)), join_few(split_folders.others)
                 raise ask(self.path, f"holds splits ({known}) and beside them folders with images ({beside})", *lines)
         if split_folders is None:
-            _count_loose_images(ignored, loose if root.directories else 0, "class")
+            ignored += Counter({"images beside the class folders": loose if root.directories else 0})
             return [SplitFolder("", "", tuple(sorted(root.directories)), loose, above)]
-        _count_loose_images(ignored, loose, "split")
-        if ignored is not None:
-            ignored += Counter(
-                {
-                    "folders without images": len(split_folders.empty),
-                    "folders beside the splits": len(split_folders.others),
-                }
-            )
-        folders: dict[str, SplitFolder] = {}
-        cycles: list[Listing] = []
+        ignored += Counter(
+            {
+                "images beside the split folders": loose,
+                "folders without images": len(split_folders.empty),
+                "folders beside the splits": len(split_folders.others),
+            }
+        )
+        folders: list[SplitFolder] = []
         for directory, split in split_folders.splits.items():
-            twice = next((each for each in folders.values() if each.split == split), None)
+            twice = next((each for each in folders if each.split == split), None)
             if twice is not None and not self.options.splits:
                 raise SourceError(
                     f"{self.name(directory)} and {self.name(twice.directory)} are the same split: rename one"
                 )
-            inside = self.tree.list(directory, ignored)
-            if inside.identity in above:
-                cycles.append(Listing.of_cycle(inside.identity, directory))
-                continue
-            loose, classes = len(inside.images), tuple(sorted(inside.directories))
-            _count_loose_images(ignored, loose if classes else 0, "class")
-            folders[directory] = SplitFolder(split, directory, classes, loose, (*above, inside.identity))
-        folders = _join_class_folders(self._enter_image_folders(folders, ignored))
-        if cycles and not (self.options.skip_bad and folders):
-            raise cycle_error(self.tree.name(cycles[0].images[0]))
-        first, *others = folders.values()
-        return [replace(first, cycles=tuple(cycles)), *others]
+            folder = self._list_folder(split, directory, above, ignored)
+            if folder.above[-1] in above:
+                raise SourceError(f"{self.name(directory)} {IS_CYCLE}: remove it, or leave it out with --ignore")
+            ignored += Counter({"images beside the class folders": folder.images if folder.classes else 0})
+            folders.append(folder)
+        return _join_class_folders(self._enter_image_folders(folders, ignored))
+
+    def _list_folder(
+        self, split: str, directory: str, above: tuple[Identity, ...], ignored: Counter[str]
+    ) -> SplitFolder:
+        """Lists the folder of a split. ``above``: identities of the folders above it."""
+        inside = self.tree.list(directory, ignored)
+        classes = tuple(sorted(inside.directories))
+        return SplitFolder(split, directory, classes, len(inside.images), (*above, inside.identity))
 
     def _is_other_folder(self, name: str, above: tuple[Identity, ...]) -> bool:
         """Tells if a top folder is no class: it has a name like ``logs``, and files but no images. False if the user
@@ -249,33 +240,22 @@ class ImageFolderSource(FolderSource):
             and not self.tree.holds_images(name, above)
         )
 
-    def _enter_image_folders(
-        self, folders: dict[str, SplitFolder], ignored: Counter[str] | None
-    ) -> dict[str, SplitFolder]:
+    def _enter_image_folders(self, folders: list[SplitFolder], ignored: Counter[str]) -> list[SplitFolder]:
         """Replaces ``train`` by ``train/images`` if ``images`` is the only folder in each split, and has a generic
         name. Replaces ``seg_train`` by ``seg_train/seg_train`` if the only folder in each split repeats its name. Such
         folders are no classes. Returns all folders unchanged if the user names the kind of source."""
-        used = [folder for folder in folders.values() if folder.classes or folder.images]
+        used = [folder for folder in folders if folder.classes or folder.images]
         names = {folder.classes for folder in used}
         repeated = all(folder.classes == (folder.directory.rpartition("/")[2],) for folder in used)
         lone = len(names) == 1 and len(used[0].classes) == 1 and _LONE.fullmatch(used[0].classes[0].lower())
         if self.options.named or not used or not (lone or repeated):
             return folders
-        result = {}
-        for key, folder in folders.items():
-            if not folder.classes:
-                result[key] = folder
-                continue
-            directory = f"{folder.directory}/{folder.classes[0]}"
-            inside = self.tree.list(directory, ignored)
-            result[key] = replace(
-                folder,
-                directory=directory,
-                classes=tuple(sorted(inside.directories)),
-                images=len(inside.images),
-                above=(*folder.above, inside.identity),
-            )
-        return result
+        return [
+            self._list_folder(each.split, f"{each.directory}/{each.classes[0]}", each.above, ignored)
+            if each.classes
+            else each
+            for each in folders
+        ]
 
     def _choose_folders(self, folders: list[SplitFolder], split: str | None) -> list[SplitFolder]:
         """Returns the folder of one split, or all folders for None. The case of ``split`` does not matter. Raises
@@ -299,28 +279,9 @@ class ImageFolderSource(FolderSource):
             raise ask(self.path, why, *lines, *(Answer(("--split", folder.split)) for folder in folders))
         return folders
 
-    def _list_and_cache(self, folder: SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
-        """Yields from :meth:`_list_directories`, and stores the listings for :meth:`entries`. Stores none of a split
-        with which all stored listings would have more than 250,000 files."""
-        room = _KEPT_FILES - sum(len(listing.images) for kept in self._listed.values() for *_, listing in kept)
-        kept: list[tuple[str, str, Listing]] = []
-        for directory in self._list_directories(folder, ignored):
-            room -= len(directory[2].images)
-            if room >= 0:
-                kept.append(directory)
-            else:
-                kept.clear()
-            yield directory
-        if room >= 0:
-            self._listed[folder.directory] = kept
-
-    def _list_directories(
-        self, folder: SplitFolder, ignored: Counter[str] | None
-    ) -> Iterator[tuple[str, str, Listing]]:
+    def _list_directories(self, folder: SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
         """Yields class, path and listing of each directory of a split, in order. The class is ``""`` for images without
-        class folders. Listings of links that are cycles come first."""
-        for link in folder.cycles:
-            yield "", "", link
+        class folders."""
         if not folder.classes:
             yield "", folder.directory, self.tree.list(folder.directory)
             return
@@ -328,15 +289,6 @@ class ImageFolderSource(FolderSource):
         for name in folder.classes:
             for directory, listing in self.tree.walk(prefix + name, folder.above, ignored, self.options.skip_bad):
                 yield name, directory, listing
-
-    def _refuse_empty_split(self, folder: SplitFolder, folders: Sequence[SplitFolder]) -> NoReturn:
-        """Raises :class:`SourceError` for a split without images, with counts of its other files."""
-        passed: Counter[str] = Counter()
-        for _ in self.tree.walk(folder.directory, folder.above[:-1], passed, self.options.skip_bad):
-            continue
-        there = ", ".join(other.split for other in folders)
-        advice = f"remove this split, or pack another one with --split ({there})"
-        raise SourceError(no_images_message(self.name(folder.directory), passed, advice))
 
     def _refuse_without_folders(self, images: int, ignored: Counter[str]) -> None:
         """Raises :class:`SourceError` for a folder without class folders: it has ``images`` images, or none."""
@@ -365,22 +317,18 @@ class ImageFolderSource(FolderSource):
             raise ask(self.path, f"{why}{f' (passed over in all folders: {passed})' if passed else ''}", *lines)
 
 
-def _join_class_folders(folders: dict[str, SplitFolder]) -> dict[str, SplitFolder]:
+def _join_class_folders(folders: list[SplitFolder]) -> list[SplitFolder]:
     """Makes one split of several folders of a split that have images, if other splits have class folders: these are
     classes themselves (``--splits own=/cat,own=/dog,copies=/copies``)."""
     bare: dict[tuple[str, str], list[SplitFolder]] = {}
-    for folder in folders.values() if any(each.classes for each in folders.values()) else ():
+    for folder in folders if any(each.classes for each in folders) else ():
         if folder.is_unlabelled:
             bare.setdefault((folder.split, folder.directory.rpartition("/")[0]), []).append(folder)
     for (split, parent), inside in bare.items():
         if len(inside) > 1:
             names = tuple(sorted(each.directory.rpartition("/")[2] for each in inside))
-            own = {each.directory for each in inside}
-            folders = {
-                key: SplitFolder(split, parent, names, 0, each.above[:-1]) if each is inside[0] else each
-                for key, each in folders.items()
-                if each is inside[0] or each.directory not in own
-            }
+            joined = SplitFolder(split, parent, names, 0, inside[0].above[:-1])
+            folders = [joined if each is inside[0] else each for each in folders if each not in inside[1:]]
     return folders
 
 
@@ -394,13 +342,6 @@ def _describe_evidence(folders: Sequence[SplitFolder], labelled: bool) -> str:
 def _list_classes(folders: Sequence[SplitFolder]) -> tuple[str, ...]:
     """Returns the sorted names of all classes."""
     return tuple(sorted({name for folder in folders for name in folder.classes}))
-
-
-def _count_loose_images(ignored: Counter[str] | None, images: int, kind: str) -> None:
-    """Adds ``images``, the number of images beside folders of ``kind``, to ``ignored``. Does nothing if ``ignored`` is
-    None. ``kind`` is ``class`` or ``split``."""
-    if ignored is not None and images:
-        ignored[f"images beside the {kind} folders"] += images
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

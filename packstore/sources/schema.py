@@ -71,6 +71,8 @@ STATED_SIZE = "stated size"
 """Name of a value without a field: width and height of the image, as its annotation states them."""
 UPRIGHT_VALUES = "values of the upright image"
 """Name of a value without a field: :attr:`packstore.sources.base.Sample.upright_values`."""
+_MARKS = {RELATIVE: "relative", STATED_SIZE: "stated_size", UPRIGHT_VALUES: "upright_values"}
+"""Attributes of :class:`packstore.sources.base.Sample` by the names of values without a field."""
 
 
 class NamedSample(NamedTuple):
@@ -81,18 +83,14 @@ class NamedSample(NamedTuple):
         values: Values as the user gave them, or after :meth:`Schema.to_plain`.
         nbytes: Estimated memory of the values.
         unified: Conversions of its images to the modes of their fields, see :data:`packstore.images.losses.UNIFIED`.
-        relative: Its value :data:`RELATIVE`.
-        stated_size: Its value :data:`STATED_SIZE`.
-        upright_values: Its value :data:`UPRIGHT_VALUES`.
+        marks: Its values without a field, by the attribute of :class:`packstore.sources.base.Sample`.
     """
 
     key: str | None
     values: dict[str, Any]
     nbytes: int
     unified: tuple[str, ...] = ()
-    relative: bool = False
-    stated_size: tuple[int, int] | None = None
-    upright_values: Mapping[str, Any] | None = None
+    marks: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -169,8 +167,7 @@ class Schema:
         - for the reasons of :func:`name_values`.
         """
         key, values = name_values(raw, self.positions, self.fields)
-        relative, stated_size = values.pop(RELATIVE, False) is True, values.pop(STATED_SIZE, None)
-        upright_values = values.pop(UPRIGHT_VALUES, None)
+        marks = {attribute: values.pop(name) for name, attribute in _MARKS.items() if name in values}
         if not self.picks and not values.keys() <= self.fields.keys():
             names = ", ".join(map(printable, sorted(map(str, values.keys() - self.fields.keys()))))
             raise ValueError(f"{names}: no such field; fields: {', '.join(map(printable, self.fields))}")
@@ -180,9 +177,7 @@ class Schema:
             if value is None and not field.optional and not (isinstance(field, Json) and name in values):
                 raise ValueError(f"{name}: no value; declare the field optional if samples may lack it")
             nbytes += nbytes_of(value)
-        return NamedSample(
-            key, by_field, nbytes, relative=relative, stated_size=stated_size, upright_values=upright_values
-        )
+        return NamedSample(key, by_field, nbytes, marks=marks)
 
     def to_plain(self, taken: NamedSample) -> NamedSample:
         """Converts values to plain types, which do not depend on the libraries that made them. Does not read files.
@@ -246,10 +241,7 @@ class Schema:
             except (ValueError, TypeError) as error:
                 raise FieldError(name, str(error)) from error
         image = values.pop(self.main)
-        sample = Sample(image, values, taken.key, unified=taken.unified)
-        return sample._replace(
-            relative=taken.relative, stated_size=taken.stated_size, upright_values=taken.upright_values
-        )
+        return Sample(image, values, taken.key, unified=taken.unified, **(taken.marks or {}))
 
     @cached_property
     def _field_types(self) -> tuple[tuple[str, Field, type | None], ...]:
@@ -285,10 +277,8 @@ class Schema:
         file."""
         try:
             return bytes(self._encoders[name](key, read_file_value(value, max_file_bytes(self.max_pixels)))[0])
-        except SampleError as error:
-            raise FieldError(name, error.reason, number) from error
-        except ValueError as error:
-            raise FieldError(name, str(error), number) from error
+        except (SampleError, ValueError) as error:
+            raise FieldError(name, getattr(error, "reason", str(error)), number) from error
 
     def _encode_further_image(self, name: str, key: str, value: Any) -> Any:
         """Encodes a further image, to the bytes of a file or to an array. Raises :class:`ValueError` for a bad image,
@@ -313,15 +303,8 @@ class Schema:
     def _to_class_numbers(self, name: str, value: Any) -> Any:
         """Converts a class name, or each name in a list, to its number; leaves other values unchanged. Raises
         :class:`ValueError` for an unknown name."""
-        if isinstance(self.fields[name], Label):
-            return self._to_class_number(name, value)
         if isinstance(value, (list, tuple)):
-            return [self._to_class_number(name, each) for each in value]
-        return value
-
-    def _to_class_number(self, name: str, value: Any) -> Any:
-        """Converts a class name to its number; leaves a number unchanged. Raises :class:`ValueError` for an unknown
-        name."""
+            return [self._to_class_numbers(name, each) for each in value]
         if not isinstance(value, str):
             return value
         numbers = self._numbers_by_class[name]
@@ -548,10 +531,9 @@ def _refuse_missing_encoding(
     if not main and asked not in (None, *_FURTHER):
         raise UsageError(f"{printable(name)}: of an image that is not the main one, the encoding is one of {_FURTHER}")
     if not is_file and asked in (None, "original"):
-        what = "PIL images" if is_pil(value) else f"pixels ({type(value).__name__})"
         dtype = parse_mode(field.mode or RGB.name).dtype
         how = f"encoding={dtype!r}" if main else f"fields={{…, {name!r}: packstore.Image({dtype!r})}}"
         raise UsageError(
-            f"{printable(name)}: the images come as {what}, not as files: choose {how} (the pixels, nothing lost) or "
-            "'jpeg' (smaller, and lossy); paths or bytes of image files are kept as they are"
+            f"{printable(name)}: the images come as pixels ({type(value).__name__}), not as files: choose {how} (the "
+            "pixels, nothing lost) or 'jpeg' (smaller, and lossy)"
         )

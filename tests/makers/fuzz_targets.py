@@ -52,7 +52,7 @@ from packstore.sources.exported import ExportedFiles
 from packstore.sources.flat import LabelledSource
 from packstore.sources.huggingface.columns import TableFacts, declare_columns
 from packstore.sources.huggingface.features import read_features
-from packstore.sources.huggingface.imagefolder import HfImageFolderSource
+from packstore.sources.huggingface.imagefolder import open_image_folder
 from packstore.sources.lmdbs.formats import parse_datum
 from packstore.sources.medical.dicom import DicomSource
 from packstore.sources.medical.nifti import NiftiSource
@@ -414,7 +414,7 @@ def _hf_imagefolder(data: bytes) -> None:
         (folder / name).unlink(missing_ok=True)
     name, _, content = data.partition(b"\n")
     (folder / next((each for each in _HF_FILES if each.encode() == name), _HF_FILES[0])).write_bytes(content)
-    with closing(HfImageFolderSource(folder, SourceOptions(max_pixels=1 << 16))) as source:
+    with closing(open_image_folder(folder, SourceOptions(max_pixels=1 << 16))) as source:
         source.survey()
         for entry in source.entries():
             with suppress(SampleError):
@@ -748,7 +748,7 @@ TARGETS = (
         "hf_imagefolder",
         _hf_imagefolder,
         (PackstoreError,),
-        ("huggingface/metadata.py", "huggingface/imagefolder.py", "huggingface/splits.py"),
+        ("table/reading.py", "huggingface/imagefolder.py", "huggingface/splits.py"),
         None,
         (
             b"file_name",

@@ -18,7 +18,6 @@ import packstore
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
-from packstore.sources.huggingface.metadata import ColumnValues
 from packstore.testing import SourceSuite
 from tests.makers.images import encode, tiny
 
@@ -148,15 +147,6 @@ def test_parquet(tmp_path: Path, out: Path) -> None:
     ]  # fmt: skip
 
 
-def test_values_of_any_depth_are_documents() -> None:
-    nested: list[Any] = []
-    for _ in range(5000):
-        nested = [nested]
-    seen = ColumnValues()
-    seen.add_value(nested, text=False)
-    assert seen.kinds == {"document"}
-
-
 def test_parquet_without_rows_beside_one_with_rows(tmp_path: Path, out: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     found = pa.table({"file_name": ["a.png"], "n": pa.array([3], pa.int16())})
@@ -243,6 +233,23 @@ def test_images_on_several_levels_have_no_labels(tmp_path: Path, out: Path) -> N
     assert not convert(tmp_path, out).manifest.has_column("label")
 
 
+def test_images_and_a_column_of_the_same_name(tmp_path: Path) -> None:
+    rows = jsonl({"file_name": "a.png", "x_file_name": "b.png", "x": "one"}, {"file_name": "b.png", "x": "two"})
+    write(tmp_path, {**images("a.png", "b.png"), "metadata.jsonl": rows})
+    with closing(open_source(tmp_path)) as source:
+        source.survey()
+        first, second = (source.read(each).values for each in source.entries())
+    assert (first["x"], second["x"], first["x_"], second["x_"]) == ("one", "two", tiny(1), None)
+
+
+def test_a_column_of_splits_is_kept_as_a_column(tmp_path: Path) -> None:
+    text = "file_name,split\n" + "".join(f"{n}.png,{'train' if n < 3 else 'test'}\n" for n in range(5))
+    write(tmp_path, {**images(*(f"{n}.png" for n in range(5))), "metadata.csv": text})
+    with closing(open_source(tmp_path)) as source:
+        assert source.survey().splits == {"": 5}
+        assert [source.read(each).values["split_"] for each in source.entries()][2:4] == ["train", "test"]
+
+
 def test_an_archive(tmp_path: Path, out: Path) -> None:
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
         for name, data in {**images("a.png", "b.png"), "metadata.csv": "file_name,n\na.png,1\nb.png,2\n"}.items():
@@ -264,7 +271,7 @@ def test_an_archive(tmp_path: Path, out: Path) -> None:
         ({"metadata.jsonl": jsonl({"file_name": 5})}, "expected a path"),
         ({"metadata.csv": "file_name,n\n,1\n"}, "no file_name"),
         ({"metadata.csv": "file_name,n,n\na.png,1,2\n"}, "a column twice"),
-        ({"metadata.csv": "file_name,n\na.png,1,2\n"}, "3 fields, the header has 2"),
+        ({"metadata.csv": "file_name,n\na.png,1,2\n"}, "3 fields, the first line has 2"),
         ({"metadata.csv": b"file_name,n\na.png,\xff\n"}, "line 2: not UTF-8"),
         ({"metadata.csv": "file_name\n"}, "no rows"),
         ({"metadata.jsonl": '{"file_name": "a.png"}\n{"file_'}, "line 2: not JSON"),

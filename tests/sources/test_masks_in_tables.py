@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from packstore import coco_masks
 from packstore.core.errors import AmbiguousSourceError, SampleError
 from packstore.sources import open_source
-from packstore.sources.table.columns import convert_runs
+from packstore.sources.table.boxes import convert_runs
 from tests.makers.annotated import fill, jpeg
 
 

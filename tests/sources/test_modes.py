@@ -70,7 +70,7 @@ def test_floating_point_is_declared(tmp_path: Path) -> None:
 def test_a_later_image_of_another_mode_is_a_bad_sample(tmp_path: Path) -> None:
     samples = [(BYTES[n % 6], 0) for n in range(6)] + [(COLOUR[0], 0)]
     fields: dict[str, Any] = {"image": packstore.Image(mode="L"), "label": "label"}
-    with pytest.raises(packstore.SampleError, match="found an image of 4 channels; expected mode L"):
+    with pytest.raises(packstore.SampleError, match="with 4 channels; expected mode L"):
         packstore.convert(samples, tmp_path / "s.lmdb", fields=fields, encoding="uint8")
 
 

@@ -150,7 +150,7 @@ def test_a_damaged_row_is_named(row: str, message: str, tmp_path: Path) -> None:
 
 
 def test_a_column_twice_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"fer\.csv: the header has a column twice"):
+    with pytest.raises(SourceError, match=r"fer\.csv, line 1: the header has a column twice"):
         open_source(fill(tmp_path, {"fer.csv": "label,label,pixels\n" + f"0,1,{' '.join(['7'] * 64)}\n"}))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from packstore import AmbiguousSourceError
 from packstore.sources import open_source
-from packstore.sources.huggingface.splits import IN_FOLDER, find_splits
+from packstore.sources.huggingface.splits import find_splits_of_folder
 from packstore.sources.splits import (
     SPLIT_ORDER,
     find_meanings,
@@ -83,7 +83,7 @@ def test_a_part_of_a_word_is_no_split(name: str) -> None:
 @pytest.mark.parametrize("name", ["dev", "eval", "valid", "testing", "train2017", "val-images"])
 def test_hugging_face_reads_what_datasets_reads(name: str) -> None:
     alias = {"train": "train", "val": "validation", "test": "test"}
-    assert find_splits(f"{name}/x", IN_FOLDER) == tuple(alias[meaning] for meaning in find_meanings(name))
+    assert find_splits_of_folder(f"{name}/x") == tuple(alias[meaning] for meaning in find_meanings(name))
 
 
 @pytest.mark.parametrize(

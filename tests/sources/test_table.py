@@ -581,14 +581,6 @@ def test_images_of_the_same_names_in_many_folders(tmp_path: Path) -> None:
     assert {name: each["score"] for name, each in found.items()} == {name: n for n, name in enumerate(names)}
 
 
-def test_columns_whose_names_are_changed_are_noted(tmp_path: Path) -> None:
-    lines = "file,Größe,Weight\n" + "".join(f"im{n:02}.png,{n}.5,{n}\n" for n in range(6))
-    with closing(open_source(make(tmp_path, range(6), {"labels.csv": lines}))) as source:
-        survey = source.survey()
-    assert {"gr__e", "weight"} <= {column.name for column in survey.columns}
-    assert survey.notes == ("columns whose names were changed: gr__e (Größe in labels.csv)",)
-
-
 def test_columns_without_a_name_beside_numbers(tmp_path: Path) -> None:
     lines = ",0,1,2\n" + "".join(f"im{n:02}.png,{n},5,{n + 0.5}\n" for n in range(6))  # as pandas writes an index
     found = rows(make(tmp_path, range(6), {"points.csv": lines}))
@@ -683,15 +675,6 @@ def test_paths_of_another_machine_go_by_their_ends(samples: int, tmp_path: Path)
     assert {name: each["age"] for name, each in found.items()} == {name: n for n, name in enumerate(names)}
 
 
-HIERARCHY = {
-    "LabelName": "/m/0bl9f",
-    "Subcategory": [
-        {"LabelName": "/m/1", "Subcategory": [{"LabelName": "/m/2"}], "Part": [{"LabelName": "/m/3"}]},
-        {"LabelName": "/m/4", "Subcategory": [{"LabelName": "/m/2"}]},
-    ],
-}
-
-
 def _open_images(root: Path, hierarchy: str) -> Path:
     head = "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\n"
     lines = [f"im{n:02},xclick,/m/{k + 1},1,0.25,0.5,0.5,1.0\n" for n in range(4) for k in range(n)]
@@ -700,20 +683,10 @@ def _open_images(root: Path, hierarchy: str) -> Path:
     return make(root, range(4), tables | {"bbox_labels_600_hierarchy.json": hierarchy})
 
 
-def test_boxes_of_open_images_have_the_classes_above_theirs(tmp_path: Path) -> None:
-    path = _open_images(tmp_path, json.dumps(HIERARCHY))
-    found = rows(path)
-    assert found["im03.png"]["labels"] == ["Animal", "Cat", "Tail"]
-    assert found["im03.png"]["parents"] == [["/m/0bl9f"], ["Animal", "/m/0bl9f", "Pet"], ["Animal", "/m/0bl9f"]]
+def test_boxes_of_open_images_have_the_names_of_their_classes(tmp_path: Path) -> None:
+    path = _open_images(tmp_path, "{}")
+    assert rows(path)["im03.png"]["labels"] == ["Animal", "Cat", "Tail"]
     assert left(path).get("not images (.json)") is None
-
-
-@pytest.mark.parametrize("text", ["[]", "{", "{}", '{"LabelName": "/m/1", "Subcategory": 5}', "[" * 100_000,
-                                  '{"LabelName": "a", "Part": [' * 80 + '{"LabelName": "b"}' + "]}" * 80])  # fmt: skip
-def test_a_hierarchy_that_is_wrong_is_said(text: str, tmp_path: Path) -> None:
-    path = _open_images(tmp_path, text)
-    with pytest.raises(SourceError, match=r"hierarchy\.json is not a hierarchy of classes"):
-        rows(path)
 
 
 def test_y_beside_x_is_no_label(tmp_path: Path) -> None:
@@ -724,7 +697,7 @@ def test_y_beside_x_is_no_label(tmp_path: Path) -> None:
 @pytest.mark.parametrize("samples", [4, 200])
 def test_a_table_of_images_goes_with_one_of_their_boxes(samples: int, tmp_path: Path) -> None:
     """Open Images: an image without a box is a sample with 0 boxes, and has what its own table says."""
-    path = _open_images(tmp_path, json.dumps(HIERARCHY))
+    path = _open_images(tmp_path, "{}")
     head = "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax\n"
     names = [f"im{n:02}" for n in range(samples)]
     make(path, [f"{name}.png" for name in names], {})

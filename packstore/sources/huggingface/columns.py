@@ -6,8 +6,8 @@ array.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from uuid import UUID
 
 import numpy as np
 
-from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import BOXES_ARE, Array, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.images.sniff import begins_like_image
@@ -29,8 +28,6 @@ Cells = Callable[[int], Any]
 """Function that returns the converted value of a row."""
 CellReader = Callable[[Any], Cells]
 """Function that makes the cells of an array."""
-_DTYPES = {**{name: name for name in ITEM_SIZE}, "halffloat": "float16", "float": "float32", "double": "float64"}
-"""Dtypes by the names of Arrow's types."""
 _COLOUR_TYPE, _GRAY_OR_PALETTE = 25, (0, 3)  # byte of a PNG, and its values for one channel
 _MAX_DEPTH = 32
 
@@ -68,20 +65,21 @@ class TableColumn:
     path: str | None = None
 
 
-class TableFacts(NamedTuple):
+@dataclass(slots=True)
+class TableFacts:
     """Facts about columns that only the whole tables show.
 
     Attributes:
         optional: Columns that may have rows without a value.
         negative: Columns of integers that may be below 0. In a column of classes, such a number means unknown.
-        pathless: Columns of files that have no paths.
+        with_paths: Columns of files that may have paths.
         classes: Column of texts that names the class of each row, and the names of all classes.
         objects: Column that holds boxes.
     """
 
-    optional: Collection[str] = ()
-    negative: Collection[str] = ()
-    pathless: Collection[str] = ()
+    optional: set[str] = field(default_factory=set)
+    negative: set[str] = field(default_factory=set)
+    with_paths: set[str] = field(default_factory=set)
     classes: tuple[str, tuple[str, ...]] | None = None
     objects: ObjectColumn | None = None
 
@@ -106,13 +104,16 @@ def _to_text(scalar: Any) -> str | None:
     return None if (value := to_json(scalar)) is None else str(value)
 
 
-def _to_vector(scalar: Any) -> Any:
-    """Converts a list of numbers to a NumPy array; null becomes None. Raises :class:`ValueError` for a null in it."""
+def flatten_numbers(scalar: Any) -> Any:
+    """Converts lists of numbers, also nested ones, to a NumPy array of one axis; null becomes None. Raises
+    :class:`ValueError` for a null in them, and for other values than numbers."""
     values = scalar.values
+    while values is not None and not values.null_count and is_list(values.type):
+        values = values.flatten()
     if values is None:
         return None
-    if values.null_count:
-        raise ValueError(f"{values.null_count} of the {len(values)} numbers in a list are null")
+    if values.null_count or not hf.is_number(values.type):
+        raise ValueError(f"its lists hold a null, or other values than numbers: {values.type}")
     return values.to_numpy(zero_copy_only=False)
 
 
@@ -196,20 +197,6 @@ def _later_files_cells(array: Any) -> Cells:
     return lambda row: None if (files := cells(row)) is None else files[1:]
 
 
-def _class_name_reader(names: Sequence[str]) -> CellReader:
-    """Returns a reader of cells that convert a class name to its number, and keep None. They raise :class:`ValueError`
-    for another name."""
-    numbers: dict[str | None, int | None] = {None: None, **{name: number for number, name in enumerate(names)}}
-
-    def number(scalar: Any) -> int | None:
-        name = scalar.as_py()
-        if name not in numbers:
-            raise ValueError(f"{printable(str(name))!r} is not one of the classes: its table has changed")
-        return numbers[name]
-
-    return scalar_cells(number)
-
-
 def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
     """Returns a reader of cells that convert nested lists to a NumPy array of ``shape`` and ``dtype``; null becomes
     None.
@@ -219,21 +206,9 @@ def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
     """
 
     def numbers(scalar: Any) -> Any:
-        value = scalar.as_py()
-        try:
-            cell = None if value is None else np.array(value, dtype).reshape(shape)
-        except TypeError:
-            raise ValueError(f"its lists hold a null, or other values than {dtype}") from None
-        if cell is not None and cell.dtype.kind == "f" and np.isnan(cell).any() and _has_null(value):
-            raise ValueError("its lists hold a null")  # of which NumPy makes NaN
-        return cell
+        return None if flatten_numbers(scalar) is None else np.array(scalar.as_py(), dtype).reshape(shape)
 
     return scalar_cells(numbers)
-
-
-def _has_null(values: Sequence[Any]) -> bool:
-    """Tells if nested lists hold None."""
-    return any(_has_null(each) if isinstance(each, list) else each is None for each in values)
 
 
 def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) -> list[TableColumn]:
@@ -265,7 +240,7 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
     if is_first_of_list:  # a record needs a main image
         declared[main] = (Image(), _first_file_cells)
         further = take_name(f"further_{main}")
-        path = None if main in facts.pathless else take_name(f"{further}_paths")
+        path = take_name(f"{further}_paths") if main in facts.with_paths else None
         columns.append(TableColumn(further, main, Images(), _later_files_cells, path))
     if objects is not None:
         parts = objects.declare_parts(names[objects.column], used, objects.column in facts.optional)
@@ -279,10 +254,10 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
             cells = _converting_reader(objects.rest_of)
         elif objects is not None and not objects.boxes and name == objects.labels:
             field = Labels(objects.classes, of=names[objects.column])
-            cells = _converting_reader(objects.labels_of)
+            cells = python_cells
         path, is_list_of_files = None, isinstance(field, Images)
         has_files = is_file_struct(schema.field(name).type) or is_list_of_files or (is_first_of_list and name == main)
-        if has_files and name not in facts.pathless:
+        if has_files and name in facts.with_paths:
             wanted = "path" if name == main else f"{names[name]}_path"
             path = take_name(f"{wanted}s" if is_list_of_files else wanted)
         missing = name in facts.optional or (isinstance(field, Label) and name in facts.negative)
@@ -297,16 +272,11 @@ def _converting_reader(convert: Callable[[Any], Any]) -> CellReader:
     return scalar_cells(lambda scalar: convert(to_json(scalar)))
 
 
-def declare_column(name: str, array: Any, feature: Any = None) -> tuple[Field, Cells]:
-    """Chooses the field of a column of values beside image files. Returns the field, and a function that converts a row
-    of ``array`` by its number.
-
-    Raises :class:`ValueError` for bytes, and for a type that no field holds.
-    """
-    if hf.is_binary(array.type) or is_file_struct(array.type):
-        raise ValueError(f"{printable(name)} holds bytes, expected values of the files that other columns name")
-    field, cells = _declare_column(name, array.type, feature, array, TableFacts(negative=(name,)))
-    return field, cells(array)
+def declare_plain_column(name: str, type: Any, feature: Any) -> Field:
+    """Chooses the field of a column without files by its type and feature. Raises :class:`ValueError` for bytes, and
+    for a type that no field holds."""
+    refuse_bytes(type)
+    return _declare_column(name, type, feature, None, TableFacts())[0]
 
 
 def find_box_column(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | None:
@@ -380,10 +350,10 @@ def _declare_column(
         names = hf.drop_repeated_names(name, hf.class_names(feature))
         return Label(names), scalar_cells(_to_class_number) if name in facts.negative else python_cells
     if hf.is_number(type):
-        return Array(_DTYPES[str(type)]), python_cells
+        return Array(hf.DTYPES[str(type)]), python_cells
     if hf.is_text(type):
         if facts.classes is not None and name == facts.classes[0]:
-            return Label(facts.classes[1]), _class_name_reader(facts.classes[1])
+            return Label(facts.classes[1]), python_cells
         return Text(), python_cells
     if types.is_temporal(type) or types.is_decimal(type):
         return Text(), scalar_cells(_to_text)
@@ -393,10 +363,12 @@ def _declare_column(
     if is_list(type) and hf.is_number(type.value_type):
         item, inner = type.value_type, hf.item_feature(feature)
         if types.is_integer(item) and hf.feature_type(inner) == "ClassLabel":
-            return Labels(hf.drop_repeated_names(name, hf.class_names(inner)), of=False), scalar_cells(_to_vector)
+            return Labels(hf.drop_repeated_names(name, hf.class_names(inner)), of=False), scalar_cells(flatten_numbers)
         fixed = bool(types.is_fixed_size_list(type))
-        return Array(_DTYPES[str(item)], (type.list_size,) if fixed else (), ragged=not fixed), scalar_cells(_to_vector)
-    _refuse_non_json(type)
+        return Array(hf.DTYPES[str(item)], (type.list_size,) if fixed else (), ragged=not fixed), scalar_cells(
+            flatten_numbers
+        )
+    refuse_bytes(type)
     if not boxes:
         hf.warn_of_lost_names(name, feature)
     return Json(), scalar_cells(to_json)
@@ -424,7 +396,7 @@ def _find_first_file(values: Iterable[Any]) -> bytes:
 
 def _read_array_shape(feature: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
     """Reads shape and dtype from the feature of an array. Raises :class:`ValueError` if either is invalid."""
-    shape, dtype = feature.get("shape"), _DTYPES.get(str(feature.get("dtype")))
+    shape, dtype = feature.get("shape"), hf.DTYPES.get(str(feature.get("dtype")))
     if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape) or dtype is None:
         raise ValueError(f"its shape {shape!r:.80} and dtype {feature.get('dtype')!r:.80} are not those of an array")
     return tuple(shape), dtype
@@ -441,11 +413,11 @@ def _holds_image_lists(type: Any, feature: Any, array: Any) -> bool:
     return begins_like_image(_find_first_file(each for row in range(len(array)) for each in cells(row) or ())[:16])
 
 
-def _refuse_non_json(type: Any, depth: int = 0) -> None:
+def refuse_bytes(type: Any, depth: int = 0) -> None:
     """Raises :class:`ValueError` for a type that JSON cannot hold: bytes, or more than 32 levels."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"is nested more than {_MAX_DEPTH} levels deep")
     if hf.is_binary(type):
         raise ValueError("holds files in structs, or in lists of other files than images: write them one a column")
     for number in range(type.num_fields):
-        _refuse_non_json(type.field(number).type, depth + 1)
+        refuse_bytes(type.field(number).type, depth + 1)

@@ -12,25 +12,25 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from packstore.core.column import CROWD, is_crowd_name
-from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.column import CROWD, ITEM_SIZE, is_crowd_name
+from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Boxes, Field, Labels
 from packstore.core.plainjson import load_json
-from packstore.sources.boxes import BOX_NAMES, CONVENTIONS, LABEL_NAMES, NOT_CONVERTED, BoxConventionCounter
+from packstore.sources.boxes import BOX_NAMES, LABEL_NAMES
 from packstore.sources.columns import is_label_name, make_column_names, name_words
 
 _log = logging.getLogger(__name__)
 
 _OTHER_FILES = ("Audio", "Video", "Pdf", "Nifti")
 """Features whose files are stored as those of images are."""
-_MAX_BYTES, _MAX_DEPTH = 64 << 20, 32
+_MAX_BYTES = 64 << 20
+DTYPES = {**{name: name for name in ITEM_SIZE}, "halffloat": "float16", "float": "float32", "double": "float64"}
+"""Dtypes by the names of Arrow's types."""
 
 ValueKind = str | dict[str, str]
 """Kind of a column for :func:`find_object_column`: ``boxes`` for lists of boxes, ``numbers`` for lists of integers,
@@ -53,31 +53,22 @@ def pyarrow_errors() -> tuple[type[Exception], ...]:
 
 def is_list(type: Any) -> bool:
     """Tells if a type is a list, of fixed size or not. Views of lists do not count."""
-    types = load_pyarrow("pyarrow.types")
-    return bool(types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type))
+    return str(type).startswith(("list<", "large_list<", "fixed_size_list<"))
 
 
 def is_text(type: Any) -> bool:
     """Tells if a type is a string: small, large or a view."""
-    types = load_pyarrow("pyarrow.types")
-    return bool(types.is_string(type) or types.is_large_string(type) or str(type) == "string_view")
+    return str(type) in ("string", "large_string", "string_view")
 
 
 def is_binary(type: Any) -> bool:
     """Tells if a type is bytes: small, large, of fixed size or a view."""
-    types = load_pyarrow("pyarrow.types")
-    return bool(
-        types.is_binary(type)
-        or types.is_large_binary(type)
-        or types.is_fixed_size_binary(type)
-        or str(type) == "binary_view"
-    )
+    return str(type).startswith(("binary", "large_binary", "fixed_size_binary["))
 
 
 def is_number(type: Any) -> bool:
     """Tells if a type is a boolean, an integer or a floating-point number; decimals do not count."""
-    types = load_pyarrow("pyarrow.types")
-    return bool(types.is_boolean(type) or types.is_integer(type) or types.is_floating(type))
+    return str(type) in DTYPES
 
 
 def is_file_struct(type: Any) -> bool:
@@ -165,12 +156,9 @@ def is_image_column(type: Any, feature: Any, *, only_files: bool) -> bool:
 
 
 def warn_of_lost_names(column: str, feature: Any) -> None:
-    """Logs a warning for each nested list of class names that a JSON column does not keep."""
-    for path, names in _find_class_names(feature):
-        _log.warning(
-            "%s: the numbers in %s are kept without the names of their classes: %s",
-            *(printable(column), printable(path), ", ".join(map(printable, names[:5]))),
-        )
+    """Logs a warning for a JSON column whose feature has names of classes, which JSON does not keep."""
+    if "'ClassLabel'" in repr(feature):
+        _log.warning("%s: its numbers are kept without the names of their classes", printable(column))
 
 
 def drop_repeated_names(column: str, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -182,20 +170,6 @@ def drop_repeated_names(column: str, names: tuple[str, ...] | None) -> tuple[str
         "%s: %r is the name of two classes: they are packed as numbers alone", printable(column), printable(repeated)
     )
     return None
-
-
-def _find_class_names(feature: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields the path and the names of each ``ClassLabel`` within a feature, at most 32 levels deep."""
-    names = class_names(feature)
-    if names is not None:
-        yield path, names
-    elif depth < _MAX_DEPTH:
-        inner = item_feature(feature)
-        if inner is not None:
-            yield from _find_class_names(inner, path, depth + 1)
-        elif isinstance(feature, dict) and not feature_type(feature):
-            for name, each in feature.items():
-                yield from _find_class_names(each, f"{path}.{name}" if path else str(name), depth + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,34 +196,29 @@ class ObjectColumn:
     has_rest: bool = False
     convention: str = ""
 
-    def boxes_of(self, value: Any) -> Any:
-        """Returns the boxes in the value of a row, as they are in the table; None if it has none."""
-        return _collect_member(value, self.boxes) if self.boxes else value
+    @property
+    def box_name(self) -> str:
+        """Name of the column of boxes in :meth:`expand`."""
+        return self._name_member(self.boxes)
 
-    def labels_of(self, value: Any) -> list[int] | None:
-        """Returns the class numbers in the value of a row; None if it has none. Converts names by :attr:`classes`.
+    @property
+    def label_name(self) -> str:
+        """Name of the column of classes in :meth:`expand`."""
+        return self._name_member(self.labels) if self.boxes else self.labels
 
-        ``value``: the row's objects; without objects, the value of the column of labels. Raises :class:`ValueError` for
-        an unknown name, and for anything but a class number.
-        """
-        labels = _collect_member(value, self.labels) if self.boxes else value
-        if labels is None:
-            return None
-        if not self.named:
-            wrong = next((f"{each!r:.40}" for each in labels if type(each) is not int or each < 0), None)
-            if wrong is not None:
-                raise ValueError(f"{wrong} is no class number")
-            return [*labels]
-        numbers = {name: number for number, name in enumerate(self.classes or ())}
-        unknown = next((str(each) for each in labels if each not in numbers), None)
-        if unknown is not None:
-            raise ValueError(f"{printable(unknown)!r} is not one of the classes: its table has changed")
-        return [numbers[each] for each in labels]
+    def _name_member(self, member: str) -> str:
+        """Returns the name of a member of the objects as a column of its own; that of the column for ``""``."""
+        return f"{self.column}.{member}" if member else self.column
 
-    def crowds_of(self, value: Any) -> list[int] | None:
-        """Returns 1 for each crowd region among the objects of a row, and 0 for other objects; None without objects."""
-        flags = _collect_member(value, self.crowds)
-        return None if flags is None else [int(flag in (1, True)) for flag in flags]
+    def expand(self, cells: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the cells of a row, with boxes, classes and crowd flags of its objects as columns of their own."""
+        if not self.boxes:
+            return dict(cells)
+        value, members = cells.get(self.column), filter(None, (self.boxes, self.labels, self.crowds))
+        own = {self._name_member(member): _collect_member(value, member) for member in members}
+        left = self.rest_of(value)
+        rest = {self.column: left} if self.has_rest or any(left if isinstance(left, list) else left or ()) else {}
+        return {name: each for name, each in cells.items() if name != self.column} | own | rest
 
     def rest_of(self, value: Any) -> Any:
         """Returns the objects of a row without boxes and labels; None stays None."""
@@ -267,85 +236,21 @@ class ObjectColumn:
         ``taken``.
         """
         if not self.boxes:
-            return {name: (Boxes(optional=optional), self.boxes_of)}
-        functions = {"boxes": (self.boxes, self.boxes_of), "labels": (self.labels, self.labels_of)}
-        functions[CROWD] = (self.crowds, self.crowds_of)
-        names = make_column_names([part for part, (there, _) in functions.items() if there], taken)
+            return {name: (Boxes(optional=optional), lambda value: value)}
+        members = {"boxes": self.boxes, "labels": self.labels, CROWD: self.crowds}
+        names = make_column_names([part for part, member in members.items() if member], taken)
         fields: dict[str, Field] = {
             "boxes": Boxes(optional=optional),
             "labels": Labels(self.classes, of=names["boxes"], optional=optional),
             CROWD: Labels(of=names["boxes"], optional=optional),
         }
-        return {own: (fields[part], functions[part][1]) for part, own in names.items()}
+        return {own: (fields[part], partial(self._read_part, part, members[part])) for part, own in names.items()}
 
-
-@dataclass(slots=True)
-class ObjectFacts:
-    """Facts about all objects of a dataset, which decide their convention and their classes.
-
-    Attributes:
-        found: The column.
-        ranges: Counts of the boxes that contradict each convention.
-        names: Names of its classes, if its labels are names.
-        fits: Each box has four numbers and, if there are labels, one label.
-    """
-
-    found: ObjectColumn
-    ranges: BoxConventionCounter = field(default_factory=BoxConventionCounter)
-    names: set[str] = field(default_factory=set)
-    fits: bool = True
-
-    def add_row(self, value: Any, labels: Any, sides: tuple[Any, Any] | None) -> None:
-        """Updates the facts by a row. For a box of other than four numbers, only sets :attr:`fits` to False.
-
-        Args:
-            value: Value of the column.
-            labels: Value of the column of labels; not used if objects hold the labels.
-            sides: Width and height of the image; None if unknown. Values that are no sides count as unknown.
-        """
-        boxes = self.found.boxes_of(value) or []
-        if any(box is None or len(box) != 4 or None in box for box in boxes):
-            self.fits = False
-            return
-        known = sides is not None and all(type(each) is int and 0 < each < 1 << 31 for each in sides)
-        image_sizes = np.array([sides] * len(boxes), np.float64) if known else None
-        try:
-            corners = np.array(boxes, np.float64).reshape(-1, 4)
-        except OverflowError:  # JSON has whole numbers of any size
-            self.fits = False
-            return
-        self.ranges.count_boxes(corners, image_sizes)
-        if self.found.labels:
-            classes = _collect_member(value, self.found.labels) if self.found.boxes else labels
-            self.fits &= len(classes or ()) == len(boxes)
-            if self.found.named:
-                self.names.update(each for each in classes or () if each is not None)
-
-    def decide_convention(self, convention: str | None, path: Path) -> ObjectColumn | None:
-        """Returns the column with its convention: that of the user, or the only one that the boxes fit.
-
-        Returns None if :attr:`fits` is False, the column holds no boxes, or ``convention`` is ``json``. Raises
-        :class:`AmbiguousSourceError` if ``convention`` is None, and the boxes fit several conventions or none.
-
-        Args:
-            convention: Convention that the user names; None for none.
-            path: Path of the source, for messages.
-        """
-        if convention == NOT_CONVERTED or not self.fits or not self.ranges.count:
-            return None
-        objects = replace(self.found, classes=tuple(sorted(self.names))) if self.found.named else self.found
-        possible = self.ranges.possible_conventions()
-        if convention is None and len(possible) != 1:
-            shown = printable(f"{objects.column}.{objects.boxes}" if objects.boxes else objects.column)
-            choices = possible or CONVENTIONS[:3]
-            fitting = f"could be {' or '.join(choices)}" if possible else "fit no convention"
-            raise AmbiguousSourceError(
-                f"{printable(str(path))}: the {self.ranges.count:,} boxes in {shown} {fitting}: say which with "
-                f"--layout, or keep them as JSON, which no loader moves with its image, with --layout {NOT_CONVERTED}",
-                [Answer(("--layout", each)) for each in (*choices, NOT_CONVERTED)],
-                path,
-            )
-        return replace(objects, convention=convention or possible[0])
+    @staticmethod
+    def _read_part(part: str, member: str, value: Any) -> Any:
+        """Returns the values of a member in the objects of a row; 0 and 1 for flags of crowds. None without objects."""
+        values = _collect_member(value, member)
+        return [int(flag in (1, True)) for flag in values] if part == CROWD and values is not None else values
 
 
 def find_object_column(columns: Mapping[str, ValueKind]) -> ObjectColumn | None:
@@ -395,13 +300,14 @@ def classify_value(value: Any) -> ValueKind | None:
 
     Returns None if the kind is open, as for an empty list.
     """
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        members: dict[str, list[Any]] = {}
+        for item in value:
+            for name, each in item.items():
+                members.setdefault(name, []).append(each)
+        value = members
     if isinstance(value, dict):
         return {name: kind for name, each in value.items() if isinstance(kind := _classify_list(each), str)}
-    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        members: ValueKind | None = None
-        for item in value:
-            members = merge_kinds(members, {name: _classify_item(each) for name, each in item.items()})
-        return members
     return _classify_list(value)
 
 

@@ -6,7 +6,6 @@ splits, ``state.json`` the files of a split. These have Arrow's IPC format, as s
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +25,7 @@ from packstore.sources.huggingface import columns as hf_columns
 from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface import splits as hf_splits
 from packstore.sources.huggingface.columns import CellReader, Cells, TableColumn, TableFacts
-from packstore.sources.huggingface.tables import HfTableSource, OpenTable, RowGroup, TableOverview, leads_outside
+from packstore.sources.huggingface.tables import HfTableSource, OpenTable, RowGroup, leads_outside
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.records import read_index
 from packstore.sources.refusals import first_bytes
@@ -43,8 +42,8 @@ _MAX_STATE = 16 << 20
 class _ArrowFile(OpenTable):
     """Arrow file mapped into memory: only rows that are read take memory.
 
-    Opening raises :class:`ValueError` for a stream with dictionary-encoded columns. A read beyond the end of a mapped
-    file ends the process. Therefore the size of the file is checked again before reads.
+    A read beyond the end of a mapped file ends the process. Therefore the size of the file is checked again before
+    reads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,41 +52,24 @@ class _ArrowFile(OpenTable):
         self._file = self._pa.memory_map(str(path))
         try:
             self._is_stream = self._size == 0 or first_bytes(path, len(_ARROW)) != _ARROW
+            self._base = self._file.read_buffer(1).address
+            self._file.seek(0)
             self._reader = (self._ipc.open_stream if self._is_stream else self._ipc.open_file)(self._file)
-            self._schema = self._reader.schema
-            if self._is_stream and any(self._pa.types.is_dictionary(type) for type in self._schema.types):
-                raise ValueError("has dictionary-encoded columns in a stream, which packstore does not read")
+            self.schema = self._reader.schema
         except BaseException:
             self._file.close()
             raise
-        position = self._file.tell()
-        self._file.seek(0)
-        self._base = self._file.read_buffer(1).address
-        self._file.seek(position)
 
     @cached_property
-    def _batch_starts(self) -> Sequence[int]:
-        """Positions of a stream's record batches; the numbers of a file's."""
-        if not self._is_stream:
-            return range(self._reader.num_record_batches)
-        starts = array("q")
-        while True:
-            self.require_readable()
-            position = self._file.tell()
-            try:
-                self._reader.read_next_batch()
-            except StopIteration:
-                return starts
-            starts.append(position)
-
-    def _read_batch(self, start: int) -> Any:
-        """Reads a record batch at one of :attr:`_batch_starts`. Raises :class:`ValueError` if the file became
-        shorter."""
+    def _batches(self) -> Sequence[Any]:
+        """Record batches of a stream, in the mapped memory; numbers of those of a file."""
         self.require_readable()
-        if not self._is_stream:
-            return self._reader.get_batch(start)
-        self._file.seek(start)
-        return self._ipc.read_record_batch(self._ipc.read_message(self._file), self._schema)
+        return [*self._reader] if self._is_stream else range(self._reader.num_record_batches)
+
+    def _read_batch(self, number: int) -> Any:
+        """Returns a record batch. Raises :class:`ValueError` if the file became shorter."""
+        self.require_readable()
+        return self._batches[number] if self._is_stream else self._reader.get_batch(number)
 
     def require_readable(self) -> None:
         """Raises :class:`ValueError` if the file has become shorter since it was opened."""
@@ -95,48 +77,45 @@ class _ArrowFile(OpenTable):
         if size < self._size:
             raise ValueError(f"{printable(str(self._path))} was cut from {self._size} to {size} bytes meanwhile")
 
-    def read_overview(self) -> TableOverview:
-        """Reads all record batches, without checking their values; each is a group of the overview. Finds the columns
+    def read_groups(self, facts: TableFacts) -> list[RowGroup]:
+        """Reads all record batches, without checking their values; each is a group. Finds the columns
         with nulls, paths and negative labels."""
-        overview = TableOverview(self._schema)
-        features = hf.read_features(self._schema)
-        for batch in map(self._read_batch, self._batch_starts):
+        groups = []
+        features = hf.read_features(self.schema)
+        for batch in map(self._read_batch, range(len(self._batches))):
             batch.validate()
-            columns = dict(zip(self._schema.names, batch.columns, strict=True))
+            columns = dict(zip(self.schema.names, batch.columns, strict=True))
             for name, column in columns.items():
-                self._summarise_column(overview, name, column, features.get(name))
-            overview.groups.append(RowGroup(len(batch), {name: column.nbytes for name, column in columns.items()}))
-        return overview
+                self._summarise_column(facts, name, column, features.get(name))
+            groups.append(RowGroup(len(batch), {name: column.nbytes for name, column in columns.items()}))
+        return groups
 
-    def _summarise_column(self, overview: TableOverview, name: str, column: Any, feature: Any) -> None:
-        """Adds a column to the sets of an overview if its array has nulls, paths or negative labels."""
+    def _summarise_column(self, facts: TableFacts, name: str, column: Any, feature: Any) -> None:
+        """Adds a column to the facts if its array has nulls, paths or negative labels."""
         parts = {}
         inner = column.flatten() if hf.is_list(column.type) else column
         if self._pa.types.is_struct(inner.type):
             parts = {inner.type.field(n).name: part for n, part in enumerate(inner.flatten())}
         has_files = parts.keys() <= {"bytes", "path"} and "bytes" in parts
         if column.null_count or (has_files and parts["bytes"].null_count):
-            overview.optional.add(name)
+            facts.optional.add(name)
         if "path" in parts and parts["path"].null_count < len(inner):
-            overview.with_paths.add(name)
+            facts.with_paths.add(name)
         if hf.is_label(name, column.type, feature):
             least = hf.load_pyarrow("pyarrow.compute").min(column).as_py()
             if least is not None and least < 0:
-                overview.negative.add(name)
+                facts.negative.add(name)
 
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
-        """Yields the record batch ``group``, validated, as a whole: ``rows`` has no effect.
-
-        The first call for a stream reads all batches to find their positions. Raises :class:`ValueError` if the file
-        became shorter.
-        """
-        batch = self._read_batch(self._batch_starts[group])
+        """Yields the record batch ``group``, validated, as a whole: ``rows`` has no effect. Raises :class:`ValueError`
+        if the file became shorter."""
+        batch = self._read_batch(group)
         batch.validate(full=True)
         yield batch
 
     def read_column(self, name: str) -> Iterator[Any]:
         """Yields a column's array of each record batch."""
-        return (self._read_batch(start).column(name) for start in self._batch_starts)
+        return (self._read_batch(number).column(name) for number in range(len(self._batches)))
 
     def locate(self, address: int) -> Location | None:
         """Converts a memory address to a place in the mapped file; None outside of it."""
@@ -145,6 +124,7 @@ class _ArrowFile(OpenTable):
 
     def close(self) -> None:
         """Closes the file; rows that were read stay valid."""
+        self.__dict__.pop("_batches", None)
         self._reader = None
         self._file.close()
 
@@ -160,13 +140,14 @@ class _ParquetFile(OpenTable):
         # Without a buffer pyarrow reads whole column chunks; with prefetching, all chunks of a row group.
         buffer_size = _BUFFER if large else 0
         self._file = parquet.ParquetFile(path, metadata=metadata, buffer_size=buffer_size, pre_buffer=False)
+        self.schema = self._file.schema_arrow
 
-    def read_overview(self) -> TableOverview:
-        """Summarises the table from the file's metadata. Reads a column of lists if its statistics do not exclude
+    def read_groups(self, facts: TableFacts) -> list[RowGroup]:
+        """Returns the row groups from the file's metadata. Reads a column of lists if its statistics do not exclude
         nulls."""
         metadata = self._file.metadata
-        overview = TableOverview(self._file.schema_arrow)
-        names = sorted(overview.schema.names, key=len, reverse=True)
+        groups = []
+        names = sorted(self.schema.names, key=len, reverse=True)
         leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
         tops = [next((n for n in names if leaf.path == n or leaf.path.startswith(f"{n}.")), "") for leaf in leaves]
         for number in range(metadata.num_row_groups):
@@ -174,18 +155,18 @@ class _ParquetFile(OpenTable):
             nbytes: dict[str, int] = dict.fromkeys(names, 0)
             for place, (leaf, top) in enumerate(zip(leaves, tops, strict=True)):
                 nbytes[top] = nbytes.get(top, 0) + group.column(place).total_uncompressed_size
-                self._summarise_chunk(overview, number, leaf, top, group.column(place))
-            overview.groups.append(RowGroup(group.num_rows, nbytes))
-        return overview
+                self._summarise_chunk(facts, number, leaf, top, group.column(place))
+            groups.append(RowGroup(group.num_rows, nbytes))
+        return groups
 
-    def _summarise_chunk(self, overview: TableOverview, group: int, leaf: Any, top: str, chunk: Any) -> None:
-        """Adds a column to an overview's sets if a chunk may have nulls, paths or negative numbers. Decides by
+    def _summarise_chunk(self, facts: TableFacts, group: int, leaf: Any, top: str, chunk: Any) -> None:
+        """Adds a column to the facts if a chunk may have nulls, paths or negative numbers. Decides by
         statistics.
 
         Reads a chunk of lists if its statistics do not exclude nulls.
 
         Args:
-            overview: Summary of the table; changed.
+            facts: Facts about the columns; changed.
             group: Number of the row group.
             leaf: The chunk's column in Parquet's schema: ``top`` or a part of it.
             top: Name of the column.
@@ -195,21 +176,21 @@ class _ParquetFile(OpenTable):
         nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
         if leaf.path in (f"{top}.path", f"{top}.list.element.path", f"{top}.list.item.path"):
             if nulls is None or nulls < chunk.num_values:
-                overview.with_paths.add(top)
+                facts.with_paths.add(top)
         elif (
             leaf.max_definition_level
             and nulls != 0
-            and top not in overview.optional
+            and top not in facts.optional
             # For lists, the statistics also count empty ones.
             and (not leaf.max_repetition_level or any(each.null_count for each in self.read_column(top, [group])))
         ):
-            overview.optional.add(top)
+            facts.optional.add(top)
         # Times are INT64, too, and pyarrow does not convert nanoseconds to Python's times.
         is_number = str(leaf.physical_type).startswith("INT") and leaf.logical_type.type in ("NONE", "INT")
         if is_number and top == leaf.path:
             least = statistics.min if statistics is not None and statistics.has_min_max else -1
             if isinstance(least, int) and least < 0:
-                overview.negative.add(top)
+                facts.negative.add(top)
 
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
         """Yields batches of at most ``rows`` rows; None sets no such limit.
@@ -249,28 +230,14 @@ class ArrowSource(HfTableSource):
             yield "", self.path
             return
         named = self.path / _DATASET_DICT
-        splits: Any = [""]
-        if named.is_file():
-            splits = read_index(named, _MAX_STATE).get("splits")
-            if not isinstance(splits, list) or any(
-                not isinstance(each, str) or not each or leads_outside(each) for each in splits
-            ):
-                raise SourceError(f"{printable(str(named))} has no usable list of splits")
-        for split in splits:
+        for split in _read_names(named, "splits") if named.is_file() else [""]:
             place = self.path / split / _STATE
-            state = read_index(place, _MAX_STATE)
-            if state.get("_indices_data_files"):
+            if read_index(place, _MAX_STATE).get("_indices_data_files"):
                 raise SourceError(
                     f"{printable(str(place.parent))} has indices of an older version of datasets: flatten and save it "
                     "again"
                 )
-            files = state.get("_data_files")
-            if not isinstance(files, list) or not all(isinstance(each, dict) for each in files):
-                raise SourceError(f"{printable(str(place))} names no data files")
-            for each in files:
-                name = each.get("filename")
-                if not isinstance(name, str) or leads_outside(name):
-                    raise SourceError(f"{printable(str(place))} names a file outside its folder")
+            for name in _read_names(place, "_data_files"):
                 yield split, place.parent / name
 
     def files(self) -> Iterator[Path]:
@@ -282,6 +249,19 @@ class ArrowSource(HfTableSource):
     def open_table(self, path: Path) -> OpenTable:
         """Opens an Arrow file. Raises one of the exceptions in :func:`pyarrow_errors` if it is damaged."""
         return _ArrowFile(path)
+
+
+def _read_names(index: Path, member: str) -> list[str]:
+    """Reads the names in a list of a JSON file: texts, or objects with ``filename``. Raises :class:`SourceError` for
+    any other content, and for a name that leads out of the folder."""
+    items = read_index(index, _MAX_STATE).get(member)
+    names = []
+    for each in items if isinstance(items, list) else [None]:
+        name = each.get("filename") if isinstance(each, dict) else each
+        if not isinstance(name, str) or not name or leads_outside(name):
+            raise SourceError(f"{printable(str(index))} has no usable list {member} of names within its folder")
+        names.append(name)
+    return names
 
 
 def _recognise_arrow(path: Path, options: SourceOptions) -> Certainty:
@@ -412,14 +392,10 @@ def _choose_cell_reader(column: Column) -> CellReader:
         return lambda array: _number_cells(array, dtype)
 
     def numbers(scalar: Any) -> Any:
-        values = scalar.values
+        values = hf_columns.flatten_numbers(scalar)
         if values is None:
             return None
-        while values.type.num_fields:
-            values = values.flatten()
-        if values.null_count:
-            raise ValueError(f"{column.name}: {values.null_count} numbers of a list are null")
-        cell = values.to_numpy(zero_copy_only=False).reshape((-1, *column.shape) if ragged else column.shape)
+        cell = values.reshape((-1, *column.shape) if ragged else column.shape)
         # Boxes are kept unchecked, as they were in the store.
         return StoredBytes(cell.tobytes()) if ragged and column.classes is None and cell.dtype == dtype else cell
 

@@ -2,264 +2,193 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import xxhash
-
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Array, Field, Image, Images, Json, Label, Labels, Mask
-from packstore.sources.archives import open_tree
+from packstore.core.fields import Field, Image, Images, Label, Mask
+from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import infer_mask_field, join
-from packstore.sources.boxes import NOT_CONVERTED, to_corners
-from packstore.sources.columns import make_column_names
+from packstore.sources.beside import clean_path, join
 from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface import splits as hf_splits
-from packstore.sources.huggingface.metadata import FILES, MetadataRow, has_file_names, names_lists, read_metadata
 from packstore.sources.huggingface.splits import CARD, Card
-from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
-from packstore.sources.schema import RELATIVE
 from packstore.sources.splits import lower_known_split
-from packstore.sources.values import looks_like_mask
+from packstore.sources.table import TableSource, number_splits
+from packstore.sources.table.finding import KindCounter, Table
+from packstore.sources.table.images import NamedRow, Naming
+from packstore.sources.table.reading import TableRow, declare_parquet, read_table
+from packstore.sources.tree import Tree
 
-_PROBED_MASKS = 64
+FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+_NAMES = re.compile("(?:(.+)_)?file_name(s?)")
+"""Column that names files, with the name of its images: ``file_name``, ``mask_file_name``, ``frames_file_names``."""
+_MAX_COLUMNS = 4096
 
 
-class HfImageFolderSource(FileRowSource):
-    """Source for an image folder of Hugging Face.
+class MetadataSource(TableSource):
+    """Source for an image folder with metadata files: tables with columns ``file_name``, ``*_file_name`` or
+    ``*_file_names``, whose paths are relative to the folder of the file.
 
-    With metadata files, each of their rows is a sample, in order. Later rows of one image have keys such as
-    ``a.jpg#1``.
-
-    Without metadata files, the samples are the images to which the card gives a split. Folders are classes if the card
-    says so. If the card says nothing, they are classes as in ``datasets``: all images lie on one level, in folders of
-    several names.
-
-    Opening reads all metadata once. It raises :class:`SourceError` for bad metadata, and if there are no metadata files
-    and no card that states files.
+    Each row is a sample, in order. Later rows of one image have keys such as ``a.jpg#1``. Splits are those of
+    ``datasets``. Opening raises :class:`SourceError` for bad metadata.
     """
 
     kind = "hf_imagefolder"
+    left_images = "images that the metadata do not name"
+    merges_rows = False
+
+    def _find_tables(self, given: dict[str, list[str]]) -> None:
+        """Finds the metadata files, and their columns that name files. A column ``split`` has no role.
+
+        Raises :class:`SourceError` for files of several formats, for no rows, and for no column that names files.
+        Raises it also for more than 4096 columns.
+        """
+        self._card = hf_splits.read_card(self.tree, self.path)
+        self._copies = []
+        given["split"] = []
+        files = find_metadata(self.tree)
+        if len({file.rpartition(".")[2] for file in files}) > 1:
+            raise SourceError(f"{self.tree.name()} has metadata in several formats: keep the files of one format")
+        classes = {
+            name: hf.drop_repeated_names(name, hf.class_names(each)) for name, each in self._card.features.items()
+        }
+        labels: dict[str, Field] = {name: Label(names) for name, names in classes.items() if names is not None}
+        tables = [Table(file, True, "", Naming(False, True), strip=False) for file in files]
+        columns: dict[str, None] = {}
+        kinds = KindCounter()
+        for table in tables:
+            table.declared = labels
+            if table.file.endswith(".parquet"):
+                table.declared = declare_parquet(self.tree, table.file, self._card.features)
+            for row in table.rows(self.tree):
+                columns |= dict.fromkeys(row.cells)
+                kinds.count_cells(row.cells)
+                if len(columns) > _MAX_COLUMNS:
+                    raise SourceError(f"{row.place}: more than {_MAX_COLUMNS} columns")
+        matches = {name: match for name in columns if (match := _NAMES.fullmatch(name)) is not None}
+        if not matches:
+            shown = ", ".join(map(printable, list(columns)[:20]))
+            raise SourceError(f"{self.tree.name(files[0])} has no rows with a file_name; columns: {shown}")
+        own = {name: matches[name][1] or f"image{matches[name][2]}" for name in sorted(matches, key=_names_lists)}
+        self._main = next((name for name, images in own.items() if images == "image"), next(iter(own)))
+        main = own.pop(self._main)
+        own |= {self._main: f"further_{main}"} if _names_lists(self._main) else {}
+        self._naming: dict[str, str] = {}
+        for name, images in own.items():
+            while images in columns or images in self._naming.values():
+                images += "_"
+            self._naming[name] = images
+        self._lists = {images for name, images in self._naming.items() if _names_lists(name)}
+        for table in tables:
+            table.image, table.objects = self._main, kinds.find_objects()
+            table.further = dict.fromkeys(self._naming.values(), table.naming)
+        self._tables = tables
+
+    def _read_rows(self) -> Iterator[NamedRow]:
+        """Yields all rows, with the paths that they name. Raises :class:`SourceError` for a row without a main image,
+        and for a value that is no path within the source."""
+        for number, table in enumerate(self._tables):
+            folder = table.file.rpartition("/")[0]
+            for row in table.rows(self.tree):
+                paths = {name: _list_paths(row, name, folder) for name in (self._main, *self._naming)}
+                image, *more = paths[self._main] or [""]
+                if not image:
+                    raise SourceError(f"{row.place}: no {printable(self._main)}")
+                paths[self._main] = more
+                cells = {name: value for name, value in row.cells.items() if name not in paths}
+                yield NamedRow(image, number, row.place, cells | {own: paths[n] for n, own in self._naming.items()})
+
+    def _further_files(self, image: int) -> dict[str, Any]:
+        """Returns the further images of a row, by column; a list of images for a column of lists."""
+        (cells,) = self._rows.cells_of(image)
+        files = {name: [*map(InTree, cells[name])] for name in self._further}
+        names = self._columns.names
+        return {
+            names[n]: each if n in self._lists else each[0] for n, each in files.items() if each or n in self._lists
+        }
+
+    def _declare_further_image(self, name: str) -> Image | Images | Mask:
+        """Returns the field of a column of further images, or of lists of images."""
+        return Images() if name in self._lists else super()._declare_further_image(name)
+
+    def _assign_splits(self) -> tuple[list[str], bytearray]:
+        """Returns the names of the splits, and the number of each image's split.
+
+        The path of the image decides, by the card or by words such as ``train``. If it has no split, the path of the
+        metadata decides. Raises :class:`SourceError` for an image of two splits, and :class:`AmbiguousSourceError` if
+        only some images lie in folders that name a split.
+        """
+        paths = [*map(self._rows.image_path, range(self._rows.image_count))]
+        by_card = self._card.find_splits if self._card.data_files else None
+        find = by_card or hf_splits.choose_words(lambda: iter(paths), self.tree.name(), self.path)
+
+        def find_split(number: int) -> str:
+            metadata = self._tables[self._rows.table_of[number]].file
+            found = (find_only_split(self.tree, file, find) for file in (paths[number], metadata) if find is not None)
+            return lower_known_split(next(filter(None, found), ""))
+
+        return number_splits(self.tree.name(), map(find_split, range(len(paths))))
+
+    def describing_files(self) -> Iterable[str]:
+        """Returns the metadata files, and the card unless it is empty."""
+        return (*super().describing_files(), *([CARD] if self._card != Card() else []))
+
+
+class CardFolderSource(FileRowSource):
+    """Source for the images to which a dataset card gives a split.
+
+    Folders are classes if the card says so. If the card says nothing, they are classes as in ``datasets``: all images
+    lie on one level, in folders of several names. Opening raises :class:`SourceError` for a card that states no files.
+    """
+
+    kind = "hf_imagefolder"
+    left_images = "images of no split"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self._card = hf_splits.read_card(self.tree, path)
-        files = [
-            join(folder, name)
-            for folder, _ in self.tree.walk("", self.tree.above, skip_cycles=self.options.skip_bad)
-            for name in self.tree.names(folder).ending(".csv", ".jsonl", ".parquet")
-            if name in FILES
-        ]
-        self._metadata = read_metadata(self.tree, files, self._card.features) if files else None
-        if not files and self._card.data_files is None:
+        if self._card.data_files is None:
             raise SourceError(f"{printable(str(path))} has no {' or '.join(FILES)}, and no card that gives its files")
-        self.evidence = ", ".join(files[:3]) + (" …" if len(files) > 3 else "") if files else f"data_files in {CARD}"
+        self.evidence = f"data_files in {CARD}"
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits of all samples; reads all rows first.
-
-        Raises :class:`SourceError` for an image of two splits. Raises :class:`AmbiguousSourceError` if only some images
-        lie in folders that name a split.
-        """
-        return self._splits
+        """Returns the splits of all images. Raises :class:`SourceError` for an image of two splits."""
+        return in_packing_order({split for _, split in self._list_images()})
 
     def describing_files(self) -> Iterable[str]:
-        """Returns the metadata files, and the card unless it is empty."""
-        return (*(self._metadata.files if self._metadata else ()), *([CARD] if self._card != Card() else []))
+        """Returns the card."""
+        return (CARD,)
 
     def fields(self) -> Mapping[str, Field]:
-        """Returns the fields of the image, the columns of the metadata, and boxes with labels.
-
-        Without metadata, returns those of the image, and of ``label`` if folders are classes.
-        """
-        columns: dict[str, Field] = {"image": Image()}
-        if self._metadata is None:
-            return columns | ({"label": Label(self._folder_classes)} if self._folder_classes else {})
-        for name in self._metadata.images:
-            if name in self._field_names:
-                columns[self._field_names[name]] = Images() if names_lists(name) else self._declare_further_image(name)
-        columns |= {self._field_names[name]: field for name, field in self._metadata.fields.items()}
-        if self._object_column is None:
-            return columns
-        objects, name, parts = self._object_column
-        if objects.boxes and not objects.has_rest:
-            del columns[name]
-        columns |= {part: field for part, (field, _) in parts.items()}
-        if objects.labels and not objects.boxes:
-            optional = columns[name].optional
-            columns[self._field_names[objects.labels]] = Labels(objects.classes, of=name, optional=optional)
-        return columns
-
-    def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the files and values of a row. Converts its boxes, if any, to corners in pixels.
-
-        Separates objects into boxes, labels and the other members. Raises :class:`ValueError` for invalid boxes and
-        labels.
-        """
-        values = dict(super().read_values(ref))
-        if self._object_column is None:
-            return values
-        objects, name, parts = self._object_column
-        value = values.pop(name) if objects.boxes else values[name]
-        values |= {part: convert(value) for part, (_, convert) in parts.items()}
-        if objects.has_rest:
-            values[name] = objects.rest_of(value)
-        if objects.labels and not objects.boxes:
-            labels = self._field_names[objects.labels]
-            values[labels] = objects.labels_of(values[labels])
-        boxes = next(iter(parts))
-        if values[boxes] is not None:
-            values[boxes] = to_corners(values[boxes], objects.convention, values["image"])
-        return values | {RELATIVE: objects.convention.endswith("n")}
+        """Returns the fields of the image, and of ``label`` if folders are classes."""
+        return {"image": Image()} | ({"label": Label(self._classes)} if self._classes else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of the metadata that are of the split.
+        """Yields a row for each image of a split. If folders are classes, the label is the name of its folder."""
+        for file, own in self._list_images():
+            if own == split:
+                yield FileRow(file, {"label": self._name_folder(file)} if self._classes else {})
 
-        Without metadata, yields the images to which the card gives the split.
-        """
-        return self._card_rows(split) if self._metadata is None else self._metadata_rows(split)
-
-    def _card_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image to which the card gives the split.
-
-        If folders are classes, the label is the name of the image's folder.
-        """
-        for file in self._list_images():
-            if lower_known_split(self._find_split(file)) == split:
-                folder = file.rpartition("/")[0].rpartition("/")[2] or self.path.resolve().name
-                yield FileRow(file, {"label": folder} if self._folder_classes else {})
-
-    def _metadata_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split in the metadata. Later rows of one image have keys such as ``a.jpg#1``.
-
-        Raises :class:`SourceError` for a row without a main image, and for a value that does not fit its field.
-        """
-        assert self._metadata is not None
-        times: Counter[str] = Counter()
-        for row in self._metadata.rows():
-            file = self._main_file(row)
-            if lower_known_split(self._find_split(file)) != split:
-                continue
-            values = {self._field_names[name]: value for name, value in self._metadata.convert_values(row).items()}
-            for name in self._metadata.images:
-                files = row.list_paths(name)[name == self._main_column :]
-                if names_lists(name):
-                    values[self._field_names[name]] = [*map(InTree, files)]
-                elif files:
-                    values[self._field_names[name]] = InTree(files[0])
-            key = f"{file}#{times[file]}" if times[file] else file
-            if _hash_path(file) in self._repeated_path_hashes:
-                times[file] += 1
-            yield FileRow(file, values, key)
-
-    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
-        """Returns the reason why an image is left out: no metadata name it, or it is of no split. None for other
-        files."""
-        if name.lower().endswith(IMAGE_SUFFIXES):
-            return "images that the metadata do not name" if self._metadata else "images of no split"
-        return None
-
-    @cached_property
-    def _object_column(self) -> tuple[hf.ObjectColumn, str, Mapping[str, tuple[Field, Callable[[Any], Any]]]] | None:
-        """Column of the metadata that holds boxes, with their convention; the name of its field; and its
-        :meth:`ObjectColumn.declare_parts`. None if there is none, or boxes stay JSON.
-
-        Reads all rows. Raises :class:`AmbiguousSourceError` if the convention is not clear.
-        """
-        metadata, layout = self._metadata, self.options.layout
-        if metadata is None or layout == NOT_CONVERTED:
-            return None
-        documents = [name for name, field in metadata.fields.items() if isinstance(field, Json)]
-        lists = [name for name, field in metadata.fields.items() if isinstance(field, Array) and field.ragged]
-        kinds: dict[str, hf.ValueKind | None] = {}
-        for row in metadata.rows() if documents else ():  # boxes are documents
-            for name in (*documents, *lists):
-                kinds[name] = hf.merge_kinds(kinds.get(name), hf.classify_value(row.values.get(name)))
-        objects = hf.find_object_column({name: kind for name, kind in kinds.items() if kind is not None})
-        if objects is None:
-            return None
-        facts, optional = hf.ObjectFacts(objects), metadata.fields[objects.column].optional
-        for row in metadata.rows():
-            sides = (row.values.get("width"), row.values.get("height"))
-            facts.add_row(row.values.get(objects.column), row.values.get(objects.labels), sides)
-            optional |= row.values.get(objects.column) is None
-        decided = facts.decide_convention(layout, self.path)
-        if decided is None:
-            return None
-        name = self._field_names[objects.column]
-        return decided, name, decided.declare_parts(name, ["image", *self._field_names.values()], optional)
-
-    @cached_property
-    def _main_column(self) -> str:
-        """Column that names the main images: ``file_name``, else the first column that names images."""
-        images = self._metadata.images if self._metadata else {}
-        return next((column for column, name in images.items() if name == "image"), next(iter(images), ""))
-
-    @cached_property
-    def _field_names(self) -> dict[str, str]:
-        """Name of the field of each column of the metadata; empty without metadata.
-
-        A column with one main image a row has no field here. A column with lists of images has the field ``further_…``,
-        which holds the images after the first.
-        """
-        if self._metadata is None:
-            return {}
-        wanted = self._metadata.images | {name: name for name in self._metadata.fields}
-        if names_lists(self._main_column):
-            wanted[self._main_column] = f"further_{wanted[self._main_column]}"
-        else:
-            wanted.pop(self._main_column, None)
-        unique = make_column_names(wanted.values(), ["image"])
-        return {column: unique[name] for column, name in wanted.items()}
-
-    def _declare_further_image(self, column: str) -> Image | Mask:
-        """Returns the field of a column of images beside the main ones: optional images.
-
-        If the column's name means masks, its first readable file among 64 decides between masks and images.
-        """
-        assert self._metadata is not None
-        if not looks_like_mask(self._field_names[column]):
-            return Image(optional=True)
-        files = (row.first_path(column) for row in self._metadata.rows())
-        return infer_mask_field(self.tree, islice(filter(None, files), _PROBED_MASKS))
-
-    def _main_file(self, row: MetadataRow) -> str:
-        """Returns the path of a row's main image. Raises :class:`SourceError` if it has none."""
-        file = row.first_path(self._main_column)
-        if file is None:
-            raise SourceError(f"{row.place}: no {printable(self._main_column)}")
-        return file
-
-    def _main_files(self) -> Iterator[str]:
-        """Yields the path of each sample's main image, in all splits. Raises :class:`SourceError` for a row without
-        one."""
-        if self._metadata is None:
-            return self._list_images()
-        return map(self._main_file, self._metadata.rows())
-
-    def _list_images(self) -> Iterator[str]:
-        """Yields the paths of the images to which the card gives a split. Raises :class:`SourceError` for an image
-        of two splits."""
+    def _list_images(self) -> Iterator[tuple[str, str]]:
+        """Yields path and split of each image to which the card gives a split."""
         for directory, listing in self.tree.walk("", self.tree.above, skip_cycles=self.options.skip_bad):
             for name in listing.images:
-                if self._find_split(join(directory, name)):
-                    yield join(directory, name)
+                file = join(directory, name)
+                if split := find_only_split(self.tree, file, self._card.find_splits):
+                    yield file, lower_known_split(split)
+
+    def _name_folder(self, file: str) -> str:
+        """Returns the name of the folder of an image."""
+        return file.rpartition("/")[0].rpartition("/")[2] or self.path.resolve().name
 
     @cached_property
-    def _repeated_path_hashes(self) -> frozenset[int]:
-        """Hashes of the paths of main images that several samples have. Reads all rows."""
-        hashes = np.sort(np.fromiter(map(_hash_path, self._main_files()), np.uint64))
-        return frozenset(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
-
-    @cached_property
-    def _folder_classes(self) -> tuple[str, ...]:
+    def _classes(self) -> tuple[str, ...]:
         """Names of folders as classes, sorted; empty if folders are no classes.
 
         The ``drop_labels`` of the card decides. If the card lacks this, two conditions decide, as in ``datasets``
@@ -267,54 +196,64 @@ class HfImageFolderSource(FileRowSource):
         """
         if self._card.drop_labels:
             return ()
-        folders, depths = set(), set()
-        for file in self._list_images():
-            folders.add(file.rpartition("/")[0])
-            depths.add(file.count("/"))
-        classes = sorted({folder.rpartition("/")[2] or self.path.resolve().name for folder in folders})
+        found = {(self._name_folder(file), file.count("/")) for file, _ in self._list_images()}
+        classes, depths = ({*each} for each in zip(*found, strict=True)) if found else (set(), set())
         kept = self._card.drop_labels is False or (len(classes) > 1 and len(depths) == 1)
-        return tuple(classes) if kept else ()
-
-    @cached_property
-    def _patterns(self) -> hf_splits.Patterns | None:
-        """hf_splits.Patterns of the files of each split; None without splits.
-
-        The patterns are the card's. If the card has none, they are words such as ``train`` in the names of folders or
-        files. Raises :class:`AmbiguousSourceError` if only some images lie in folders that name a split.
-        """
-        if self._card.data_files is not None:
-            return self._card.data_files
-        return hf_splits.choose_word_patterns(self._main_files, self.tree.name(), self.path)
-
-    @cached_property
-    def _splits(self) -> tuple[str, ...]:
-        """Splits of all samples, in packing order; ``("",)`` without splits."""
-        if self._patterns is None:
-            return ("",)
-        return in_packing_order({lower_known_split(self._find_split(file)) for file in self._main_files()})
-
-    def _find_split(self, file: str) -> str:
-        """Returns the split of an image, by the image's path. If that has none, decides by the path of the metadata
-        file.
-
-        Returns ``""`` if neither path has a split. Raises :class:`SourceError` for an image of two splits.
-        """
-        if self._patterns is None:
-            return ""
-        splits = hf_splits.find_splits(file, self._patterns)
-        if len(splits) > 1:
-            raise SourceError(
-                f"{self.tree.name(file)} is of {' and '.join(map(printable, splits))} by the card's data_files"
-            )
-        if not splits and self._metadata is not None:
-            beside = [name for name in self._metadata.files if file.startswith(join(name.rpartition("/")[0], ""))]
-            splits = hf_splits.find_splits(max(beside, key=len), self._patterns) if beside else ()
-        return splits[0] if splits else ""
+        return tuple(sorted(classes)) if kept else ()
 
 
-def _hash_path(file: str) -> int:
-    """Hashes the path of a file with XXH3-64."""
-    return xxhash.xxh3_64_intdigest(file.encode("utf-8", "surrogatepass"))
+def find_only_split(tree: Tree, file: str, find: hf_splits.FindSplits) -> str:
+    """Returns the split of a file; ``""`` for none. Raises :class:`SourceError` for several."""
+    splits = find(file)
+    if len(splits) > 1:
+        raise SourceError(f"{tree.name(file)} is of {' and '.join(map(printable, splits))} by the card's data_files")
+    return splits[0] if splits else ""
+
+
+def find_metadata(tree: Tree) -> list[str]:
+    """Finds the metadata files in all folders of a tree."""
+    named = ((folder, names.ending(".csv", ".jsonl", ".parquet")) for folder, names in tree.folders(is_passed_over))
+    return sorted(join(folder, name) for folder, names in named for name in names if name in FILES)
+
+
+def _list_paths(row: TableRow, name: str, folder: str) -> list[str]:
+    """Returns the paths in the tree of all files that a cell names; none for an empty cell.
+
+    Raises :class:`SourceError` for a URL, and for a value that is no path within the source. Cells of a column of lists
+    must hold lists of paths.
+    """
+    value = row.cells.get(name)
+    if value is None or value == "":
+        return []
+    paths = value if isinstance(value, list) and _names_lists(name) else [value]
+    try:
+        if paths is not value and _names_lists(name):
+            raise ValueError(f"is {printable(repr(value)[:80])}, expected a list")
+        wrong = next((each for each in paths if not isinstance(each, str) or "://" in each), None)
+        if wrong is not None:
+            raise ValueError(f"is {printable(repr(wrong)[:80])}, expected a path")
+        return [join(folder, clean_path(each)) for each in paths]
+    except ValueError as error:
+        raise SourceError(f"{row.place}: {printable(name)} {error}") from None
+
+
+def _names_lists(name: str) -> bool:
+    """Tells if a column that names files has a list of them in each row: ``file_names``, ``frames_file_names``."""
+    return name.endswith("s")
+
+
+def has_file_names(tree: Tree, file: str) -> bool:
+    """Tells if a metadata file has a column that names files, and a row. Reads only its beginning.
+
+    For Parquet, only tells if the text ``file_name`` occurs in the first 64 MiB.
+    """
+    if file.endswith(".parquet"):
+        return b"file_name" in tree.first_bytes(file, 64 << 20)
+    try:
+        row = next(read_table(tree, file, True, tree.first_bytes(file, 1 << 16)), None)
+    except SourceError:
+        return False
+    return row is not None and any(map(_NAMES.fullmatch, row.cells))
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
@@ -334,17 +273,21 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         named = all(has_file_names(tree, file) for file in metadata)
         return Certainty.CERTAIN if named and has_images else Certainty.NO
     card = hf_splits.read_card(tree, path) if has_images else Card()
-    patterns = [pattern for its in (card.data_files or {}).values() for pattern in its]
-    images = hf_splits.list_upper_files(tree, *IMAGE_SUFFIXES) if patterns else ()
-    matches = any(hf_splits.matches_pattern(pattern, file) for file in images for pattern in patterns)
-    return Certainty.CERTAIN if matches else Certainty.NO
+    images = hf_splits.list_upper_files(tree, *IMAGE_SUFFIXES) if card.data_files else ()
+    return Certainty.CERTAIN if any(map(card.find_splits, images)) else Certainty.NO
+
+
+def open_image_folder(path: Path, options: SourceOptions) -> MetadataSource | CardFolderSource:
+    """Opens an image folder by its metadata, or else by its card."""
+    with_metadata = bool(find_metadata(open_required_tree(path)))
+    return MetadataSource(path, options) if with_metadata else CardFolderSource(path, options)
 
 
 KIND = Kind(
     "hf_imagefolder",
     "images with metadata.csv, .jsonl or .parquet, as Hugging Face's",
     _recognise,
-    HfImageFolderSource,
+    open_image_folder,
     takes_boxes=True,
     in_objects=True,
 )

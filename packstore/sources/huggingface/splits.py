@@ -36,22 +36,11 @@ _WORDS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _SHARD = re.compile(r"(\w+(?:\.\w+)*)-(\d{5})-of-(\d{5})[^/]*\.[^/]*")
-_NEAR = "[-._ 0-9]"
+_SPLIT_OF_WORD = {word: split for split, words in _WORDS.items() for word in words}
+_BETWEEN = re.compile("[-._ 0-9/]+")
 
-Patterns = Mapping[str, Sequence[str]]
-"""Patterns of the files of each split."""
-IN_FOLDER: Patterns = {
-    split: [pattern for word in words for pattern in (
-        f"**/{word}/**", f"**/{word}{_NEAR}*/**", f"**/*{_NEAR}{word}/**", f"**/*{_NEAR}{word}{_NEAR}*/**",
-    )]
-    for split, words in _WORDS.items()
-}  # fmt: skip
-"""Patterns of the files of each split: a word in the name of a folder."""
-IN_NAME: Patterns = {
-    split: [pattern for word in words for pattern in (f"**/{word}{_NEAR}*", f"**/*{_NEAR}{word}{_NEAR}*")]
-    for split, words in _WORDS.items()
-}
-"""Patterns of the files of each split: a word in the name of the file."""
+FindSplits = Callable[[str], tuple[str, ...]]
+"""Function that returns all splits of a file by its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +56,11 @@ class Card:
     data_files: dict[str, list[str]] | None = None
     features: Mapping[str, Any] = field(default_factory=dict)
     drop_labels: bool | None = None
+
+    def find_splits(self, file: str) -> tuple[str, ...]:
+        """Returns all splits whose patterns match the path of a file."""
+        patterns = (self.data_files or {}).items()
+        return tuple(split for split, its in patterns if any(matches_pattern(pattern, file) for pattern in its))
 
 
 def read_card(tree: Tree, path: Path) -> Card:
@@ -280,19 +274,20 @@ def group_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[s
     card without files.
     """
     if card.data_files is not None:
-        groups = _group_by_patterns(names, card.data_files)
-        empty = next((split for split, files in groups.items() if not files), None)
+        groups = _group_names(names, card.find_splits)
+        empty = next((split for split in card.data_files if split not in groups), None)
         if empty is not None:
             wanted = ", ".join(map(printable, card.data_files[empty]))
             raise SourceError(
                 f"{printable(str(path))}: no file matches {wanted}, the pattern in its card for {printable(empty)!r}"
             )
     else:
+        shards = _group_names(names, _find_split_of_shard)
         groups = (
-            _group_by_shard_names([name for name in names if re.fullmatch(r"data/[^/]*", name)])
-            or _group_by_shard_names(names, all_of_them=True)
-            or _group_by_patterns(names, IN_FOLDER)
-            or _group_by_patterns(names, IN_NAME)
+            _group_names([name for name in names if re.fullmatch(r"data/[^/]*", name)], _find_split_of_shard)
+            or (shards if sum(map(len, shards.values())) == len(names) else {})
+            or _group_names(names, find_splits_of_folder)
+            or _group_names(names, find_splits_of_name)
             or {"": list(names)}
         )
     for name, count in Counter(name for files in groups.values() for name in files).items():
@@ -301,7 +296,7 @@ def group_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[s
             raise SourceError(
                 f"{printable(str(path))}: the name of {printable(name)} fits the splits {twice}: rename it"
             )
-    return {split: sorted(files) for split, files in groups.items() if files}
+    return {split: sorted(files) for split, files in groups.items()}
 
 
 def refuse_missing_shards(path: Path, names: Sequence[str]) -> None:
@@ -324,11 +319,10 @@ def refuse_missing_shards(path: Path, names: Sequence[str]) -> None:
             )
 
 
-def choose_word_patterns(list_files: Callable[[], Iterable[str]], shown: str, path: Path) -> Patterns | None:
-    """Chooses the patterns that give each file exactly one split. These are words in the names of folders, or else of
-    files.
+def choose_words(list_files: Callable[[], Iterable[str]], shown: str, path: Path) -> FindSplits | None:
+    """Chooses the function that gives each file exactly one split: by words in the names of folders, or else of files.
 
-    Returns None if neither do. Raises :class:`AmbiguousSourceError` if words in the names of folders give only some
+    Returns None if neither does. Raises :class:`AmbiguousSourceError` if words in the names of folders give only some
     files exactly one split.
 
     Args:
@@ -336,13 +330,13 @@ def choose_word_patterns(list_files: Callable[[], Iterable[str]], shown: str, pa
         shown: Name of the source, for messages.
         path: Path of the source.
     """
-    for patterns in (IN_FOLDER, IN_NAME):
+    for find in (find_splits_of_folder, find_splits_of_name):
         examples: dict[int, str] = {}
         for file in list_files():
-            examples.setdefault(len(find_splits(file, patterns)), file)
+            examples.setdefault(len(find(file)), file)
         if examples.keys() == {1}:
-            return patterns
-        if patterns is IN_FOLDER and examples.keys() != {0}:
+            return find
+        if find is find_splits_of_folder and examples.keys() != {0}:
             one = examples.get(0) or examples[max(examples)]
             tops = sorted({file.partition("/")[0] for file in list_files() if "/" in file})
             raise AmbiguousSourceError(
@@ -355,19 +349,21 @@ def choose_word_patterns(list_files: Callable[[], Iterable[str]], shown: str, pa
     return None
 
 
-def find_splits(file: str, patterns: Patterns) -> tuple[str, ...]:
-    """Returns all splits whose patterns match the path of a file."""
-    if patterns is IN_FOLDER:
-        return _find_splits_of_folder(file.rpartition("/")[0])
-    return tuple(split for split, its in patterns.items() if any(matches_pattern(pattern, file) for pattern in its))
+def find_splits_of_folder(file: str) -> tuple[str, ...]:
+    """Returns all splits that words in the names of a file's folders mean."""
+    return _find_words(file.rpartition("/")[0])
+
+
+def find_splits_of_name(file: str) -> tuple[str, ...]:
+    """Returns all splits that words in the name of a file mean."""
+    return _find_words(file.rpartition("/")[2])
 
 
 @lru_cache(1 << 12)
-def _find_splits_of_folder(folder: str) -> tuple[str, ...]:
-    """Returns all splits whose patterns in :data:`IN_FOLDER` match the files in a folder."""
-    return tuple(
-        split for split, its in IN_FOLDER.items() if any(matches_pattern(pattern, f"{folder}/x") for pattern in its)
-    )
+def _find_words(text: str) -> tuple[str, ...]:
+    """Returns all splits that words in a text mean, in the order of :data:`_WORDS`."""
+    found = {_SPLIT_OF_WORD.get(word) for word in _BETWEEN.split(text)}
+    return tuple(split for split in _WORDS if split in found)
 
 
 def matches_pattern(pattern: str, name: str) -> bool:
@@ -385,25 +381,16 @@ def matches_pattern(pattern: str, name: str) -> bool:
     return len(inside) - 1 in places and fnmatchcase(inside[-1], parts[-1])
 
 
-def _group_by_shard_names(names: Sequence[str], *, all_of_them: bool = False) -> dict[str, list[str]]:
-    """Groups names such as ``train-00000-of-00002.parquet`` by split. Leaves out other names.
+def _find_split_of_shard(name: str) -> tuple[str, ...]:
+    """Returns the split in a name such as ``train-00000-of-00002.parquet``; ``()`` for other names."""
+    shard = _SHARD.fullmatch(name.rpartition("/")[2])
+    return () if shard is None else (shard[1],)
 
-    ``all_of_them``: returns an empty mapping if there are other names.
-    """
+
+def _group_names(names: Sequence[str], find: FindSplits) -> dict[str, list[str]]:
+    """Groups the names of files by split. Leaves out names without a split."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        shard = _SHARD.fullmatch(name.rpartition("/")[2])
-        if shard is not None:
-            groups.setdefault(shard[1], []).append(name)
-        elif all_of_them:
-            return {}
+        for split in find(name):
+            groups.setdefault(split, []).append(name)
     return groups
-
-
-def _group_by_patterns(names: Sequence[str], patterns: Patterns) -> dict[str, list[str]]:
-    """Groups names by the patterns of splits, empty splits included. Returns an empty mapping if no name matches."""
-    groups: dict[str, list[str]] = {split: [] for split in patterns}
-    for name in names:
-        for split in find_splits(name, patterns):
-            groups[split].append(name)
-    return groups if any(groups.values()) else {}

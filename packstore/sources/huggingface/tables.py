@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -28,7 +28,7 @@ from packstore.sources.dataset import FailedSample
 from packstore.sources.huggingface import columns as hf_columns
 from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface.columns import Cells, TableColumn, TableFacts, TableFile
-from packstore.sources.huggingface.features import ObjectColumn, ObjectFacts, load_pyarrow, pyarrow_errors
+from packstore.sources.huggingface.features import ObjectColumn, load_pyarrow, pyarrow_errors
 from packstore.sources.huggingface.splits import CARD, list_folder_files
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -37,6 +37,7 @@ from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import PROBED, Row
 from packstore.sources.schema import RELATIVE
 from packstore.sources.splits import lower_known_split
+from packstore.sources.table.boxes import MalformedBoxError, find_convention
 from packstore.sources.values import nbytes_of
 from packstore.stores.link_files import Location
 
@@ -57,31 +58,18 @@ class RowGroup(NamedTuple):
     nbytes: Mapping[str, int]
 
 
-@dataclass(slots=True)
-class TableOverview:
-    """Summary of a table from its metadata, or from a pass over it.
+class OpenTable(ABC):
+    """An open table, for one thread: rows in groups. Its methods raise the exceptions in :func:`pyarrow_errors`.
 
     Attributes:
         schema: Its Arrow schema.
-        groups: Its groups, in order.
-        optional: Columns that may have rows without a value.
-        negative: Columns of integers that may be below 0.
-        with_paths: Columns of files that may have paths.
     """
 
     schema: Any
-    groups: list[RowGroup] = field(default_factory=list)
-    optional: set[str] = field(default_factory=set)
-    negative: set[str] = field(default_factory=set)
-    with_paths: set[str] = field(default_factory=set)
-
-
-class OpenTable(ABC):
-    """An open table, for one thread: rows in groups. Its methods raise the exceptions in :func:`pyarrow_errors`."""
 
     @abstractmethod
-    def read_overview(self) -> TableOverview:
-        """Summarises the table from its metadata, or by reading all rows."""
+    def read_groups(self, facts: TableFacts) -> list[RowGroup]:
+        """Returns the groups by the table's metadata, or by reading all rows. Adds to ``facts``."""
 
     @abstractmethod
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
@@ -107,16 +95,6 @@ class OpenTable(ABC):
     @abstractmethod
     def close(self) -> None:
         """Closes its file. Arrays that were read stay valid."""
-
-
-class _GroupSizes(NamedTuple):
-    """Number of rows of a group, and mean bytes of a row: of the main image, of all other columns together, and of each
-    further field of images."""
-
-    rows: int
-    image: int
-    rest: int
-    further: Mapping[str, int]
 
 
 class _RowValues(dict[str, Any]):
@@ -223,7 +201,13 @@ class HfTableSource(ShardSource):
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields the rows of a file, each with the next of ``keys``. Their sizes are means of their row group."""
-        for group, (count, image, rest, further) in enumerate(self._scan_result[0][number]):
+        images = {each.name: each.column for each in self._probed_columns if isinstance(each.field, (Image, Images))}
+        main = images.pop("image")
+        for group, (count, nbytes) in enumerate(self._scan_result[0][number]):
+            means = {name: max(0, size) // max(1, count) for name, size in nbytes.items()}
+            further = {name: means.get(column, 0) for name, column in images.items()}
+            image = means.pop(main, 0)
+            rest = sum(means.values())
             for row, key in enumerate(islice(keys, count)):
                 yield Row(key, (number, group, row), image, rest, sizes=further)
 
@@ -286,7 +270,7 @@ class HfTableSource(ShardSource):
     @cached_property
     def _probed_columns(self) -> list[TableColumn]:
         """Columns, declared by the first rows alone, without a scan."""
-        return self._declare_columns(TableFacts())
+        return self._declare_columns(TableFacts(with_paths={*self._first_batch.schema.names}))
 
     def _declare_columns(self, facts: TableFacts) -> list[TableColumn]:
         """Chooses the columns by the first rows and ``facts``.
@@ -310,7 +294,7 @@ class HfTableSource(ShardSource):
         rows."""
         for number in range(len(self.shards)):
             with self._open_for_scan(number) as table:
-                for group, rows in enumerate(table.read_overview().groups):
+                for group, rows in enumerate(table.read_groups(TableFacts())):
                     if rows.rows:
                         return next(table.read_group(group, PROBED))
         raise SourceError(f"{printable(str(self.path))} holds no samples, so there is nothing to pack")
@@ -325,36 +309,24 @@ class HfTableSource(ShardSource):
             raise SourceError(_unreadable_message(self.shards[0][1], error)) from error
 
     @cached_property
-    def _scan_result(self) -> tuple[list[list[_GroupSizes]], TableFacts]:
-        """Sizes of all groups by file, and facts, from the overviews of all files. Reads columns of possible classes
+    def _scan_result(self) -> tuple[list[list[RowGroup]], TableFacts]:
+        """All groups by file, and facts, from the overviews of all files. Reads columns of possible classes
         and boxes.
 
         Raises :class:`SourceError` for a damaged file. Raises it also for a file with other columns or classes than the
         first, and for more rows than bytes.
         """
-        images = {each.name: each.column for each in self._probed_columns if isinstance(each.field, (Image, Images))}
-        main = images.pop("image")
-        whole = TableOverview(self._first_batch.schema)
-        sizes: list[list[_GroupSizes]] = []
+        facts = TableFacts()
+        groups: list[list[RowGroup]] = []
         for number, (_, path) in enumerate(self.shards):
             with self._open_for_scan(number) as table:
-                overview = table.read_overview()
-                self._refuse_other_columns(overview.schema)
+                groups.append(table.read_groups(facts))
+                self._refuse_other_columns(table.schema)
                 file_bytes = path.stat().st_size
-            sizes.append([])
-            for rows, nbytes in overview.groups:
-                if not 0 <= rows <= file_bytes:
-                    raise SourceError(f"{printable(str(path))} says that {file_bytes} bytes hold {rows} rows")
-                count, image = max(1, rows), max(0, nbytes.get(main, 0))
-                further = {name: max(0, nbytes.get(column, 0)) // count for name, column in images.items()}
-                rest = max(0, sum(nbytes.values()) - image) // count
-                sizes[-1].append(_GroupSizes(rows, image // count, rest, further))
-            whole.optional |= overview.optional
-            whole.negative |= overview.negative
-            whole.with_paths |= overview.with_paths
-        pathless = set(whole.schema.names) - whole.with_paths
-        classes, objects = self._find_text_classes(), self._find_objects()
-        return sizes, TableFacts(whole.optional, whole.negative, pathless, classes, objects)
+            if any(not 0 <= rows <= file_bytes for rows, _ in groups[-1]):
+                raise SourceError(f"{printable(str(path))} says that it has more rows than its {file_bytes} bytes")
+        facts.classes, facts.objects = self._find_text_classes(), self._find_objects()
+        return groups, facts
 
     def _find_text_classes(self) -> tuple[str, tuple[str, ...]] | None:
         """Finds the only column of texts that certainly names the class of each row. Returns its name and the classes.
@@ -385,27 +357,44 @@ class HfTableSource(ShardSource):
         objects, layout = hf_columns.find_box_column(self._first_batch.schema, self._features), self.options.layout
         if objects is None or (objects.convention and layout is None and not objects.named):
             return objects
-        facts = ObjectFacts(objects)
-        sides = [name for name in ("width", "height") if name in self._first_batch.schema.names]
-        names = [objects.column, objects.labels if objects.labels and not objects.boxes else objects.column, *sides]
-        for number in range(len(self.shards)) if layout != NOT_CONVERTED else ():
-            with self._open_for_scan(number) as table:
-                columns = [map(hf_columns.to_json, chain.from_iterable(table.read_column(name))) for name in names]
-                for value, labels, *size in zip(*columns, strict=True):
-                    facts.add_row(value, labels, (size[0], size[1]) if len(size) == 2 else None)
-        decided = facts.decide_convention(layout or objects.convention or None, self.path)
-        if decided is None:
+        names: set[str] = set()
+        try:
+            convention = find_convention(
+                *(printable(str(self.path)), [objects.box_name], "", self._read_objects(objects, names), {}),
+                layout or objects.convention or None,
+            )
+        except MalformedBoxError:
+            convention = NOT_CONVERTED
+        if convention == NOT_CONVERTED:
             hf.warn_of_lost_names(objects.column, self._features.get(objects.column))
-        return decided
+            return None
+        return replace(
+            objects, convention=convention, classes=tuple(sorted(names)) if objects.named else objects.classes
+        )
+
+    def _read_objects(self, objects: ObjectColumn, names: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields path and cells of each row with its objects, and with width and height of its image. Adds the names of
+        classes to ``names``. Raises :class:`MalformedBoxError` for a row with another number of labels than boxes."""
+        wanted = (objects.column, objects.labels if not objects.boxes else "", "width", "height")
+        columns = [name for name in self._first_batch.schema.names if name in wanted]
+        for number, (_, path) in enumerate(self.shards):
+            with self._open_for_scan(number) as table:
+                read = [map(hf_columns.to_json, chain.from_iterable(table.read_column(name))) for name in columns]
+                for values in zip(*read, strict=True):
+                    cells = objects.expand(dict(zip(columns, values, strict=True)))
+                    labels = cells.get(objects.label_name) or ()
+                    if objects.labels and len(labels) != len(cells.get(objects.box_name) or ()):
+                        raise MalformedBoxError(f"{printable(str(path))}: boxes and labels differ in number")
+                    if objects.named:
+                        names.update(filter(None, labels))
+                    yield str(path), cells
 
     def _refuse_other_columns(self, schema: Any) -> None:
         """Raises :class:`ValueError` if a schema has other columns or classes than that of the first file."""
         first, first_name = self._first_batch.schema, self.shards[0][1].name
-        if dict(zip(schema.names, schema.types, strict=True)) != dict(zip(first.names, first.types, strict=True)):
-            differing = sorted({*schema.names} ^ {*first.names}) or [
-                name for name in first.names if schema.field(name).type != first.field(name).type
-            ]
-            columns = ", ".join(map(printable, differing))
+        differing = {(each.name, each.type) for each in schema} ^ {(each.name, each.type) for each in first}
+        if differing:
+            columns = ", ".join(map(printable, sorted({name for name, _ in differing})))
             raise ValueError(f"its columns are not those of {first_name} ({columns}): pack them apart")
         for name, feature in hf.read_features(schema).items():
             if name in self._features and hf.class_names(feature) != hf.class_names(self._features[name]):

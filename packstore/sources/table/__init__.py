@@ -5,49 +5,53 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
-from packstore.core.fields import Field, Image, Mask
+from packstore.core.fields import Field, Image, Images, Label, Mask
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field
+from packstore.sources.boxes import NOT_CONVERTED
 from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.encodings import parse_columns
+from packstore.sources.huggingface.features import ObjectColumn
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.splits import find_meanings, find_splits_of_folders, lower_known_split
-from packstore.sources.table.columns import find_roles
+from packstore.sources.table.boxes import find_convention
+from packstore.sources.table.columns import ColumnFacts, find_roles
 from packstore.sources.table.finding import (
-    JoinedRows,
     Table,
-    batch_rows,
     find_sample_submissions,
     find_tables,
     has_unread_lists,
     is_open_images_boxes,
+    join_rows,
     join_tables,
     name_splits_alike,
     separate_repeated_tables,
 )
 from packstore.sources.table.images import ImageIndex, NamedRow, RowsByImage
 from packstore.sources.table.record_columns import (
+    DESCRIPTIONS,
+    HIERARCHY,
     ClassTable,
     RecordColumns,
-    find_convention,
+    find_class_files,
     number_further,
     separate_class_table,
 )
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
-_MOST_FURTHER, _MEASURED, _NAMED = 64, 512, 8
+_MOST_FURTHER, _MEASURED = 64, 512
 
 
 class TableSource(FileRowSource):
@@ -63,8 +67,10 @@ class TableSource(FileRowSource):
     """
 
     kind = "table"
-    _tables: Sequence[Table]
     left_images = "images that no row names"
+    merges_rows = True
+    """All rows of an image are one sample."""
+    _tables: Sequence[Table]
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -73,8 +79,13 @@ class TableSource(FileRowSource):
         self._find_tables(given)
         if self._class_table is not None and not given.keys() & {"label", "labels"}:
             given["label"] = [self._class_table.column]
+        objects = next((table.objects for table in self._tables if table.objects is not None), None)
+        if options.layout == NOT_CONVERTED:
+            given["boxes"], objects = [], None
+        for table in self._tables:
+            table.objects = None if table.is_text else objects
         self._missing: Counter[str] = Counter()
-        self._rows = RowsByImage(self.tree, self._tables, self._read_rows())
+        self._rows = RowsByImage(self.tree, self._tables, self._read_rows(), self.merges_rows)
         self._further = {name: 1 for table in self._tables for name in table.further}
         for number in self._rows.images_with_several() if self._further else ():
             for name, paths in self._rows.list_different(number, self._further).items():
@@ -82,21 +93,28 @@ class TableSource(FileRowSource):
         if max(self._further.values(), default=1) > _MOST_FURTHER:
             raise SourceError(f"{self.tree.name()}: an image has more than {_MOST_FURTHER} further images in its rows")
         plain = {name: each for name, each in self._rows.facts.items() if name not in self._further}
+        declared = merge_declared_fields(self._tables)
+        if self._class_table is not None and self._class_table.names is not None:
+            declared[self._class_table.column] = Label(self._class_table.names)
+        for name in declared.keys() & plain.keys():
+            if isinstance(declared[name], Label):
+                plain[name].flags = None
+        if objects is not None:
+            name_object_columns(objects, plain, given)
         header = all(table.has_names for table in self._tables)
         self._roles = find_roles(plain, given, header, any(True for _ in self._rows.images_with_several()))
-        self._split_names, self._split_of = assign_splits(self.tree.name(), self._tables, self._rows, self._roles.split)
+        self._split_names, self._split_of = self._assign_splits()
         self._convention = ""
         if boxes := self._roles.boxes:
             where, sizes = self.tree.name(self._tables[0].file), _measure_images(self.tree, self._rows)
             implied = self._roles.convention
             self._convention = find_convention(where, boxes, implied, iter(self._rows), sizes, self.options.layout)
         self._columns = RecordColumns(
-            *(self.tree, self._table_files, self._rows, self._roles, self._further, self._convention),
-            self._class_table,
+            *(self.tree, self._table_files, self._rows, self._roles, self._further, self._convention, declared)
         )
         self.evidence = self._describe_evidence()
 
-    def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
+    def _find_tables(self, given: dict[str, list[str]]) -> None:
         """Finds the tables and joins those of the same images. Sets ``_tables``; ``_copies``, tables that repeat
         others; and ``_class_table``.
 
@@ -117,28 +135,14 @@ class TableSource(FileRowSource):
 
     def _read_rows(self) -> Iterator[NamedRow]:
         """Yields each row that names an image, with the cells of joined tables. Counts rows without an image in
-        ``_missing``.
-
-        After the rows of a table, yields a row for each image that only the joined tables name.
-        """
+        ``_missing``."""
         index = ImageIndex(self.tree)
         for number, table in enumerate(self._tables):
-            joined = JoinedRows(self.tree, table, index)
-            for block in batch_rows(table.rows(self.tree)):
-                images = list(table.naming.find_paths(index, [row.cells.get(table.image) for row in block]))
-                others = {
-                    name: list(naming.find_paths(index, [row.cells.get(name) for row in block]))
-                    for name, naming in table.further.items()
-                }
-                for n, (row, image) in enumerate(zip(block, images, strict=True)):
-                    if image is None:
-                        self._missing[table.file] += 1
-                        continue
-                    cells = {name: value for name, value in row.cells.items() if name != table.image}
-                    cells = joined.join_cells(image, cells) | {name: paths[n] for name, paths in others.items()}
-                    yield NamedRow(image, number, row.place, cells)
-            for image, cells in joined.remaining_images():
-                yield NamedRow(image, number, self.tree.name(table.joined[0].file), cells)
+            for image, place, cells in join_rows(self.tree, table, index):
+                if image is None:
+                    self._missing[table.file] += 1
+                else:
+                    yield NamedRow(image, number, place, cells)
 
     def _describe_evidence(self) -> str:
         """Formats the tables, and their columns by role, as the evidence of the source."""
@@ -156,18 +160,9 @@ class TableSource(FileRowSource):
         return f"{files} with the columns {', '.join(parts)}"
 
     def notes(self) -> tuple[str, ...]:
-        """Adds notes about rows that repeat one, and about columns whose names were changed."""
+        """Adds a note about rows that repeat one."""
         self._repeated[""] = self._find_repeated_rows()
-        where = f" in {printable(self._table_files[0])}" if len(self._table_files) == 1 else ""
-        changed = [
-            f"{called} ({printable(name)}{where})"
-            for name, called in self._columns.names.items()
-            if called != name.lower()
-        ]
-        if not changed:
-            return super().notes()
-        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        return (*super().notes(), f"columns whose names were changed: {', '.join(changed[:_NAMED])}{more}")
+        return super().notes()
 
     def _find_repeated_rows(self) -> tuple[int, str]:
         """Counts the rows that repeat one of the same image, and returns the first such image."""
@@ -180,6 +175,34 @@ class TableSource(FileRowSource):
                 count, first = count + repeated, first or self._rows.image_path(image)
         return count, first
 
+    def _assign_splits(self) -> tuple[list[str], bytearray]:
+        """Returns the names of the splits, and the number of each image's split.
+
+        The column of splits decides. If its cell is blank, the path of the image's table decides. Without either, the
+        images' own paths decide, if all of them name a split; else the names of several tables alike.
+
+        Raises :class:`SourceError` for an image in two splits, and for more than 100 splits.
+        """
+        tables, rows, column = self._tables, self._rows, self._roles.split
+        of_tables = [table.split for table in tables]
+        by_path = not column and not any(of_tables)
+        folders = (rows.image_path(number).rpartition("/")[0] for number in range(rows.image_count))
+        own = list(folders) if by_path else []
+        of_folders = find_splits_of_folders(own)
+        if by_path and not of_folders:
+            of_tables = [table.split for table in name_splits_alike(tables, some=False)]
+
+        def find_split(number: int) -> str:
+            split = of_folders[own[number]] if of_folders else of_tables[rows.table_of[number]]
+            if not column:
+                return split
+            values = {str(cells.get(column) or "") for cells in rows.cells_of(number)}
+            if len(values) > 1:
+                raise SourceError(f"{rows.values_of(number)[-1][0]}: its image is in two splits")
+            return lower_known_split(min(values)) or split
+
+        return number_splits(self.tree.name(), map(find_split, range(rows.image_count)))
+
     def splits(self) -> Sequence[str]:
         """Returns the splits of all images, in packing order."""
         return in_packing_order(self._split_names)
@@ -188,11 +211,18 @@ class TableSource(FileRowSource):
         """Yields one row for each image of a split. It has the image's number and the paths of its further images."""
         number = self._split_names.index(split)
         for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
-            values: dict[str, Any] = {"entry": image}
-            for name, paths in self._rows.list_different(image, self._further).items() if self._further else ():
-                for n, path in enumerate(paths, 1):
-                    values[self._columns.names[number_further(name, n)]] = InTree(path)
-            yield FileRow(self._rows.image_path(image), values)
+            yield FileRow(
+                self._rows.image_path(image), {"entry": image, **self._further_files(image)}, self._rows.key_of(image)
+            )
+
+    def _further_files(self, image: int) -> dict[str, Any]:
+        """Returns the further images of an image, by column."""
+        further = self._rows.list_different(image, self._further) if self._further else {}
+        return {
+            self._columns.names[number_further(name, n)]: InTree(path)
+            for name, paths in further.items()
+            for n, path in enumerate(paths, 1)
+        }
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields of the image, further images, and the columns of :class:`RecordColumns`."""
@@ -211,7 +241,8 @@ class TableSource(FileRowSource):
 
     def describing_files(self) -> Iterable[str]:
         """Returns the tables, and the files that describe their classes."""
-        return [*self._table_files, *self._columns.class_files]
+        known = [] if self._class_table is None else [self._class_table.file]
+        return [*known, *self._table_files, *find_class_files(self.tree, self._table_files, DESCRIPTIONS)]
 
     @property
     def _table_files(self) -> list[str]:
@@ -219,10 +250,11 @@ class TableSource(FileRowSource):
         return [file for table in self._tables for file in table.files]
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims the files as the base does. Claims Kaggle's sample submissions, and tables that repeat others, as
-        evidence."""
+        """Claims the files as the base does. Claims as evidence Kaggle's sample submissions, tables that repeat others,
+        and Open Images' hierarchies of classes."""
         super().claim_files(claims)
-        for file in (*find_sample_submissions(self.tree), *(table.file for table in self._copies)):
+        hierarchies = find_class_files(self.tree, self._table_files, HIERARCHY)
+        for file in (*find_sample_submissions(self.tree), *(table.file for table in self._copies), *hierarchies):
             claims.claim(file, Role.EVIDENCE)
 
     def count_left_parts(self) -> Mapping[str, int]:
@@ -235,7 +267,7 @@ class TableSource(FileRowSource):
             self._rows.close()
         super().close()
 
-    def _declare_further_image(self, name: str) -> Image | Mask:
+    def _declare_further_image(self, name: str) -> Image | Images | Mask:
         """Returns the field of a column of further images: optional images.
 
         If the column's name means masks, the first readable file in the first 512 rows decides between masks and
@@ -243,8 +275,8 @@ class TableSource(FileRowSource):
         """
         if not looks_like_mask(name.lower()):
             return Image(optional=True)
-        rows = (cells.get(name) for _, cells in islice(self._rows, _MEASURED))
-        return infer_mask_field(self.tree, (path for path in rows if path is not None))
+        rows = (cells.get(name) or () for _, cells in islice(self._rows, _MEASURED))
+        return infer_mask_field(self.tree, chain.from_iterable(rows))
 
 
 _MAX_SPLITS = 100
@@ -264,44 +296,35 @@ def _measure_images(tree: Tree, rows: RowsByImage) -> dict[int, tuple[int, int]]
     return sizes
 
 
-def assign_splits(where: str, tables: Sequence[Table], rows: RowsByImage, column: str) -> tuple[list[str], bytearray]:
-    """Assigns each image its split. Returns the names of the splits, and the number of each image's split.
+def merge_declared_fields(tables: Sequence[Table]) -> dict[str, Field]:
+    """Returns the fields of the columns for which all tables, with those that are joined to them, declare the same."""
+    declared = [
+        {name: field for each in (table, *table.joined) for name, field in each.declared.items()} for table in tables
+    ]
+    return {name: field for name, field in declared[0].items() if all(each.get(name) == field for each in declared)}
 
-    The column of splits decides. If its cell is blank, the path of the image's table decides. Without either, the
-    images' own paths decide, if all of them name a split; else the names of several tables alike.
 
-    Raises :class:`SourceError` for an image in two splits, and for more than 100 splits.
+def name_object_columns(objects: ObjectColumn, facts: Mapping[str, ColumnFacts], given: dict[str, list[str]]) -> None:
+    """Adds the columns of objects to the columns by role that the user gives, if all their boxes have four numbers."""
+    boxes = objects.box_name
+    if "boxes" not in given and boxes in facts and facts[boxes].boxes is not None:
+        given["boxes"] = [boxes]
+        if objects.labels and not given.keys() & {"label", "labels"}:
+            given["label"] = [objects.label_name]
+        if objects.crowds:
+            given["crowds"] = [f"{objects.column}.{objects.crowds}"]
 
-    Args:
-        where: Name of the source, for messages.
-        tables: The tables, in the order of ``rows.table_of``.
-        rows: The rows of all tables.
-        column: Name of the column of splits; empty for none.
-    """
-    of_tables = [table.split for table in tables]
-    by_path = not column and not any(of_tables)
-    folders = (rows.image_path(number).rpartition("/")[0] for number in range(rows.image_count))
-    own = list(folders) if by_path else []
-    of_folders = find_splits_of_folders(own)
-    if by_path and not of_folders:
-        of_tables = [table.split for table in name_splits_alike(tables, some=False)]
-    names: list[str] = []
-    split_of = bytearray()
-    for number in range(rows.image_count):
-        split = of_tables[rows.table_of[number]]
-        if column:
-            values = {str(cells.get(column) or "") for cells in rows.cells_of(number)}
-            split = lower_known_split(min(values)) or split
-            if len(values) > 1:
-                raise SourceError(f"{rows.values_of(number)[-1][0]}: its image is in two splits")
-        elif of_folders:
-            split = of_folders[own[number]]
-        if split not in names:
-            names.append(split)
+
+def number_splits(where: str, splits: Iterable[str]) -> tuple[list[str], bytearray]:
+    """Returns the names of splits, and the number of each of ``splits``. Raises :class:`SourceError` for more than 100
+    names. ``where``: Name of the source, for messages."""
+    names: dict[str, int] = {}
+    numbers = bytearray()
+    for split in splits:
+        numbers.append(names.setdefault(split, len(names)))
         if len(names) > _MAX_SPLITS:
-            raise SourceError(f"{where}: more than {_MAX_SPLITS} splits in {column!r}")
-        split_of.append(names.index(split))
-    return names, split_of
+            raise SourceError(f"{where}: more than {_MAX_SPLITS} splits")
+    return [*names], numbers
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from packstore.core.errors import UsageError, printable
-from packstore.images.orientation import read_annotation_orientation, swaps_sides
-from packstore.images.sniff import HeaderError, sniff
+from packstore.core.fields import Array, Field, Json, Text
 from packstore.sources.columns import LABEL_COLUMNS, is_label_name, name_words
-from packstore.sources.huggingface.metadata import MISSING, ColumnValues, classify_text
 from packstore.sources.splits import is_split_value
+from packstore.sources.table.boxes import (
+    find_box_columns,
+    letters_and_digits,
+    parse_boxes,
+    parse_list,
+    parse_number_cell,
+)
 
 _SPLIT_NAMES = ("split", "set", "subset", "partition", "usage", "phase", "dataset", "data_set")
 _MAX_TEXTS, _LEAST_POINTS = 1 << 16, 3
@@ -23,83 +29,74 @@ _FLAGS = {"": None, "0": 0, "1": 1, "-1": -1, "0.0": 0, "1.0": 1, "-1.0": -1}
 _RUNS = re.compile(r"\d+ \d+( \d+ \d+)*")
 _CROWD_NAMES = ("iscrowd", "isgroupof")
 _RUN_NAMES = ("encodedpixels", "rle", "rlemask", "maskrle")
-_BOX_NUMBERS = {
-    "xyxy": (
-        *("xmin ymin xmax ymax", "x1 y1 x2 y2", "x0 y0 x1 y1", "xtl ytl xbr ybr", "left top right bottom"),
-        "minx miny maxx maxy",
-    ),
-    "cxcywh": (
-        *("cx cy w h", "xcenter ycenter width height", "xcenter ycenter w h", "centerx centery width height"),
-        "xc yc w h",
-    ),
-    "xywh": (
-        *("x y w h", "x y width height", "left top width height", "xmin ymin width height", "xmin ymin w h"),
-        *("x1 y1 w h", "x1 y1 width height"),
-    ),
-}
-_FOURS = [
-    (convention, tuple(before + number for number in four.split()))
-    for convention, sets in _BOX_NUMBERS.items()
-    for four in sets
-    for before in ("", "bbox", "box", "roi")
-]
-"""Convention, and the names of the four numbers of a box, without punctuation."""
 _BOX_NAMES = re.compile(r"(.*bbox|box|boxes|boundingbox|.*boxes?(string|list)?|rect|rectangle|region|roi)(es|s)?")
-_NO_BOX = ("no_box", "nobox", "no box", "none", "nan")
-"""Cells of images without a box; Global Wheat's is ``no_box``."""
+_INTEGER = re.compile(r"[+-]?(0|[1-9]\d{0,17})")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|inf)", re.IGNORECASE)
+MISSING = frozenset(
+    {"", "#N/A", "N/A", "n/a", "NA", "<NA>", "#NA", "NULL", "null", "None", "NaN", "nan", "-nan", "-NaN"}
+)
+"""Texts that pandas reads as a missing number."""
+_BOOLEANS = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
+_FORMS: Mapping[str, Callable[[Any], bool]] = {
+    "splits": lambda value: isinstance(value, str) and is_split_value(value),
+    "lists": lambda value: parse_class_list(value) is not None,
+    "number lists": lambda value: (found := parse_class_list(value)) is not None and all(map(_is_class_number, found)),
+    "runs": lambda value: isinstance(value, str) and _RUNS.fullmatch(value) is not None,
+}
+"""Forms of values: names of splits, lists of classes, lists of class numbers, and run lengths (``start length …``)."""
 
 
 @dataclass(slots=True)
 class ColumnFacts:
-    """Facts about all values of a column. Blank cells do not count, except for ``flags`` and ``empty``. Without values,
-    ``split``, ``lists`` and ``runs`` are true.
+    """Facts about all values of a column, from which :meth:`declare_field` chooses the column's type.
 
     Attributes:
-        values: Kinds of the values.
+        text: The table stores every value as text, as CSV does. ``kinds`` then say what the texts look like.
+        count: Number of values.
+        missing: Number of blank values among them: None and empty texts.
+        kinds: Kinds of the others: ``int``, ``float``, ``bool``, ``text``, ``document``; of lists, ``ints``,
+            ``numbers``, ``empty``.
         texts: Different values as texts; None if there are more than 65,536.
         flags: Which of 0, 1, -1 and blank (None) occur; None if there are other values.
-        split: All values are names of splits.
-        high: Largest number, at least 0.
+        fits: Names in :data:`_FORMS` of the forms that all values have so far.
         boxes: Conventions of the boxes, as the values state them; None if some value is no box.
-        lists: All values are lists of texts.
-        runs: All values are run lengths, ``start length start length …``.
-        empty: Some value is an empty text.
+        high: Largest number, at least 0.
         numbers: Number of values that are numbers.
         negatives: Number of values that are numbers below 0.
     """
 
-    values: ColumnValues = field(default_factory=ColumnValues)
+    text: bool = False
+    count: int = 0
+    missing: int = 0
+    kinds: set[str] = field(default_factory=set)
     texts: set[str] | None = field(default_factory=set)
     flags: set[int | None] | None = field(default_factory=set)
-    split: bool = True
-    high: float = 0.0
+    fits: set[str] = field(default_factory=lambda: set(_FORMS))
     boxes: set[str] | None = field(default_factory=set)
-    lists: bool = True
-    runs: bool = True
-    empty: bool = False
+    high: float = 0.0
     numbers: int = 0
     negatives: int = 0
 
-    def add_value(self, value: Any, *, text: bool) -> None:
-        """Updates all facts by the value of a cell. A blank cell changes only :attr:`values`, :attr:`flags` and
-        :attr:`empty`.
-
-        ``text``: the table holds only texts. Numbers are parsed then.
-        """
-        self.values.add_value(value, text=text)
+    def add_value(self, value: Any, text: bool) -> None:
+        """Updates the facts by the value of a cell of a table of texts or not. A blank cell changes only the counts and
+        :attr:`flags`."""
+        self.count += 1
         blank = value in (None, "")
-        self.empty |= value == ""
+        self.missing += blank
+        if not (value is None or (text and blank)):
+            self.kinds.add(classify_text(value) if text else _classify_value(value))
+            if text is not self.text:
+                self.kinds.add("document")
         shown = "" if blank else value if isinstance(value, str) else json.dumps(value, default=str)
         if self.flags is not None:
             self.flags = self.flags | {_FLAGS[shown]} if shown in _FLAGS else None
         if blank:
             return
-        self.split = self.split and isinstance(value, str) and is_split_value(value)
+        if self.fits:
+            self.fits = {form for form in self.fits if _FORMS[form](value)}
         if self.boxes is not None:
             cell = parse_boxes(value)
             self.boxes = None if cell is None else self.boxes | ({cell[1]} if cell[0] else set())
-        self.runs = self.runs and isinstance(value, str) and _RUNS.fullmatch(value) is not None
-        self.lists = self.lists and parse_text_list(value) is not None
         if self.texts is not None:
             self.texts.add(shown)
             if len(self.texts) > _MAX_TEXTS:
@@ -109,18 +106,41 @@ class ColumnFacts:
             self.negatives += number < 0
             self.high = max(self.high, number)
 
+    def declare_field(self) -> tuple[Field, Callable[[Any], Any]]:
+        """Returns the field that fits all values added, and the function that converts a value.
+
+        - Numbers, and booleans: :class:`Array`.
+        - Texts: :class:`Text`. In a table of texts, they may include numbers and booleans.
+        - Lists of numbers: a ragged :class:`Array`.
+        - Anything else, and no values: :class:`Json`.
+        """
+        kinds = self.kinds
+        if kinds == {"text"} or (self.text and kinds & {"text", "bool"} and kinds != {"bool"}):
+            return Text(), _to_text
+        if kinds and kinds <= {"int", "float"}:
+            dtype, kind = ("int64", int) if kinds == {"int"} else ("float64", float)
+            return Array(dtype), partial(_parse_number, kind) if self.text else _keep_value
+        if kinds == {"bool"}:
+            return Array("bool"), _BOOLEANS.get if self.text else _keep_value
+        if kinds and kinds <= {"ints", "numbers", "empty"} and kinds != {"empty"}:
+            return Array("float64" if "numbers" in kinds else "int64", ragged=True), _keep_value
+        return Json(), _keep_value
+
+    def holds(self, form: str) -> bool:
+        """Tells if some value is not blank, and all such values have a form in :data:`_FORMS`."""
+        return form in self.fits and self.filled_count > 0
+
     @property
     def numeric(self) -> bool:
         """All values are numbers or blank, and some is a number."""
-        return bool(self.values.kinds) and self.values.kinds <= {"int", "float"}
+        return bool(self.kinds) and self.kinds <= {"int", "float"}
 
     @property
     def class_kinds(self) -> set[str]:
         """Kinds of the values as classes. In a table of texts, numbers beside names are names: ``7`` beside ``A`` or
         ``007``. Not beside texts for missing values, such as ``NA``, alone."""
-        kinds = self.values.kinds
         names = (text for text in self.texts or () if classify_text(text) == "text" and text not in MISSING)
-        return {"text"} if self.values.text and "text" in kinds and any(names) else kinds
+        return {"text"} if self.text and "text" in self.kinds and any(names) else self.kinds
 
     @property
     def mostly_numeric(self) -> bool:
@@ -130,7 +150,7 @@ class ColumnFacts:
     @property
     def filled_count(self) -> int:
         """Number of values that are not blank."""
-        return self.values.count - self.values.missing
+        return self.count - self.missing
 
     def find_separator(self) -> str:
         """Returns the separator of classes within cells; empty if each cell is one class, or :attr:`texts` is None.
@@ -151,6 +171,68 @@ class ColumnFacts:
             if each == "|" or (len(parts) < len(cells) and any(single.intersection(parts) for parts in several)):
                 return each
         return ""
+
+
+def classify_text(value: str) -> str:
+    """Returns the kind of a text in CSV by its form: ``int``, ``float``, ``bool`` or ``text``.
+
+    An empty text is ``missing``. ``NA`` and the like are ``text``, and so are numbers with leading zeros, and those too
+    large for float64.
+    """
+    if value in MISSING:
+        return "text" if value else "missing"
+    if _INTEGER.fullmatch(value):
+        return "int"
+    if value in _BOOLEANS:
+        return "bool"
+    if not _NUMBER.fullmatch(value) or re.match(r"[+-]?0\d", value):
+        return "text"
+    return "text" if math.isinf(float(value)) and value[-1] not in "fF" else "float"  # an explicit inf is a number
+
+
+def _classify_value(value: Any) -> str:
+    """Returns the kind of a value of JSON or Arrow.
+
+    - None: ``missing``.
+    - Single values: ``int``, ``float``, ``bool`` or ``text``.
+    - Lists: ``ints``, ``numbers`` or ``empty``.
+    - Anything else, and integers beyond 64 bits: ``document``.
+    """
+    if value is None:
+        return "missing"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int" if -(2**63) <= value < 2**63 else "document"
+    if isinstance(value, (float, str)):
+        return "float" if isinstance(value, float) else "text"
+    if isinstance(value, list):
+        kinds = {"document" if isinstance(each, list) else _classify_value(each) for each in value}
+        if kinds <= {"int", "float"}:
+            return "empty" if not kinds else "ints" if kinds == {"int"} else "numbers"
+    return "document"
+
+
+def _keep_value(value: Any) -> Any:
+    """Returns a value unchanged."""
+    return value
+
+
+def to_class_number(value: Any) -> int | None:
+    """Converts a value to a class number. A missing value, and a number below 0, which is an unknown class, become
+    None."""
+    number = -1 if value is None or value in MISSING else int(value)
+    return None if number < 0 else number
+
+
+def _to_text(value: Any) -> str | None:
+    """Converts a value to a text. Returns None if it is missing or empty."""
+    return None if value is None or value == "" else str(value)
+
+
+def _parse_number(kind: type[int] | type[float], value: Any) -> int | float | None:
+    """Parses a text as a number of a type. Returns None for a missing number."""
+    return None if value is None or value in MISSING else kind(value)
 
 
 @dataclass(slots=True)
@@ -204,7 +286,7 @@ def find_roles(
         raise UsageError(f"no column {printable(unknown[0])}; columns: {', '.join(map(printable, list(facts)[:20]))}")
     roles = ColumnRoles()
     free = {name: each for name, each in facts.items() if not any(name in names for names in given.values())}
-    splits = (n for n, each in free.items() if n.lower() in _SPLIT_NAMES and each.split and each.filled_count)
+    splits = (n for n, each in free.items() if n.lower() in _SPLIT_NAMES and each.holds("splits"))
     roles.split = next(iter(given.get("split", splits)), "")
     free.pop(roles.split, None)
     roles.boxes, bare_label = tuple(given.get("boxes", ())), ""
@@ -213,12 +295,12 @@ def find_roles(
         if len(numbered) < _LEAST_POINTS:  # else x1, y1, x2, y2, x3, y3 … are points
             roles.boxes, roles.convention, bare_label = _find_box_columns(free, header)
         if not roles.boxes:
-            runs = (n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].runs and free[n].filled_count)
+            runs = (n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].holds("runs"))
             roles.runs = next(runs, "")
         free = {name: each for name, each in free.items() if name not in (*roles.boxes, roles.runs)}
     flagged = [name for name, each in free.items() if each.flags is not None and 1 in each.flags]
     crowds = (name for name in flagged if roles.boxes and letters_and_digits(name) in _CROWD_NAMES)
-    roles.crowds = next(crowds, "")
+    roles.crowds = next(iter(given.get("crowds", crowds)), "")
     if "keypoints" in given:
         names = given["keypoints"]
         roles.points = tuple((_point_name(x), x, y) for x, y in zip(names[::2], names[1::2], strict=True))
@@ -236,9 +318,9 @@ def find_roles(
         free.pop(roles.label, None)
     if roles.label:
         one = facts[roles.label]
-        plain = "label" not in given and one.values.kinds <= {"text"} and not one.lists
+        plain = "label" not in given and one.kinds <= {"text"} and not one.holds("lists")
         roles.separator = one.find_separator() if plain else ""
-        roles.several |= bool(roles.separator) or bool(one.filled_count and one.lists)
+        roles.several |= bool(roles.separator) or one.holds("lists")
     elif not roles.flags:
         roles.flags = _find_flag_columns(free, alone=not (roles.split or roles.boxes or roles.points))
     roles.rest = tuple(name for name in free if name not in roles.flags)
@@ -313,7 +395,9 @@ def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes
     fitting = [
         name
         for name, its in kinds.items()
-        if its <= {"text", "bool"} or (its == {"int"} and not free[name].values.negative) or free[name].lists
+        if (its <= {"text", "bool"} and free[name].texts is not None)
+        or (its == {"int"} and not free[name].negatives)
+        or (free[name].holds("lists") and (with_boxes or not free[name].holds("number lists")))
     ]
     named = [
         name for name in fitting if not (name.lower() == "y" and {"x", "X"} & free.keys())
@@ -354,151 +438,16 @@ def parse_flag(value: Any) -> int | None:
     return _FLAGS.get(shown)
 
 
-def convert_runs(text: str, width: int, height: int) -> tuple[list[float], dict[str, Any]]:
-    """Converts the run lengths of a mask from Kaggle's form to COCO's. Returns the mask's box (left, top, right,
-    bottom), and its runs.
-
-    Kaggle's ``EncodedPixels`` are pairs ``start length …``, column by column, from 1. COCO's are lengths alone, of
-    background and mask by turns. Raises :class:`ValueError` for runs outside of the image, or not in order.
-    """
-    counts, at = [], 0
-    left, top, right, bottom = width, height, 0, 0
-    numbers = list(map(int, text.split()))
-    for start, length in zip(numbers[::2], numbers[1::2], strict=True):
-        end = start - 1 + length
-        if start - 1 < at or length < 1 or end > width * height:
-            raise ValueError(f"its run {start} {length} is not in order, or not within {width} x {height} pixels")
-        counts += [start - 1 - at, length]
-        first, last = (start - 1) // height, (end - 1) // height
-        left, right = min(left, first), max(right, last + 1)
-        spans = first < last  # includes the bottom of one column and the top of the next
-        top = 0 if spans else min(top, (start - 1) % height)
-        bottom = height if spans else max(bottom, (end - 1) % height + 1)
-        at = end
-    rest = [width * height - at] if at < width * height else []
-    return [left, top, right, bottom], {"size": [height, width], "counts": counts + rest}
-
-
-def letters_and_digits(name: str) -> str:
-    """Returns the ASCII letters and digits of a name, in lower case."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def parse_number_cell(value: Any) -> float | None:
-    """Returns the number in a cell, also if it is written as text. Returns None for booleans, NaN, infinity and
-    other values."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+def parse_class_list(value: Any) -> list[Any] | None:
+    """Parses a cell with a list of classes: texts, also in the notation of JSON or Python, or numbers from 0. Returns
+    None for other values."""
+    classes = parse_list(value) if isinstance(value, str) and value[:1] == "[" else value
+    if not isinstance(classes, list):
         return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if number - number == 0 else None
+    fits = all(map(_is_class_number, classes)) or all(isinstance(each, str) for each in classes)
+    return classes if fits else None
 
 
-def is_blank(value: Any) -> bool:
-    """Tells if a cell has no value: None, an empty text or NaN."""
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
-def find_box_columns(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
-    """Finds the four columns with names of a box's numbers (``xmin`` …). Returns them and their convention.
-
-    Compares only letters and digits, without case. Prefers corners to centres, and centres to a corner with sizes.
-    Returns ``((), "")`` if there are no such columns.
-    """
-    plain = {letters_and_digits(name): name for name in names}
-    for convention, four in _FOURS:
-        if all(name in plain for name in four):
-            return tuple(plain[name] for name in four), convention
-    return (), ""
-
-
-def parse_boxes(value: Any) -> tuple[list[list[Any]], str] | None:
-    """Parses the boxes in a cell. Returns them, and their convention if the cell names it, else ``""``. A cell holds
-
-    - one box: ``[1, 2, 3, 4]``, ``1 2 3 4``, or an object of just four numbers, such as ``{"xmin": 1, …}``;
-    - several boxes: a list of them, or boxes separated by ``;``;
-    - no box: a text such as ``no_box``.
-
-    Python's notation is read, too. Returns None for other values, and for boxes of several conventions.
-    """
-    if isinstance(value, str):
-        text = value.strip()
-        if text.lower() in _NO_BOX:
-            return [], ""
-        if text[:1] in "[{(" and text:
-            value = _parse_list(text)
-        else:
-            value = [re.split(r"[\s,]+", part.strip()) for part in text.split(";") if part.strip()]
-    if isinstance(value, Mapping):
-        value = [value]
-    if not isinstance(value, list):
-        return None
-    if len(value) == 4 and not any(isinstance(each, (list, Mapping)) for each in value):
-        value = [value]
-    boxes: list[list[Any]] = []
-    conventions = set()
-    for each in value:
-        convention = ""
-        if isinstance(each, Mapping):
-            names, convention = find_box_columns(map(str, each))
-            if len(each) != len(names):
-                return None
-            each = [each[name] for name in names]
-        numbers = [parse_number_cell(part) for part in each] if isinstance(each, list) else []
-        if len(numbers) != 4 or None in numbers:
-            return None
-        boxes.append(numbers)
-        conventions.add(convention)
-    return (boxes, "".join(conventions)) if len(conventions) < 2 else None
-
-
-def parse_text_list(value: Any) -> list[str] | None:
-    """Parses a cell with a list of texts, also in the notation of JSON or Python. Returns None for other values."""
-    texts = _parse_list(value) if isinstance(value, str) and value[:1] == "[" else value
-    return texts if isinstance(texts, list) and all(isinstance(each, str) for each in texts) else None
-
-
-def _parse_list(text: str) -> Any:
-    """Parses a list or an object in the notation of JSON, Python or numpy. Returns None for other texts."""
-    plain = text if '"' in text else text.replace("'", '"')
-    whole = re.sub(r"(?<=\d)\.(?!\d)", "", plain)
-    for each in (plain, plain.replace("(", "[").replace(")", "]"), re.sub(r"(?<=\d)\s+(?=[-\d])", ", ", whole)):
-        try:
-            return json.loads(each)
-        except (ValueError, RecursionError):
-            continue
-    return None
-
-
-def read_row_boxes(cells: Mapping[str, Any], columns: Sequence[str]) -> list[list[float]]:
-    """Reads the boxes of a row; none if all cells are blank. A single column may hold several boxes in a cell.
-
-    Raises :class:`ValueError` for a cell that is no number, or no box.
-    """
-    values = [cells.get(name) for name in columns]
-    if all(map(is_blank, values)):
-        return []
-    if len(columns) == 1:
-        cell = parse_boxes(values[0])
-        if cell is None:
-            shown = printable(str(values[0])[:40])
-            raise ValueError(f"{printable(columns[0])} is {shown!r}, and should be four numbers, or a list of such")
-        return cell[0]
-    numbers = [parse_number_cell(value) for value in values]
-    for name, value, number in zip(columns, values, numbers, strict=True):
-        if number is None:
-            raise ValueError(f"{printable(name)} is {printable(str(value)[:40])!r}, and should be a number")
-    return [[number for number in numbers if number is not None]]
-
-
-def read_stored_sides(image: bytes) -> tuple[tuple[int, int], bool]:
-    """Reads width and height, as stored, of an image file, and if they change places in the upright image. Raises
-    :class:`ValueError` if it is no image."""
-    try:
-        info, swapped = sniff(image), swaps_sides(read_annotation_orientation(image))
-    except HeaderError as error:
-        raise ValueError(error.reason) from error
-    upright = swapped and info.kind == "tiff"  # whose header is read as decoded
-    return (info.height, info.width) if upright else (info.width, info.height), swapped
+def _is_class_number(value: Any) -> bool:
+    """Tells if a value of JSON is a whole number from 0."""
+    return type(value) is int and value >= 0

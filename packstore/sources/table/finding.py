@@ -3,36 +3,36 @@ possible table."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.plainjson import load_json, parse_float64
+from packstore.core.fields import Field
 from packstore.sources.beside import join, read_whole
 from packstore.sources.columns import FILE_COLUMNS
 from packstore.sources.contents import list_contents, suffix_of
-from packstore.sources.encodings import try_utf8
-from packstore.sources.huggingface.metadata import read_json_lines, read_parquet_rows
+from packstore.sources.huggingface import features as hf
+from packstore.sources.huggingface.features import ObjectColumn
 from packstore.sources.ignoring import escape_pattern, ignore_paths
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.splits import find_split_of_file
 from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, split_path
+from packstore.sources.table.reading import (
+    MAX_BYTES,
+    SUFFIXES,
+    TEXT,
+    TableRow,
+    batch_rows,
+    declare_parquet,
+    name_columns,
+    read_table,
+)
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
-_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".lst")
-_TEXT = (".csv", ".tsv", ".txt", ".lst")
-"""Suffixes of tables whose columns have names only in a header."""
-_BLOCK = 4096
-MAX_BYTES, _MAX_COLUMNS, _MAX_LINE = 1 << 30, 1 << 14, 1 << 20
-_NAMED = re.compile(rf"(.+?(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))}))(?:[ \t]+(.*))?", re.I)
-"""Line of text: an image, whose name may have blanks, and the rest."""
 _SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
 """Names of Kaggle's sample submissions: forms to fill in, whose values mean nothing."""
 _NO_TABLE = re.compile(r"(readme|licen[cs]e|requirements|notes?|class(es)?|labels?_?names?|obj)\b.*\.(txt|json)", re.I)
@@ -40,18 +40,6 @@ _BOXES = re.compile(r"(.*/)?[\w-]*annotations-bbox\.csv", re.I)
 _FEW, _SEARCHED = 16, 48
 _WORDS = re.compile(r"[^\W\d_][^\d.]*(\.\D+)?")
 _IDS = re.compile(r".*(image|img|file|path|name|photo|picture|^id|_id|uuid).*", re.I)
-
-
-class TableRow(NamedTuple):
-    """Row of a table.
-
-    Attributes:
-        place: File, and line or number of the row, for messages.
-        cells: Values by column.
-    """
-
-    place: str
-    cells: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -67,6 +55,9 @@ class Table:
         split: Split that the path names; ``""`` for none.
         joined: Tables of the same images whose columns are added to its rows.
         is_list: It has one column.
+        declared: Fields of its columns, if the table states types.
+        objects: Column of objects with boxes, whose members :meth:`rows` turns into columns.
+        strip: Texts lose the white space around them.
     """
 
     file: str
@@ -77,6 +68,9 @@ class Table:
     split: str = ""
     joined: tuple[Table, ...] = ()
     is_list: bool = False
+    declared: Mapping[str, Field] = field(default_factory=dict)
+    objects: ObjectColumn | None = None
+    strip: bool = True
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -86,12 +80,17 @@ class Table:
     @property
     def is_text(self) -> bool:
         """True if all cells are texts, and only a header names the columns."""
-        return suffix_of(self.file) in _TEXT
+        return suffix_of(self.file) in TEXT
 
     @property
     def has_names(self) -> bool:
         """True if the columns have names."""
         return self.header or not self.is_text
+
+    @property
+    def form(self) -> tuple[str, str, bool, str]:
+        """Folder, suffix, header and column of images, which tables of several splits share."""
+        return self.file.rpartition("/")[0], suffix_of(self.file), self.header, self.image
 
     @property
     def has_row_per_image(self) -> bool:
@@ -101,7 +100,39 @@ class Table:
     def rows(self, tree: Tree) -> Iterator[TableRow]:
         """Yields all rows of the table's file, but not the header, nor rows of joined tables. Raises
         :class:`SourceError` for a malformed row."""
-        return read_table(tree, self.file, self.header)
+        rows = read_table(tree, self.file, self.header, strip=self.strip)
+        return rows if self.objects is None else (row._replace(cells=self.objects.expand(row.cells)) for row in rows)
+
+    def named_rows(self, tree: Tree, index: ImageIndex) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
+        """Yields the image that each row names, its place, and its other cells; those of further images are paths."""
+        for block in batch_rows(self.rows(tree)):
+            paths = {
+                name: [*naming.find_paths(index, [row.cells.get(name) for row in block])]
+                for name, naming in {self.image: self.naming, **self.further}.items()
+            }
+            for number, (place, cells) in enumerate(block):
+                found = {name: its[number] for name, its in paths.items()}
+                image = found.pop(self.image)
+                further = {name: None if path is None else [path] for name, path in found.items()}
+                yield image, place, {name: each for name, each in cells.items() if name != self.image} | further
+
+
+class KindCounter:
+    """Finds the column of objects with boxes by all values of a table."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, hf.ValueKind | None] = {}
+
+    def count_cells(self, cells: Mapping[str, Any]) -> None:
+        """Merges the kinds of the values of a row with those so far."""
+        for name, value in cells.items():
+            if isinstance(value, (list, dict)):
+                self._kinds[name] = hf.merge_kinds(self._kinds.get(name), hf.classify_value(value))
+
+    def find_objects(self) -> ObjectColumn | None:
+        """Returns the only column of objects with boxes; None for none or several, and for a column of boxes alone."""
+        found = hf.find_object_column({name: kind for name, kind in self._kinds.items() if kind is not None})
+        return found if found is not None and found.boxes else None
 
 
 def is_open_images_boxes(file: str) -> bool:
@@ -117,7 +148,7 @@ def list_possible_tables(tree: Tree) -> list[str]:
     """
     files = []
     for folder, contents in list_contents(tree).folders.items():
-        for suffix in _SUFFIXES:
+        for suffix in SUFFIXES:
             names = contents.others.get(suffix)
             if names is not None and names.count <= _FEW:
                 files += [join(folder, n) for n in names.first if not (_SAMPLE.fullmatch(n) or _NO_TABLE.fullmatch(n))]
@@ -130,7 +161,7 @@ def find_sample_submissions(tree: Tree) -> list[str]:
         join(folder, name)
         for folder, contents in list_contents(tree).folders.items()
         for name in contents.other_names
-        if _SAMPLE.fullmatch(name) and suffix_of(name) in _SUFFIXES
+        if _SAMPLE.fullmatch(name) and suffix_of(name) in SUFFIXES
     ]
 
 
@@ -178,7 +209,7 @@ def separate_repeated_tables(tree: Tree, tables: Sequence[Table]) -> tuple[list[
 def name_splits_alike(tables: Sequence[Table], some: bool = True) -> list[Table]:
     """Names the split of each table after its file, if it has none, but a table of the same folder, suffix and columns
     has: ``quiz.lst`` beside ``train.lst`` is ``quiz``. With ``some`` false, that table needs no split."""
-    alike = [(table.file.rpartition("/")[0], suffix_of(table.file), table.header, table.image) for table in tables]
+    alike = [table.form for table in tables]
     pairs = [*zip(tables, alike, strict=True)]
     known = {key for table, key in pairs if table.split or (not some and alike.count(key) > 1)}
     stems = [table.file.rpartition("/")[2].rpartition(".")[0].lower() for table in tables]
@@ -220,7 +251,7 @@ def examine_table(
     """
     counters: dict[str, NamingCounter] = {}
     first: dict[str, Any] = {}
-    rows = 0
+    rows, kinds = 0, KindCounter()
     failure: SourceError | None = None
     try:
         for block in batch_rows(read_table(tree, file, header=False)):
@@ -229,6 +260,8 @@ def examine_table(
             for name in dict.fromkeys([*listed[: _SEARCHED // 2], *listed[-_SEARCHED // 2 :]]):
                 counter = counters.setdefault(name, NamingCounter(index))
                 counter.count_values(row.cells.get(name) for row in block)
+            for row in block if suffix_of(file) not in TEXT else ():
+                kinds.count_cells(row.cells)
             rows += len(block)
     except SourceError as error:
         failure = error
@@ -240,7 +273,7 @@ def examine_table(
         if suffix_of(file) in (".txt", ".json", ".lst") and not (named or asked):
             return None
         raise failure
-    header = suffix_of(file) in _TEXT and _is_header(first, ways)
+    header = suffix_of(file) in TEXT and _is_header(first, ways)
     rows -= header
     if header:  # the first line names the columns, which had numbers so far
         names = dict(zip(first, name_columns([str(cell) for cell in first.values()]), strict=True))
@@ -272,7 +305,13 @@ def examine_table(
         for name, other in likely.items()
         if name != main and not other.by_stem and counters[name].list_named() != counters[main].list_named()
     }
-    return Table(file, header, main, way, further, find_split_of_file(file), is_list=len(first) < 2)
+    declared = declare_parquet(tree, file, {}) if suffix_of(file) == ".parquet" else {}
+    return Table(
+        *(file, header, main, way, further, find_split_of_file(file)),
+        is_list=len(first) < 2,
+        declared=declared,
+        objects=kinds.find_objects(),
+    )
 
 
 def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming]) -> bool:
@@ -330,7 +369,7 @@ def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
 
     Their :attr:`Table.joined` has the tables that were joined to them. Tables fit if they name as many images, and
     share no column in the first 4,096 rows. If the earlier table has several rows per image, it may also have fewer
-    images. :class:`JoinedRows` finds later if the images are the same.
+    images. :func:`join_rows` finds later if the images are the same.
     """
     groups: list[Table] = []
     columns: list[set[str]] = []
@@ -359,193 +398,43 @@ def _can_join(one: Table, other: Table) -> bool:
     return enough == 0 if one.has_row_per_image else enough >= 0
 
 
-class JoinedRows:
-    """Rows of the tables that are joined to one, by image; in memory. Creating it reads these tables.
+def join_rows(tree: Tree, table: Table, index: ImageIndex) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
+    """Yields the image, place and cells of each row of a table, together with the image's cells in the tables that are
+    joined to it; these are in memory. The image is None if a row names none.
 
-    If the first table has several rows per image, the joined tables may have more images. Joining rows raises
+    If the first table has several rows per image, the joined tables may have more images: a row of each follows. Raises
     :class:`AmbiguousSourceError` if the tables otherwise do not name the same images, or have a column in common.
     """
+    joined: dict[str, dict[str, Any]] = {}
+    times: Counter[str] = Counter()
 
-    def __init__(self, tree: Tree, table: Table, index: ImageIndex) -> None:
-        self._tree, self._table = tree, table
-        self._rows: list[dict[str, Mapping[str, Any]]] = []
-        for other in table.joined:
-            rows: dict[str, Mapping[str, Any]] = {}
-            for block in batch_rows(other.rows(tree)):
-                images = other.naming.find_paths(index, [row.cells.get(other.image) for row in block])
-                for row, image in zip(block, images, strict=True):
-                    if image is not None:
-                        rows[image] = {name: value for name, value in row.cells.items() if name != other.image}
-            self._rows.append(rows)
-        self._taken: set[str] = set()
-
-    def join_cells(self, image: str, cells: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns ``cells`` of an image together with its cells in the joined tables. Marks the image as taken.
-
-        Raises :class:`AmbiguousSourceError` if a joined table does not name the image, or has a column in common with
-        another.
-        """
-        row = dict(cells)
-        for other, rows in zip(self._table.joined, self._rows, strict=True):
-            more = rows.get(image)
-            if more is None or row.keys() & more.keys():
-                raise self._mismatch_error(image, other)
-            row |= more
-        self._taken.add(image)
-        return row
-
-    def remaining_images(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields images that :meth:`join_cells` was not called for, with their cells in the joined tables.
-
-        Raises :class:`AmbiguousSourceError` if there are such images, but the first table has one row for each image.
-        """
-        for image in dict.fromkeys(image for rows in self._rows for image in rows if image not in self._taken):
-            if self._table.has_row_per_image:
-                raise self._mismatch_error(image, self._table.joined[0])
-            yield image, self.join_cells(image, {})
-
-    def _mismatch_error(self, image: str, other: Table) -> AmbiguousSourceError:
-        """Returns the error for two tables that name different images, or have a column in common."""
-        files = self._table.file, other.file
-        return AmbiguousSourceError(
-            f"{self._tree.name()}: {' and '.join(map(printable, files))} name as many images, but not the same, or "
+    def refuse(image: str) -> NoReturn:
+        raise AmbiguousSourceError(
+            f"{tree.name()}: {' and '.join(map(printable, table.files))} name as many images, but not the same, or "
             f"have a column in common ({printable(image)}): leave one out with --ignore",
-            [Answer(ignore_paths([file])) for file in files],
+            [Answer(ignore_paths([file])) for file in table.files],
         )
 
-
-def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
-    """Yields all rows of a table in any format. Reads the file whole.
-
-    Columns of text without a ``header`` are named ``1``, ``2`` …; cells of text are stripped strings. Raises
-    :class:`SourceError` for a file over 1 GiB, and, with file and line, for a malformed row.
-
-    Raises :class:`AmbiguousSourceError` for an unknown encoding only after the last row. By then the caller knows if
-    the rows name images.
-    """
-    shown, suffix = tree.name(file), suffix_of(file)
-    if suffix not in _TEXT:
-        reader = {".json": _read_json_list, ".parquet": read_parquet_rows}.get(suffix, read_json_lines)
-        for place, values in _read_converted(tree, file, reader):
-            yield TableRow(f"{shown}, {place}", values)
-        return
-    names: list[str] = []
-    for number, cells in read_cells(tree, file):
-        place = f"{shown}, line {number}"
-        if not names:
-            names = name_columns(cells) if header else [str(n) for n in range(1, len(cells) + 1)]
-            if len(set(names)) < len(names):
-                raise SourceError(f"{place}: the header has a column twice")
-            if len(names) > _MAX_COLUMNS:
-                raise SourceError(f"{place}: {len(names):,} columns; at most {_MAX_COLUMNS:,} are read")
-            if header:
-                continue
-        if len(cells) != len(names):
-            raise SourceError(f"{place}: {len(cells)} fields, the first line has {len(names)}")
-        yield TableRow(place, dict(zip(names, cells, strict=True)))
-
-
-def read_cells(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number and cells of each row of a table of text, including the header.
-
-    ``data``: the first bytes of the file; None reads all of it. Raises :class:`SourceError` for a malformed row. Raises
-    :class:`AmbiguousSourceError` for an unknown encoding after the last row.
-    """
-    return _read_converted(tree, file, partial(_split_lines, suffix_of(file)), data)
-
-
-def _read_converted(
-    tree: Tree, file: str, reader: Callable[[bytes, str], Iterator[Any]], data: bytes | None = None
-) -> Iterator[Any]:
-    """Yields what ``reader`` reads from a file that is converted to UTF-8. Raises the error about its encoding last."""
-    shown, fault = tree.name(file), None
-    data = read_whole(tree, file, MAX_BYTES) if data is None else data
-    if suffix_of(file) != ".parquet":
-        data, fault = try_utf8(data, tree.encoding, shown)
-    yield from reader(data, shown)
-    if fault is not None:
-        raise fault
-
-
-def batch_rows(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yields lists of 4096 rows; the last list is shorter. If reading raises :class:`SourceError`, first yields the
-    rows that were read."""
-    block: list[Any] = []
-    try:
-        for row in rows:
-            block.append(row)
-            if len(block) == _BLOCK:
-                yield block
-                block = []
-    except SourceError:
-        if block:
-            yield block
-        raise
-    if block:
-        yield block
-
-
-def name_columns(cells: Sequence[str]) -> list[str]:
-    """Names the columns of a header. A column without a name gets its number.
-
-    If another column has this name, it is ``index``, or ``column NUMBER`` if that is taken, too.
-    """
-    taken = set(cells)
-    return [
-        name or next(free for free in (str(n), "index", f"column {n}") if free not in taken)
-        for n, name in enumerate(cells, 1)
-    ]
-
-
-def _read_json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields place and values of each object in a JSON list. Raises :class:`SourceError` for any other content."""
-    try:
-        items = load_json(data, "is no JSON", parse_float=parse_float64)
-    except ValueError as error:
-        raise SourceError(f"{shown}: {printable(str(error))}") from None
-    if not isinstance(items, list):
-        raise SourceError(f"{shown} is not a list of objects")
-    for number, value in enumerate(items):
-        if not isinstance(value, dict):
-            raise SourceError(f"{shown}, item {number}: no object of values by name")
-        yield f"item {number}", value
-
-
-def _split_lines(suffix: str, data: bytes, shown: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number and stripped cells of each row that is not blank.
-
-    Suffix and first line tell if the text is CSV, or if blanks divide the cells. Raises :class:`SourceError` for
-    malformed CSV.
-    """
-    first = data[:_MAX_LINE].lstrip(b"\xef\xbb\xbf\r\n \t").split(b"\n", 1)[0].decode("utf-8", "replace")
-    delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=first.count)  # a comma if there is none
-    lines = _decode_lines(data, shown)
-    if suffix not in (".tsv", ".csv") and (delimiter == "\t" or delimiter not in first):
-        numbered = suffix == ".lst" or bool(find_split_of_file(shown.rpartition("/")[2]))  # 0 a.png basic
-        for number, line in enumerate(lines, 1):
-            if text := line.strip():
-                words = text.split()
-                match = None if numbered and words[0].isdecimal() else _NAMED.fullmatch(text)
-                yield number, [match[1], *(match[2] or "").split()] if match else words
-        return
-    reader = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True)
-    begin = 1
-    try:
-        for cells in reader:
-            if any(map(str.strip, cells)):
-                yield begin, [cell.strip() for cell in cells]
-            begin = reader.line_num + 1
-    except csv.Error as error:
-        reason = "a quote is not closed" if "unexpected end" in str(error) else printable(str(error))
-        raise SourceError(f"{shown}, line {begin}: not CSV: {reason}") from None
-
-
-def _decode_lines(data: bytes, shown: str) -> Iterator[str]:
-    """Yields the text of each line. Raises :class:`SourceError` for a line that is too long or not text."""
-    for number, raw in enumerate(io.BytesIO(data.removeprefix(b"\xef\xbb\xbf")), 1):
-        where = f"{shown}, line {number}"
-        if len(raw) > _MAX_LINE:
-            raise SourceError(f"{where}: {len(raw):,} bytes in a line; at most {_MAX_LINE:,} are read")
-        if b"\0" in raw:
-            raise SourceError(f"{where}: has a NUL byte, so this is not a text (or --column encoding=utf-16-le)")
-        yield raw.decode()
+    for other in table.joined:
+        for image, _, cells in other.named_rows(tree, index):
+            if image is not None:
+                if joined.setdefault(image, {}).keys() & cells.keys():
+                    refuse(image)
+                joined[image] |= cells
+                times[image] += 1
+    differing = next((image for image, count in times.items() if count != len(table.joined)), None)
+    if differing is not None:
+        refuse(differing)
+    taken = set()
+    for image, place, cells in table.named_rows(tree, index):
+        if image is not None and table.joined:
+            if image not in joined or joined[image].keys() & cells.keys():
+                refuse(image)
+            taken.add(image)
+            cells |= joined[image]
+        yield image, place, cells
+    for image, cells in joined.items():
+        if image not in taken:
+            if table.has_row_per_image:
+                refuse(image)
+            yield image, tree.name(table.joined[0].file), cells

@@ -141,13 +141,21 @@ class Naming:
         """Yields the path of the image that each value names; None if it names none. Takes the first of
         :attr:`bases` that has the image."""
         divided = [split_path(value) or ("", "") for value in values]
-        numbers = index.find_images(divided, self.by_stem, self.whole_path)
-        for (folder, name), alike in zip(divided, numbers, strict=True):
-            places = {self.find_base(index.folder_of_image(number), folder): number for number in alike}
+        for (_, name), places in zip(divided, self.find_places(index, divided), strict=True):
             chosen = next((base for base in self.bases if base in places), None)
             yield None if chosen is None else index.path_of_image(places[chosen], name, self.by_stem)
 
-    def find_base(self, place: str, folder: str) -> str | None:
+    def find_places(self, index: ImageIndex, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[str, int]]:
+        """Yields the numbers of the images that each pair of folder and name may mean, by the folder to which the pair
+        is relative."""
+        for (folder, _), alike in zip(pairs, index.find_images(pairs, self.by_stem, self.whole_path), strict=True):
+            places: dict[str, int] = {}
+            for number in alike:
+                if (base := self._find_base(index.folder_of_image(number), folder)) is not None:
+                    places.setdefault(base, number)
+            yield places
+
+    def _find_base(self, place: str, folder: str) -> str | None:
         """Returns the folder to which a cell's ``folder`` is relative, if it means the folder ``place`` of an image.
         None if it does not.
 
@@ -182,12 +190,7 @@ class NamingCounter:
         for way, bases, images in self._ways:
             way.rows += len(divided)
             way.words += words
-            found = self._index.find_images(divided, way.by_stem, way.whole_path)
-            for (folder, _), numbers in zip(divided, found, strict=True):
-                places: dict[str, int] = {}
-                for number in numbers:
-                    if (base := way.find_base(self._index.folder_of_image(number), folder)) is not None:
-                        places.setdefault(base, number)
+            for places in way.find_places(self._index, divided):
                 if places:
                     way.hits += 1
                     images.append(next(iter(places.values())))
@@ -257,11 +260,23 @@ class RowsByImage(ValuesByImage):
         facts: Facts about each column, except the columns of images.
     """
 
-    def __init__(self, tree: Tree, tables: Sequence[Any], rows: Iterable[NamedRow]) -> None:
+    def __init__(self, tree: Tree, tables: Sequence[Any], rows: Iterable[NamedRow], merge: bool = True) -> None:
+        """Reads all rows. ``merge``: all rows of an image are one sample. False makes each row a sample: a null
+        character and the number of earlier rows of its image follow its path."""
         self.table_of = array("q")
         self.facts: dict[str, ColumnFacts] = {}
-        self._tree, self._tables = tree, tables
+        self._tree, self._tables, self._merge = tree, tables, merge
+        self._repeats: Counter[str] = Counter()
         super().__init__(tree, self._record_rows(rows))
+        self._repeats.clear()
+
+    def image_path(self, image: int) -> str:
+        """Returns the path of an image."""
+        return super().image_path(image).partition("\0")[0]
+
+    def key_of(self, image: int) -> str:
+        """Returns the key of an image's sample: its path, with ``#1`` … for further rows that are samples."""
+        return super().image_path(image).replace("\0", "#")
 
     def cells_of(self, image: int) -> list[dict[str, Any]]:
         """Returns the cells of an image's rows, in order. Thread-safe."""
@@ -270,7 +285,7 @@ class RowsByImage(ValuesByImage):
     def list_different(self, image: int, columns: Iterable[str]) -> dict[str, list[str]]:
         """Returns the different values of an image's rows by column. Missing values are left out."""
         rows = self.cells_of(image)
-        return {name: list(dict.fromkeys(c[name] for c in rows if c.get(name) is not None)) for name in columns}
+        return {name: list(dict.fromkeys(path for cells in rows for path in cells.get(name) or ())) for name in columns}
 
     def _record_rows(self, rows: Iterable[NamedRow]) -> Iterator[tuple[str, Any]]:
         """Updates the facts about the columns of each row. Yields its image, and its place and cells.
@@ -279,6 +294,9 @@ class RowsByImage(ValuesByImage):
         """
         for image, number, place, cells in rows:
             table = self._tables[number]
+            if not self._merge and self.has_image(image):
+                self._repeats[image] += 1
+                image = f"{image}\0{self._repeats[image]}"
             owner = self.number_image(image)
             if owner == len(self.table_of):
                 self.table_of.append(number)
@@ -291,5 +309,5 @@ class RowsByImage(ValuesByImage):
                 )
             for name, value in cells.items():
                 if name not in table.further:
-                    self.facts.setdefault(name, ColumnFacts()).add_value(value, text=table.is_text)
+                    self.facts.setdefault(name, ColumnFacts(table.is_text)).add_value(value, table.is_text)
             yield image, [place, cells]

@@ -33,8 +33,9 @@ from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import Row
 from packstore.sources.splits import find_split_of_file
 from packstore.sources.table import TableSource
-from packstore.sources.table.finding import Table, find_sample_submissions, list_possible_tables, read_cells
+from packstore.sources.table.finding import Table, find_sample_submissions, list_possible_tables
 from packstore.sources.table.images import NamedRow, Naming
+from packstore.sources.table.reading import read_cells
 from packstore.sources.tree import Tree
 
 _SUFFIXES = (".csv", ".tsv")
@@ -50,14 +51,12 @@ class PixelTable(Table):
     """Table of pixels.
 
     Attributes:
-        names: Names of all columns.
-        pixels: Places of the columns of pixels, in order. If there is only one, each cell is an image.
+        pixels: Columns of pixels, in order. If there is only one, each cell is an image.
     """
 
     image: str = "the pixels"
     naming: Naming = field(default_factory=lambda: Naming(False, False))
-    names: list[str] = field(default_factory=list)
-    pixels: list[int] = field(default_factory=list)
+    pixels: list[str] = field(default_factory=list)
 
 
 class PixelTableSource(TableSource):
@@ -71,9 +70,8 @@ class PixelTableSource(TableSource):
     kind = "pixel_table"
     _tables: Sequence[PixelTable]
 
-    def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
-        """Finds the tables of pixels, and sets ``_tables``. Raises :class:`SourceError` if there is none, or a header
-        has a column twice.
+    def _find_tables(self, given: dict[str, list[str]]) -> None:
+        """Finds the tables of pixels, and sets ``_tables``. Raises :class:`SourceError` if there is none.
 
         Raises :class:`AmbiguousSourceError` for several that do not name different splits.
         """
@@ -82,9 +80,6 @@ class PixelTableSource(TableSource):
             raise SourceError(
                 f"{printable(str(self.path))} has no table of pixels: a column pixels, or columns pixel0, pixel1 …"
             )
-        for table in self._tables:
-            if len(set(table.names)) < len(table.names):
-                raise SourceError(f"{self.tree.name(table.file)}: the header has a column twice")
         splits = {table.split for table in self._tables}
         if len(splits) < len(self._tables) or (len(splits) > 1 and "" in splits):
             named = [table.file for table in self._tables]
@@ -102,28 +97,21 @@ class PixelTableSource(TableSource):
         """
         self._sizes = images = 0
         with tempfile.TemporaryFile() as kept:
-            for place, table in enumerate(self._tables):
-                rest = [n for n in range(len(table.names)) if n not in set(table.pixels)]
-                for number, (line, cells) in enumerate(read_cells(self.tree, table.file)):
-                    where = f"{self.tree.name(table.file)}, line {line}"
-                    if number == 0 and table.header:
-                        continue
-                    if len(cells) != len(table.names):
-                        raise SourceError(f"{where}: {len(cells)} fields, the first line has {len(table.names)}")
-                    self._write_pixels(kept, cells, table.pixels, where)
-                    values = {table.names[n]: cells[n] for n in rest}
-                    yield NamedRow(str(images), place, where, values)
+            for number, table in enumerate(self._tables):
+                for place, cells in table.rows(self.tree):
+                    pixels = [cells.pop(name) for name in table.pixels]
+                    self._write_pixels(kept, pixels[0].split() if len(pixels) == 1 else pixels, place)
+                    yield NamedRow(str(images), number, place, cells)
                     images += 1
             kept.flush()
             self._pixels: OpenFile | None = OpenFile(os.dup(kept.fileno()))
 
-    def _write_pixels(self, file: Any, cells: Sequence[str], pixels: Sequence[int], where: str) -> None:
+    def _write_pixels(self, file: Any, texts: Sequence[str], where: str) -> None:
         """Checks the pixels of a row and writes them to the file.
 
         Raises :class:`SourceError` for numbers other than 0 to 255, and for images that are no squares. Raises it also
         for another number of pixels than before.
         """
-        texts = cells[pixels[0]].split() if len(pixels) == 1 else [cells[n] for n in pixels]
         try:
             raw = bytes(map(int, texts))
         except ValueError:
@@ -226,10 +214,10 @@ def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) ->
     if len(one) == 1:
         second = next(lines, (0, []))[1]
         full = len(second) == len(first) and len(second[one[0]].split()) >= _LEAST
-        return PixelTable(file, True, split=split, names=first, pixels=one) if full else None
-    many = [n for n, name in enumerate(first) if _PIXEL.fullmatch(name)]
+        return PixelTable(file, True, split=split, pixels=[first[one[0]]]) if full else None
+    many = [name for name in first if _PIXEL.fullmatch(name)]
     if len(many) >= _LEAST and find_square_shape(len(many)) is not None:
-        return PixelTable(file, True, split=split, names=first, pixels=many)
+        return PixelTable(file, True, split=split, pixels=many)
     if not all(cell.isdecimal() and int(cell) <= 255 for cell in first) or find_square_shape(len(first) - 1) is None:
         return None
     names = [str(n) for n in range(1, len(first) + 1)]
@@ -241,8 +229,7 @@ def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) ->
             "--column label=COL",
             [Answer(("--column", f"label={other}")), Answer(("--column", f"label={last}"))],
         )
-    places = [n for n, name in enumerate(names) if name != label]
-    return PixelTable(file, False, split=split, names=names, pixels=places)
+    return PixelTable(file, False, split=split, pixels=[name for name in names if name != label])
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -8,28 +8,18 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from packstore.core.column import CROWD
-from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Json, Keypoints, Label, Labels
-from packstore.sources.annotation_formats.parsing import parse_json
-from packstore.sources.beside import join, read_text
-from packstore.sources.boxes import BoxConventionCounter, to_corners
+from packstore.sources.beside import join
+from packstore.sources.boxes import to_corners
 from packstore.sources.columns import make_column_names
 from packstore.sources.schema import RELATIVE, UPRIGHT_VALUES
-from packstore.sources.table.columns import (
-    ColumnRoles,
-    convert_runs,
-    is_blank,
-    parse_flag,
-    parse_number_cell,
-    parse_text_list,
-    read_row_boxes,
-    read_stored_sides,
-)
-from packstore.sources.table.finding import MAX_BYTES, Table, batch_rows, read_cells
+from packstore.sources.table.boxes import convert_runs, is_blank, parse_number_cell, read_row_boxes, read_stored_sides
+from packstore.sources.table.columns import ColumnRoles, parse_class_list, parse_flag, to_class_number
+from packstore.sources.table.finding import Table
 from packstore.sources.table.images import RowsByImage
+from packstore.sources.table.reading import read_cells
 from packstore.sources.tree import Tree
 
 _UNCERTAIN, _BLANK = "uncertain", "unmentioned"
@@ -38,9 +28,8 @@ _MAX_CLASSES = 1 << 16
 _OPEN_IMAGES = re.compile(
     r"(.*/)?[\w-]*annotations-(bbox|(human|machine)-imagelabels|object-segmentation)[\w-]*\.csv", re.I
 )
-_HIERARCHY = re.compile(r"[\w-]*hierarchy[\w-]*\.json", re.I)
-_DEEPEST = 64
-_DESCRIPTIONS = re.compile(r"[\w-]*class-descriptions[\w-]*\.csv", re.I)
+HIERARCHY = re.compile(r"[\w-]*hierarchy[\w-]*\.json", re.I)
+DESCRIPTIONS = re.compile(r"[\w-]*class-descriptions[\w-]*\.csv", re.I)
 
 
 class RecordColumns:
@@ -55,7 +44,7 @@ class RecordColumns:
         roles: ColumnRoles,
         further: Mapping[str, int],
         convention: str,
-        class_table: ClassTable | None = None,
+        declared: Mapping[str, Field],
     ) -> None:
         """Reads nothing yet.
 
@@ -66,17 +55,16 @@ class RecordColumns:
             roles: Columns of the tables by their meaning.
             further: Columns that name further images, each with the most that an image has.
             convention: Convention of the boxes; empty without boxes.
-            class_table: Table that describes the classes; None for none.
+            declared: Fields of the columns whose types the tables state.
         """
         self._tree, self._files, self._rows, self._roles = tree, files, rows, roles
-        self._further, self._convention, self._class_table = further, convention, class_table
+        self._further, self._convention, self._declared = further, convention, declared
 
     def declare_fields(self) -> dict[str, Field]:
         """Returns the field of each column; reads rows as needed. The columns:
 
         - ``boxes``; with ``segmentations`` if the rows have masks, and ``iscrowd`` if a box is a crowd.
         - ``label`` or ``labels``, and ``tags``: classes of rows without a box.
-        - ``parents``: the classes above.
         - Flags: ``label``, or ``labels`` with ``uncertain`` and ``unmentioned``.
         - ``keypoints`` with ``keypoint_labels``.
         - A column for each other column of the tables.
@@ -101,8 +89,6 @@ class RecordColumns:
                 fields["label"] = Label(classes, optional=self._lacks_values(roles.label))
         if roles.crowds:
             fields[CROWD] = Labels(of="boxes")
-        if self._parents:
-            fields["parents"] = Json()
         if roles.flags:
             fields |= self._flag_fields
         if roles.points:
@@ -123,10 +109,8 @@ class RecordColumns:
         if roles.label:
             result |= self._read_classes(rows, boxed)
         if roles.crowds:
-            result[CROWD] = [parse_flag(cells.get(roles.crowds)) or 0 for cells, count in boxed for _ in range(count)]
-        if self._parents:
-            labels = result["labels"] if "labels" in result else [result["label"]]
-            result["parents"] = [self._parents.get(each, ()) for each in labels or ()]
+            cells_of_boxes = [(cells.get(roles.crowds), count) for cells, count in boxed]
+            result[CROWD] = [flag for cell, count in cells_of_boxes for flag in _list_crowds(cell, count)]
         if roles.flags:
             flags = {"label": 1, "labels": 1, _UNCERTAIN: -1, _BLANK: None}
             result |= {name: self._list_flagged(flags[name], rows) for name in self._flag_fields}
@@ -208,13 +192,6 @@ class RecordColumns:
         return {"keypoints": points, "keypoint_labels": [name for name, _, _ in self._roles.points]}
 
     @cached_property
-    def class_files(self) -> list[str]:
-        """Files that describe classes, beside the tables."""
-        hierarchies = find_class_files(self._tree, self._files, _HIERARCHY) if self._parents else []
-        known = [] if self._class_table is None else [self._class_table.file]
-        return [*known, *find_class_files(self._tree, self._files, _DESCRIPTIONS), *hierarchies]
-
-    @cached_property
     def names(self) -> dict[str, str]:
         """Names in the store of further images and of columns without a role, by their names in the table.
 
@@ -223,7 +200,7 @@ class RecordColumns:
         roles = self._roles
         taken = ["image", "boxes", "segmentations", "keypoints", "keypoint_labels", _UNCERTAIN, _BLANK]
         taken += ["label", "labels", "tags"] if roles.label or roles.flags else []
-        taken += [*([CROWD] if roles.crowds else []), *(["parents"] if self._parents else [])]
+        taken += [CROWD] if roles.crowds else []
         further = [number_further(name, n) for name, most in self._further.items() for n in range(1, most + 1)]
         own = {name: f"column{name}" if name.isdigit() else name for name in (*further, *roles.rest)}
         names = make_column_names(own.values(), taken)
@@ -232,7 +209,7 @@ class RecordColumns:
     def _lacks_values(self, name: str) -> bool:
         """Tells if some row has no value of a column, or an empty text."""
         facts = self._rows.facts[name]
-        return facts.values.count < len(self._rows) or facts.values.missing > 0 or facts.empty
+        return facts.count < len(self._rows) or facts.missing > 0
 
     @cached_property
     def varying_columns(self) -> frozenset[str]:
@@ -256,8 +233,12 @@ class RecordColumns:
         """
         columns: dict[str, tuple[Field, Any]] = {}
         for name in self._roles.rest:
-            declared, convert = self._rows.facts[name].values.declare_field("", None)
+            facts, stated = self._rows.facts[name], self._declared.get(name)
+            declared, convert = facts.declare_field() if stated is None else (stated, _keep_value)
             optional = self._lacks_values(name)
+            if isinstance(stated, Label):
+                convert = to_class_number if facts.kinds <= {"int"} else _keep_value
+                optional |= facts.negatives > 0
             if name in self.varying_columns:
                 numbers = isinstance(declared, Array) and not (declared.ragged or declared.shape or optional)
                 declared = replace(declared, ragged=True) if isinstance(declared, Array) and numbers else Json()
@@ -270,15 +251,18 @@ class RecordColumns:
     def _has_class_numbers(self) -> bool:
         """True if the cells of the column of labels are class numbers."""
         facts = self._rows.facts[self._roles.label]
-        return facts.values.kinds <= {"int"} and not facts.values.negative and not facts.lists
+        return facts.holds("number lists") or (facts.kinds <= {"int"} and not facts.negatives)
 
     @cached_property
     def _class_names(self) -> tuple[str, ...] | None:
         """Names of the classes: sorted, or by the numbers in the column of labels; None if these have no names. Raises
         :class:`SourceError` for more than 65,536."""
-        label, known = self._roles.label, self._class_table
+        label = self._roles.label
+        stated = self._declared.get(label)
+        if isinstance(stated, Label) and stated.classes:
+            return tuple(stated.classes)
         if self._has_class_numbers:
-            return known.names if known is not None and known.column == label else None
+            return None
         texts = self._rows.facts[label].texts
         if texts is None:
             raise SourceError(f"{self._tree.name()}: more than {_MAX_CLASSES:,} classes in {printable(label)}")
@@ -288,8 +272,8 @@ class RecordColumns:
         """Splits a cell into names of classes: at the separator of the column, or as a list. Replaces identifiers
         outside of lists by their titles."""
         facts, separator = self._rows.facts[self._roles.label], self._roles.separator
-        if facts.filled_count and facts.lists:
-            return parse_text_list(value) or []
+        if facts.holds("lists"):
+            return [*map(str, parse_class_list(value) or ())]
         text = str(value)
         parts = [part.strip() for part in text.split(separator) if part.strip()] if separator else [text]
         return [self._class_titles.get(part, part) for part in parts]
@@ -299,7 +283,9 @@ class RecordColumns:
         value: Any = cells.get(self._roles.label)
         if is_blank(value):
             return []
-        return [int(value)] if self._has_class_numbers else self._split_classes(value)
+        if not self._has_class_numbers:
+            return self._split_classes(value)
+        return parse_class_list(value) or [] if self._rows.facts[self._roles.label].holds("lists") else [int(value)]
 
     def _list_box_classes(self, cells: Mapping[str, Any], boxes: int) -> list[Any]:
         """Returns a class for each box of a row. The only class of a cell is that of all boxes. Raises
@@ -313,16 +299,9 @@ class RecordColumns:
     def _class_titles(self) -> Mapping[str, str]:
         """Names of classes by their identifiers, from Open Images' descriptions: lines ``/m/011k07,Tortoise``. Raises
         :class:`SourceError` for a file that is no CSV."""
-        files = find_class_files(self._tree, self._files, _DESCRIPTIONS)
+        files = find_class_files(self._tree, self._files, DESCRIPTIONS)
         rows = (row for file in files for _, row in read_cells(self._tree, file))
         return {row[0]: row[1] for row in rows if len(row) == 2}
-
-    @cached_property
-    def _parents(self) -> Mapping[str, Sequence[str]]:
-        """Classes above each class, by their names; empty without names of classes or a hierarchy."""
-        if not self._roles.label or self._class_names is None:
-            return {}
-        return read_hierarchy(self._tree, find_class_files(self._tree, self._files, _HIERARCHY), self._class_titles)
 
     @cached_property
     def _flag_fields(self) -> dict[str, Field]:
@@ -335,7 +314,7 @@ class RecordColumns:
             each = self._rows.facts[name]
             if each.flags is None:
                 raise SourceError(f"{self._tree.name()}: column {printable(name)} has other values than 0, 1, -1")
-            values |= each.flags | ({None} if each.values.count < len(self._rows) else set())
+            values |= each.flags | ({None} if each.count < len(self._rows) else set())
         single = values <= {0, 1} and not self._rows.images_with_several()
         if single and all(len(self._list_flagged(1, [cells])) == 1 for _, cells in self._rows):
             return {"label": Label(self._roles.flags)}
@@ -360,6 +339,17 @@ class RecordColumns:
     def _hides_points(self) -> bool:
         """True if some row lacks a coordinate of a point."""
         return any(self._lacks_values(name) for _, x, y in self._roles.points for name in (x, y))
+
+
+def _keep_value(value: Any) -> Any:
+    """Returns a value unchanged."""
+    return value
+
+
+def _list_crowds(cell: Any, boxes: int) -> list[int]:
+    """Returns 1 for each crowd region among the boxes of a row, and 0 for other boxes. ``cell``: the flags of all, or
+    one for all."""
+    return [int(flag in (1, True)) for flag in cell] if isinstance(cell, list) else [parse_flag(cell) or 0] * boxes
 
 
 def number_further(name: str, number: int) -> str:
@@ -391,7 +381,7 @@ def separate_class_table(tree: Tree, tables: Sequence[Table]) -> tuple[list[Tabl
     for table in tables:
         others = [each for each in tables if each is not table]
         few = table.naming.hits == table.naming.images < min(_MAX_CLASSES, sum(t.naming.images for t in others))
-        if not few or not table.has_names:
+        if not few or not table.has_names or any(each.form == table.form for each in others):
             continue
         rows = [{n: str(v) for n, v in row.cells.items() if n != table.image} for row in table.rows(tree)]
         unique = {name: [row.get(name, "") for row in rows] for name in rows[0]}
@@ -416,122 +406,19 @@ def separate_class_table(tree: Tree, tables: Sequence[Table]) -> tuple[list[Tabl
 
 def _list_few_values(tree: Tree, tables: Sequence[Table], most: int) -> dict[str, set[str]]:
     """Returns the different values of each column that all tables have, without those of more than ``most`` values."""
-    found: dict[str, set[str]] = {}
-    columns: set[str] | None = None
+    found = []
     for table in tables:
-        own: set[str] = set()
+        values: dict[str, set[str]] = {}
         for row in table.rows(tree):
             for name, value in row.cells.items():
-                if name != table.image:
-                    own.add(name)
-                    if len(values := found.setdefault(name, set())) <= most:
-                        values.add(str(value))
-        columns = own if columns is None else columns & own
-    return {name: values for name, values in found.items() if name in (columns or ()) and len(values) <= most}
+                if name != table.image and len(own := values.setdefault(name, set())) <= most:
+                    own.add(str(value))
+        found.append(values)
+    all_values = {name: set().union(*(each[name] for each in found)) for name in set.intersection(*map(set, found))}
+    return {name: values for name, values in all_values.items() if len(values) <= most}
 
 
 def find_class_files(tree: Tree, tables: Iterable[str], names: re.Pattern[str]) -> list[str]:
     """Finds files with a name that matches ``names`` in the folders of Open Images' tables."""
     folders = sorted({file.rpartition("/")[0] for file in tables if _OPEN_IMAGES.fullmatch(file)})
     return [join(folder, name) for folder in folders for name in tree.names(folder).files if names.fullmatch(name)]
-
-
-def read_hierarchy(tree: Tree, files: Iterable[str], titles: Mapping[str, str]) -> dict[str, list[str]]:
-    """Reads the classes above each class, the nearest first. The class above a part (wheel) is its whole (car).
-
-    Classes have the names in ``titles``, or else their identifiers. Raises :class:`SourceError` for a file that is no
-    hierarchy.
-    """
-    parents: dict[str, list[str]] = {}
-    for file in files:
-        text = read_text(tree, file, MAX_BYTES)
-        try:
-            _collect_parents(parse_json(text), [], titles, parents)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise SourceError(f"{tree.name(file)} is not a hierarchy of classes ({printable(reason)[:80]})") from None
-    return parents
-
-
-def _collect_parents(node: Any, above: list[str], titles: Mapping[str, str], parents: dict[str, list[str]]) -> None:
-    """Adds the classes ``above`` a node to ``parents``. Does the same for its children.
-
-    Raises :class:`ValueError` for more than 64 levels, and :class:`KeyError` or :class:`TypeError` for a malformed
-    node.
-    """
-    if len(above) > _DEEPEST:
-        raise ValueError(f"more than {_DEEPEST} levels")
-    name = titles.get(node["LabelName"], str(node["LabelName"]))
-    known = parents.setdefault(name, [])
-    known += [each for each in above if each not in known]
-    for kind in ("Subcategory", "Part"):
-        for child in node.get(kind, ()):
-            _collect_parents(child, [name, *above], titles, parents)
-
-
-def find_convention(
-    where: str,
-    names: Sequence[str],
-    implied: str,
-    rows: Iterable[Any],
-    sized: Mapping[int, tuple[int, int]],
-    said: str | None,
-) -> str:
-    """Finds the convention that all boxes follow, by the names of their columns and the sizes of images.
-
-    The name of the convention ends in ``n`` if boxes are fractions of the image. Sizes are those in ``sized``, and
-    columns ``width`` and ``height``. Columns named like corners are ``xyxy``, even if boxes do not fit. Without boxes,
-    returns the first convention that the names allow.
-
-    Args:
-        where: Name of the table, for messages.
-        names: Columns of the boxes.
-        implied: Convention that their names imply; empty for none.
-        rows: Place and cells of each row.
-        sized: Width and height of the image of some rows, by row number; they exclude conventions that put boxes
-            outside of an image.
-        said: Convention that the user names: it is returned, after all cells are checked.
-
-    Raises:
-        AmbiguousSourceError: The boxes fit several conventions, or none.
-        SourceError: A cell of boxes is malformed.
-    """
-    ranges, measured = BoxConventionCounter(), BoxConventionCounter()
-    for number, block in enumerate(batch_rows(rows)):
-        boxes, sides = [], []
-        for n, (place, cells) in enumerate(block, number * 4096):
-            try:
-                own = read_row_boxes(cells, names)
-            except ValueError as error:
-                raise SourceError(f"{place}: {error}") from None
-            for box in own:
-                boxes.append(box)
-                if n in sized:
-                    measured.count_boxes(np.array([box]), np.array([sized[n]], np.float64))
-                width, height = (parse_number_cell(cells.get(name)) for name in ("width", "height"))
-                sides.append((width, height) if {"width", "height"}.isdisjoint(names) else (None, None))
-        full = all(w and h for w, h in sides)
-        ranges.count_boxes(np.array(boxes).reshape(-1, 4), np.array(sides, np.float64) if full and sides else None)
-    if said is not None:
-        return said
-    possible = [
-        name for name in ranges.possible_conventions() if not measured.count or name in measured.possible_conventions()
-    ]
-    named = [name for name in possible if name.removesuffix("n") == implied]
-    if implied == "xywh" and not named:
-        named = possible
-    if implied in ("xywh", "cxcywh"):
-        named = [name for name in possible if name.removesuffix("n") in ("xywh", "cxcywh")]
-        precise = implied == "cxcywh" or not names[0].lower().endswith(("x", "left"))
-        named = [n for n in named if n.removesuffix("n") == implied] or named if precise else named
-    choices = named if implied else possible
-    if implied == "xyxy" and len(choices) != 1:
-        choices = ["xyxyn"] if ranges.fractions and not ranges.whole else ["xyxy"]
-    if len(choices) == 1 or not ranges.count:
-        return choices[0] if choices else "xyxy"
-    offered = choices or ["xyxy", "xywh", "cxcywh"]
-    columns = ", ".join(map(printable, names))
-    raise AmbiguousSourceError(
-        f"{where}: the {ranges.count:,} boxes in {columns} could be {' or '.join(offered)}: say which with --layout",
-        [Answer(("--layout", each)) for each in offered],
-    )

@@ -1,0 +1,257 @@
+"""Parses the boxes and masks in the cells of tables, and finds the convention of boxes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.images.orientation import read_annotation_orientation, swaps_sides
+from packstore.images.sniff import HeaderError, sniff
+from packstore.sources.boxes import CONVENTIONS, NOT_CONVERTED, BoxConventionCounter
+from packstore.sources.table.reading import batch_rows
+
+_BOX_NUMBERS = {
+    "xyxy": (
+        *("xmin ymin xmax ymax", "x1 y1 x2 y2", "x0 y0 x1 y1", "xtl ytl xbr ybr", "left top right bottom"),
+        "minx miny maxx maxy",
+    ),
+    "cxcywh": (
+        *("cx cy w h", "xcenter ycenter width height", "xcenter ycenter w h", "centerx centery width height"),
+        "xc yc w h",
+    ),
+    "xywh": (
+        *("x y w h", "x y width height", "left top width height", "xmin ymin width height", "xmin ymin w h"),
+        *("x1 y1 w h", "x1 y1 width height"),
+    ),
+}
+_FOURS = [
+    (convention, tuple(before + number for number in four.split()))
+    for convention, sets in _BOX_NUMBERS.items()
+    for four in sets
+    for before in ("", "bbox", "box", "roi")
+]
+"""Convention, and the names of the four numbers of a box, without punctuation."""
+_NO_BOX = ("no_box", "nobox", "no box", "none", "nan")
+"""Cells of images without a box; Global Wheat's is ``no_box``."""
+
+
+class MalformedBoxError(SourceError):
+    """A cell of a column of boxes is no box."""
+
+
+def find_convention(
+    where: str,
+    names: Sequence[str],
+    implied: str,
+    rows: Iterable[Any],
+    sized: Mapping[int, tuple[int, int]],
+    said: str | None,
+) -> str:
+    """Finds the convention that all boxes follow, by the names of their columns and the sizes of images.
+
+    The name of the convention ends in ``n`` if boxes are fractions of the image. Sizes are those in ``sized``, and
+    columns ``width`` and ``height``. Columns named like corners are ``xyxy``, even if boxes do not fit. Without boxes,
+    returns the first convention that the names allow.
+
+    Args:
+        where: Name of the table, for messages.
+        names: Columns of the boxes.
+        implied: Convention that their names imply; empty for none.
+        rows: Place and cells of each row.
+        sized: Width and height of the image of some rows, by row number; they exclude conventions that put boxes
+            outside of an image.
+        said: Convention that the user names: it is returned, after all cells are checked.
+
+    Raises:
+        AmbiguousSourceError: The boxes fit several conventions, or none.
+        MalformedBoxError: A cell is no box.
+    """
+    ranges, measured = BoxConventionCounter(), BoxConventionCounter()
+    for number, block in enumerate(batch_rows(rows)):
+        boxes, sides = [], []
+        for n, (place, cells) in enumerate(block, number * 4096):
+            try:
+                own = read_row_boxes(cells, names)
+            except ValueError as error:
+                raise MalformedBoxError(f"{place}: {error}") from None
+            for box in own:
+                boxes.append(box)
+                if n in sized:
+                    measured.count_boxes(np.array([box]), np.array([sized[n]], np.float64))
+                width, height = (parse_number_cell(cells.get(name)) for name in ("width", "height"))
+                sides.append((width, height) if {"width", "height"}.isdisjoint(names) else (None, None))
+        full = all(w and h for w, h in sides)
+        ranges.count_boxes(np.array(boxes).reshape(-1, 4), np.array(sides, np.float64) if full and sides else None)
+    if said is not None:
+        return said
+    possible = [
+        name for name in ranges.possible_conventions() if not measured.count or name in measured.possible_conventions()
+    ]
+    choices = possible
+    if implied == "xyxy":
+        choices = [name for name in possible if name.removesuffix("n") == implied]
+        if len(choices) != 1:
+            choices = ["xyxyn"] if ranges.fractions and not ranges.whole else ["xyxy"]
+    elif implied:
+        choices = [name for name in possible if name.removesuffix("n") in ("xywh", "cxcywh")]
+        if implied == "cxcywh" or not names[0].lower().endswith(("x", "left")):
+            choices = [name for name in choices if name.removesuffix("n") == implied] or choices
+    if len(choices) == 1 or not ranges.count:
+        return choices[0] if choices else "xyxy"
+    offered = [*(choices or CONVENTIONS[:3]), NOT_CONVERTED]
+    fitting = f"could be {' or '.join(choices)}" if choices else "fit no convention"
+    raise AmbiguousSourceError(
+        f"{where}: the {ranges.count:,} boxes in {', '.join(map(printable, names))} {fitting}: say which with "
+        f"--layout, or keep them as they are with --layout {NOT_CONVERTED}",
+        [Answer(("--layout", each)) for each in offered],
+    )
+
+
+def convert_runs(text: str, width: int, height: int) -> tuple[list[float], dict[str, Any]]:
+    """Converts the run lengths of a mask from Kaggle's form to COCO's. Returns the mask's box (left, top, right,
+    bottom), and its runs.
+
+    Kaggle's ``EncodedPixels`` are pairs ``start length …``, column by column, from 1. COCO's are lengths alone, of
+    background and mask by turns. Raises :class:`ValueError` for runs outside of the image, or not in order.
+    """
+    counts, at = [], 0
+    left, top, right, bottom = width, height, 0, 0
+    numbers = list(map(int, text.split()))
+    for start, length in zip(numbers[::2], numbers[1::2], strict=True):
+        end = start - 1 + length
+        if start - 1 < at or length < 1 or end > width * height:
+            raise ValueError(f"its run {start} {length} is not in order, or not within {width} x {height} pixels")
+        counts += [start - 1 - at, length]
+        first, last = (start - 1) // height, (end - 1) // height
+        left, right = min(left, first), max(right, last + 1)
+        spans = first < last  # includes the bottom of one column and the top of the next
+        top = 0 if spans else min(top, (start - 1) % height)
+        bottom = height if spans else max(bottom, (end - 1) % height + 1)
+        at = end
+    rest = [width * height - at] if at < width * height else []
+    return [left, top, right, bottom], {"size": [height, width], "counts": counts + rest}
+
+
+def letters_and_digits(name: str) -> str:
+    """Returns the ASCII letters and digits of a name, in lower case."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def parse_number_cell(value: Any) -> float | None:
+    """Returns the number in a cell, also if it is written as text. Returns None for booleans, NaN, infinity and
+    other values."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if number - number == 0 else None
+
+
+def is_blank(value: Any) -> bool:
+    """Tells if a cell has no value: None, an empty text or NaN."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def find_box_columns(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
+    """Finds the four columns with names of a box's numbers (``xmin`` …). Returns them and their convention.
+
+    Compares only letters and digits, without case. Prefers corners to centres, and centres to a corner with sizes.
+    Returns ``((), "")`` if there are no such columns.
+    """
+    plain = {letters_and_digits(name): name for name in names}
+    for convention, four in _FOURS:
+        if all(name in plain for name in four):
+            return tuple(plain[name] for name in four), convention
+    return (), ""
+
+
+def parse_boxes(value: Any) -> tuple[list[list[Any]], str] | None:
+    """Parses the boxes in a cell. Returns them, and their convention if the cell names it, else ``""``. A cell holds
+
+    - one box: ``[1, 2, 3, 4]``, ``1 2 3 4``, or an object of just four numbers, such as ``{"xmin": 1, …}``;
+    - several boxes: a list of them, or boxes separated by ``;``;
+    - no box: a text such as ``no_box``.
+
+    Python's notation is read, too. Returns None for other values, and for boxes of several conventions.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        if text.lower() in _NO_BOX:
+            return [], ""
+        if text[:1] in "[{(" and text:
+            value = parse_list(text)
+        else:
+            value = [re.split(r"[\s,]+", part.strip()) for part in text.split(";") if part.strip()]
+    if isinstance(value, Mapping):
+        value = [value]
+    if not isinstance(value, list):
+        return None
+    if len(value) == 4 and not any(isinstance(each, (list, Mapping)) for each in value):
+        value = [value]
+    boxes: list[list[Any]] = []
+    conventions = set()
+    for each in value:
+        convention = ""
+        if isinstance(each, Mapping):
+            names, convention = find_box_columns(map(str, each))
+            if len(each) != len(names):
+                return None
+            each = [each[name] for name in names]
+        numbers = [parse_number_cell(part) for part in each] if isinstance(each, list) else []
+        if len(numbers) != 4 or None in numbers:
+            return None
+        boxes.append(numbers)
+        conventions.add(convention)
+    return (boxes, "".join(conventions)) if len(conventions) < 2 else None
+
+
+def parse_list(text: str) -> Any:
+    """Parses a list or an object in the notation of JSON, Python or numpy. Returns None for other texts."""
+    plain = text if '"' in text else text.replace("'", '"')
+    whole = re.sub(r"(?<=\d)\.(?!\d)", "", plain)
+    for each in (plain, plain.replace("(", "[").replace(")", "]"), re.sub(r"(?<=\d)\s+(?=[-\d])", ", ", whole)):
+        try:
+            return json.loads(each)
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def read_row_boxes(cells: Mapping[str, Any], columns: Sequence[str]) -> list[list[float]]:
+    """Reads the boxes of a row; none if all cells are blank. A single column may hold several boxes in a cell.
+
+    Raises :class:`ValueError` for a cell that is no number, or no box.
+    """
+    values = [cells.get(name) for name in columns]
+    if all(map(is_blank, values)):
+        return []
+    if len(columns) == 1:
+        cell = parse_boxes(values[0])
+        if cell is None:
+            shown = printable(str(values[0])[:40])
+            raise ValueError(f"{printable(columns[0])} is {shown!r}, and should be four numbers, or a list of such")
+        return cell[0]
+    numbers = [parse_number_cell(value) for value in values]
+    for name, value, number in zip(columns, values, numbers, strict=True):
+        if number is None:
+            raise ValueError(f"{printable(name)} is {printable(str(value)[:40])!r}, and should be a number")
+    return [[number for number in numbers if number is not None]]
+
+
+def read_stored_sides(image: bytes) -> tuple[tuple[int, int], bool]:
+    """Reads width and height, as stored, of an image file, and if they change places in the upright image. Raises
+    :class:`ValueError` if it is no image."""
+    try:
+        info, swapped = sniff(image), swaps_sides(read_annotation_orientation(image))
+    except HeaderError as error:
+        raise ValueError(error.reason) from error
+    upright = swapped and info.kind == "tiff"  # whose header is read as decoded
+    return (info.height, info.width) if upright else (info.width, info.height), swapped
