@@ -247,7 +247,7 @@ def test_a_column_of_splits_is_kept_as_a_column(tmp_path: Path) -> None:
     write(tmp_path, {**images(*(f"{n}.png" for n in range(5))), "metadata.csv": text})
     with closing(open_source(tmp_path)) as source:
         assert source.survey().splits == {"": 5}
-        assert [source.read(each).values["split_"] for each in source.entries()][2:4] == ["train", "test"]
+        assert [source.read(each).values["split"] for each in source.entries()][2:4] == ["train", "test"]
 
 
 def test_an_archive(tmp_path: Path, out: Path) -> None:

@@ -286,9 +286,9 @@ def find_roles(
         raise UsageError(f"no column {printable(unknown[0])}; columns: {', '.join(map(printable, list(facts)[:20]))}")
     roles = ColumnRoles()
     free = {name: each for name, each in facts.items() if not any(name in names for names in given.values())}
-    splits = (n for n, each in free.items() if n.lower() in _SPLIT_NAMES and each.holds("splits"))
+    splits = [n for n, each in free.items() if n.lower() in _SPLIT_NAMES and each.holds("splits")]
     roles.split = next(iter(given.get("split", splits)), "")
-    free.pop(roles.split, None)
+    free = {name: each for name, each in free.items() if name not in (*splits, roles.split)}
     roles.boxes, bare_label = tuple(given.get("boxes", ())), ""
     if not roles.boxes:
         numbered = [point for point in _find_point_columns(free) if point[0].isdigit()]
@@ -323,7 +323,7 @@ def find_roles(
         roles.several |= bool(roles.separator) or one.holds("lists")
     elif not roles.flags:
         roles.flags = _find_flag_columns(free, alone=not (roles.split or roles.boxes or roles.points))
-    roles.rest = tuple(name for name in free if name not in roles.flags)
+    roles.rest = (*(n for n in splits if n != roles.split), *(n for n in free if n not in roles.flags))
     return roles
 
 
