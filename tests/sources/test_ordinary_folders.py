@@ -160,7 +160,7 @@ NO_CLASSES: dict[str, tuple[dict[str, str], str]] = {
         {f"Image_{n:02}{end}": "" for n in range(28) for end in (".jpg", "_1stHO.png", "_2ndHO.png")},
         "_1stHO",
     ),
-    "two of each": ({f"{n:03}_{end}.jpg": "" for n in range(12) for end in ("sat", "mask")}, "…_mask"),
+    "two of each": ({f"{n:03}_{end}.jpg": "" for n in range(12) for end in ("sat", "mask")}, "_mask"),
     "cameras": ({f"{n:03}_{end}.jpg": "" for n in range(12) for end in ("front", "back")}, "_front"),
     "a set and examples of it": (
         {
