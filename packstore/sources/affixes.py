@@ -20,7 +20,8 @@ _PLAIN = re.compile(r"[^*{=.]+[.][^*{=.]+")
 _SEPARATORS = " _.-+"
 _NUMBERED = (
     re.compile(r"(?P<before>[A-Za-z]*\d{1,2}[ _.+-]+)(?P<base>[^\W_].*)"),
-    re.compile(r"(?P<base>.*[^\W_])(?P<after>[ _.+-]+[A-Za-z]*\d{1,2})"),
+    re.compile(r"(?P<base>.*[^\W_])(?P<after>[ _.+-]+(?:[A-Za-z]*\d{1,2}[A-Za-z]?|\d+x\d+))"),
+    re.compile(r"(?P<base>.*\d)(?P<after>x\d{1,2})"),
 )
 _MOST_EDGES, _MOST_AFFIXES, _LONGEST = 5, 40, 200
 _GOLDEN = 0.6180339887498949
@@ -68,16 +69,19 @@ class Affix(NamedTuple):
 
     def find(self, names: Sequence[str], base: str) -> str | None:
         """Finds the first name with this affix and common part among sorted names."""
+        return next(self.find_all(names, base), None)
+
+    def find_all(self, names: Sequence[str], base: str) -> Iterator[str]:
+        """Yields the names with this affix and common part among sorted names."""
         start, star, _ = self.after.partition("*")
         wanted = self.before + base + start
         place = bisect_left(names, wanted)
         while place < len(names) and names[place].startswith(wanted):
             if self.base_of(names[place]) == base:
-                return names[place]
+                yield names[place]
             if not star:
-                return None
+                return
             place += 1
-        return None
 
     def pattern(self) -> str:
         """Returns the pattern of names with this affix, see :mod:`.companion_patterns`."""
@@ -152,9 +156,10 @@ def list_numbered_affixes(name: str) -> Sequence[tuple[Affix, str]]:
 
 
 def differ_in_number(one: Affix, other: Affix) -> bool:
-    """Tells if two affixes with numbers are equal but for these."""
-    plain = [Affix(_DIGITS.sub("*", each.before), _DIGITS.sub("*", each.after)) for each in (one, other)]
-    return one != other and plain[0] == plain[1]
+    """Tells if two affixes with numbers are equal but for these and the suffix."""
+    numbers = [(each.before, each.after.rpartition(".")[0]) for each in (one, other)]
+    plain = [[_DIGITS.sub("*", text) for text in each] for each in numbers]
+    return numbers[0] != numbers[1] and plain[0] == plain[1]
 
 
 def list_frequent(counts: Counter[Affix], names: int) -> list[Affix]:

@@ -100,6 +100,12 @@ class CompanionPattern:
         own, known = (_words_of(each) for each in (self.files, self.images or ""))
         return "_".join(word for word in own if word not in known and f".{word}" not in IMAGE_SUFFIXES)
 
+    def may_share_column(self, other: CompanionPattern) -> bool:
+        """Tells if files of two patterns are of one column: those of images in different folders, with equal words."""
+        places = [(each.images or "").rpartition("/")[0] for each in (self, other)]
+        own, others = ((each.option, each.type, each.words) for each in (self, other))
+        return all(places) and places[0] != places[1] and self.words != "" and own == others and self.option != MASKS
+
     @cached_property
     def _of_file(self) -> re.Pattern[str]:
         """Matches the path of any file that may belong to an image."""

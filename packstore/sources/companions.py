@@ -20,7 +20,7 @@ from packstore.core.fields import Array, Field, Image, Images, Label, Text
 from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import infer_mask_field, join, raise_suffix, read_whole
+from packstore.sources.beside import infer_image_field, infer_mask_field, join, raise_suffix, read_whole
 from packstore.sources.columns import make_column_name
 from packstore.sources.companion_patterns import (
     MASKS,
@@ -41,7 +41,7 @@ from packstore.sources.sidecars import MAX_BYTES, MAX_WORDS, declare_sidecar, is
 from packstore.sources.splits import find_split, find_splits_of_folders
 from packstore.sources.tree import Tree
 
-_PROBED, _KEPT_FOLDERS, _FEWER = 32, 64, 4
+_PROBED, _LOOKED_AT, _KEPT_FOLDERS, _FEWER = 32, 8, 64, 4
 
 
 class CompanionsSource(FileRowSource):
@@ -286,10 +286,15 @@ class CompanionsSource(FileRowSource):
         return counts
 
     def _name_columns(self) -> Mapping[str, Sequence[CompanionPattern]]:
-        """Names the columns of all patterns. Patterns of one option whose files have the same words share no column."""
+        """Names the columns of all patterns. Patterns of one option whose files have the same words share a column if
+        their images are in different folders."""
         columns: dict[str, Sequence[CompanionPattern]] = {}
         several_masks = [pattern.option for pattern in self._patterns].count(MASKS) > 1
         for pattern in self._patterns:
+            shared = next((name for name, others in columns.items() if pattern.may_share_column(others[0])), None)
+            if shared is not None:
+                columns[shared] = (*columns[shared], pattern)
+                continue
             several = pattern.option == MASKS and self._has_several(pattern)
             default = {PAIR: "pair", MASKS: "masks" if several else "mask"}.get(pattern.option, pattern.type)
             name = pattern.words if several_masks or pattern.option != MASKS else default
@@ -330,7 +335,7 @@ class CompanionsSource(FileRowSource):
         if not some:
             raise SourceError(f"{printable(str(self.path))}: no image has a file that --{option} {text!r} matches")
         if option == PAIR:
-            return Image(optional=True)
+            return infer_image_field(self.tree, some[:_LOOKED_AT])
         if option == MASKS:
             if column in self._lists:
                 return Images(optional=True)

@@ -27,7 +27,9 @@ _FIRST, _COMPARED = 64, 16
 _IMAGE_ENDINGS = frozenset(IMAGE_SUFFIXES)
 _DIGITS = str.maketrans("123456789", "000000000")
 _ZEROS = re.compile("0+")
-_SECOND_NUMBER = re.compile(r"[A-Za-z]*0{1,2}[ _.+-].*0.*|.*0.*[ _.+-][A-Za-z]*0{1,2}[.]\w+")
+_SECOND_NUMBER = re.compile(
+    r"[A-Za-z]*0{1,2}[ _.+-].*0.*|.*0.*([ _.+-][A-Za-z]*0{1,2}[A-Za-z]?|[ _.+-]0+x0+|x0{1,2})[.]\w+"
+)
 _SEPARATORS = " _.-"
 _NO_WORD = re.compile(
     r"[\W_]+|\d+|copy|kopie|final|new|old|small|large|thumb(nail)?|\(\d+\)|v\d+|[a-z]?\d+[a-z]?|[a-z]|\d+x\d+", re.I

@@ -94,6 +94,7 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
         *("image_2/", "instances/", "v2.0/", "gt/", "1st_manual/", "image_0*", "trainannot/", "testannot/"),
         *("valannot/", "stuffthingmaps/", "training/", "validation/", "labels/", "targets/", "train.txt", "onera*"),
         *("leftimg8bit/", "label/", "s1*", "s2*", "airport/", "zoo/", "3band/", "rgb-pansharpen/", "ps-rgb/"),
+        "div2k_*",
     ),
     **dict.fromkeys(_JSON_KINDS, (".json",)),
     **dict.fromkeys(("kitti", "dota", "visdrone", "mots", "icdar", "mlt", "line_boxes"), (".txt",)),

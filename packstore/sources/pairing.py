@@ -17,7 +17,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +67,8 @@ NO_SIDECARS = frozenset(
 """Suffixes of files that are not annotations even with the stem of an image: models, scripts, films."""
 
 
+_COPIES = frozenset(("copy", "kopie", "thumb", "thumbnail"))
+"""Words in names of copies, which are no further form of an image."""
 _WORK = re.compile(r"logs?|runs?|checkpoints?|ckpts?|weights|wandb|mlruns|tensorboard|lightning_logs|__pycache__")
 
 
@@ -242,6 +244,26 @@ class _Relation:
             self.other, self.one, folders, self.files, self.images, len(pairs), pairs, self.bases, self.numbered
         )
 
+    def list_numbers(self, tree: Tree) -> list[_Relation]:
+        """Returns a relation for each number that most images have in place of a ``*``: ``0001x2.png``, ``0001x3.png``.
+        Returns the relation itself if there are none or many such numbers."""
+        ends: Counter[str] = Counter()
+        some = sample([*zip(self.pairs, self.bases, strict=True)], _LOOKED_AT)
+        for (_, file), base in some:
+            names = self.other.find_all(tree.names(file.rpartition("/")[0]).files, base)
+            ends.update(name[len(self.other.before + base) :] for name in names)
+        usual = sorted(end for end, count in ends.items() if 2 * count > len(some))
+        if "*" not in self.other.after or not 0 < len(usual) <= _MOST_NUMBERS:
+            return [self]
+        (image, file), base = self.pairs[0], self.bases[0]
+        others = [self.other._replace(after=end) for end in usual]
+        folder = file.rpartition("/")[0]
+        examples = [join(folder, f"{each.before}{base}{each.after}") for each in others]
+        return [
+            replace(self, other=other, pairs=[(image, example), *self.pairs[1:]])
+            for other, example in zip(others, examples, strict=True)
+        ]
+
     def has_other_owner(self, tree: Tree) -> bool:
         """Tells if a further folder beside that of the files has images of the same names."""
         image, file = self.pairs[0]
@@ -313,12 +335,12 @@ def _find_companions(tree: Tree, contents: Contents) -> list[Companion]:
             relations, key=lambda each: (-len(each.pairs), each.order, each.length, each.patterns[1])
         ):
             # Files that belong to images in their folder belong to no others, and to files no further files belong.
-            if any(pattern.matches_file(path) for pattern in patterns for path in relation.pairs[0]):
+            some = [path for pair in sample(relation.pairs, _TEXTS) for path in pair]
+            if any(pattern.matches_file(path) for pattern in patterns for path in some):
                 continue
             if len({_find_sample(path, samples) for path in relation.pairs[0]} - {""}) > 1:
                 continue
-            companion = _judge(tree, relation)
-            if companion is not None:
+            for companion in _judge(tree, relation):
                 found.append(companion)
                 patterns.append(parse_pattern(companion.option, companion.text))
     return [*_follow_chains(found), *of_samples]
@@ -364,8 +386,8 @@ def _relate_within(tree: Tree, contents: Contents) -> list[_Relation]:
 
 
 def _relate_numbered(tree: Tree, contents: Contents) -> list[_Relation]:
-    """Relates names of images in each folder that differ by a number only: ``cam0_a.png`` and ``cam1_a.png``. At most
-    nine numbers count something else than samples."""
+    """Relates names of images in each folder that differ by a number only: ``cam0_a.png`` and ``cam1_a.png``; and names
+    of other files to those of such images: ``pose_a.txt``. At most nine numbers count something else than samples."""
     folders = [each for each in contents.folders.values() if each.images.count > 1 and not each.is_uniform]
     per_folder = max(2, min(_PER_FOLDER, _SAMPLED // max(1, len(folders))))
     listed = [_Names.numbered(tree, folder, per_folder) for folder in sample(folders, _SAMPLED // 2)]
@@ -375,11 +397,15 @@ def _relate_numbered(tree: Tree, contents: Contents) -> list[_Relation]:
         counts.update({affix: len(found) for affix, found in each.by_affix.items()})
     frequent = sorted(affix for affix, count in counts.items() if count >= least)
     relations = [_Relation(*pair, numbered=True) for pair in combinations(frequent, 2) if differ_in_number(*pair)]
-    for relation in relations:
-        for each in listed:
-            if relation.may_hold:
-                relation.add(each, each)
-    return [each for each in relations if each.holds]
+    numbered = list(dict.fromkeys(affix for each in relations for affix in (each.one, each.other)))
+    beside = [_Names.of(tree, each, per_folder) for each in sample(folders, _SAMPLED // 2) if numbered and each.others]
+    others = [each for each in _Names.list_frequent(beside) if each.suffix not in (*IMAGE_SUFFIXES, *NO_SIDECARS)]
+    texts = [_Relation(*pair, numbered=True) for pair in product(numbered, others) if go_together(*pair)]
+    places = {each.folder: each for each in listed}
+    for relation, names in (*product(relations, listed), *product(texts, beside)):
+        if relation.may_hold:
+            relation.add(places[names.folder], names)
+    return [each for each in (*relations, *texts) if each.holds]
 
 
 def _may_relate(folder: FolderContents) -> bool:
@@ -488,7 +514,7 @@ def _find_most_shared(folders: Sequence[FolderContents]) -> FolderContents:
 def _hold(tree: Tree, ends: tuple[int, int], pair: tuple[FolderContents, FolderContents]) -> bool:
     """Tells if files of two folders go together, by their names and a few pictures."""
     names = _cut(pair[0].path, ends), _cut(pair[1].path, ends)
-    return any(_judge(tree, relation) is not None for relation in _relate_two(tree, names, [pair]))
+    return any(_judge(tree, relation) for relation in _relate_two(tree, names, [pair]))
 
 
 def _may_share(one: FolderContents, other: FolderContents) -> bool:
@@ -535,8 +561,8 @@ def _relate_two(
     return [each for each in relations if each.holds]
 
 
-def _judge(tree: Tree, relation: _Relation) -> Companion | None:
-    """Looks at a few files of a relation: returns what they are, or None if the files only have similar names."""
+def _judge(tree: Tree, relation: _Relation) -> list[Companion]:
+    """Looks at a few files of a relation: returns what they are; nothing if the files only have similar names."""
     from packstore.sources.resemblance import (
         are_masks,
         differ_in_colour,
@@ -550,39 +576,44 @@ def _judge(tree: Tree, relation: _Relation) -> Companion | None:
     if relation.other.suffix not in IMAGE_SUFFIXES:
         contents = [tree.first_bytes(file, _BYTES) for _, file in relation.pairs[:_TEXTS]]
         if relation.folders is not None and relation.merely_counts and relation.has_other_owner(tree):
-            return None
+            return []
         type = tell_type(relation.other.suffix, contents, tree.encoding)
         certain = type == "text" and relation.other.suffix in PROSE and all(map(is_words, contents))
-        return None if type is None else _make(relation, SIDECAR, f"{text}={type}", certain)
+        certain = certain and not relation.numbered  # it may belong to images of several numbers
+        return [] if type is None else [_make(relation, SIDECAR, f"{text}={type}", certain)]
     some = dict.fromkeys(sample(relation.pairs, _LOOKED_AT))
     pictures = [(read_picture(tree, image), read_picture(tree, file)) for image, file in some]
-    if are_masks(pictures):
-        return _make(relation, MASKS, text, relation.folders is None or not relation.has_other_owner(tree))
+    by_names = relation.folders is None or not relation.merely_counts
+    if are_masks(pictures, by_names):
+        return [_make(relation, MASKS, text, relation.folders is None or not relation.has_other_owner(tree))]
     grey_first = differ_in_colour(pictures) and all(image is not None and image.is_grey for image, _ in pictures)
-    masks_first = are_masks([(file, image) for image, file in pictures])
+    masks_first = are_masks([(file, image) for image, file in pictures], by_names)
     if relation.folders is None and relation.one.suffix in _PHOTOS and relation.other.suffix not in _PHOTOS:
         grey_first = False  # an X-ray beside its overlay
     if (grey_first or masks_first) and (relation.folders is None or relation.folders[0]):
         return _judge(tree, relation.swapped())
     if all(image is not None and image.is_mask for image, _ in pictures):
-        return None  # several masks of an image
+        return []  # several masks of an image
     sides = [[token for token in affix.tokens if token != "*"] for affix in (relation.one, relation.other)]
     words = [*sides[0], *sides[1]]
     letters = all(side and all(len(word) == 1 for word in side) for side in sides)  # L1.jpg and R1.jpg
     if relation.numbered:
-        return _make(relation, PAIR, text, False) if resemble(pictures) else None
+        return [_make(relation, PAIR, text, False)] if resemble(pictures) else []
     plain = relation.one.is_plain and relation.other.is_plain
-    if relation.folders is None and not plain and all(map(is_no_word, words)) and not letters:
-        return None  # copies, sizes
+    unnamed = relation.folders is None and not plain and all(map(is_no_word, words)) and not letters
+    if unnamed and ({*words} & _COPIES or not resemble(pictures)):
+        return []
     ended = all(sides) and not relation.one.before and not relation.other.before and relation.is_complete
     named = (relation.one.is_plain or ended) and words and not any(map(is_no_word, words)) and relation.folders is None
     unsure = not named and (letters or relation.merely_counts)
     if unsure and not (have_own_sizes(pictures) or differ_in_colour(pictures) or resemble(pictures)):
-        return None
+        return []
     if relation.has_more_files and (relation.folders is None or relation.folders[0]):
         relation = relation.swapped()
-        images, files = relation.patterns
-    return _make(relation, PAIR, f"{images or relation.one.pattern()}={files}", False)
+    return [
+        _make(each, PAIR, "=".join((each.patterns[0] or each.one.pattern(), each.patterns[1])), False)
+        for each in relation.list_numbers(tree)
+    ]
 
 
 def _make(relation: _Relation, option: str, text: str, certain: bool) -> Companion:

@@ -20,6 +20,8 @@ _HEADER, _MAX_BYTES, _MAX_PIXELS = 1 << 16, 1 << 26, 1 << 25
 _SIDE = 256
 _MOST_CLASSES, _MOST_COLOURS, _FEW = 64, 32, 4
 _SHADE, _TWO_SHADES = 16, 0.9
+_MORE_EDGES = 3
+"""Factor by which a scan of text has more edges than the masks of its parts."""
 _WINDOWS = (
     perceptual.WHOLE, (0.0, 1.0, 0.0, 0.875), (0.0, 1.0, 0.125, 1.0), (0.0, 1.0, 0.0, 0.75), (0.0, 1.0, 0.25, 1.0)
 )  # fmt: skip
@@ -72,6 +74,14 @@ class Picture:
         return 0 < self.colours <= min(most, self.width * self.height / 4)
 
     @cached_property
+    def edges(self) -> float:
+        """Share of neighbouring pixels in a row that differ by more than half of the contrast."""
+        if self.pixels.size < 2:
+            return 0.0
+        grey = self.pixels[..., 0].astype(np.float32)
+        return float((np.abs(np.diff(grey)) > np.ptp(grey) / 2).mean())
+
+    @cached_property
     def is_grey(self) -> bool:
         """True if all channels are equal, or there is one."""
         return bool((self.pixels[..., :3] == self.pixels[..., :1]).all()) if self.pixels.shape[-1] != 2 else True
@@ -121,18 +131,20 @@ def read_picture(tree: Tree, file: str) -> Picture | None:
     return Picture(info.kind, info.width, info.height, hash(data), pixels)
 
 
-def are_masks(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
-    """Tells if the second picture of each pair is a mask of the first, by its colours and size; one of four need not
-    be, since it may be damaged."""
-    good = sum(
-        image is not None
-        and mask is not None
-        and mask.is_mask
-        and {image.width, image.height} == {mask.width, mask.height}
-        and (image.colours > 2 * mask.colours or mask.kind == "jpeg")
-        for image, mask in pairs
-    )
+def are_masks(pairs: Sequence[tuple[Picture | None, Picture | None]], by_names: bool = True) -> bool:
+    """Tells if the second picture of each pair is a mask of the first; one of four may be damaged. If names do not say
+    so (``by_names`` is False), a drawing or a scan of few colours is no photo."""
+    good = sum(image is not None and mask is not None and _is_mask_of(mask, image, by_names) for image, mask in pairs)
     return bool(pairs) and 4 * good >= 3 * len(pairs)
+
+
+def _is_mask_of(mask: Picture, image: Picture, by_names: bool) -> bool:
+    """Tells if a picture is a mask of an image: by its colours and size, or by fewer edges than those of a scan."""
+    if not mask.is_mask or {image.width, image.height} != {mask.width, mask.height}:
+        return False
+    if (by_names or not image.is_mask) and (image.colours > 2 * mask.colours or mask.kind == "jpeg"):
+        return True
+    return image.is_mask and image.edges > _MORE_EDGES * mask.edges
 
 
 def have_own_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:

@@ -392,6 +392,7 @@ BY_NAME: dict[str, Make] = {
     "CLIP, CSV": table("train.csv", "filepath,title\n", "images/{f}.jpg,a photo of {n}\n", "images/"),
     "CLIP, TSV": table("train.tsv", "title\tfilepath\n", "a photo of {n}\timages/{f}.jpg\n", "images/"),
     "LLaVA": files(_llava),
+    "DIV2K": published("DIV2K"),
     "xView2": published("xView2"),
     "SpaceNet": published("SpaceNet"),
     "OSCD": published("OSCD"),

@@ -157,6 +157,11 @@ SETS: dict[str, Made] = {
          Part("images/ADE/{p}/urban/ADE_{p}_{n:08}.json", value={"annotation": {"object": []}})),
         ("scene", "mask", "parts_1_mask", "annotation"), ("training", "validation"),
     ),
+    "DIV2K": Made(
+        (Part("DIV2K_{p}_HR/{n:04}.png", "png"), Part("DIV2K_{p}_LR_bicubic/X2/{n:04}x2.png", "png"),
+         Part("DIV2K_{p}_LR_unknown/X4/{n:04}x4.png", "png"), Part("DIV2K_{p}_LR_mild/{n:04}x4m.png", "png")),
+        ("bicubic_x2", "unknown_x4", "mild"), ("train", "valid"),
+    ),
     "xView2": Made(
         (Part(f"{_QUAKE}_pre_disaster.png", "png"), Part(f"{_QUAKE}_post_disaster.png", "png"),
          Part("{p}/labels/quake_{n:08}_pre_disaster.json", value=_WORDS),

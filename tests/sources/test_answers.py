@@ -109,8 +109,8 @@ LAYOUTS: dict[str, Callable[[], Files]] = {
         **classes("", ["cat", "dog"], 8),
         **{f"{c}/{n}.txt": f"A {c} on a sofa, number {n} of them." for c in ("cat", "dog") for n in range(8)},
     },
-    "DIV2K": lambda: {
-        f"DIV2K_{split}_{form}/{n:04}{end}.png": photo(n, size)
+    "scales of splits": lambda: {
+        f"SET_{split}_{form}/{n:04}{end}.png": photo(n, size)
         for split, first in (("train", 1), ("valid", 801))
         for form, end, size in (("HR", "", 64), ("LR_bicubic/X2", "x2", 32))
         for n in range(first, first + 4)
@@ -191,7 +191,7 @@ KEPT = {
     "annotations of two classes": "20 samples in 2 classes (cat, dog), with text",
     "thumbnails of the classes": "16 samples in 2 classes (cat, dog), with thumbnails",
     "captions beside classes": "16 samples in 2 classes (cat, dog), with text",
-    "DIV2K": "8 samples, train 4, valid 4, with lr_bicubic",
+    "scales of splits": "8 samples, train 4, valid 4, with lr_bicubic",
     "tables of classes": "12 samples, a 6, b 6, with age",
 }
 
@@ -225,7 +225,7 @@ def test_splits_that_name_some_folders_have_a_line_that_names_the_others(tmp_pat
     assert question.answers[0].note == "12 samples, train 4, val 4, c 4, without labels; leaves out nothing"
 
 
-@pytest.mark.parametrize("name", ["DIV2K", "a photo a folder"])
+@pytest.mark.parametrize("name", ["scales of splits", "a photo a folder"])
 def test_info_prints_a_question_as_json(name: str, tmp_path: Path) -> None:
     root = fill(tmp_path / "set", LAYOUTS[name]())
     done = CliRunner().invoke(cli, ["info", str(root), "--json"])

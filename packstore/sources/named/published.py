@@ -243,6 +243,7 @@ def _list_bands(column: str, path: str, names: Sequence[str]) -> dict[str, str]:
     return {column.replace("%", name.lower().replace("-", "_")): path.replace("%", name) for name in names}
 
 
+_LOW = {f"{how}_x{scale}": (how, scale) for how in ("bicubic", "unknown") for scale in (2, 3, 4)}
 _BANDS = ("01", "03", "04", "05", "06", "07", "08", "8A", "09", "10", "11", "12")
 _OSCD_MARKERS = ("*[Ii]mages/train.txt|Onera*Labels", "*[Ii]mages/test.txt|Onera*Images")
 _OSCD_MASKS = {
@@ -255,6 +256,20 @@ _SPACENET = ("PAN", "MS", "PS-MS", "RGBNIR", "PS-RGBNIR", "SAR-Intensity")
 _ROADS = ("roads", "roads_speed")
 
 PAIRS = {
+    "DIV2K": FolderSet(
+        ("DIV2K_train_HR|DIV2K_valid_HR", "DIV2K_train_LR_*|DIV2K_valid_LR_*"),
+        r"DIV2K_(?P<split>train|valid)_HR/(?P<_name>\d{4})\.png",
+        beside={
+            **{
+                column: f"DIV2K_{{split}}_LR_{how}/X{scale}/{{_name}}x{scale}.png"
+                for column, (how, scale) in _LOW.items()
+            },
+            "x8": "DIV2K_{split}_LR_x8/{_name}x8.png",
+            "mild": "DIV2K_{split}_LR_mild/{_name}x4m.png",
+            "difficult": "DIV2K_{split}_LR_difficult/{_name}x4d.png",
+            **{f"wild_{n}": f"DIV2K_{{split}}_LR_wild/{{_name}}x4w{n}.png" for n in range(1, 5)},
+        },
+    ),
     "xView2 (xBD)": FolderSet(
         ("images|*/images", "labels|targets|*/labels|*/targets"),
         r"(?P<_top>((?P<split>train|test|hold|tier3)/)?)images/(?P<disaster>[a-z\d-]+)_(?P<number>\d{8})_pre_disaster"
