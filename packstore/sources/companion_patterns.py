@@ -5,7 +5,7 @@ any text without a slash, and ``{dir}`` at the beginning for the path of the ima
 
 - ``{s}_mask.png``: in the image's folder.
 - ``masks/{s}.png``: ``masks`` is in the image's folder or in a folder above it. ``{s}`` may include folders:
-  ``masks/train/a.png`` belongs to ``images/train/a.jpg``.
+  ``masks/train/a.png`` belongs to ``images/train/a.jpg``, and with ``masks/gt_{s}.png`` ``masks/train/gt_a.png`` does.
 - ``{dir}/../masks/{s}*.png``: relative to the image's folder; several files may belong to an image.
 - ``{dir}/right.png``: of one name in the folder of each image.
 - ``{dir}_boxes/{s}.txt``: in a folder whose name begins with that of the image's folder.
@@ -156,7 +156,7 @@ class CompanionPattern:
             if found is None:
                 return
             if not self._from_folder:
-                yield found["base"], found["s"]
+                yield found["base"], found.groupdict("").get("within", "") + found["s"]
                 return
             stems = [found["s"]]
         if self._from_folder:
@@ -176,6 +176,10 @@ class CompanionPattern:
 
     def file_path(self, base: str, stem: str) -> str:
         """Returns the path of the file for ``{s}``, or the pattern of its path if there is a ``*``."""
+        folder, slash, last = self._tail.rpartition("/")
+        if slash and _STEM not in folder and not last.startswith(_STEM):  # masks/gt_{s}.png: masks/train/gt_a.png
+            within, inner, stem = stem.rpartition("/")
+            return f"{base}{folder}/{within}{inner}{last.replace(_STEM, stem)}"
         return base + self._tail.replace(_STEM, stem)
 
     def file_name_matches(self, name: str, stem: str) -> bool:
@@ -218,9 +222,13 @@ def _words_of(pattern: str) -> list[str]:
 def _to_regex(pattern: str, folders: bool, named: bool = False) -> str:
     """Converts a pattern to a regular expression. ``{s}`` includes slashes only with ``folders``. The suffix may be in
     any case. ``named``: the first ``{s}`` is the group ``s``, and further ones are equal to it."""
-    stem = "(?:.+)" if folders else "(?:[^/]+)"
     head, suffix = _SUFFIX.sub("", pattern), _SUFFIX.search(pattern)
+    place, slash, last = head.rpartition("/")
     parts: list[str] = []
+    if folders and slash and _STEM not in place and _STEM in last[1:] and not last.startswith(_STEM):
+        parts = [re.escape(f"{place}/"), f"({'?P<within>' if named else '?:'}(?:[^/]+/)*)"]
+        head, folders = last, False
+    stem = "(?:.+)" if folders else "(?:[^/]+)"
     for token in re.split(r"(\{s\}|\*)", head):
         if token == _STEM:
             first = named and not any("(?P<s>" in part for part in parts)

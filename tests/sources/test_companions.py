@@ -82,6 +82,8 @@ MASKS = {
     "{dir}_m/{s}.png": ("set/i/a{}.jpg", "set/i_m/a{}.png"),
     "{s}_sat.jpg={s}_mask.png": ("a{}_sat.jpg", "a{}_mask.png"),
     "i/{s}.jpg=m/{s}-{s}.png": ("i/{0}.jpg", "m/{0}-{0}.png"),
+    "truth/t_{s}.png": ("photos/2020/a{}.jpg", "truth/2020/t_a{}.png"),
+    "p/p_{s}.jpg=m/{s}.png": ("p/2020/p_a{}.jpg", "m/2020/a{}.png"),
 }
 
 
@@ -311,6 +313,8 @@ FOUND_MASKS = (
     ("{0}/photo/{0}.png", "{0}/parts/k.png"),
     ("{}/photo.jpg", "{}/parts.png"),
     ("{}/image/photo.png", "{}/mask/0.png"),
+    ("raw/train/{}.png", "cut/train/gt_{}.png"),
+    ("raw/train/r_{}.png", "cut/train/c_{}.png"),
     ("train/{}/image/photo.png", "train/{}/mask/0.png"),
 )
 
