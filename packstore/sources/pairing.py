@@ -605,6 +605,7 @@ def _judge(tree: Tree, relation: _Relation) -> list[Companion]:
         return []
     ended = all(sides) and not relation.one.before and not relation.other.before and relation.is_complete
     named = (relation.one.is_plain or ended) and words and not any(map(is_no_word, words)) and relation.folders is None
+    named = named and len({*relation.bases}) > 1  # not cat/img_amber.jpg and cat/img_birch.jpg
     unsure = not named and (letters or relation.merely_counts)
     if unsure and not (have_own_sizes(pictures) or differ_in_colour(pictures) or resemble(pictures)):
         return []

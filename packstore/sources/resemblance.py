@@ -142,9 +142,10 @@ def _is_mask_of(mask: Picture, image: Picture, by_names: bool) -> bool:
     """Tells if a picture is a mask of an image: by its colours and size, or by fewer edges than those of a scan."""
     if not mask.is_mask or {image.width, image.height} != {mask.width, mask.height}:
         return False
-    if (by_names or not image.is_mask) and (image.colours > 2 * mask.colours or mask.kind == "jpeg"):
-        return True
-    return image.is_mask and image.edges > _MORE_EDGES * mask.edges
+    has_more_colours = image.colours > 2 * mask.colours
+    if not image.is_mask:
+        return has_more_colours or mask.kind == "jpeg"
+    return (by_names and has_more_colours and mask.kind != "jpeg") or image.edges > _MORE_EDGES * mask.edges
 
 
 def have_own_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:

@@ -505,6 +505,24 @@ def test_scans_of_two_classes_are_no_masks_of_each_other(suffix: str, mode: str,
         assert (source.kind, source.survey().records) == ("imagefolder", 18)
 
 
+def test_scans_of_two_classes_with_words_as_names_are_no_masks(tmp_path: Path) -> None:
+    files = {
+        f"{c}/{name}_{c}.jpg": scan(50 * k + n, "jpg", "L") for k, c in enumerate("ab") for n, name in enumerate(NAMES)
+    }
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert (source.kind, source.survey().records) == ("imagefolder", 18)
+
+
+def test_two_images_of_each_class_are_no_pair(tmp_path: Path) -> None:
+    files = {
+        f"{c}/img_{name}.png": encode(photo(9 * k + n), "PNG")
+        for k, c in enumerate("ab")
+        for n, name in enumerate(NAMES[:2])
+    }
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert (source.kind, source.survey().records) == ("imagefolder", 4)
+
+
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 def test_masks_of_scans_have_fewer_edges(suffix: str, tmp_path: Path) -> None:
     files = {f"a/{n:03}.{suffix}": scan(n, suffix, "L") for n in range(9)}
