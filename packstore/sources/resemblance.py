@@ -158,12 +158,13 @@ def have_own_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bo
     if len(known) < len(pairs) or len({one for one, _ in known}) < max(3, len(known) // 2):
         return False
 
-    def ratio(one: tuple[int, int], other: tuple[int, int]) -> tuple[float, float]:
-        return round(one[0] / other[0], 1), round(one[1] / other[1], 1)
-
-    own = {ratio(one, other) for one, other in known}
-    others = [ratio(one, other) for (one, _), (_, other) in zip(known, [*known[1:], known[0]], strict=True)]
-    return len(own) == 1 and 2 * sum(each in own for each in others) < len(others)
+    ones, others = np.swapaxes(np.array(known, np.float64), 0, 1)
+    ratio = ones.sum(0) / others.sum(0)
+    # A picture that is scaled has a rounded size.
+    own, next_ones = (
+        (np.abs(ones - ratio * each) <= np.maximum(1, ratio)).all(-1) for each in (others, np.roll(others, -1, 0))
+    )
+    return bool(own.all() and 2 * next_ones.sum() < len(known))
 
 
 def have_unrelated_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:

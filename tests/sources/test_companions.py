@@ -718,6 +718,13 @@ def test_pictures_of_unrelated_sizes_are_classes_whatever_their_colours(
         assert (source.kind, source.survey().records) == ("imagefolder", 18)
 
 
+def test_sizes_that_are_scaled_and_rounded_are_evidence(tmp_path: Path) -> None:
+    sizes = [(91 + 7 * n % 23, 70 + 5 * n % 19) for n in range(9)]
+    files = {f"a/{n:03}.png": encode(photo(n, *size), "PNG") for n, size in enumerate(sizes)}
+    files |= {f"b/{n:03}.png": encode(photo(50 + n, w // 4, h // 4), "PNG") for n, (w, h) in enumerate(sizes)}
+    assert ("--pair", "a/{s}.*=b/{s}.*") in question(fill(tmp_path, files))
+
+
 @pytest.mark.parametrize(
     "folders", [("ant", "bee"), ("ant", "bee", "cow", "dog"), ("left", "right"), ("mask", "nomask")]
 )
