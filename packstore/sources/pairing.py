@@ -663,15 +663,16 @@ def _find_equal_folders(tree: Tree, contents: Contents) -> Iterator[tuple[Compan
 
 
 def _find_equal_texts(tree: Tree, contents: Contents) -> Iterator[tuple[Companion, list[str]]]:
-    """Finds files of one name beside the only image of at least half of all folders of images, ``7/image.jpg`` and
-    ``7/caption.txt``, that are not all equal. Yields them, each with the folders."""
+    """Finds files of one name in at least half of all folders of images, ``7/image.jpg`` and ``7/caption.txt``, that
+    are not all equal. The image is the only one, or all folders have the same few. Yields them and the folders."""
     holding = [folder for folder in contents.folders.values() if folder.images.count]
-    found: dict[tuple[str, str], list[FolderContents]] = defaultdict(list)
+    found: dict[tuple[str, str, tuple[str, ...]], list[FolderContents]] = defaultdict(list)
     for folder in holding:
-        for suffix, names in folder.others.items() if folder.path and folder.images.count == 1 else ():
+        forms = folder.images.first if folder.images.count > 1 else ()
+        for suffix, names in folder.others.items() if folder.path and len(forms) <= _MOST_FORMS else ():
             if names.count == 1 and suffix not in NO_SIDECARS:
-                found[suffix, names.first[0]].append(folder)
-    for (suffix, name), folders in found.items():
+                found[suffix, names.first[0], forms].append(folder)
+    for (suffix, name, _), folders in found.items():
         count = len(folders)
         files = [(join(each.path, each.images.first[0]), join(each.path, name)) for each in folders[:_TEXTS]]
         texts = [tree.first_bytes(file, _BYTES) for _, file in files] if 1 < count >= len(holding) / 2 else []

@@ -371,6 +371,21 @@ def test_texts_of_one_name_beside_the_image_of_each_folder_are_a_question(count:
     }
 
 
+@pytest.mark.parametrize("text", ["about.txt", "about.json"])
+@pytest.mark.parametrize("other", ["parts.png", "right.png"])
+def test_texts_of_one_name_beside_forms_of_an_image(other: str, text: str, tmp_path: Path) -> None:
+    for n in range(5):
+        form = outline(n) if other == "parts.png" else encode(noisy(photo(n), n), "PNG")
+        files = {"left.png": encode(photo(n), "PNG"), other: form, text: json.dumps([n])}
+        fill(tmp_path, {f"s{n}/{name}": content for name, content in files.items()})
+    first = question(tmp_path)[0]
+    options = dict(zip(first[::2], first[1::2], strict=True))
+    values = read(tmp_path, **{name.removeprefix("--"): pattern for name, pattern in options.items()})
+    assert [values[f"s{n}/left.png"]["about"] for n in range(5)] == [
+        f"[{n}]" if text[-3:] == "txt" else [n] for n in range(5)
+    ]
+
+
 def test_equal_texts_in_each_folder_are_no_companions(tmp_path: Path) -> None:
     for n in range(4):
         fill(tmp_path, {f"{n}/image.jpg": jpeg(n), f"{n}/terms.txt": "Free to use."})
