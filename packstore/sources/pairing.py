@@ -50,6 +50,8 @@ from packstore.sources.tree import Tree
 _SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
 _MOST_COMPARED, _ENOUGH, _FEW, _LEAST_SHAPES = 4, 48, 10, 8
 _PROBED, _MOST_FORMS, _MOST_NUMBERS = 2, 4, 9
+_FEWEST, _ENOUGH_PIXELS = 4, 1 << 25
+"""Of large images, fewer pairs are looked at."""
 _WORD = re.compile(r"[^\W\d_]+")
 _NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
 """A number in a name, decimal or hexadecimal."""
@@ -564,6 +566,7 @@ def _relate_two(
 def _judge(tree: Tree, relation: _Relation) -> list[Companion]:
     """Looks at a few files of a relation: returns what they are; nothing if the files only have similar names."""
     from packstore.sources.resemblance import (
+        Picture,
         are_masks,
         differ_in_colour,
         have_own_sizes,
@@ -582,7 +585,12 @@ def _judge(tree: Tree, relation: _Relation) -> list[Companion]:
         certain = certain and not relation.numbered  # it may belong to images of several numbers
         return [] if type is None else [_make(relation, SIDECAR, f"{text}={type}", certain)]
     some = dict.fromkeys(sample(relation.pairs, _LOOKED_AT))
-    pictures = [(read_picture(tree, image), read_picture(tree, file)) for image, file in some]
+    pictures: list[tuple[Picture | None, Picture | None]] = []
+    for image, file in some:
+        pictures.append((read_picture(tree, image), read_picture(tree, file)))
+        seen = sum(each.width * each.height for pair in pictures for each in pair if each is not None)
+        if len(pictures) >= _FEWEST and seen > _ENOUGH_PIXELS:
+            break
     by_names = relation.folders is None or not relation.merely_counts
     if are_masks(pictures, by_names):
         return [_make(relation, MASKS, text, relation.folders is None or not relation.has_other_owner(tree))]

@@ -17,7 +17,7 @@ from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.tree import Tree
 
 _HEADER, _MAX_BYTES, _MAX_PIXELS = 1 << 16, 1 << 26, 1 << 25
-_SIDE = 256
+_SIDE, _ROWS, _COUNTED, _MOST_RECENT = 256, 512, 1 << 20, 512
 _MOST_CLASSES, _MOST_COLOURS, _FEW = 64, 32, 4
 _SHADE, _TWO_SHADES = 16, 0.9
 _MORE_EDGES = 3
@@ -33,79 +33,46 @@ _ALIKE = 96
 :data:`packstore.images.perceptual.THRESHOLD`."""
 
 
+_recent: dict[tuple[str, str, int, int], Picture | None] = {}
+
+
 @dataclass(frozen=True)
 class Picture:
-    """Content of an image file.
+    """Facts about the content of an image file.
 
     Attributes:
         kind: Kind of the file, such as ``jpeg``.
         width: Width in pixels.
         height: Height in pixels.
         digest: Hash of the bytes of the file.
-        pixels: Decoded pixels ``(H, W, C)``; empty if they cannot be decoded. Those of a JPEG file are scaled down.
+        colours: Number of different colours, in a million of its pixels; 0 if it cannot be decoded.
+        is_mask: It has few colours, each of many pixels; a JPEG file, two shades of grey.
+        is_grey: All channels are equal, or there is one.
+        edges: Share of neighbouring pixels in a row that differ by more than half of the contrast.
+        grey: The grey image at 64 x 64 pixels, float32 of 0 to 255; None if it cannot be decoded.
     """
 
     kind: str
     width: int
     height: int
     digest: int
-    pixels: NDArray[np.generic]
-
-    @cached_property
-    def colours(self) -> int:
-        """Number of different colours."""
-        if not self.pixels.size:
-            return 0
-        flat = np.ascontiguousarray(self.pixels.reshape(-1, self.pixels.shape[-1]))
-        rows = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1])))
-        return len(np.unique(rows))
-
-    @cached_property
-    def is_mask(self) -> bool:
-        """True for few colours, each of many pixels; in a JPEG file, for two shades of grey."""
-        if self.kind == "jpeg":
-            grey = self.pixels[..., 0]
-            if not grey.size or not self.is_grey:
-                return False
-            shades = grey.astype(np.int16)
-            extreme = (shades <= shades.min() + _SHADE) | (shades >= shades.max() - _SHADE)
-            return float(extreme.mean()) >= _TWO_SHADES
-        most = _MOST_CLASSES if self.pixels.shape[-1] == 1 else _MOST_COLOURS
-        return 0 < self.colours <= min(most, self.width * self.height / 4)
-
-    @cached_property
-    def edges(self) -> float:
-        """Share of neighbouring pixels in a row that differ by more than half of the contrast."""
-        if self.pixels.size < 2:
-            return 0.0
-        grey = self.pixels[..., 0].astype(np.float32)
-        return float((np.abs(np.diff(grey)) > np.ptp(grey) / 2).mean())
-
-    @cached_property
-    def is_grey(self) -> bool:
-        """True if all channels are equal, or there is one."""
-        return bool((self.pixels[..., :3] == self.pixels[..., :1]).all()) if self.pixels.shape[-1] != 2 else True
-
-    @cached_property
-    def grey(self) -> NDArray[np.float32]:
-        """The grey image at 64 x 64 pixels, float32 of 0 to 255."""
-        pixels = self.pixels[..., :3] if self.pixels.shape[-1] >= 3 else np.repeat(self.pixels[..., :1], 3, axis=-1)
-        if pixels.dtype != np.uint8:
-            low, high = float(pixels.min()), float(pixels.max())
-            pixels = (pixels.astype(np.float32) - low) * (255 / max(high - low, 1e-9))
-        small = perceptual.shrink_to_side(np.ascontiguousarray(pixels.astype(np.uint8)))
-        grey: NDArray[np.float32] = perceptual.to_grey(small[None])[0]
-        return grey
+    colours: int
+    is_mask: bool
+    is_grey: bool
+    edges: float
+    grey: NDArray[np.float32] | None
 
     @cached_property
     def hashes(self) -> NDArray[np.uint64]:
         """Perceptual hashes of the windows, uint64 ``(5, 4)``."""
+        assert self.grey is not None
         hashed: NDArray[np.uint64] = perceptual.hash_windows(self.grey[None], _WINDOWS)[0]
         return hashed
 
     @cached_property
     def blocks(self) -> NDArray[np.float32]:
         """Means of 8 x 8 blocks, as a vector of mean 0 and length 1; hardly changed by noise, blur or other light."""
+        assert self.grey is not None
         means = self.grey.reshape(8, 8, 8, 8).mean((1, 3)).ravel()
         means = means - means.mean()
         unit: NDArray[np.float32] = means / max(float(np.linalg.norm(means)), 1e-6)
@@ -113,9 +80,21 @@ class Picture:
 
 
 def read_picture(tree: Tree, file: str) -> Picture | None:
-    """Reads and decodes an image. Returns None if its header cannot be read; pixels that cannot be decoded are
-    empty."""
-    data = tree.first_bytes(file, _MAX_BYTES)
+    """Reads and decodes an image, unless that was done recently. Returns None if its header cannot be read."""
+    try:
+        status = tree.stat(file)
+    except OSError:
+        return None
+    key = str(tree.root), file, status.size, status.modified_ns
+    if key not in _recent:
+        if len(_recent) >= _MOST_RECENT:
+            _recent.clear()
+        _recent[key] = _read(tree.first_bytes(file, _MAX_BYTES))
+    return _recent[key]
+
+
+def _read(data: bytes) -> Picture | None:
+    """Does the work of :func:`read_picture`."""
     try:
         info = sniff(data[:_HEADER])
     except HeaderError:
@@ -126,9 +105,43 @@ def read_picture(tree: Tree, file: str) -> Picture | None:
         else:
             pixels = native.decode(memoryview(data), _MAX_PIXELS)[0]
     except (DecodeError, ValueError):
-        pixels = np.empty((0, 0, 1), np.uint8)
-    pixels = pixels.reshape(*pixels.shape[:2], -1) if pixels.ndim != 3 else pixels
-    return Picture(info.kind, info.width, info.height, hash(data), pixels)
+        return Picture(info.kind, info.width, info.height, hash(data), 0, False, True, 0.0, None)
+    pixels = pixels.reshape(*pixels.shape[:2], -1)
+    grey = pixels.shape[-1] == 2 or bool((pixels[..., :3] == pixels[..., :1]).all())
+    colours = _count_colours(pixels)
+    if info.kind == "jpeg":
+        is_mask = grey and _has_two_shades(pixels[..., 0])
+    else:
+        most = _MOST_CLASSES if pixels.shape[-1] == 1 else _MOST_COLOURS
+        is_mask = colours <= min(most, info.width * info.height / 4)
+    few = pixels[:: max(1, len(pixels) // _ROWS), :, 0].astype(np.float32)
+    edges = float((np.abs(np.diff(few)) > np.ptp(few) / 2).mean()) if few.shape[1] > 1 else 0.0
+    return Picture(info.kind, info.width, info.height, hash(data), colours, is_mask, grey, edges, _shrink(pixels))
+
+
+def _count_colours(pixels: NDArray[np.generic]) -> int:
+    """Counts the different colours in a million of the pixels ``(H, W, C)``."""
+    flat = pixels.reshape(-1, pixels.shape[-1])
+    some = np.ascontiguousarray(flat[:: max(1, len(flat) // _COUNTED)])
+    return len(np.unique(some.view(np.dtype((np.void, some.itemsize * some.shape[1])))))
+
+
+def _has_two_shades(grey: NDArray[np.generic]) -> bool:
+    """Tells if most pixels are nearly as dark or as light as the darkest or lightest one."""
+    shades = grey.astype(np.int16)
+    extreme = (shades <= shades.min() + _SHADE) | (shades >= shades.max() - _SHADE)
+    return float(extreme.mean()) >= _TWO_SHADES
+
+
+def _shrink(pixels: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Returns the grey image of pixels ``(H, W, C)`` at 64 x 64 pixels."""
+    pixels = pixels[..., :3] if pixels.shape[-1] >= 3 else np.repeat(pixels[..., :1], 3, axis=-1)
+    if pixels.dtype != np.uint8:
+        low, high = float(pixels.min()), float(pixels.max())
+        pixels = (pixels.astype(np.float32) - low) * (255 / max(high - low, 1e-9))
+    small = perceptual.shrink_to_side(np.ascontiguousarray(pixels.astype(np.uint8)))
+    grey: NDArray[np.float32] = perceptual.to_grey(small[None])[0]
+    return grey
 
 
 def are_masks(pairs: Sequence[tuple[Picture | None, Picture | None]], by_names: bool = True) -> bool:
@@ -193,7 +206,7 @@ def resemble(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
     known = [(one, other) for one, other in pairs if one is not None and other is not None]
     if all(one.digest == other.digest for one, other in known):
         return False  # copies of files
-    if len(known) < max(2, len(pairs)) or not all(one.pixels.size and other.pixels.size for one, other in known):
+    if len(known) < max(2, len(pairs)) or any(one.grey is None or other.grey is None for one, other in known):
         return False
     ones = np.stack([one.hashes[0] for one, _ in known])
     near = np.tril(perceptual.hamming_distances(ones[:, None], ones[None]) <= _ALIKE / 2, -1)
