@@ -122,6 +122,13 @@ def _cityscapes(samples: int) -> Files:
     return found
 
 
+def _ade20k(samples: int) -> Files:
+    names = [f"{'validation' if n < 3 else 'training'}/ADE_{n:08}" for n in range(samples)]
+    found: Files = {f"images/{name}.jpg": jpeg(n % 40) for n, name in enumerate(names)}
+    found |= {f"annotations/{name}.png": mask(n % 40, mode="L") for n, name in enumerate(names)}
+    return found | {"sceneCategories.txt": "".join(f"{name.rpartition('/')[2]} attic\n" for name in names)}
+
+
 def _fiftyone_samples(samples: int) -> Files:
     box = {"_cls": "Detection", "label": "dog", "bounding_box": [0.25, 0.5, 0.5, 0.25]}
     listed = [
@@ -341,7 +348,7 @@ BY_NAME: dict[str, Make] = {
     "COCO-Stuff, maps": published("COCO-Stuff"),
     "Cityscapes": files(_cityscapes),
     "Mapillary Vistas": published("Mapillary Vistas"),
-    "ADE20K": pairs("images/training/{}.jpg", "annotations/training/{}.png", lambda n: mask(n, mode="L")),
+    "ADE20K": files(_ade20k),
     "ADE20K, full": published("ADE20K, full"),
     "CamVid": pairs("701_StillsRaw_full/s_{}.png", "LabeledApproved_full/s_{}_L.png", coloured,
                     label_colors__txt="64 128 64\tAnimal\n192 0 128\tArchway\n"),

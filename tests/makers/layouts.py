@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.makers.annotated import mask, voc_xml
+from tests.makers.annotated import jpeg, mask, voc_xml
 from tests.makers.images import tiny
 
 Files = dict[str, bytes | str]
@@ -189,19 +189,13 @@ def food101(samples: int) -> tuple[str, Files]:
 
 
 def oxfordpet(samples: int) -> tuple[str, Files]:
-    from PIL import Image
-
-    from tests.makers.images import encode
-
     breeds = [("Abyssinian", 1), ("american_bulldog", 2), ("Bengal", 1)]
     lines = [f"{breeds[n % 3][0]}_{n + 1} {n % 3 + 1} {breeds[n % 3][1]} 1\n" for n in range(samples)]
     names = [line.split()[0] for line in lines]
     sides = "<xmin>3</xmin><ymin>4</ymin><xmax>5</xmax><ymax>6</ymax>"
     box = f"<annotation><object><name>cat</name><bndbox>{sides}</bndbox></object></annotation>"
-    files: Files = {f"images/{name}.jpg": tiny(n) for n, name in enumerate(names)}
-    for n, name in enumerate(names):
-        trimap = Image.new("L", (3, 2), n % 3 + 1)
-        files[f"annotations/trimaps/{name}.png"] = encode(trimap, "PNG")
+    files: Files = {f"images/{name}.jpg": jpeg(n) for n, name in enumerate(names)}
+    files |= {f"annotations/trimaps/{name}.png": mask(n, mode="L") for n, name in enumerate(names)}
     return "oxford-iiit-pet", {
         **files,
         "annotations/list.txt": "#Image CLASS-ID SPECIES BREED ID\n" + "".join(lines),

@@ -27,6 +27,7 @@ LEFT = {
     "VGGFace2": ["identity_meta.csv", "train_list.txt"],
     "MVTec AD": ["bottle/license.txt"],
     "VisA": ["split_csv/2cls_fewshot.csv", "split_csv/2cls_highshot.csv"],
+    "Stanford Dogs": ["file_list.mat"],
     "Caltech-101": ["Annotations/a/annotation_0001.mat"],
     "ImageNet-A": ["imagenet-a/README.txt"],
     "OSCD": ["images/test.txt", "images/train.txt"],

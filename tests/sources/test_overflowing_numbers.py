@@ -59,5 +59,5 @@ def test_json_of_webdataset(tmp_path: Path) -> None:
     with closing(open_source(tmp_path / "0.tar")) as source:
         entries = [*source.entries()]
         assert source.read(entries[0]).values["json"] == {}
-        with pytest.raises(Exception, match=r"\.json has the number 1e999, which is too large"):
+        with pytest.raises(Exception, match=r"\.json: has the number 1e999, which is too large"):
             source.read(entries[1])

@@ -355,8 +355,12 @@ class ExampleSource(WalkedSource):
         return self.facts
 
     def check_index(self, indexes: Sequence[RecordIndex]) -> None:
-        """Raises :class:`SourceError`, with the first bytes of a record, if no record is an example."""
+        """Raises :class:`SourceError` if no record is an example, with the damage to a file or the first bytes of a
+        record."""
         if not self.facts.parsed:
+            damaged = next((index.damaged for index in indexes if index.damaged is not None), None)
+            if damaged is not None and damaged.fault:
+                raise SourceError(f"{printable(str(self.path))}: {damaged.fault}")
             spans = ((number, *index.numbers[:2]) for number, index in enumerate(indexes) if index.keys)
             start = next((self.opened.read_record(*span)[:8] for span in spans if self.opened.is_sound(*span)), b"")
             raise SourceError(
