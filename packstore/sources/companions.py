@@ -41,7 +41,7 @@ from packstore.sources.sidecars import MAX_BYTES, MAX_WORDS, declare_sidecar, is
 from packstore.sources.splits import find_split, find_splits_of_folders
 from packstore.sources.tree import Tree
 
-_PROBED, _LOOKED_AT, _KEPT_FOLDERS, _FEWER = 32, 8, 64, 4
+_PROBED, _LOOKED_AT, _KEPT_FOLDERS, _FEWER, _FEW_CLASSES = 32, 8, 64, 4, 4
 
 
 class CompanionsSource(FileRowSource):
@@ -52,8 +52,9 @@ class CompanionsSource(FileRowSource):
     - A palette beside the masks, see :mod:`.palettes`: coloured masks become class numbers, and ``mask_labels`` has the
       classes that occur in each mask.
         - Folders with names of splits are splits if each image is in one.
-        - The folders of images are classes (``label``) if there are several, each with images enough. Folders that are
-          called like clips (``scene1``, ``scene2``) or numbers are a text column ``folder``.
+        - The folders of images are classes (``label``) if there are several, with two images or more on average, or
+          four at most. Others, and folders that are called like clips (``scene1``) or numbers, are a text column
+          ``folder``; if each has one image, there is none.
         - A few images at the top, beside folders of images and without companions, are left out.
     """
 
@@ -78,11 +79,13 @@ class CompanionsSource(FileRowSource):
         self._split_of = self._find_splits(folders)
         self._class_of = self._name_folders(folders)
         distinct = {*self._class_of.values()}
-        if len(distinct) < 2 or (not self.folder_texts and sum(folders.values()) < 2 * len(distinct)):
+        count = sum(folders.values())
+        if len(distinct) < 2 or (not self.folder_texts and count == len(distinct)):
             self._class_of = {}
         has_classes = (
             not self.folder_texts
             and "" not in distinct
+            and (count >= 2 * len(distinct) or len(distinct) <= _FEW_CLASSES)
             and not all(each.isdigit() or is_clip_name(each) for each in distinct)
         )
         self._folder_column = "" if not self._class_of else "label" if has_classes else "folder"

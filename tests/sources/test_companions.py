@@ -814,6 +814,16 @@ def test_folders_of_images_with_masks_are_classes(
             assert "mask" in columns
 
 
+@pytest.mark.parametrize(("folders", "column"), [(2, "label"), (9, "folder")])
+def test_folders_of_few_images_with_masks_are_kept(folders: int, column: str, tmp_path: Path) -> None:
+    """The first folder has two images, the others one."""
+    places = ["ant", *NAMES[: folders - 1], "ant"]
+    files = {f"{place}/x{n}.jpg": encode(photo(n), "JPEG") for n, place in enumerate(places)}
+    files |= {f"{place}/x{n}_m.png": outline(n) for n, place in enumerate(places)}
+    values = read(fill(tmp_path, files))
+    assert [column in each for each in values.values()] == [True] * len(places)
+
+
 @pytest.mark.parametrize("clip", ["clip_{}", "147{}"])
 def test_folders_of_clips_with_masks_are_a_text(clip: str, tmp_path: Path) -> None:
     files = {f"{clip.format(k)}/a{n}.jpg": encode(photo(9 * k + n), "JPEG") for k in range(3) for n in range(4)}
