@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import printable
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER
-from packstore.sources.companion_patterns import SIDECAR, Companion, parse_pattern
+from packstore.sources.companion_patterns import MASKS, SIDECAR, Companion, parse_pattern
 from packstore.sources.contents import (
     Contents,
     FolderContents,
@@ -130,6 +130,13 @@ def find_image_companions(tree: Tree) -> list[Companion]:
     """Finds images that belong to images, without folders of drawings (``visualization``)."""
     found = find_companions(tree)
     return [each for each in found if each.option != SIDECAR and not _DRAWN.fullmatch(each.example[1])]
+
+
+def holds_masks(tree: Tree, folder: str) -> bool:
+    """Tells if the first image in a folder is a mask of another image."""
+    first = list_contents(tree).folders[folder].images.first[:1]
+    masks = (parse_pattern(each.option, each.text) for each in find_image_companions(tree) if each.option == MASKS)
+    return any(pattern.matches_file(f"{folder}/{name}") for pattern in masks for name in first)
 
 
 def _suspect(companion: Companion) -> SuspectedAnnotation:

@@ -337,12 +337,18 @@ def _find_companions(tree: Tree, contents: Contents) -> list[Companion]:
             relations, key=lambda each: (-len(each.pairs), each.order, each.length, each.patterns[1])
         ):
             # Files that belong to images in their folder belong to no others, and to files no further files belong.
-            some = [path for pair in sample(relation.pairs, _TEXTS) for path in pair]
-            if any(pattern.matches_file(path) for pattern in patterns for path in some):
+            images, files = (
+                any(pattern.matches_file(pair[side]) for pattern in patterns for pair in sample(relation.pairs, _TEXTS))
+                for side in (0, 1)
+            )
+            if files:
                 continue
             if len({_find_sample(path, samples) for path in relation.pairs[0]} - {""}) > 1:
                 continue
             for companion in _judge(tree, relation):
+                masks = companion.certain and companion.option == MASKS and companion.example == relation.pairs[0]
+                if images and not masks:
+                    continue
                 found.append(companion)
                 patterns.append(parse_pattern(companion.option, companion.text))
     return [*_follow_chains(found), *of_samples]

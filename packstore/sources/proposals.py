@@ -63,14 +63,16 @@ def propose(place: Path, tree: Tree, options: SourceOptions, alone: bool) -> Ite
 
 
 def _read_companions(found: Sequence[Companion]) -> Iterator[Answer]:
-    """Yields the answer that reads all companions. If folders of different images belong to one, first yields the
-    answer by which this one belongs to them."""
+    """Yields the answers that read all companions, and only those that are certain. If folders of different images
+    belong to one, first yields the answer by which this one belongs to them."""
     pairs = [each.text.partition("=")[::2] for each in found]
     apart = len(found) > 1 and sum(each.count for each in found) <= found[0].images
     if apart and all(each.option == PAIR for each in found) and len({images for images, _ in pairs}) == 1:
         yield Answer(tuple(chain.from_iterable(("--pair", f"{files}={images}") for images, files in pairs)))
-    if found:
-        yield Answer(tuple(chain.from_iterable(each.arguments for each in found)))
+    certain = [each for each in found if each.certain]
+    for some in (found, certain if len(certain) < len(found) else []):
+        if some:
+            yield Answer(tuple(chain.from_iterable(each.arguments for each in some)))
 
 
 def _read_sidecars(tree: Tree, contents: Contents) -> Iterator[Answer]:

@@ -19,7 +19,7 @@ from packstore.sources.tree import Tree
 _HEADER, _MAX_BYTES, _MAX_PIXELS = 1 << 16, 1 << 26, 1 << 25
 _SIDE, _ROWS, _COUNTED, _MOST_RECENT = 256, 512, 1 << 20, 512
 _MOST_CLASSES, _MOST_COLOURS, _FEW = 64, 32, 4
-_SHADE, _TWO_SHADES = 16, 0.9
+_SHADE, _CONTRAST, _TWO_SHADES = 16, 96, 0.9
 _MORE_EDGES = 3
 """Factor by which a scan of text has more edges than the masks of its parts."""
 _WINDOWS = (
@@ -46,7 +46,7 @@ class Picture:
         height: Height in pixels.
         digest: Hash of the bytes of the file.
         colours: Number of different colours, in a million of its pixels; 0 if it cannot be decoded.
-        is_mask: It has few colours, each of many pixels; a JPEG file, two shades of grey.
+        is_mask: It has few colours, each of many pixels, or two shades of grey.
         is_grey: All channels are equal, or there is one.
         edges: Share of neighbouring pixels in a row that differ by more than half of the contrast.
         grey: The grey image at 64 x 64 pixels, float32 of 0 to 255; None if it cannot be decoded.
@@ -109,13 +109,11 @@ def _read(data: bytes) -> Picture | None:
     pixels = pixels.reshape(*pixels.shape[:2], -1)
     grey = pixels.shape[-1] == 2 or bool((pixels[..., :3] == pixels[..., :1]).all())
     colours = _count_colours(pixels)
-    if info.kind == "jpeg":
-        is_mask = grey and _has_two_shades(pixels[..., 0])
-    else:
-        most = _MOST_CLASSES if pixels.shape[-1] == 1 else _MOST_COLOURS
-        is_mask = colours <= min(most, info.width * info.height / 4)
-    few = pixels[:: max(1, len(pixels) // _ROWS), :, 0].astype(np.float32)
-    edges = float((np.abs(np.diff(few)) > np.ptp(few) / 2).mean()) if few.shape[1] > 1 else 0.0
+    most = _MOST_CLASSES if pixels.shape[-1] == 1 else _MOST_COLOURS
+    few = info.kind != "jpeg" and colours <= min(most, info.width * info.height / 4)
+    is_mask = few or (grey and _has_two_shades(pixels[..., 0]))
+    rows = pixels[:: max(1, len(pixels) // _ROWS), :, 0].astype(np.float32)
+    edges = float((np.abs(np.diff(rows)) > np.ptp(rows) / 2).mean()) if rows.shape[1] > 1 else 0.0
     return Picture(info.kind, info.width, info.height, hash(data), colours, is_mask, grey, edges, _shrink(pixels))
 
 
@@ -127,10 +125,11 @@ def _count_colours(pixels: NDArray[np.generic]) -> int:
 
 
 def _has_two_shades(grey: NDArray[np.generic]) -> bool:
-    """Tells if most pixels are nearly as dark or as light as the darkest or lightest one."""
-    shades = grey.astype(np.int16)
-    extreme = (shades <= shades.min() + _SHADE) | (shades >= shades.max() - _SHADE)
-    return float(extreme.mean()) >= _TWO_SHADES
+    """Tells if most pixels of 8 bits are nearly as dark as the darkest, or as light as the lightest."""
+    shades = grey.astype(np.int32)
+    low, high = int(shades.min()), int(shades.max())
+    extreme = (shades <= low + _SHADE) | (shades >= high - _SHADE)
+    return grey.dtype == np.uint8 and high - low >= _CONTRAST and float(extreme.mean()) >= _TWO_SHADES
 
 
 def _shrink(pixels: NDArray[np.generic]) -> NDArray[np.float32]:

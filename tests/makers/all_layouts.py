@@ -393,7 +393,6 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "cars without the labels of the test": (None, without(named("stanfordcars"), "cars_test_annos_withlabels.mat")),
     "SUN397 without a folder": (None, without(named("sun397"), "a")),
     "DTD without val1": (None, without(named("dtd"), "labels/val1.txt")),
-    "Places without the list of val": (None, without(named("places365"), "places365_val.txt")),
     "CelebA without partitions": (None, without(named("celeba"), "list_eval_partition.txt")),
     "GTSRB without the labels of the test": (None, without(named("gtsrb"), "GT-final_test.csv")),
     "STL-10 without labels": (None, without(named("stl10"), "train_y.bin")),

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Field
+from packstore.sources.annotations import holds_masks
 from packstore.sources.beside import join, read_whole
 from packstore.sources.columns import FILE_COLUMNS
 from packstore.sources.contents import list_contents, suffix_of
@@ -293,7 +294,10 @@ def examine_table(
         return None
     main = wanted[0] if wanted else _find_main_column(tree, file, likely)
     way = likely[main]
-    if way.rivals:
+    photos = [folder for folder in way.rivals if not holds_masks(tree, folder)]
+    if len(photos) == 1:
+        way.bases.sort(key=lambda base: base != photos[0])
+    elif way.rivals:
         shown = " or ".join(map(printable, way.rivals))
         raise AmbiguousSourceError(
             f"{tree.name(file)}: its column {printable(main)} could name the images in {shown}: leave one out with "
