@@ -164,7 +164,7 @@ class CompanionsSource(FileRowSource):
                 continue
             if self._split_of.get(folder, "") == split and self._holds_samples(folder):
                 for name in listing.images:
-                    if not self.is_companion(join(folder, name)):
+                    if name.lower().endswith(IMAGE_SUFFIXES) and not self.is_companion(join(folder, name)):
                         yield self._make_row(folder, join(folder, name))
 
     def _make_row(self, folder: str, image: str) -> FileRow:

@@ -206,7 +206,7 @@ class LinesByKey:
         """Returns the fields behind a key in its first line. Raises :class:`SourceError` if no line has the key."""
         line = next(self.all(key), None)
         if line is None:
-            name = self._files.path("") if self._table is None else self._table.name
+            name = "the source" if self._table is None else self._table.name
             raise SourceError(f"{name} has no line of {printable(key[:_SHOWN])!r}")
         return line
 

@@ -50,7 +50,7 @@ from packstore.sources.tree import Tree
 _SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
 _MOST_COMPARED, _ENOUGH, _FEW, _LEAST_SHAPES = 4, 48, 10, 8
 _PROBED, _MOST_FORMS, _MOST_NUMBERS = 2, 4, 9
-_FEWEST, _ENOUGH_PIXELS = 4, 1 << 25
+_RARE, _FEWEST, _ENOUGH_PIXELS = 20, 4, 1 << 25
 """Of large images, fewer pairs are looked at."""
 _WORD = re.compile(r"[^\W\d_]+")
 _NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
@@ -139,7 +139,8 @@ class _Relation:
         other: Affix of the other files.
         folders: Names of the folders of images and of the other files; ``""`` and ``{dir}_masks`` if the second name
             has the first at its beginning. None within one folder.
-        images: Number of sampled names with the affix of images.
+        images: Number of sampled names with the affix of images, in folders that have the other affix too.
+        all_images: Number of sampled names with the affix of images in all folders.
         files: Number of sampled names with the affix of the other files.
         files_with_image: Number of those for which there is an image.
         pairs: Images and their files among the sampled names.
@@ -151,6 +152,7 @@ class _Relation:
     other: Affix
     folders: tuple[str, str] | None = None
     images: int = 0
+    all_images: int = 0
     files: int = 0
     files_with_image: int = 0
     pairs: list[tuple[str, str]] = field(default_factory=list)
@@ -175,6 +177,7 @@ class _Relation:
         return (
             len(self.pairs) > 1
             and distinct
+            and (self.folders is not None or _RARE * len(self.pairs) >= self.all_images)
             and (3 * len(self.pairs) >= self.images or self.has_few_files)
             and (4 if self.has_more_images else 2) * self.files_with_image >= self.files
         )
@@ -217,6 +220,9 @@ class _Relation:
     def add(self, images: _Names, files: _Names) -> None:
         """Adds the pairs among the names of two folders."""
         together = images.folder == files.folder
+        self.all_images += len(images.by_affix.get(self.one, ()))
+        if together and self.other not in files.by_affix:
+            return
         for name, base in images.by_affix.get(self.one, ()):
             if together and self.other.is_longer(self.one) and self.other.base_of(name):
                 continue  # a_mask.png is not the image of a_mask_mask.png
@@ -242,8 +248,15 @@ class _Relation:
         """Returns the relation with images and other files exchanged."""
         folders = None if self.folders is None else (self.folders[1], self.folders[0])
         pairs = [(file, image) for image, file in self.pairs]
-        return _Relation(
-            self.other, self.one, folders, self.files, self.images, len(pairs), pairs, self.bases, self.numbered
+        return replace(
+            self,
+            one=self.other,
+            other=self.one,
+            folders=folders,
+            images=self.files,
+            files=self.images,
+            files_with_image=len(pairs),
+            pairs=pairs,
         )
 
     def list_numbers(self, tree: Tree) -> list[_Relation]:

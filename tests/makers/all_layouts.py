@@ -394,13 +394,13 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "SUN397 without a folder": (None, without(named("sun397"), "a")),
     "DTD without val1": (None, without(named("dtd"), "labels/val1.txt")),
     "CelebA without partitions": (None, without(named("celeba"), "list_eval_partition.txt")),
+    "Places without the list of val": (None, without(named("places365"), "places365_val.txt")),
     "GTSRB without the labels of the test": (None, without(named("gtsrb"), "GT-final_test.csv")),
     "STL-10 without labels": (None, without(named("stl10"), "train_y.bin")),
     "downsampled ImageNet without a batch": (
         None, without(named("imagenet32"), "Imagenet8_train/train_data_batch_3"),
     ),
     "ILSVRC without its devkit": (None, without(named("ilsvrc"), "ILSVRC2012_devkit_t12.tar.gz")),
-    "Kaggle's without the labels of val": (None, without(named("kaggle"), "LOC_val_solution.csv")),
     "a list of labels": ("table", lambda root: fill(root, {"anything.csv": "id,y\n0,1\n1,0\n2,0\n", **{
         f"x/{n}.jpg": jpeg(n) for n in range(3)}})),
     "masks whose names begin with GT": ("companions", lambda root: fill(root, {

@@ -19,6 +19,7 @@ from packstore import AmbiguousSourceError, UsageError
 from packstore.core.errors import SourceError
 from packstore.sources import Entry, open_source
 from packstore.sources.companion_patterns import parse_pattern
+from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg, mask
 from tests.makers.images import encode, picture, tiny
@@ -600,6 +601,25 @@ def test_masks_belong_to_photos_and_not_to_their_depth(tmp_path: Path) -> None:
     files |= {f"depth/{n}.png": encode(photo(n).convert("L"), "PNG") for n in range(6)}
     (answer, *_) = question(fill(tmp_path, files | {f"mask/{n}.png": outline(n) for n in range(6)}))
     assert {*answer[1::2]} == {"rgb/{s}.*=depth/{s}.*", "rgb/{s}.*=mask/{s}.*"}
+
+
+def test_images_without_the_suffix_of_one_are_left_out(tmp_path: Path) -> None:
+    """They have no name to compare with others."""
+    files = {f"{c}/{n}.jpg": encode(photo(n), "JPEG") for c in ("ant", "bee") for n in range(4)}
+    files |= {f"{c}/{n}_mask.png": outline(n) for c in ("ant", "bee") for n in range(4)}
+    files["icons/logo.ico"] = encode(photo(9).resize((16, 16)), "ICO")
+    with closing(open_source(fill(tmp_path, files), masks="{s}_mask.png")) as source:
+        survey = source.survey()
+        assert (survey.records, survey.ledger.count(Role.LEFT)) == (8, 1)
+
+
+def test_predictions_of_one_split_are_asked_about(tmp_path: Path) -> None:
+    files = {f"train/image/{n}.png": encode(photo(n), "PNG") for n in range(12)}
+    files |= {f"train/label/{n}.png": outline(n) for n in range(12)}
+    files |= {f"test/{n}.png": encode(photo(n + 20), "PNG") for n in range(4)}
+    files |= {f"test/{n}_predict.png": encode(shade(n + 20), "PNG") for n in range(4)}
+    (answer, *_) = question(fill(tmp_path, files))
+    assert {*answer[1::2]} == {"image/{s}.*=label/{s}.*", "{s}.png={s}_predict.png"}
 
 
 def test_few_masks_beside_many_images_are_masks(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class PublishedSet:
         title: The publisher's name for it.
         markers: Files and folders that mark the set, all of them.
         generate: Yields the images.
-        required: Further files and folders without which the set is incomplete.
+        required: Further files and folders without which the set is incomplete; ``a>b`` needs ``b`` if ``a`` exists.
         parsers: See :attr:`packstore.sources.found.FoundSource.parsers`.
     """
 
@@ -72,7 +72,9 @@ class PublishedSet:
 
     def find_missing(self, tree: Tree, base: str) -> list[str]:
         """Lists the paths that are missing. A ``.mat`` file that does not begin as a MAT file counts as missing."""
-        paths = dict.fromkeys((*self.markers, *self.required))
+        needed = [each.rpartition(">") for each in self.required]
+        wanted = [path for other, mark, path in needed if not mark or has_path(tree, base, other)]
+        paths = dict.fromkeys((*self.markers, *wanted))
         return [path for path in paths if not has_path(tree, base, path, check_content=True)]
 
     def recognise(self, path: Path, options: SourceOptions) -> Certainty:
@@ -103,7 +105,7 @@ class PublishedSource(FoundSource):
         self._form = form
         base = form.find_base(self.tree)
         if base is None or form.find_missing(self.tree, base):
-            expected = format_paths((*form.markers, *form.required))
+            expected = format_paths((*form.markers, *(each.rpartition(">")[2] for each in form.required)))
             raise SourceError(f"{printable(str(path))} is not {form.title}, which has {expected}")
         self.base = base
         self.evidence = format_paths(map(Files(self).choose, form.markers))
@@ -113,7 +115,9 @@ class PublishedSource(FoundSource):
 
     def describing_files(self) -> list[str]:
         """Returns the files that were read, and those that mark the set."""
-        names = {each for name in (*self._form.markers, *self._form.required) for each in name.split("|")}
+        names = {
+            each for name in (*self._form.markers, *self._form.required) for each in name.rpartition(">")[2].split("|")
+        }
         marks = (path for name in names if is_file(self.tree, path := join(self.base, name)))
         return sorted({*super().describing_files(), *marks})
 

@@ -183,7 +183,10 @@ _GTSRB_TRUTH = "GT-final_test.csv|GTSRB/Final_Test/Images/GT-final_test.csv|Fina
 _GTSRB_COLUMNS = ("Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2", "ClassId")
 
 
-@published_set("GTSRB", "|".join(f"{name}/GT-00000.csv" for name in _GTSRB.split("|")))
+_GTSRB_LISTS = "|".join(f"{name}/GT-00000.csv" for name in _GTSRB.split("|"))
+
+
+@published_set("GTSRB", _GTSRB_LISTS, required=(f"{_GTSRB_TEST}>{_GTSRB_TRUTH}",))
 def gtsrb(files: Files) -> Iterator[Found]:
     """GTSRB (https://benchmark.ini.rub.de/): training images class by class, then test images if they are there."""
     train = files.choose(_GTSRB).removesuffix("00000")
@@ -271,7 +274,10 @@ _PLACES_UNNAMED = "data_256|data_large"
 """Folders of unpacked training archives. They belong to the standard or the challenge set, whichever has its list."""
 
 
-@published_set("Places365", "categories_places365.txt")
+_PLACES_LISTS = tuple(f"{folders}>{file}" for file, folders in _PLACES.values())
+
+
+@published_set("Places365", "categories_places365.txt", required=_PLACES_LISTS)
 def places365(files: Files) -> Iterator[Found]:
     """Places365 (http://places2.csail.mit.edu/): folders have torchvision's names, or those of the archives. Images of
     ``test`` have no labels."""
@@ -309,7 +315,7 @@ _CARS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")
 _CARS_FILES = ("devkit/cars_train_annos.mat", "cars_train")
 
 
-@published_set("Stanford Cars", "devkit/cars_meta.mat", required=_CARS_FILES)
+@published_set("Stanford Cars", "devkit/cars_meta.mat", required=(*_CARS_FILES, f"cars_test>{_CARS_TEST}"))
 def stanfordcars(files: Files) -> Iterator[Found]:
     """Stanford Cars: labels begin at 1 in the files. The split ``test`` exists if its folder does."""
     files.columns["label"] = Label(to_texts(*files.mat("devkit/cars_meta.mat", "class_names")))
