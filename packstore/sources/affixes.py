@@ -23,7 +23,7 @@ _NUMBERED = (
     re.compile(r"(?P<base>.*[^\W_])(?P<after>[ _.+-]+(?:[A-Za-z]*\d{1,2}[A-Za-z]?|\d+x\d+))"),
     re.compile(r"(?P<base>.*\d)(?P<after>x\d{1,2})"),
 )
-_MOST_EDGES, _MOST_AFFIXES, _LONGEST = 5, 40, 200
+_MOST_EDGES, _MOST_AFFIXES, _LONGEST, _FEW = 5, 40, 200, 3
 _GOLDEN = 0.6180339887498949
 
 
@@ -106,7 +106,7 @@ def list_affixes(name: str) -> Sequence[tuple[Affix, str]]:
     """Returns the possible affixes of a name, each with the common part. A common part has a letter or digit. Affixes
     before it have no digits, since those count; behind it, digits become ``*``."""
     stem, dot, suffix = name.rpartition(".")
-    if not stem or len(name) > _LONGEST or "*" in name or "{" in name or "=" in name:
+    if not stem or len(name) > _LONGEST or not name.isprintable() or "*" in name or "{" in name or "=" in name:
         return ()
     edges = [match.start() for match in _EDGE.finditer(stem)]
     starts = [0, *(edge for edge in edges if not any(map(str.isdigit, stem[:edge])))][: _MOST_EDGES + 1]
@@ -163,8 +163,8 @@ def differ_in_number(one: Affix, other: Affix) -> bool:
 
 
 def list_frequent(counts: Counter[Affix], names: int) -> list[Affix]:
-    """Returns the affixes of two names or more, and of one in fifty; the 40 most frequent."""
-    least = max(2, names // 50)
+    """Returns the affixes of two names or more, and of one in fifty, 40 at most; of up to three names all."""
+    least = max(2, names // 50) if names > _FEW else 1
     return [affix for affix, count in counts.most_common(_MOST_AFFIXES) if count >= least]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.core.errors import DecodeError, SampleError, SourceError, printable
+from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.fields import Image, Mask
 from packstore.core.plainjson import load_json
 from packstore.images.sniff import HeaderError, sniff
@@ -21,7 +21,7 @@ from packstore.sources.encodings import to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import Tree
 
-_HEADER, _MAX_IMAGE = 1 << 12, 1 << 26
+_HEADER = 1 << 12
 _COLOUR_AT, _ONE_CHANNEL = 25, (0, 3)  # of a PNG's header; gray, palette
 _TEXT_BYTES = 256 << 20
 _YOLO_LINE = re.compile(rb"\s*\d+(\.0+)?([ \t]+-?[0-9.]+(e-?\d+)?){4,}\s*")
@@ -144,23 +144,6 @@ def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
             continue
         return Mask(optional=True) if kind == "png" and start[_COLOUR_AT] in _ONE_CHANNEL else Image(optional=True)
     return Mask(optional=True)
-
-
-def infer_image_field(tree: Tree, files: Iterable[str]) -> Image:
-    """Returns the optional field for a column of image files, with their mode if all have more than 8 bits (depth)."""
-    from packstore.images.decoders import native
-
-    modes = set()
-    for file in files:
-        data = tree.first_bytes(file, _MAX_IMAGE)
-        try:
-            described = native.describe_image(memoryview(data), sniff(data[:_HEADER]))
-        except (HeaderError, DecodeError):
-            continue  # packing reports it
-        if described is None or described.mode.dtype == "uint8":
-            return Image(optional=True)
-        modes.add(described.mode.name)
-    return Image(optional=True, mode=modes.pop() if len(modes) == 1 else None)
 
 
 def find_suffixes_other_than_jpg(tree: Tree, folder: str, names: Iterable[str]) -> dict[str, str]:

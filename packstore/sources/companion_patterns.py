@@ -110,7 +110,7 @@ class CompanionPattern:
     def _of_file(self) -> re.Pattern[str]:
         """Matches the path of any file that may belong to an image."""
         named = self._from_folder and not self.files.startswith(f"{_FOLDER}/")
-        start = "(?:.*/)?[^/]+" if named else "(?:.*/)?"
+        start = "(?P<base>(?:[^/]+/)*?)" + ("[^/]+" if named else "")
         return re.compile(start + _to_regex(self._tail, "/" in self._tail and not self._from_folder))
 
     @cached_property
@@ -134,12 +134,16 @@ class CompanionPattern:
         return tail.removeprefix("/")
 
     def matches_file(self, path: str) -> bool:
-        """Tells if a file may belong to an image, by its path. If the pattern of images matches it too, the longer
-        pattern decides: with ``{s}_RGB.png={s}.png``, ``a_RGB.png`` is an image."""
-        if self._of_file.fullmatch(path) is None or not self._may_end(path):
+        """Tells if a file may belong to an image, by its path. If the pattern of images matches it too, the folder
+        nearer to the top decides (``masks/images/a.png``), then the longer pattern: with ``{s}_RGB.png={s}.png``,
+        ``a_RGB.png`` is an image."""
+        found = self._of_file.fullmatch(path)
+        if found is None or not self._may_end(path):
             return False
-        is_image = self._of_image is not None and self._of_image.fullmatch(path) is not None
-        return not is_image or len(self.images or "") <= len(self.files)
+        image = None if self._of_image is None else self._of_image.fullmatch(path)
+        if image is None or len(found["base"]) < len(image["base"]):
+            return True
+        return len(found["base"]) == len(image["base"]) and len(self.images or "") <= len(self.files)
 
     def _may_end(self, path: str) -> bool:
         """Tells if a file may be of the pattern by its suffix: with ``.*`` for images, only an image is."""

@@ -20,7 +20,7 @@ from packstore.core.fields import Array, Field, Image, Images, Label, Text
 from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import infer_image_field, infer_mask_field, join, raise_suffix, read_whole
+from packstore.sources.beside import infer_mask_field, join, raise_suffix, read_whole
 from packstore.sources.columns import make_column_name
 from packstore.sources.companion_patterns import (
     MASKS,
@@ -338,7 +338,7 @@ class CompanionsSource(FileRowSource):
         if not some:
             raise SourceError(f"{printable(str(self.path))}: no image has a file that --{option} {text!r} matches")
         if option == PAIR:
-            return infer_image_field(self.tree, some[:_LOOKED_AT])
+            return Image(optional=True)
         if option == MASKS:
             if column in self._lists:
                 return Images(optional=True)

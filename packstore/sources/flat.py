@@ -27,7 +27,6 @@ from packstore.sources.listed import ListedSource, ListedValues
 from packstore.sources.listing import Listing
 from packstore.sources.rows import FileRow, Row
 from packstore.sources.splits import lower_known_split
-from packstore.sources.table.reading import read_table
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,18}")
 _MAX_LABEL, _SHOWN = (1 << 63) - 1, 80
@@ -85,7 +84,9 @@ class LabelledSource(ListedSource):
         self._holds_numbers = False
         self.listed = ListedValues(self.tree, printable(str(self._labels)), self._read_labels())
         if not self.listed.image_count:
-            raise SourceError(f"{printable(str(self._labels))} names no files")
+            raise SourceError(
+                f"{printable(str(self._labels))} names no files: expected file,label or file,label,split, with commas"
+            )
         for image in self.listed.images_with_several():
             (first, label), *others = self.listed.values_of(image)
             for place, other in others:
@@ -131,6 +132,9 @@ class LabelledSource(ListedSource):
 
     def _read_labels(self) -> Iterator[tuple[str, tuple[str, str], str]]:
         """Yields image, place and label, and split of each row of the labels file."""
+
+        from packstore.sources.table.reading import read_table
+
         if suffix_of(self._labels.name) not in _TABLES:
             raise SourceError(f"{printable(str(self._labels))}: labels are in {', '.join(_TABLES)} files")
         if not self._labels.exists():

@@ -165,11 +165,19 @@ class _Relation:
         return self.folders is not None and self.files == self.files_with_image > 1
 
     @property
+    def is_single(self) -> bool:
+        """True for an image and another one, alone."""
+        alone = self.all_images == self.files == len(self.pairs) == 1
+        return alone and self.other.suffix in IMAGE_SUFFIXES and not self.numbered
+
+    @property
     def holds(self) -> bool:
         """True for two pairs or more, of different names, a third of the images and half of the other files; or all of
         the images in a folder and a quarter of other images; or all files of another folder."""
         places = (image.rpartition("/")[0] for image, _ in self.pairs)
         distinct = len(set(zip(places, self.bases, strict=True))) > len(self.bases) // 2
+        if self.is_single:
+            return True
         if self.folders is not None and len(set(self.bases)) < 2:  # image.jpg in each folder
             return False
         if self.numbered and 2 * len({image.rpartition("/")[0] for image, _ in self.pairs}) > len(self.pairs):
@@ -360,7 +368,7 @@ def _find_companions(tree: Tree, contents: Contents) -> list[Companion]:
                 continue
             for companion in _judge(tree, relation):
                 masks = companion.certain and companion.option == MASKS and companion.example == relation.pairs[0]
-                if images and not masks:
+                if (images or relation.is_single) and not masks:
                     continue
                 found.append(companion)
                 patterns.append(parse_pattern(companion.option, companion.text))

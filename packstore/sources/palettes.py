@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, SourceError, printable
 from packstore.core.fields import Field, Image, Labels, Mask
-from packstore.sources.annotation_formats.parsing import parse_json
+from packstore.core.plainjson import load_json
 from packstore.sources.beside import join, number_repeated_names, read_whole
 from packstore.sources.encodings import try_utf8
 from packstore.sources.ignoring import ignore_paths
@@ -209,7 +209,7 @@ def _parse_colour_table(text: str) -> ClassColours:
 def _parse_colour_json(text: str) -> ClassColours:
     """Parses a list of objects with a title or name, and a colour; also in an object, as ``classes``. Raises
     :class:`ValueError`, :class:`KeyError`, :class:`TypeError` or :class:`AttributeError` for other JSON."""
-    document = parse_json(text.encode())
+    document = load_json(text.encode())
     colours: ClassColours = []
     for each in document["classes"] if isinstance(document, dict) else document:
         name = each.get("title", each.get("name"))

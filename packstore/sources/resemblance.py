@@ -154,6 +154,8 @@ def _is_mask_of(mask: Picture, image: Picture, by_names: bool) -> bool:
     """Tells if a picture is a mask of an image: by its colours and size, or by fewer edges than those of a scan."""
     if not mask.is_mask or {image.width, image.height} != {mask.width, mask.height}:
         return False
+    if mask.is_grey and not image.is_grey:
+        return True
     has_more_colours = image.colours > 2 * mask.colours
     if not image.is_mask:
         return has_more_colours or mask.kind == "jpeg"

@@ -217,8 +217,8 @@ def test_a_file_that_names_images_is_named_in_commands(depth: bool, tmp_path: Pa
         assert run(*shlex.split(rows(done.stdout)["pack it"])[1:], cwd=tmp_path).returncode == 0
         return
     commands = [line.strip() for line in done.stderr.splitlines()[1:] if not line.startswith("  # ")]
-    file, folder = "packstore info data/wiki_demo.txt", "packstore info data"
-    assert commands == [f"{file} --ignore depth/", f"{file} --source table", f"{folder} --source modalities"]
+    file = "packstore info data/wiki_demo.txt"
+    assert commands == [f"{file} --ignore depth/", f"{file} --source table"]
     for command in commands[:2]:
         said = rows(run(*shlex.split(command)[1:], cwd=tmp_path).stdout)
         assert said["known by"].startswith("wiki_demo.txt")

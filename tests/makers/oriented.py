@@ -1,7 +1,7 @@
 """Data sets of one photo with an orientation, whose annotations count in a chosen frame: stored pixels, or upright.
 
-The truth is in the pixels: the object is red, everything else is dark. Each writer here follows the documentation of
-its format, and uses nothing of packstore.
+The truth is in the pixels: the object is red, everything else is dark noise. Each writer here follows the documentation
+of its format, and uses nothing of packstore.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Photo(NamedTuple):
 
 def make_photo(kind: str, orientation: int) -> bytes:
     """A file of 64 x 40 pixels when upright, whose object is red."""
-    pixels = np.full((_HEIGHT, _WIDTH, 3), 20, np.uint8)
+    pixels = np.repeat(np.random.default_rng(0).integers(0, 100, (_HEIGHT, _WIDTH, 1), np.uint8), 3, axis=2)
     left, top, right, bottom = _BOX
     pixels[top:bottom, left:right] = 230, 30, 30
     upright = Image.fromarray(pixels)

@@ -256,7 +256,7 @@ def test_info_asks_about_further_columns(tmp_path: Path) -> None:
 def test_an_empty_class_folder_is_a_question_with_a_line(tmp_path: Path) -> None:
     folder = pile(tmp_path)
     (folder / "empty one").mkdir()
-    with pytest.raises(AmbiguousSourceError, match="1 of 3 class folders hold no images: 'empty one'") as asked:
+    with pytest.raises(AmbiguousSourceError, match="1 of 3 class folders without images: 'empty one'") as asked:
         packstore.convert(folder, tmp_path / "s.lmdb")
     (answer,) = asked.value.answers
     assert answer.options == ("--ignore", "empty one/")

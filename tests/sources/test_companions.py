@@ -501,14 +501,16 @@ def test_splits_in_names_of_folders_share_a_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [("{}_rgb.png", "{}_z.png"), ("rgb/{}.png", "z/{}.png")])
-def test_depth_of_16_bits_is_kept_as_it_is(names: tuple[str, str], tmp_path: Path) -> None:
+def test_depth_of_16_bits_is_asked_about_and_kept_by_an_option(names: tuple[str, str], tmp_path: Path) -> None:
     files = {names[0].format(n): encode(photo(n), "PNG") for n in range(6)}
     for n in range(5):
         values = np.asarray(photo(50 + n).convert("L")).astype(np.uint16) * 200
         files[names[1].format(n)] = encode(Image.fromarray(values), "PNG")
     path = fill(tmp_path / "in", files)
     (first, *_) = question(path)
-    packstore.convert(path, tmp_path / "o.lmdb", pair=first[1])
+    with pytest.raises(UsageError, match=r"--column z\.depth=keep"):
+        packstore.convert(path, tmp_path / "o.lmdb", pair=first[1])
+    packstore.convert(path, tmp_path / "o.lmdb", pair=first[1], columns="z.depth=keep")
     with packstore.open(tmp_path / "o.lmdb") as reader:
         assert [column.mode for column in reader.manifest.columns if column.name == "z"] == ["I;16"]
 
