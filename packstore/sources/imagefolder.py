@@ -34,6 +34,7 @@ from packstore.sources.listing import (
 from packstore.sources.questions import ask, join_few, name_splits
 from packstore.sources.splits import find_splits
 
+_FEWEST_CLASSES = 5
 _MOST_IGNORED = 16
 _LONE = re.compile(r"images?(_0?\d)?|imgs?|jpegimages|photos?|pictures?|frames?")
 """Names of a folder that is not a class if it is the only one in each split."""
@@ -99,7 +100,12 @@ class ImageFolderSource(FolderSource):
         - for a cycle of links, unless bad samples are skipped.
         """
         with self.tree.cache_names():
-            return self._survey_folders(split, progress)
+            survey = self._survey_folders(split, progress)
+        classes = next((len(each.classes or ()) for each in survey.columns if each.name == "label"), 0)
+        if classes < _FEWEST_CLASSES or 2 * survey.records >= 3 * classes:
+            return survey
+        note = f"{classes:,} classes of hardly more than one image each; --source flat packs the images without labels"
+        return replace(survey, notes=(*survey.notes, note))
 
     def _survey_folders(self, split: str | None, progress: ProgressCallback) -> Survey:
         """Does the work of :meth:`survey`, within its cache of names. Sets the evidence."""

@@ -28,7 +28,7 @@ COMPANIONS = "companions"
 """Kind of images with files that belong to them; a question if it is not certain what the files are."""
 PLAIN_KINDS = ("imagefolder", "flat")
 """Kinds that match partially if there are annotations beside the images, see :mod:`.annotations`."""
-_SHOWN, _MOST_PATTERNS, _FEWEST_CLASSES = 8, 8, 5
+_SHOWN, _MOST_PATTERNS = 8, 8
 
 
 def ask(path: Path, why: str, *lines: Answer | Kind) -> AmbiguousSourceError:
@@ -151,7 +151,6 @@ def ask_about_classes(source: Source, survey: Survey) -> None:
     the user has named the kind.
 
     - Folders are called as clips are: ``clip_0001``.
-    - Most folders have one image.
     - Tables whose names are no splits name different images.
     """
     if source.options.named or source.options.frames is not None or survey.store is not None:
@@ -166,9 +165,6 @@ def ask_about_classes(source: Source, survey: Survey) -> None:
     if len(classes) > 1 and all(map(is_clip_name, classes)):
         why = f"has folders that seem to be clips ({join_few(classes)}), whose frames are not classes"
         raise ask(source.path, why, Answer(("--frames", CLIPS)), SOURCES[source.kind])
-    if len(classes) >= _FEWEST_CLASSES and survey.counted and 2 * survey.records < 3 * len(classes):
-        why = f"has {len(classes):,} folders with {survey.records:,} images, which are then hardly classes"
-        raise ask(source.path, f"{why} ({join_few(classes)})", SOURCES["flat"])
 
 
 def _find_partial_kinds(source: Source) -> list[Kind]:

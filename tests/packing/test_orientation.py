@@ -88,10 +88,10 @@ def test_nothing_is_said_where_all_stand_upright(photos: Path, tmp_path: Path) -
     for path in photos.rglob("*.*"):
         if path.name[0] in "0246":
             path.unlink()
-    report = packstore.convert(photos, tmp_path / "a.lmdb", source_kind="imagefolder")
+    report = packstore.convert(photos, tmp_path / "a.lmdb")
     assert report.oriented == 0
     assert "exif_oriented" not in report.manifest.options
-    assert "EXIF" not in summary("convert", photos, tmp_path / "b.lmdb", "--source", "imagefolder")
+    assert "EXIF" not in summary("convert", photos, tmp_path / "b.lmdb")
 
 
 def test_skipped_images_do_not_count(photos: Path, tmp_path: Path) -> None:
