@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, product
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,9 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_image_name
 from packstore.sources.sidecars import is_words, tell_type
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
+
+if TYPE_CHECKING:
+    from packstore.sources.resemblance import Picture
 
 _SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
 _MOST_COMPARED, _ENOUGH, _FEW, _LEAST_SHAPES = 4, 48, 10, 8
@@ -593,7 +596,6 @@ def _relate_two(
 def _judge(tree: Tree, relation: _Relation) -> list[Companion]:
     """Looks at a few files of a relation: returns what they are; nothing if the files only have similar names."""
     from packstore.sources.resemblance import (
-        Picture,
         are_masks,
         differ_in_colour,
         have_own_sizes,
@@ -616,7 +618,7 @@ def _judge(tree: Tree, relation: _Relation) -> list[Companion]:
     for image, file in some:
         pictures.append((read_picture(tree, image), read_picture(tree, file)))
         seen = sum(each.width * each.height for pair in pictures for each in pair if each is not None)
-        if len(pictures) >= _FEWEST and seen > _ENOUGH_PIXELS:
+        if len(pictures) == _FEWEST and (seen > _ENOUGH_PIXELS or _are_classes(relation, pictures)):
             break
     by_names = relation.folders is None or not relation.merely_counts
     if are_masks(pictures, by_names):
@@ -650,6 +652,16 @@ def _judge(tree: Tree, relation: _Relation) -> list[Companion]:
         _make(each, PAIR, "=".join((each.patterns[0] or each.one.pattern(), each.patterns[1])), False)
         for each in relation.list_numbers(tree)
     ]
+
+
+def _are_classes(relation: _Relation, pictures: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
+    """Tells if folders whose names count have unlike pictures, of which no more need be looked at."""
+    from packstore.sources.resemblance import differ_in_colour, have_own_sizes, resemble
+
+    if relation.folders is None or not relation.merely_counts:
+        return False
+    masks = any(each is not None and each.is_mask for pair in pictures for each in pair)
+    return not (masks or have_own_sizes(pictures) or differ_in_colour(pictures) or resemble(pictures))
 
 
 def _make(relation: _Relation, option: str, text: str, certain: bool) -> Companion:
