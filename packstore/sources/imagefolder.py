@@ -35,6 +35,7 @@ from packstore.sources.questions import ask, join_few, name_splits
 from packstore.sources.splits import find_splits
 
 _FEWEST_CLASSES = 5
+_KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
 _MOST_IGNORED = 16
 _LONE = re.compile(r"images?(_0?\d)?|imgs?|jpegimages|photos?|pictures?|frames?")
 """Names of a folder that is not a class if it is the only one in each split."""
@@ -88,6 +89,8 @@ class ImageFolderSource(FolderSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self.tree = accept_arrays(self.tree)
+        self._listed: dict[str, list[tuple[str, str, Listing]]] = {}
+        """Listings of the last survey by folder of a split, for :meth:`entries`."""
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples: lists all directories, with one ``stat`` a file.
@@ -108,8 +111,10 @@ class ImageFolderSource(FolderSource):
         return replace(survey, notes=(*survey.notes, note))
 
     def _survey_folders(self, split: str | None, progress: ProgressCallback) -> Survey:
-        """Does the work of :meth:`survey`, within its cache of names. Sets the evidence."""
+        """Does the work of :meth:`survey`, within its cache of names. Sets the evidence, and keeps listings for
+        :meth:`entries`."""
         ignored: Counter[str] = Counter()
+        self._listed = {}
         folders = self._list_split_folders(ignored, split)
         chosen = self._choose_folders(folders, split)
         classes = _list_classes(folders)
@@ -121,7 +126,7 @@ class ImageFolderSource(FolderSource):
         for folder in chosen:
             before = sum(splits.values())
             count = 0
-            for label, directory, listing in self._list_directories(folder, ignored):
+            for label, directory, listing in self._list_and_keep(folder, ignored):
                 sizes = readable_sizes(listing.sizes, self.max_bytes)
                 size_bytes += sum(sizes)
                 size_counts.update(round_up_sizes(sizes))
@@ -153,8 +158,9 @@ class ImageFolderSource(FolderSource):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields the images of one split, or of all, class by class. Lists the directories again. The call itself, not
-        its first image, raises the errors of :meth:`_list_split_folders` and :meth:`_choose_folders`."""
+        """Yields the images of one split, or of all, class by class. Uses the listings that the last survey kept, and
+        lists other directories again. The call itself, not its first image, raises the errors of
+        :meth:`_list_split_folders` and :meth:`_choose_folders`."""
         folders = self._list_split_folders(Counter(), split)
         chosen = self._choose_folders(folders, split)
         numbers = {name: number for number, name in enumerate(_list_classes(folders))}
@@ -165,7 +171,9 @@ class ImageFolderSource(FolderSource):
         cycle has no class, and gets number 0."""
         for folder in chosen:
             split = folder.split
-            for label, directory, listing in self._list_directories(folder, Counter()):
+            for label, directory, listing in self._listed.get(folder.directory) or self._list_directories(
+                folder, Counter()
+            ):
                 labels = (numbers.get(label, 0),) if folder.classes else ()
                 prefix = f"{directory}/" if directory else ""
                 for image, size, modified, changed in zip(
@@ -284,6 +292,19 @@ class ImageFolderSource(FolderSource):
             lines = [name_splits(apart)] if len(apart) <= _MOST_IGNORED and not self.options.splits else []
             raise ask(self.path, why, *lines, *(Answer(("--split", folder.split)) for folder in folders))
         return folders
+
+    def _list_and_keep(self, folder: SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
+        """Yields from :meth:`_list_directories`, and keeps the listings for :meth:`entries`. Keeps none of a split with
+        which all would have more than 250,000 files."""
+        room = _KEPT_FILES - sum(len(listing.images) for kept in self._listed.values() for *_, listing in kept)
+        listed: list[tuple[str, str, Listing]] = []
+        for each in self._list_directories(folder, ignored):
+            room -= len(each[2].images)
+            if room >= 0:
+                listed.append(each)
+            yield each
+        if room >= 0:
+            self._listed[folder.directory] = listed
 
     def _list_directories(self, folder: SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
         """Yields class, path and listing of each directory of a split, in order. The class is ``""`` for images without

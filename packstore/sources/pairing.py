@@ -339,7 +339,7 @@ def find_companions(tree: Tree) -> list[Companion]:
     """Finds files that belong to images, those of most images first. Opens few files. Empty if there are none."""
     contents = list_contents(tree)
     if "companions" not in contents.cache:
-        contents.cache["companions"] = _find_companions(tree, contents)
+        contents.cache["companions"] = _find_companions(tree, contents) if contents.may_have_companions else []
     found: list[Companion] = contents.cache["companions"]
     return found
 
