@@ -209,8 +209,9 @@ def _infer_single_mode(value: Any) -> Mode:
     array = _to_channels_last(value)
     if array.shape[2] not in _USUAL_CHANNELS or array.dtype.name not in DTYPES or array.dtype.kind == "f":
         raise ValueError(
-            f"found an image of {array.dtype} and shape {array_of(value).shape}; expected whole numbers in 1 to 4 "
-            "channels: leave out the transform that makes floats (ToTensor), or declare packstore.Image(…, mode=…)"
+            f"found an image of {array.dtype} and shape {array_of(value).shape}; expected (height, width, channels) of "
+            "whole numbers in 1 to 4 channels: leave out the transform that makes floats (ToTensor), or declare "
+            "packstore.Image(…, mode=…)"
         )
     return mode_of(array.shape[2], array.dtype.name)
 
