@@ -304,8 +304,3 @@ def check_companions(option: str, given: object) -> tuple[str, ...]:
 def parse_companions(given: Mapping[str, Sequence[str]]) -> tuple[CompanionPattern, ...]:
     """Parses the checked values of all options, by option."""
     return tuple(parse_pattern(option, each) for option in OPTIONS for each in given.get(option, ()))
-
-
-def companion_options(option: str, text: str) -> tuple[str, str]:
-    """Returns the command-line option for a pattern."""
-    return f"--{option}", text

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
-from itertools import chain
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 
@@ -117,31 +116,6 @@ def convert_start(start: bytes) -> bytes:
     return (
         start.decode("utf-16", "ignore").encode() if start.startswith(_UTF16) else start.removeprefix(codecs.BOM_UTF8)
     )
-
-
-def detect_encoding(chunks: Iterator[bytes], given: str | None) -> str:
-    """Returns the encoding of a text for Python's ``open``. ``given`` is the encoding that the user has named, or None.
-
-    - UTF-16 if the text begins with its mark.
-    - UTF-8 if ``given`` is None, or all bytes are valid UTF-8, see :func:`_is_utf8`.
-    - Otherwise ``given``.
-    """
-    first = next(chunks, b"")
-    if first.startswith(_UTF16):
-        return "utf-16"
-    if given is None:
-        return "utf-8-sig"
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    is_ascii, has_long = True, not _reads_pairs(given)
-    try:
-        for chunk in chain([first], chunks):
-            decoder.decode(chunk)
-            is_ascii = is_ascii and chunk.removeprefix(codecs.BOM_UTF8).isascii()
-            has_long = has_long or _LONG.search(chunk) is not None
-        decoder.decode(b"", True)
-    except UnicodeDecodeError:
-        return given
-    return "utf-8-sig" if is_ascii or has_long else given
 
 
 def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:

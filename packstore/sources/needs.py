@@ -20,7 +20,7 @@ from packstore.sources.tree import Tree
 ONE_FILE = "*"
 ODD_SUFFIX = "."
 RELATED_NAMES = "="
-_START, _MOST_TOLD = 512, 6
+_START = 512
 _USUAL = re.compile(r"\.[a-z][a-z0-9]*")
 _MAT, _GZIP = b"MATLAB", b"\x1f\x8b\x08"
 _LMDB = (".mdb", ".lmdb", ODD_SUFFIX, ONE_FILE)

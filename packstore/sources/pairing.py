@@ -16,9 +16,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, combinations, product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,9 +27,7 @@ from packstore.sources.affixes import (
     differ_in_number,
     go_together,
     list_affixes,
-    list_frequent,
     list_glued_affixes,
-    list_numbered_affixes,
     sample,
 )
 from packstore.sources.beside import join
@@ -42,7 +40,8 @@ from packstore.sources.contents import (
     list_contents,
     path_and_parents,
 )
-from packstore.sources.listing import IMAGE_SUFFIXES, is_image_name
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.relations import LOOKED_AT, MOST_NUMBERS, NUMBER, Names, Relation
 from packstore.sources.sidecars import is_words, tell_type
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
@@ -50,14 +49,10 @@ from packstore.sources.tree import Tree
 if TYPE_CHECKING:
     from packstore.sources.resemblance import Picture
 
-_SAMPLED, _PER_FOLDER, _LOOKED_AT, _TEXTS, _BYTES = 2048, 256, 8, 64, 1 << 16
-_MOST_COMPARED, _ENOUGH, _FEW, _LEAST_SHAPES = 4, 48, 10, 8
-_PROBED, _MOST_FORMS, _MOST_NUMBERS = 2, 4, 9
-_RARE, _FEWEST, _ENOUGH_PIXELS = 20, 4, 1 << 25
+_SAMPLED, _PER_FOLDER, _TEXTS, _BYTES = 2048, 256, 64, 1 << 16
+_MOST_COMPARED, _PROBED, _MOST_FORMS = 4, 2, 4
+_FEWEST, _ENOUGH_PIXELS = 4, 1 << 25
 """Of large images, fewer pairs are looked at."""
-_WORD = re.compile(r"[^\W\d_]+")
-_NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
-"""A number in a name, decimal or hexadecimal."""
 _PHOTOS = (".jpg", ".jpeg")
 PROSE = (".txt", ".caption", ".cap")
 """Suffixes of texts for people."""
@@ -81,258 +76,6 @@ def is_work_folder(folder: str) -> bool:
     """Tells if a folder is of programs' own files (``logs``), or in such a folder. Names of these files may look like
     those of images."""
     return any(map(_WORK.fullmatch, folder.lower().split("/")))
-
-
-class _Names(NamedTuple):
-    """Names of the files in a folder.
-
-    Attributes:
-        folder: Path of the folder.
-        sampled: Some of the names.
-        all: All names, sorted.
-        by_affix: Sampled names with their common parts, by each possible affix.
-    """
-
-    folder: str
-    sampled: Sequence[str]
-    all: Sequence[str]
-    by_affix: dict[Affix, list[tuple[str, str]]]
-
-    @classmethod
-    def of(cls, tree: Tree, folder: FolderContents, count: int, other: FolderContents | None = None) -> _Names:
-        """Lists a folder, and samples ``count`` of its visible names. Affixes without an edge are those of names that
-        contain a stem of the ``other`` folder, else of this one."""
-        names = tree.names(folder.path).files
-        stems = names if other is None else tree.names(other.path).files
-        sampled = sample([name for name in names if name[0] != "."], count)
-        by_affix: dict[Affix, list[tuple[str, str]]] = defaultdict(list)
-        for name in sampled:
-            for affix, base in (*list_affixes(name), *list_glued_affixes(name, stems)):
-                by_affix[affix].append((name, base))
-        return cls(folder.path, sampled, names, by_affix)
-
-    @classmethod
-    def numbered(cls, tree: Tree, folder: FolderContents, count: int) -> _Names:
-        """Lists a folder, and samples ``count`` of its images, by the affixes that are a number."""
-        names = tree.names(folder.path).files
-        sampled = sample([name for name in names if name[0] != "." and is_image_name(name)], count)
-        by_affix: dict[Affix, list[tuple[str, str]]] = defaultdict(list)
-        for name in sampled:
-            for affix, base in list_numbered_affixes(name):
-                by_affix[affix].append((name, base))
-        return cls(folder.path, sampled, names, by_affix)
-
-    @staticmethod
-    def list_frequent(listed: Iterable[_Names]) -> list[Affix]:
-        """Returns the frequent affixes of the sampled names in several folders."""
-        counts: Counter[Affix] = Counter()
-        names = 0
-        for each in listed:
-            names += len(each.sampled)
-            counts.update({affix: len(found) for affix, found in each.by_affix.items()})
-        return list_frequent(counts, names)
-
-
-@dataclass
-class _Relation:
-    """Names of images and of other files that differ by two affixes, in one folder or in two.
-
-    Attributes:
-        one: Affix of the images.
-        other: Affix of the other files.
-        folders: Names of the folders of images and of the other files; ``""`` and ``{dir}_masks`` if the second name
-            has the first at its beginning. None within one folder.
-        images: Number of sampled names with the affix of images, in folders that have the other affix too.
-        all_images: Number of sampled names with the affix of images in all folders.
-        files: Number of sampled names with the affix of the other files.
-        files_with_image: Number of those for which there is an image.
-        pairs: Images and their files among the sampled names.
-        bases: Common parts of their names.
-        numbered: True if the affixes differ by a number only.
-    """
-
-    one: Affix
-    other: Affix
-    folders: tuple[str, str] | None = None
-    images: int = 0
-    all_images: int = 0
-    files: int = 0
-    files_with_image: int = 0
-    pairs: list[tuple[str, str]] = field(default_factory=list)
-    bases: list[str] = field(default_factory=list)
-    numbered: bool = False
-
-    @property
-    def has_few_files(self) -> bool:
-        """True if all files of a folder have an image, though few images have a file."""
-        return self.folders is not None and self.files == self.files_with_image > 1
-
-    @property
-    def is_single(self) -> bool:
-        """True for an image and another one, alone."""
-        alone = self.all_images == self.files == len(self.pairs) == 1
-        return alone and self.other.suffix in IMAGE_SUFFIXES and not self.numbered
-
-    @property
-    def holds(self) -> bool:
-        """True for two pairs or more, of different names, a third of the images and half of the other files; or all of
-        the images in a folder and a quarter of other images; or all files of another folder."""
-        places = (image.rpartition("/")[0] for image, _ in self.pairs)
-        distinct = len(set(zip(places, self.bases, strict=True))) > len(self.bases) // 2
-        if self.is_single:
-            return True
-        if self.folders is not None and len(set(self.bases)) < 2:  # image.jpg in each folder
-            return False
-        if self.numbered and 2 * len({image.rpartition("/")[0] for image, _ in self.pairs}) > len(self.pairs):
-            return False  # cat/cat_1.jpg, cat/cat_2.jpg
-        return (
-            len(self.pairs) > 1
-            and distinct
-            and (self.folders is not None or _RARE * len(self.pairs) >= self.all_images)
-            and (3 * len(self.pairs) >= self.images or self.has_few_files)
-            and (4 if self.has_more_images else 2) * self.files_with_image >= self.files
-        )
-
-    @property
-    def has_more_images(self) -> bool:
-        """True if the other files are images in the same folder, and each image has one."""
-        return self.folders is None and self.other.suffix in IMAGE_SUFFIXES and self.images == len(self.pairs)
-
-    @property
-    def has_more_files(self) -> bool:
-        """True if each image has a file, and some files have no image."""
-        return self.images == len(self.pairs) and self.files > self.files_with_image
-
-    @property
-    def is_complete(self) -> bool:
-        """True if each image has a file, and each file an image."""
-        return self.images == len(self.pairs) == self.files == self.files_with_image
-
-    @property
-    def may_hold(self) -> bool:
-        """False if none of many images had such a file."""
-        return bool(self.pairs) or self.images < _ENOUGH
-
-    @property
-    def merely_counts(self) -> bool:
-        """True if names are no evidence: common parts hardly differ by other than numbers, decimal or hexadecimal, or
-        are few."""
-        if self.folders is not None and {*self.one.tokens, *self.other.tokens} & {*map(str.lower, self.folders)}:
-            return True  # names that begin with their folder's, as those of classes do
-        # Names of folders are no evidence either: art/cat/art1.jpg, real/cat/real1.jpg
-        parts = {part for image, _ in self.pairs for part in image.lower().split("/")[:-1]}
-        words = (_WORD.sub(lambda word: "" if word[0].lower() in parts else word[0], base) for base in self.bases)
-        shapes = Counter(_NUMBER.sub("0", base) for base in words)
-        if len(shapes) < _LEAST_SHAPES:  # smile/anna.jpg, frown/anna.jpg
-            return True
-        others = sum(count for shape, count in shapes.items() if "0" not in shape)  # one may be example.jpg
-        return _FEW * others <= len(self.bases) and 4 * len(shapes) <= len(self.bases)
-
-    def add(self, images: _Names, files: _Names) -> None:
-        """Adds the pairs among the names of two folders."""
-        together = images.folder == files.folder
-        self.all_images += len(images.by_affix.get(self.one, ()))
-        if together and self.other not in files.by_affix:
-            return
-        for name, base in images.by_affix.get(self.one, ()):
-            if together and self.other.is_longer(self.one) and self.other.base_of(name):
-                continue  # a_mask.png is not the image of a_mask_mask.png
-            self.images += 1
-            partner = self.other.find(files.all, base)
-            if partner is not None and (partner != name or not together):
-                self.pairs.append((join(images.folder, name), join(files.folder, partner)))
-                self.bases.append(base)
-            elif not self.may_hold:
-                break
-        known = bool(self.pairs)
-        for name, base in files.by_affix.get(self.other, ()):
-            if together and self.one.is_longer(self.other) and self.one.base_of(name):
-                continue
-            self.files += 1
-            owner = self.one.find(images.all, base)
-            self.files_with_image += owner is not None
-            if owner is not None and not (known or together):  # few of many images have a file
-                self.pairs.append((join(images.folder, owner), join(files.folder, name)))
-                self.bases.append(base)
-
-    def swapped(self) -> _Relation:
-        """Returns the relation with images and other files exchanged."""
-        folders = None if self.folders is None else (self.folders[1], self.folders[0])
-        pairs = [(file, image) for image, file in self.pairs]
-        return replace(
-            self,
-            one=self.other,
-            other=self.one,
-            folders=folders,
-            images=self.files,
-            files=self.images,
-            files_with_image=len(pairs),
-            pairs=pairs,
-        )
-
-    def list_numbers(self, tree: Tree) -> list[_Relation]:
-        """Returns a relation for each number that most images have in place of a ``*``: ``0001x2.png``, ``0001x3.png``.
-        Returns the relation itself if there are none or many such numbers."""
-        ends: Counter[str] = Counter()
-        some = sample([*zip(self.pairs, self.bases, strict=True)], _LOOKED_AT)
-        for (_, file), base in some:
-            names = self.other.find_all(tree.names(file.rpartition("/")[0]).files, base)
-            ends.update(name[len(self.other.before + base) :] for name in names)
-        usual = sorted(end for end, count in ends.items() if 2 * count > len(some))
-        if "*" not in self.other.after or not 0 < len(usual) <= _MOST_NUMBERS:
-            return [self]
-        (image, file), base = self.pairs[0], self.bases[0]
-        others = [self.other._replace(after=end) for end in usual]
-        folder = file.rpartition("/")[0]
-        examples = [join(folder, f"{each.before}{base}{each.after}") for each in others]
-        return [
-            replace(self, other=other, pairs=[(image, example), *self.pairs[1:]])
-            for other, example in zip(others, examples, strict=True)
-        ]
-
-    def has_other_owner(self, tree: Tree) -> bool:
-        """Tells if a further folder beside that of the files has images of the same names."""
-        image, file = self.pairs[0]
-        mine, its = image.split("/"), file.split("/")
-        place = next((n for n, (a, b) in enumerate(zip(mine, its, strict=False)) if a != b), 0)
-        for name in tree.names("/".join(its[:place])).folders:
-            other = "/".join((*mine[:place], name, *mine[place + 1 : -1]))
-            found = (
-                self.one.find(tree.names(other).files, self.bases[0]) if name not in (mine[place], its[place]) else None
-            )
-            if found is not None:
-                return True
-        return False
-
-    @property
-    def patterns(self) -> tuple[str | None, str]:
-        """Patterns of the images and of the other files. The first is None if the second is enough."""
-        one, other = self.one.pattern(), self.other.pattern()
-        if self.folders is None:
-            needed = not self.one.is_plain or self.other.is_plain
-            return (one if needed else None), other
-        if self.one.is_plain:
-            one = "{s}.*"
-            if self.other.is_plain and self.other.suffix in IMAGE_SUFFIXES:
-                other = "{s}.*"
-        return f"{self.folders[0]}/{one}".lstrip("/"), f"{self.folders[1]}/{other}"
-
-    @property
-    def order(self) -> bool:
-        """Images come before other files, so that these are found to belong to the first of several images."""
-        return self.other.suffix not in IMAGE_SUFFIXES
-
-    @property
-    def length(self) -> int:
-        """Number of characters of both affixes; names that differ by less go together rather."""
-        return sum(len(affix.before) + len(affix.after) for affix in (self.one, self.other))
-
-    @property
-    def ignore(self) -> str:
-        """Pattern for ``--ignore`` that leaves the other files out."""
-        if self.folders is not None:
-            return f"{self.folders[1]}/".replace("{dir}", "*")
-        return self.other.pattern().replace("{s}", "*")
 
 
 def find_companions(tree: Tree) -> list[Companion]:
@@ -399,16 +142,16 @@ def _find_sample(path: str, samples: Collection[str]) -> str:
     return next((folder for folder in path_and_parents(path) if folder in samples), "")
 
 
-def _relate_within(tree: Tree, contents: Contents) -> list[_Relation]:
+def _relate_within(tree: Tree, contents: Contents) -> list[Relation]:
     """Relates the names in each folder to each other."""
     folders = [each for each in contents.folders.values() if _may_relate(each)]
     if not folders:
         return []
     per_folder = max(2, min(_PER_FOLDER, _SAMPLED // len(folders)))
-    listed = [_Names.of(tree, folder, per_folder) for folder in sample(folders, _SAMPLED // 2)]
-    frequent = _Names.list_frequent(listed)
+    listed = [Names.of(tree, folder, per_folder) for folder in sample(folders, _SAMPLED // 2)]
+    frequent = Names.list_frequent(listed)
     relations = [
-        _Relation(*pair) for one, other in combinations(frequent, 2) if (pair := _order(one, other)) is not None
+        Relation(*pair) for one, other in combinations(frequent, 2) if (pair := _order(one, other)) is not None
     ]
     for relation in relations:
         for each in listed:
@@ -417,22 +160,22 @@ def _relate_within(tree: Tree, contents: Contents) -> list[_Relation]:
     return [each for each in relations if each.holds]
 
 
-def _relate_numbered(tree: Tree, contents: Contents) -> list[_Relation]:
+def _relate_numbered(tree: Tree, contents: Contents) -> list[Relation]:
     """Relates names of images in each folder that differ by a number only: ``cam0_a.png`` and ``cam1_a.png``; and names
     of other files to those of such images: ``pose_a.txt``. At most nine numbers count something else than samples."""
     folders = [each for each in contents.folders.values() if each.images.count > 1 and not each.is_uniform]
     per_folder = max(2, min(_PER_FOLDER, _SAMPLED // max(1, len(folders))))
-    listed = [_Names.numbered(tree, folder, per_folder) for folder in sample(folders, _SAMPLED // 2)]
-    least = max(2, sum(len(each.sampled) for each in listed) // _MOST_NUMBERS)
+    listed = [Names.numbered(tree, folder, per_folder) for folder in sample(folders, _SAMPLED // 2)]
+    least = max(2, sum(len(each.sampled) for each in listed) // MOST_NUMBERS)
     counts: Counter[Affix] = Counter()
     for each in listed:
         counts.update({affix: len(found) for affix, found in each.by_affix.items()})
     frequent = sorted(affix for affix, count in counts.items() if count >= least)
-    relations = [_Relation(*pair, numbered=True) for pair in combinations(frequent, 2) if differ_in_number(*pair)]
+    relations = [Relation(*pair, numbered=True) for pair in combinations(frequent, 2) if differ_in_number(*pair)]
     numbered = list(dict.fromkeys(affix for each in relations for affix in (each.one, each.other)))
-    beside = [_Names.of(tree, each, per_folder) for each in sample(folders, _SAMPLED // 2) if numbered and each.others]
-    others = [each for each in _Names.list_frequent(beside) if each.suffix not in (*IMAGE_SUFFIXES, *NO_SIDECARS)]
-    texts = [_Relation(*pair, numbered=True) for pair in product(numbered, others) if go_together(*pair)]
+    beside = [Names.of(tree, each, per_folder) for each in sample(folders, _SAMPLED // 2) if numbered and each.others]
+    others = [each for each in Names.list_frequent(beside) if each.suffix not in (*IMAGE_SUFFIXES, *NO_SIDECARS)]
+    texts = [Relation(*pair, numbered=True) for pair in product(numbered, others) if go_together(*pair)]
     places = {each.folder: each for each in listed}
     for relation, names in (*product(relations, listed), *product(texts, beside)):
         if relation.may_hold:
@@ -463,7 +206,7 @@ def _order(one: Affix, other: Affix) -> tuple[Affix, Affix] | None:
     return first, second
 
 
-def _relate_folders(tree: Tree, contents: Contents) -> list[_Relation]:
+def _relate_folders(tree: Tree, contents: Contents) -> list[Relation]:
     """Relates the names in folders whose paths differ by the name of one folder."""
     groups: dict[tuple[str, str], list[FolderContents]] = defaultdict(list)
     related: dict[tuple[str, str], list[tuple[FolderContents, FolderContents]]] = defaultdict(list)
@@ -560,7 +303,7 @@ def _may_share(one: FolderContents, other: FolderContents) -> bool:
 def _list_bases(folder: FolderContents, other: FolderContents) -> set[str]:
     """Returns the possible common parts of the first names of a folder with those of another, for each kind of file."""
     stems = sorted(chain.from_iterable(_list_first_names(other)))
-    names = [name for each in _list_first_names(folder) for name in each[:_LOOKED_AT]]
+    names = [name for each in _list_first_names(folder) for name in each[:LOOKED_AT]]
     return {base for name in names for _, base in (*list_affixes(name), *list_glued_affixes(name, stems))}
 
 
@@ -572,14 +315,14 @@ def _list_first_names(folder: FolderContents) -> list[Sequence[str]]:
 
 def _relate_two(
     tree: Tree, folders: tuple[str, str], pairs: Sequence[tuple[FolderContents, FolderContents]]
-) -> list[_Relation]:
+) -> list[Relation]:
     """Relates the names in pairs of folders."""
     per_folder = max(2, min(_PER_FOLDER, _SAMPLED // len(pairs)) // 2)
     some = sample(pairs, _SAMPLED // 4)
-    listed = [(_Names.of(tree, one, per_folder, other), _Names.of(tree, other, per_folder, one)) for one, other in some]
-    frequent = [_Names.list_frequent(pair[side] for pair in listed) for side in (0, 1)]
+    listed = [(Names.of(tree, one, per_folder, other), Names.of(tree, other, per_folder, one)) for one, other in some]
+    frequent = [Names.list_frequent(pair[side] for pair in listed) for side in (0, 1)]
     relations = [
-        _Relation(one, other, folders)
+        Relation(one, other, folders)
         for one in frequent[0]
         for other in frequent[1]
         if one.suffix in IMAGE_SUFFIXES
@@ -593,7 +336,7 @@ def _relate_two(
     return [each for each in relations if each.holds]
 
 
-def _judge(tree: Tree, relation: _Relation) -> list[Companion]:
+def _judge(tree: Tree, relation: Relation) -> list[Companion]:
     """Looks at a few files of a relation: returns what they are; nothing if the files only have similar names."""
     from packstore.sources.resemblance import (
         are_masks,
@@ -613,7 +356,7 @@ def _judge(tree: Tree, relation: _Relation) -> list[Companion]:
         certain = type == "text" and relation.other.suffix in PROSE and all(map(is_words, contents))
         certain = certain and not relation.numbered  # it may belong to images of several numbers
         return [] if type is None else [_make(relation, SIDECAR, f"{text}={type}", certain)]
-    some = dict.fromkeys(sample(relation.pairs, _LOOKED_AT))
+    some = dict.fromkeys(sample(relation.pairs, LOOKED_AT))
     pictures: list[tuple[Picture | None, Picture | None]] = []
     for image, file in some:
         pictures.append((read_picture(tree, image), read_picture(tree, file)))
@@ -654,7 +397,7 @@ def _judge(tree: Tree, relation: _Relation) -> list[Companion]:
     ]
 
 
-def _are_classes(relation: _Relation, pictures: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
+def _are_classes(relation: Relation, pictures: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
     """Tells if folders whose names count have unlike pictures, of which no more need be looked at."""
     from packstore.sources.resemblance import differ_in_colour, have_own_sizes, resemble
 
@@ -664,7 +407,7 @@ def _are_classes(relation: _Relation, pictures: Sequence[tuple[Picture | None, P
     return not (masks or have_own_sizes(pictures) or differ_in_colour(pictures) or resemble(pictures))
 
 
-def _make(relation: _Relation, option: str, text: str, certain: bool) -> Companion:
+def _make(relation: Relation, option: str, text: str, certain: bool) -> Companion:
     """Makes a companion from a relation."""
     lone = relation.files - relation.files_with_image
     return Companion(
@@ -701,7 +444,7 @@ def _find_equal_folders(tree: Tree, contents: Contents) -> Iterator[tuple[Compan
     for names, paths in folders.items():
         if len(paths) < 2:
             continue
-        some = sample(paths, _LOOKED_AT)
+        some = sample(paths, LOOKED_AT)
         for image, others in _find_forms(tree, names, some):
             for name, option in others.items():
                 example = join(some[0], image), join(some[0], name)
@@ -735,7 +478,7 @@ def _find_forms(tree: Tree, names: Sequence[str], folders: Sequence[str]) -> Ite
     from packstore.sources.resemblance import are_masks, differ_in_colour, read_picture, resemble
 
     pictures = {name: [read_picture(tree, join(folder, name)) for folder in folders] for name in names}
-    counting = any(map(_NUMBER.search, names))
+    counting = any(map(NUMBER.search, names))
     photos = [name for name in names if not any(each is None or each.is_mask for each in pictures[name])]
     if not photos:
         return
@@ -760,7 +503,7 @@ def _judge_folders(tree: Tree, name: str, pairs: Sequence[tuple[FolderContents, 
 
     files = [
         (join(one.path, one.images.first[0]), join(other.path, other.images.first[0]))
-        for one, other in sample(pairs, _LOOKED_AT)
+        for one, other in sample(pairs, LOOKED_AT)
     ]
     if not are_masks([(read_picture(tree, image), read_picture(tree, mask)) for image, mask in files]):
         return None

@@ -33,7 +33,7 @@ _ALIKE = 96
 :data:`packstore.images.perceptual.THRESHOLD`."""
 
 
-_recent: dict[tuple[str, str, int, int], Picture | None] = {}
+_recent: dict[tuple[str, str, str, int, int], Picture | None] = {}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def read_picture(tree: Tree, file: str) -> Picture | None:
         status = tree.stat(file)
     except OSError:
         return None
-    key = str(tree.root), file, status.size, status.modified_ns
+    key = str(tree.root), tree.stamp(), file, status.size, status.modified_ns
     if key not in _recent:
         if len(_recent) >= _MOST_RECENT:
             _recent.clear()

@@ -104,7 +104,7 @@ class Table:
         rows = read_table(tree, self.file, self.header, strip=self.strip)
         return rows if self.objects is None else (row._replace(cells=self.objects.expand(row.cells)) for row in rows)
 
-    def named_rows(self, tree: Tree, index: ImageIndex) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
+    def match_rows(self, tree: Tree, index: ImageIndex) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
         """Yields the image that each row names, its place, and its other cells; those of further images are paths."""
         for block in batch_rows(self.rows(tree)):
             paths = {
@@ -420,7 +420,7 @@ def join_rows(tree: Tree, table: Table, index: ImageIndex) -> Iterator[tuple[str
         )
 
     for other in table.joined:
-        for image, _, cells in other.named_rows(tree, index):
+        for image, _, cells in other.match_rows(tree, index):
             if image is not None:
                 if joined.setdefault(image, {}).keys() & cells.keys():
                     refuse(image)
@@ -430,7 +430,7 @@ def join_rows(tree: Tree, table: Table, index: ImageIndex) -> Iterator[tuple[str
     if differing is not None:
         refuse(differing)
     taken = set()
-    for image, place, cells in table.named_rows(tree, index):
+    for image, place, cells in table.match_rows(tree, index):
         if image is not None and table.joined:
             if image not in joined or joined[image].keys() & cells.keys():
                 refuse(image)
