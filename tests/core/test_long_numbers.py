@@ -108,7 +108,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str, tuple[str, str], str]] = {
         lambda root: fill(root, annotation_formats.widerface(6)), "*.txt", ("\n1\n", "\nN\n"), "5,000 digits"
     ),
     "cvat": (lambda root: fill(root, annotation_formats.cvat(6)), "*.xml", ('xtl="', 'xtl="N'), "expected a number"),
-    "yolo": (yolo, "data.yaml", ("names:", "nc: N\nnames:"), r"data\.yaml: nc is 9{40}, but"),
+    "yolo": (yolo, "data.yaml", ("names:", "nc: N\nnames:"), r"data\.yaml: nc is 9{40}; expected"),
 }  # fmt: skip
 
 
