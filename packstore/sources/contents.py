@@ -30,7 +30,6 @@ _ZEROS = re.compile("0+")
 _SECOND_NUMBER = re.compile(
     r"[A-Za-z]*0{1,2}[ _.+-].*0.*|.*0.*([ _.+-][A-Za-z]*0{1,2}[A-Za-z]?|[ _.+-]0+x0+|x0{1,2})[.]\w+"
 )
-_SEPARATORS = " _.-"
 _NO_WORD = re.compile(
     r"[\W_]+|\d+|copy|kopie|final|new|old|small|large|thumb(nail)?|\(\d+\)|v\d+|[a-z]?\d+[a-z]?|[a-z]|\d+x\d+", re.I
 )
@@ -39,7 +38,6 @@ _CALLED_IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|frames?
 _CLIP = re.compile(r"(clip|video|vid|sequence|seq|scene|shot|take|episode)s?[ _.-]*\d+", re.I)
 MOST_SIDE_BY_SIDE = 32
 """Maximum number of folders side by side that are compared without looking at a few of them first."""
-_ENDS_IN_WORD = re.compile(r"[ _.-][^ _.\d-]\w+$")
 MOST_SUFFIXES = 64
 """Maximum number of suffixes per folder, since numbered ones (``.0001``) could fill the memory; further ones count as
 ``""``."""
@@ -86,8 +84,6 @@ class FolderContents:
         images: Files with the suffix of an image.
         others: All other files, by suffix in lower case; beyond 64 suffixes under ``""``.
         folders: Names of the folders in it, sorted.
-        tails: For images like ``a_WORD.png``, hashes of the parts before the word (``a``), by word, sorted. Has at most
-            64 words; see :func:`split_tail`.
         is_uniform: Names of images differ by one number alone.
         hidden: First hidden files, at most 64; they count nowhere else.
     """
@@ -96,7 +92,6 @@ class FolderContents:
     images: NameSet
     others: dict[str, NameSet] = field(default_factory=dict)
     folders: tuple[str, ...] = ()
-    tails: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     is_uniform: bool = True
     hidden: tuple[str, ...] = ()
 
@@ -232,14 +227,6 @@ def suffix_of(name: str) -> str:
     return f".{suffix.lower()}" if stem and dot and suffix else ""
 
 
-def split_tail(stem: str) -> tuple[str, str] | None:
-    """Splits ``a_WORD`` into ``a`` and ``word``, in lower case. Returns None if it does not end with a separator and a
-    word. Numbers, ``copy`` and the like are no words."""
-    word = stem[max(map(stem.rfind, _SEPARATORS)) + 1 :]
-    base = stem[: len(stem) - len(word)].rstrip(_SEPARATORS)
-    return (base, word.lower()) if base and word and not is_no_word(word) else None
-
-
 def is_clip_name(folder: str) -> bool:
     """Tells if a folder is called like a clip, whose frames are no class: ``clip_0001``."""
     return _CLIP.fullmatch(folder) is not None
@@ -259,7 +246,7 @@ def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderCon
     plain = len(names.files) == names.text.count("\0") - 1 and "\0." not in names.text
     if plain and suffix.lower() in _IMAGE_ENDINGS:  # most folders; a system's files have other suffixes
         images = NameSet.of_suffix(names.text, suffix, names.files)
-        return FolderContents(path, images, {}, folders, *_summarize_forms(names.files))
+        return FolderContents(path, images, {}, folders, _differ_by_number(names.files))
     visible = names.files if hidden else [name for name in names.files if not is_passed_over(name)]
     image_names: list[str] = []
     others: dict[str, list[str]] = {}
@@ -271,33 +258,17 @@ def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderCon
             others.setdefault(suffix if suffix in others or len(others) < MOST_SUFFIXES else "", []).append(name)
     by_suffix = {suffix: NameSet.of_names(each) for suffix, each in others.items()}
     unseen = () if hidden else tuple(name for name in names.files if name[0] == ".")[:_FIRST]
-    return FolderContents(
-        path, NameSet.of_names(image_names), by_suffix, folders, *_summarize_forms(image_names), unseen
-    )
+    uniform = _differ_by_number(image_names)
+    return FolderContents(path, NameSet.of_names(image_names), by_suffix, folders, uniform, unseen)
 
 
-def _summarize_forms(images: Sequence[str]) -> tuple[dict[str, NDArray[np.int64]], bool]:
-    """Returns :attr:`FolderContents.tails` and :attr:`FolderContents.is_uniform` for the names of images."""
-    uniform, has_words = _compare_shapes(frozenset("\0".join(images).translate(_DIGITS).split("\0")))
-    return _hash_stems_by_word(images) if has_words else {}, uniform
+def _differ_by_number(images: Sequence[str]) -> bool:
+    """Returns :attr:`FolderContents.is_uniform` for the names of images."""
+    return _is_uniform(frozenset("\0".join(images).translate(_DIGITS).split("\0")))
 
 
 @lru_cache(1 << 8)
-def _compare_shapes(shapes: frozenset[str]) -> tuple[bool, bool]:
-    """Tells if names with zeros for all digits differ by one number alone, and if any ends with a word."""
+def _is_uniform(shapes: frozenset[str]) -> bool:
+    """Tells if names, with zeros for all digits, differ by one number alone."""
     uniform = len(shapes) == 1 or len({_ZEROS.sub("0", shape) for shape in shapes}) == 1
-    uniform = uniform and not any(map(_SECOND_NUMBER.fullmatch, shapes))
-    return uniform, any(split_tail(shape.rpartition(".")[0] or shape) for shape in shapes)
-
-
-def _hash_stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """Returns the hashes of the parts of names before a word, by word."""
-    hashes: dict[str, list[int]] = {}
-    for name in images:
-        stem = name.rpartition(".")[0] or name
-        if stem[-1:].isdigit() and not _ENDS_IN_WORD.search(stem):
-            continue
-        divided = split_tail(stem)
-        if divided is not None and (divided[1] in hashes or len(hashes) < MOST_SUFFIXES):
-            hashes.setdefault(divided[1], []).append(hash(divided[0]))
-    return {tail: _sort_unique(np.array(bases, np.int64)) for tail, bases in hashes.items()}
+    return uniform and not any(map(_SECOND_NUMBER.fullmatch, shapes))
