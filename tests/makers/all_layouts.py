@@ -303,7 +303,6 @@ LAYOUTS: dict[str, tuple[str | None, Make]] = {
     "PCam": ("hdf5", pcam),
     "Zarr 2": ("zarr", zarr_of(2)),
     "Zarr 3": ("zarr", zarr_of(3)),
-    "N5": ("n5", corpus("n5")),
     "RecordIO": ("recordio", lambda root: corpus("recordio")(root) / "plain.rec"),
     "MDS": ("mds", mds),
     "LitData": ("litdata", corpus("litdata")),

@@ -40,7 +40,6 @@ from packstore.images.pillow_tags import parse_exif_orientation
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
 from packstore.sources.archives import open_tree
-from packstore.sources.arrays.chunks import N5Source
 from packstore.sources.arrays.files import MatSource, NpzSource
 from packstore.sources.arrays.idx import IdxSource
 from packstore.sources.arrays.pickles import BatchError, build_array, parse_dict, parse_name_list
@@ -80,7 +79,7 @@ from tests.makers.seek_indexes import repaired
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 WRITTEN = frozenset(
-    {"annotated", "n5", "arrow", "coco_masks", "exr", "ffcv", "former", "parity", "parquet", "released", "riegeli"}
+    {"annotated", "arrow", "coco_masks", "exr", "ffcv", "former", "parity", "parquet", "released", "riegeli"}
 )
 """Folders beside those of seeds: what libraries wrote, and older versions of packstore (``former``, ``released``)."""
 _MAX_RECORDS = 2000
@@ -490,18 +489,6 @@ def _idx(data: bytes) -> None:
                 source.read(entry)
 
 
-def _n5_block(data: bytes) -> None:
-    """A block of an array of images."""
-    folder = _scratch() / "block.n5"
-    if not folder.exists():
-        shutil.copytree(CORPUS / "n5", folder)
-    (folder / "images" / "0" / "0" / "0" / "0").write_bytes(data)
-    with closing(N5Source(folder, SourceOptions())) as source:
-        for entry in source.entries():
-            with suppress(SampleError):
-                source.read(entry)
-
-
 def _medical(make: type[DicomSource | NiftiSource], name: str, *columns: str) -> Callable[[bytes], None]:
     """A folder of one file, which is read as one of ``columns`` says: which one, its checksum chooses."""
 
@@ -777,7 +764,6 @@ TARGETS = (
     Target("mds", _mds, (PackstoreError,), ("records/mds.py", "records/__init__.py", "records/typed.py"), _repair_json),
     Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/examples.py"), _repair_either),
     Target("idx", _idx, (PackstoreError,), ("arrays/idx.py",)),
-    Target("n5_block", _n5_block, (PackstoreError,), ("arrays/chunks.py",)),
     Target(
         "dicom",
         _medical(DicomSource, "x.dcm", "image=stored", "image=window", "image=volumes:rescaled:gaps"),

@@ -34,7 +34,6 @@ SLOW = {
     "cifar_binary": 90,
     "pth": 90,
     "tfds": 24,
-    "n5_block": 36,
     "hf_features": 60,
     "torch_pickle": 120,
     "hf_imagefolder": 120,

@@ -1,19 +1,9 @@
-"""Zarr, made by its library, and N5: ``tests/corpus/n5`` was written by tensorstore, see
-``test_what_tensorstore_wrote``.
-
-Other N5 arrays are written here block by block, as its specification says.
-"""
+"""Zarr, made by its library."""
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import json
-import lzma
-import struct
-import zlib
 from contextlib import closing
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +12,7 @@ import pytest
 
 import packstore
 from packstore import PackedDataset, convert, export, verify
-from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
 from tests.makers.images import tiny
@@ -30,7 +20,6 @@ from tests.makers.images import tiny
 zarr = pytest.importorskip("zarr")
 pytestmark = pytest.mark.filterwarnings("ignore:.*Zarr V3.*")
 
-WRITTEN = Path(__file__).parents[1] / "corpus" / "n5"
 RNG = np.random.default_rng(9)
 
 
@@ -46,37 +35,6 @@ def write_zarr(path: Path, arrays: dict[str, Any], version: Any = 3, **options: 
     group = zarr.open_group(str(path), mode="w", zarr_format=version)
     for name, array in arrays.items():
         group.create_array(name, data=np.asarray(array), **options)
-    return path
-
-
-PACKERS = {
-    "raw": ({"type": "raw"}, bytes),
-    "gzip": ({"type": "gzip", "level": -1}, gzip.compress),
-    "zlib": ({"type": "gzip", "useZlib": True}, zlib.compress),
-    "bzip2": ({"type": "bzip2"}, bz2.compress),
-    "xz": ({"type": "xz"}, lzma.compress),
-}
-
-
-def write_n5(path: Path, arrays: dict[str, Any], packer: str = "gzip", block: int = 3) -> Path:
-    """Blocks of ``block`` along each axis; axes in reverse, numbers big-endian, edges cut."""
-    path.mkdir(exist_ok=True)
-    (path / "attributes.json").write_text(json.dumps({"n5": "2.5.1"}))
-    described, pack = PACKERS[packer]
-    for name, array in arrays.items():
-        array = np.asarray(array)
-        (path / name).mkdir(parents=True)
-        attributes = {
-            "dimensions": array.shape[::-1], "blockSize": [block] * array.ndim, "dataType": array.dtype.name,
-            "compression": described,
-        }  # fmt: skip
-        (path / name / "attributes.json").write_text(json.dumps(attributes))
-        for place in product(*(range(-(-size // block)) for size in array.shape)):
-            data = array[tuple(slice(n * block, (n + 1) * block) for n in place)]
-            file = (path / name).joinpath(*map(str, reversed(place)))
-            file.parent.mkdir(parents=True, exist_ok=True)
-            header = struct.pack(f">HH{data.ndim}I", 0, data.ndim, *data.shape[::-1])
-            file.write_bytes(header + pack(data.astype(data.dtype.newbyteorder(">")).tobytes()))
     return path
 
 
@@ -96,19 +54,6 @@ class TestZarr(SourceSuite):
 
     def change(self, path: Path) -> None:
         zarr.open_array(str(path / "train" / "y"))[1] = 2
-
-
-class TestN5(SourceSuite):
-    kind = "n5"
-    undecodable_keys = False
-    many = 600
-
-    def make(self, folder: Path, samples: int) -> Path:
-        return write_n5(folder / "data.n5", splits(samples), block=20)
-
-    def change(self, path: Path) -> None:
-        file = path / "train" / "y" / "0"
-        file.write_bytes(file.read_bytes()[:-1] + b"\0")
 
 
 OPTIONS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -211,76 +156,25 @@ def test_a_damaged_chunk_is_a_bad_sample(tmp_path: Path) -> None:
     assert [skipped.key for skipped in report.manifest.skipped] == ["0000000002"]
 
 
-@pytest.mark.parametrize("packer", PACKERS)
-def test_n5_of_each_compression(packer: str, tmp_path: Path) -> None:
-    x, y = pixels(7, 5, 4, 3), np.arange(7, dtype=np.int64)
-    path = write_n5(tmp_path / "a.n5", {"images": x, "labels": y, "g/" * 10 + "weight": np.linspace(0, 1, 7)}, packer)
-    with closing(open_source(path)) as source:
-        assert all(np.array_equal(image, x[n]) for n, image in enumerate(images(source)))
-        samples = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
-        assert [values["label"] for values in samples] == y.tolist()
-        assert samples[6]["g_" * 10 + "weight"] == 1
-
-
-def test_what_tensorstore_wrote(tmp_path: Path) -> None:
-    """tensorstore 0.1: driver ``n5``, gzip, ``images`` of 5 x 6 x 4 x 3 (its axes in reverse) in blocks of
-    3 x 4 x 3 x 2, and ``labels`` raw; pixel values count up."""
-    with closing(open_source(WRITTEN)) as source:
-        assert source.kind == "n5"
-        expected = np.arange(5 * 6 * 4 * 3, dtype=np.uint16).astype(np.uint8).reshape(5, 6, 4, 3)
-        assert all(np.array_equal(image, expected[n]) for n, image in enumerate(images(source)))
-        labels = [source.read(entry).values["label"] for entry in source.entries()]  # type: ignore[union-attr]
-        assert labels == [3, 1, 4, 1, 5]
-
-
-@pytest.mark.slow
-def test_n5_blocks_that_are_missing_damaged_or_not_read(tmp_path: Path) -> None:
-    path = write_n5(tmp_path / "a.n5", {"images": np.full((4, 5, 4, 3), 7, np.uint8)}, block=5)
-    block = path / "images" / "0" / "0" / "0" / "0"
-    whole = block.read_bytes()
-    head = whole[:20]
-    for data in (whole[:10], whole[:-4], head + gzip.compress(bytes(10**6)), b"\0\1" + whole[2:], b"\xff" * 40, b""):
-        block.write_bytes(data)
-        with pytest.raises(SampleError) as caught:
-            convert(path, tmp_path / "o.h5")
-        assert str(caught.value).isprintable()
-    block.unlink()
-    with pytest.raises(AmbiguousSourceError, match="of 4 of 4 samples"):
-        open_source(path)
-    with closing(open_source(path, kind="n5")) as source:
-        assert not images(source)[0].any()
-    file = path / "images" / "attributes.json"
-    plain = json.loads(file.read_text())
-    for wrong, said in (
-        ({"compression": {"type": "blosc"}}, "holds uint8 compressed by blosc"),
-        ({"dataType": "object"}, "holds object compressed by gzip"),
-        ({"dataType": []}, r"holds \[\] compressed by gzip"),
-        ({"dimensions": [3, 4, 5, 10**12]}, "more than its files can hold"),
-        ({"dimensions": []}, "is no N5 array"),
-        ({"blockSize": [0, 1, 1, 1]}, "is no N5 array"),
-        ({"blockSize": [10**6] * 4}, "have more than"),
-    ):
-        file.write_text(json.dumps(plain | wrong))
-        with pytest.raises(PackstoreError, match=said):
-            open_source(path)
+def test_n5_is_refused(tmp_path: Path) -> None:
+    for attributes in ({"n5": "2.5.1"}, {"dimensions": [4], "blockSize": [4], "dataType": "uint8"}):
+        (tmp_path / "attributes.json").write_text(json.dumps(attributes))
+        with pytest.raises(SourceError, match="is N5, which is not read: convert it to Zarr or HDF5"):
+            open_source(tmp_path)
 
 
 @pytest.mark.parametrize("where", ["", "labels"])
 @pytest.mark.parametrize("names", [["ant", "bee", "cat"], {"0": "ant", "1": "bee", "2": "cat"}])
-@pytest.mark.parametrize("kind", [2, 3, "n5"])
-def test_classes_are_named_by_attributes(kind: Any, names: Any, where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, 3])
+def test_classes_are_named_by_attributes(version: int, names: Any, where: str, tmp_path: Path) -> None:
     arrays = {"images": pixels(6, 5, 5, 3), "labels": np.arange(6) % 3}
-    path = write_n5(tmp_path / "a", arrays) if kind == "n5" else write_zarr(tmp_path / "a", arrays, kind)
-    if kind == "n5":
-        file = path / where / "attributes.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"class_names": names}))
-    else:
-        group = zarr.open_group(str(path), mode="r+")
-        (group[where] if where else group).attrs["class_names"] = names
+    path = write_zarr(tmp_path / "a", arrays, version)
+    group = zarr.open_group(str(path), mode="r+")
+    (group[where] if where else group).attrs["class_names"] = names
     with closing(open_source(path)) as source:
         stamp = source.stamp()
     assert convert(path, tmp_path / "o.h5").manifest.classes == ("ant", "bee", "cat")
-    changed = {2: path / where / ".zattrs", 3: path / where / "zarr.json", "n5": path / where / "attributes.json"}[kind]
+    changed = path / where / (".zattrs" if version == 2 else "zarr.json")
     changed.write_text(changed.read_text().replace("ant", "ape"))
     with closing(open_source(path)) as source:
         assert source.stamp() != stamp
@@ -301,13 +195,9 @@ def _without(path: Path, *names: str) -> Path:
     return path
 
 
-def _of_kind(kind: str, folder: Path, x: Any, y: Any) -> tuple[Path, list[str], str]:
+def _of_kind(kind: str, folder: Path, x: Any, y: Any) -> tuple[Path, list[str]]:
     """Images and labels of two rows a chunk, two chunks an image, without the images 2 and 3, a part of image 5, and
     the labels 6 and 7."""
-    if kind == "n5":
-        path = write_n5(folder / "a.n5", {"images": x, "labels": y}, block=2)
-        missing = [f"images/{c}/{b}/{a}/1" for a in range(3) for b in range(3) for c in range(2)]
-        return path, [*missing, "images/0/0/0/2", "labels/3"], "n5"
     version, separator = (2, "./"["/" in kind]) if kind.startswith("2") else (3, "./"["/" in kind])
     options: dict[str, Any] = {"version": version}
     name = "v2" if version == 2 or "as 2" in kind else "default"
@@ -317,28 +207,28 @@ def _of_kind(kind: str, folder: Path, x: Any, y: Any) -> tuple[Path, list[str], 
     group.create_array("labels", data=y, chunks=(2,), chunk_key_encoding=options["chunk_key_encoding"])
     place = "{}" if name == "v2" else f"c{separator}{{}}"
     chunks = [("images", (1, 0, 0, 0)), ("images", (1, 0, 1, 0)), ("images", (2, 0, 1, 0)), ("labels", (3,))]
-    return path, [f"{name}/{place.format(separator.join(map(str, at)))}" for name, at in chunks], "zarr"
+    return path, [f"{name}/{place.format(separator.join(map(str, at)))}" for name, at in chunks]
 
 
-@pytest.mark.parametrize("kind", ["2 .", "2 /", "3 .", "3 /", "3 as 2 .", "n5"])
+@pytest.mark.parametrize("kind", ["2 .", "2 /", "3 .", "3 /", "3 as 2 ."])
 def test_images_and_labels_that_were_never_written_are_a_question(kind: str, tmp_path: Path) -> None:
     x, y = np.maximum(pixels(8, 5, 6, 3), 1), np.arange(1, 9)
-    path, missing, source_kind = _of_kind(kind, tmp_path, x, y)
+    path, missing = _of_kind(kind, tmp_path, x, y)
     with closing(open_source(path)) as source:
         assert "chunks that were never written" not in source.survey().ledger.passed_over
     _without(path, *missing)
-    said = rf"of 4 of 8 samples .*\({len(missing)} chunks are missing, .*--on-error skip; or --source {source_kind}"
+    said = rf"of 4 of 8 samples .*\({len(missing)} chunks are missing, .*--on-error skip; or --source zarr"
     with pytest.raises(AmbiguousSourceError, match=said) as caught:
         convert(path, tmp_path / "o.h5")
     assert [answer.options for answer in caught.value.answers] == [
         ("--on-error", "skip"),
-        ("--source", source_kind),
+        ("--source", "zarr"),
     ]
     report = convert(path, tmp_path / "skipped.h5", on_error="skip")
     assert [int(each.key) for each in report.skipped] == [2, 3, 6, 7]
     assert report.ledger.passed_over["chunks that were never written"] == len(missing)
     assert verify(tmp_path / "skipped.h5", against=path).problems == ()
-    kept = convert(path, tmp_path / "kept.h5", source_kind=source_kind)
+    kept = convert(path, tmp_path / "kept.h5", source_kind="zarr")
     assert (kept.manifest.records, kept.ledger.passed_over["chunks that were never written"]) == (8, len(missing))
     with packstore.open(tmp_path / "kept.h5") as store:
         assert [bool(np.asarray(store.read(n)).any()) for n in range(8)] == [True, True, False, False, *[True] * 4]

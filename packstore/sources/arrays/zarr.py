@@ -1,0 +1,204 @@
+"""Zarr arrays of version 2 and 3 (https://zarr-specs.readthedocs.io): folders of chunk files.
+
+The library ``zarr`` reads them. Arrays with unknown codecs are not opened: the format has a codec for pickles.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.files import read_bounded
+from packstore.core.plainjson import load_json
+from packstore.sources.arrays import make_array_kind
+from packstore.sources.arrays.source import ArraySource
+from packstore.sources.arrays.stored import (
+    ATTRIBUTES,
+    ArrayInfo,
+    FileArray,
+    OpenArrays,
+    may_be_written,
+    object_array,
+)
+from packstore.sources.ignoring import visible_paths
+from packstore.sources.refusals import first_bytes
+
+_MAX_JSON, _MAX_FOLDERS = 1 << 24, 1000
+_MAX_CHUNK_BYTES = 1 << 30
+_NODES = (".zarray", "zarr.json", ".zgroup")
+"""Metadata files of arrays and groups; an array of version 2 comes before version 3."""
+_METADATA = (*_NODES, ".zattrs", ".zmetadata")
+_CHUNK = re.compile(r"c|(?:c[./])?((?:0|[1-9][0-9]{0,15})(?:[./](?:0|[1-9][0-9]{0,15}))*)")
+_CODECS = frozenset(
+    ["bytes", "transpose", "blosc", "gzip", "zstd", "crc32c", "sharding_indexed", "vlen-utf8", "vlen-bytes", "zlib",
+     "lz4", "lzma", "bz2", "delta", "shuffle", "adler32", "crc32"]
+)  # fmt: skip
+"""Codecs that yield bytes, texts or numbers, and run nothing."""
+_MAX_FILE_BYTES = 2 << 30
+_MAX_SAMPLE_CHUNKS = 1024
+"""Limit, since the library takes some kilobytes for each chunk that is read."""
+
+
+class ZarrSource(ArraySource):
+    """Samples of the arrays in a Zarr group. Its files are those of the arrays that are read, and the metadata of
+    groups above them; other files are left out. Arrays with unknown codecs are not opened."""
+
+    kind = "zarr"
+    suffixes = ()
+    files_name = "Zarr arrays"
+    grouped = True
+
+    @classmethod
+    def matches(cls, path: Path) -> bool:
+        """Tells if a path is a folder with a metadata file of Zarr. Raises :class:`SourceError` for an N5 container."""
+        start = first_bytes(path / "attributes.json", 4096)
+        if b'"n5"' in start or b'"blockSize"' in start:
+            raise SourceError(f"{printable(str(path))} is N5, which is not read: convert it to Zarr or HDF5")
+        return any((path / name).is_file() for name in _NODES)
+
+    @classmethod
+    def find_files(cls, path: Path) -> list[Path]:
+        """Returns the folder itself, which is opened as one file."""
+        return [path]
+
+    def files(self) -> Iterator[Path]:  # type: ignore[override]
+        """Yields the metadata and chunk files of the arrays that are read, and the metadata of groups above them."""
+        folders = {self.path / chosen.info.name for part in self._roles.parts for chosen in part.columns.values()}
+        above = {each for folder in folders for each in folder.parents if each.is_relative_to(self.path)}
+        for group in sorted(above):
+            yield from (file for name in _METADATA if (file := group / name).is_file())
+        for folder in sorted(folders):
+            yield from _list_array_files(folder)
+
+    def stamp(self) -> str:
+        """Returns a digest of size and times of all files, which may be too many for a text. Raises
+        :class:`SourceError` if a file is missing."""
+        return f"files {xxhash.xxh3_128_hexdigest(super().stamp().encode())}"
+
+    def open_arrays(self, opened: OpenArrays, path: Path) -> None:
+        """Opens all arrays and reads the attributes of all groups, from the top down. Raises one of ``FAULTS`` for more
+        than 1,000 of them, damaged metadata, too large chunks, and if the files cannot hold an array's bytes."""
+        waiting = [("", path)]
+        for name, folder in waiting:
+            if len(waiting) > _MAX_FOLDERS:
+                raise ValueError(f"it holds more than {_MAX_FOLDERS:,} arrays and groups")
+            found = (_read_object(folder / each) for each in _NODES)
+            metadata = next((each for each in found if each is not None), None)
+            if metadata is None:
+                continue
+            attributes = metadata.get("attributes") or _read_object(folder / ".zattrs") or {}
+            opened.attributes[name] = {each: attributes[each] for each in ATTRIBUTES if each in attributes}
+            if metadata.get("node_type") == "array" or "chunks" in metadata:
+                opened.arrays[name] = self._open_array(name, folder, metadata)
+            else:
+                inside = sorted(each.name for each in visible_paths(folder) if each.is_dir() and each.name[0] != ".")
+                waiting += [(f"{name}/{each}".lstrip("/"), folder / each) for each in inside]
+
+    def _open_array(self, name: str, folder: Path, metadata: dict[str, Any]) -> _ZarrArray:
+        """Opens an array. An array that the library cannot open, or must not, is unreadable."""
+        try:
+            import zarr
+        except ImportError:
+            raise SourceError(f"{printable(str(self.path))} is Zarr: pip install 'packstore[zarr]'") from None
+        try:
+            codecs = [*_walk_codecs(metadata)]
+            unknown = next((each for each in codecs if each not in _CODECS), None)
+            if unknown is not None:
+                raise ValueError(f"the codec {unknown[:40]} is not run")
+            largest = math.inf if "sharding_indexed" in codecs else _MAX_FILE_BYTES
+            for file in _list_array_files(folder):  # the library would read all of a pipe or a device
+                if not file.is_file() or file.stat().st_size > largest:
+                    raise ValueError(f"{file.name} is no file, or has more than {largest:,} bytes")
+            array = zarr.open_array(str(folder), mode="r")
+            shape, chunks, dtype = array.shape, array.chunks, array.dtype
+        except Exception as error:  # the library has many
+            why = printable(f"{name or 'its array'} cannot be read by zarr: {type(error).__name__}: {str(error)[:200]}")
+            return _ZarrArray(ArrayInfo.unreadable(name, (), why), folder, None)
+        if "vlen-utf8" in codecs or "vlen-bytes" in codecs:
+            content = "texts" if "vlen-utf8" in codecs else "files"
+            return _ZarrArray(ArrayInfo(name, shape, content=content), folder, array)  # type: ignore[arg-type]
+        info = ArrayInfo.of_numbers(name, shape, dtype, str(dtype), (*chunks, 1)[0])
+        counts = [-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True)]
+        if math.prod(counts) > _MAX_SAMPLE_CHUNKS * max(counts, default=1):
+            raise ValueError(f"a sample of {name} is spread over more than {_MAX_SAMPLE_CHUNKS:,} chunks")
+        nbytes, chunk_bytes = (info.dtype.itemsize * math.prod(each) for each in (shape, chunks))
+        if nbytes and chunk_bytes > _MAX_CHUNK_BYTES:
+            raise ValueError(f"the chunks of {name} have more than {_MAX_CHUNK_BYTES:,} bytes")
+        if not may_be_written(nbytes, (file.stat().st_size for file in _walk_files(folder))):
+            raise ValueError(f"{info.shown} should have {nbytes:,} bytes, more than its files can hold")
+        return _ZarrArray(info, folder, array)
+
+
+@dataclass(slots=True)
+class _ZarrArray(FileArray):
+    """Array in a folder, as the library ``zarr`` has opened it. Keeps no file open."""
+
+    folder: Path
+    opened: Any
+
+    def read_rows(self, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """Reads rows along ``axis``; texts and files become Python objects. Raises :class:`ValueError` for any error of
+        the library."""
+        try:
+            values = np.asarray(self.opened[(slice(None),) * axis + (slice(start, stop),)])
+        except Exception as error:  # each codec has errors of its own
+            name = self.info.name
+            raise ValueError(f"{name} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
+        if values.dtype.kind in "TUSO":
+            return object_array([item if isinstance(item, (str, bytes)) else bytes(item) for item in values.tolist()])
+        return values
+
+    def list_written(self) -> tuple[Sequence[int], Iterable[Sequence[int]]]:
+        """Lists the chunk files ``c/0/1``, ``0.1`` or ``0/1`` by their positions. Does not look into shards."""
+        grid = self.opened.shards or self.opened.chunks
+        names = (file.relative_to(self.folder).as_posix() for file in _walk_files(self.folder))
+        places = (re.split("[./]", match[1] or "") for name in names if (match := _CHUNK.fullmatch(name)))
+        return grid, (tuple(map(int, place)) for place in places if len(place) == len(grid) and all(place))
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """Reads a JSON object from a file of at most 16 MiB; None if there is no file. Raises :class:`OSError` or
+    :class:`ValueError` for any other content."""
+    if not path.is_file():
+        return None
+    metadata = load_json(read_bounded(path, _MAX_JSON))
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{path.name} holds no object")
+    return metadata
+
+
+def _walk_codecs(metadata: dict[str, Any]) -> Iterator[str]:
+    """Yields the names of the codecs of an array, and of those nested in them."""
+    for key in ("filters", "compressor", "codecs", "index_codecs"):
+        found = metadata.get(key) or []
+        for codec in found if isinstance(found, list) else [found]:
+            yield str(codec.get("name", codec.get("id")))
+            yield from _walk_codecs(codec.get("configuration") or {})
+
+
+def _list_array_files(folder: Path) -> Iterator[Path]:
+    """Yields the metadata and chunk files of an array."""
+    for file in _walk_files(folder):
+        if file.name in _METADATA or _CHUNK.fullmatch(file.relative_to(folder).as_posix()):
+            yield file
+
+
+def _walk_files(folder: Path) -> Iterator[Path]:
+    """Yields all files at and below a folder, sorted in each folder. Does not follow links to folders."""
+    for directory, inside, names in os.walk(folder):
+        inside.sort()
+        for name in sorted(names):
+            yield Path(directory, name)
+
+
+KIND = make_array_kind(ZarrSource, "Zarr arrays of images", exported=True)
