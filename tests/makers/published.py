@@ -54,32 +54,19 @@ class Made(NamedTuple):
 _WORDS = {"features": {"xy": [{"wkt": "POLYGON ((1 1, 2 1, 2 2, 1 1))"}]}}
 _QUAKE = "{p}/images/quake_{n:08}"
 
-_OSCD = "Onera Satellite Change Detection dataset"
 SETS: dict[str, Made] = {
     "LFW": Made((Part("lfw/Per_{s}/Per_{s}_{n:04}.jpg"),), ("label", "number"), once={"pairs.txt": "10\t2\n"}),
-    "VGGFace2": Made(
-        (Part("{p}/n00000{c}/{n:04}_01.jpg"),), ("label", "number", "face"), ("train", "test"),
-        once={"identity_meta.csv": "Class_ID, Name\nn000000, \"A\"\n", "train_list.txt": "n000000/0000_01.jpg\n"},
-    ),
     "MVTec AD": Made(
         (Part("bottle/{p}/broken/{n:04}.png", "png"), Part("bottle/train/good/{n:04}.png", "png"),
          Part("bottle/ground_truth/broken/{n:04}_mask.png", "mask")),
         ("object", "label", "mask"), ("test",), once={"bottle/license.txt": "x"},
     ),
-    "MVTec AD, one object": Made(
-        (Part("{p}/broken/{n:04}.png", "png"), Part("train/good/{n:04}.png", "png"),
-         Part("ground_truth/broken/{n:04}_mask.png", "mask")), ("label", "mask"), ("test",),
-    ),
     "Caltech-101": Made(
         (Part("101_ObjectCategories/{s}/image_{n:04}.jpg"),), ("label", "number"),
         once={"Annotations/a/annotation_0001.mat": "MATLAB 5.0"},
     ),
-    "Caltech-256": Made((Part("256_ObjectCategories/00{c}.of-{s}/00{c}_{n:04}.jpg"),), ("label", "number")),
     "UC Merced": Made((Part("UCMerced_LandUse/Images/{s}/{s}{n:03}.tif", "tiff"),), ("label", "number")),
     "RESISC45": Made((Part("NWPU-RESISC45/{s}_x/{s}_x_{m:03}.jpg"),), ("label", "number")),
-    "DomainNet": Made(
-        (Part("clipart/{s}/clipart_{n}.jpg"), Part("real/{s}/real_{n}.jpg")), ("domain", "label"),
-    ),
     "Office-31": Made(
         (Part("amazon/images/{s}/frame_{n:04}.jpg"), Part("dslr/images/{s}/frame_{n:04}.jpg")),
         ("domain", "label", "number"),
@@ -100,9 +87,6 @@ SETS: dict[str, Made] = {
     "ImageNet-C": Made(
         (Part("fog/1/n0149849{c}/x{n}.JPEG"), Part("snow/5/n0149849{c}/x{n}.JPEG")), ("corruption", "label", "severity")
     ),
-    "ImageNet-C, one corruption": Made(
-        tuple(Part(f"{level}/n0149849{{c}}/x{{n}}.JPEG") for level in range(1, 6)), ("label", "severity")
-    ),
     **{
         title: Made(
             (Part("leftImg8bit/{p}/bonn/bonn_{n:06}_leftImg8bit.png", "png"),
@@ -116,23 +100,11 @@ SETS: dict[str, Made] = {
          Part("{p}/instance/{n:06}_10.png", "mask"), Part("{p}/semantic_rgb/{n:06}_10.png", "colours")),
         ("mask", "instance_mask", "colour_mask"), ("training", "testing"),
     ),
-    "KITTI MOTS": Made(
-        (Part("training/image_02/0002/{n:06}.png", "png"), Part("instances/0002/{n:06}.png", "mask")),
-        ("sequence", "frame", "instance_mask"), ("training",),
-    ),
-    "images and instances": Made(
-        (Part("{p}/images/{n:06}.jpg"), Part("{p}/instances/{n:06}.png", "mask")), ("instance_mask",), ("train", "val"),
-        once={"train/instances/labels.txt": "background\ncar"},
-    ),
     "Mapillary Vistas": Made(
         (Part("{p}/images/{p}{n}.jpg"), *(Part(f"{{p}}/v2.0/{name}/{{p}}{{n}}.png", "mask") for name in
          ("labels", "instances", "panoptic")), Part("{p}/v2.0/polygons/{p}{n}.json", value={"objects": []})),
         ("mask_v2", "instance_mask_v2", "panoptic_mask_v2", "polygons"), ("training", "validation"),
         once={"config_v2.0.json": "{}"},
-    ),
-    "SYNTHIA": Made(
-        (Part("RGB/{n:07}.png", "png"), Part("GT/LABELS/{n:07}.png", "mask"), Part("GT/COLOR/{n:07}.png", "colours"),
-         Part("GT/TXT/{n:07}.txt", value="1 2 3\n")), ("mask", "colour_mask", "instances"),
     ),
     "DRIVE": Made(
         (Part("{p}/images/{m:02}_{p}.tif", "tiff"), Part("{p}/1st_manual/{m:02}_manual1.gif", "gif"),
@@ -168,53 +140,9 @@ SETS: dict[str, Made] = {
          Part("{p}/labels/quake_{n:08}_post_disaster.json", value=_WORDS)),
         ("disaster", "number", "after", "buildings", "buildings_after"), ("train", "test"),
     ),
-    "OSCD": Made(
-        (Part("images/city{n}/pair/img1.png", "png"), Part("images/city{n}/pair/img2.png", "png"),
-         Part("labels/city{n}/cm/cm.png", "mask")), ("city", "after", "mask"),
-        once={"images/train.txt": "city0", "images/test.txt": "city1"},
-    ),
-    "OSCD, its bands": Made(
-        (*(Part(f"{_OSCD} - Images/city{{n}}/imgs_{time}_rect/B{band}.tif", "tiff")
-           for time in (1, 2) for band in ("01", "02", "8A")),
-         Part(f"{_OSCD} - Train Labels/city{{n}}/cm/cm.png", "mask")),
-        ("city", "b01", "b8a", "after", "after_b01", "after_b8a", "mask_train"),
-    ),
     "change detection": Made(
         (Part("{p}/A/{n}.png", "png"), Part("{p}/B/{n}.png", "png"), Part("{p}/label/{n}.png", "mask")),
         ("after", "mask"), ("train", "test"),
-    ),
-    "BigEarthNet": Made(
-        (*(Part(f"S2A_MSIL2A_{{n}}/S2A_MSIL2A_{{n}}_B{band}.tif", "tiff") for band in ("02", "03", "8A")),
-         Part("S2A_MSIL2A_{n}/S2A_MSIL2A_{n}_labels_metadata.json", value={"labels": ["Sea"]})), ("b03", "b8a", "json"),
-    ),
-    "fMoW": Made(
-        (Part("{p}/airport/airport_{n}/airport_{n}_0_rgb.jpg"),
-         Part("{p}/airport/airport_{n}/airport_{n}_0_rgb.json", value={"bounding_boxes": []})),
-        ("label", "number", "json"), ("train", "val"),
-    ),
-    "SpaceNet": Made(
-        (Part("RGB-PanSharpen/RGB-PanSharpen_AOI_2_Vegas_img{n}.tif", "tiff"),
-         Part("geojson/buildings/buildings_AOI_2_Vegas_img{n}.geojson", value={"type": "FeatureCollection"})),
-        ("buildings",),
-    ),
-    "SpaceNet 1": Made(
-        (Part("3band/3band_AOI_1_RIO_img{n}.tif", "tiff"), Part("8band/8band_AOI_1_RIO_img{n}.tif", "tiff"),
-         Part("geojson/Geo_AOI_1_RIO_img{n}.geojson", value={"type": "FeatureCollection"})),
-        ("bands", "buildings"),
-    ),
-    "SpaceNet 6": Made(
-        (*(Part(f"{{p}}/AOI_11_Rotterdam/{name}/SN6_Train_AOI_11_Rotterdam_{name}_2019_tile_{{n}}.tif", "tiff")
-           for name in ("PS-RGB", "PAN", "SAR-Intensity")),
-         Part("{p}/AOI_11_Rotterdam/geojson_buildings/SN6_Train_AOI_11_Rotterdam_Buildings_2019_tile_{n}.geojson",
-              value={"type": "FeatureCollection"})),
-        ("pan", "sar_intensity", "buildings"), ("train",),
-    ),
-    "SpaceNet 5": Made(
-        (*(Part(f"AOI_{{c}}_Moscow/{name}/SN5_roads_train_AOI_7_Moscow_{name}_chip{{n}}.tif", "tiff")
-           for name in ("PS-RGB", "MS")),
-         Part("AOI_{c}_Moscow/geojson_roads_speed/SN5_roads_train_AOI_7_Moscow_geojson_roads_speed_chip{n}.geojson",
-              value={"type": "FeatureCollection"})),
-        ("ms", "roads_speed"),
     ),
 }  # fmt: skip
 

@@ -24,13 +24,11 @@ LEFT = {
     "Mapillary Vistas": ["config_v2.0.json"],
     "CamVid of SegNet": ["train.txt"],
     "LFW": ["pairs.txt"],
-    "VGGFace2": ["identity_meta.csv", "train_list.txt"],
     "MVTec AD": ["bottle/license.txt"],
     "VisA": ["split_csv/2cls_fewshot.csv", "split_csv/2cls_highshot.csv"],
     "Stanford Dogs": ["file_list.mat"],
     "Caltech-101": ["Annotations/a/annotation_0001.mat"],
     "ImageNet-A": ["imagenet-a/README.txt"],
-    "OSCD": ["images/test.txt", "images/train.txt"],
 }
 """What a layout leaves of its files: lists that follow from names, other splits, notes; Cityscapes its drawings."""
 

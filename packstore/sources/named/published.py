@@ -1,16 +1,202 @@
-"""Table of published sets: splits are folders, columns are parts of paths, further files lie beside the images.
+"""Published sets whose folders and file names tell everything: splits are folders, columns are parts of paths, and
+further files lie beside the images.
 
 - Market-1501 and DukeMTMC-reID: ``0002_c1s3_000151_00.jpg`` is identity 2 from camera 1; -1 is junk, 0 a distractor.
 - MARS: ``bbox_train/0001/0001C1T0001F001.jpg`` is identity 1, camera 1, tracklet 1, frame 1; ``00-1`` is junk.
 - Omniglot: ``images_background/Greek/character01/0390_01.png``; the class is the character with its alphabet.
 - Sources of the others: their read-me files, and the data sets of torchvision and torchgeo.
+
+A set fits a source if the path of each image matches its pattern, or belongs to a matching image. A source with other
+images raises a question, so it is never mistaken for another set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from packstore.sources.named import FolderSet, make_folder_set_kind
+from packstore.core.errors import Answer, SourceError, printable
+from packstore.core.fields import Label
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.found import Files, Found, FoundSource, has_path, walk_images
+from packstore.sources.ignoring import ignore_paths
+from packstore.sources.named import open_tree_or_none, walk_lone_folders
+from packstore.sources.questions import ask
+from packstore.sources.rows import InTree
+from packstore.sources.tree import Tree
+
+_LABELS = ("label", "object", "domain", "corruption", "eye", "disaster")
+"""Groups of patterns that are classes."""
+_NOTES = r"(.*/)?(readme|licen[cs]e|copyright)[^/]*"
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSet:
+    """Published data set, described by patterns of paths. Paths are relative to the folder that holds all
+    :attr:`markers`.
+
+    Attributes:
+        markers: Files and folders that mark the set, all of them. In ``a|b``, either is enough. ``*/a`` is ``a`` in any
+            folder.
+        path: Pattern of the path of an image, with its suffix in lower case. Its groups are columns: classes, whole
+            numbers or texts. The group ``split`` is the split, and a group ``_name`` is no column.
+        splits: Names of splits by the text of the group, if they differ.
+        beside: Path of a further file of an image by column, with groups in braces: image, mask, ``.json`` or ``.txt``.
+        required: Columns of :attr:`beside` that each image must have.
+        left: Pattern of files that belong to the set and are left out, besides read-me files and licences.
+    """
+
+    markers: tuple[str, ...]
+    path: str
+    splits: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    left: str = ""
+
+    def format_beside_paths(self, match: re.Match[str]) -> dict[str, str]:
+        """Returns the path of each further file of an image, by column; the file need not exist. ``match``: that of
+        :attr:`path` with the image's path."""
+        groups = {name: text or "" for name, text in match.groupdict().items()}
+        return {column: template.format_map(groups) for column, template in self.beside.items()}
+
+
+class FolderSetMatch(NamedTuple):
+    """Result of matching a :class:`FolderSet` with the files of a source.
+
+    Attributes:
+        title: The publisher's name for the set.
+        form: The set.
+        base: Folder that holds the markers.
+        images: Number of matching images.
+        strangers: Number of images that do not belong to the set.
+        first_stranger: The first of them; ``""`` if there are none.
+    """
+
+    title: str
+    form: FolderSet
+    base: str
+    images: int
+    strangers: int
+    first_stranger: str
+
+
+class FolderSetSource(FoundSource):
+    """Source of one of several known sets; takes its images folder by folder.
+
+    Leaves out images that do not match the set's pattern. Further files, such as masks, become a column if at least one
+    exists. Opening raises :class:`SourceError` if no set fits the path.
+    """
+
+    left_images = "images whose names do not follow the set's pattern"
+
+    def __init__(self, kind: str, known_sets: Mapping[str, FolderSet], path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self.kind = kind
+        fit = find_folder_set(self.tree, known_sets)
+        if fit is None:
+            raise SourceError(f"{printable(str(path))} is none of the sets of {kind}: {', '.join(known_sets)}")
+        self._form, self.base = fit.form, fit.base
+        self.evidence = f"the folders of {fit.title}, and the names of {fit.images:,} images"
+
+    def generate(self, files: Files) -> Iterator[Found]:
+        """Yields the images whose paths match the pattern, with their further files."""
+        form, pattern = self._form, re.compile(self._form.path)
+        files.columns = {name: Label() for name in pattern.groupindex if name in _LABELS}
+        for image in files.images(""):
+            if match := pattern.fullmatch(_lower_suffix(image)):
+                groups = match.groupdict()
+                split = groups.pop("split", None) or ""
+                values = {name: _parse_group(name, text) for name, text in groups.items() if name[0] != "_"}
+                for column, path in form.format_beside_paths(match).items():
+                    values[column] = InTree(files.path(path), optional=column not in form.required)
+                yield Found(image, form.splits.get(split, split.lower()), values)
+
+    def expects_left(self, path: str) -> bool:
+        """Tells if the set leaves out a file on purpose."""
+        inside = path[len(self.base) + 1 if self.base else 0 :]
+        return re.fullmatch(f"{_NOTES}|{self._form.left}", inside) is not None
+
+
+def _parse_group(name: str, text: str | None) -> Any:
+    """Parses a group of a path: a class stays a text, and anything else is a whole number if it looks like one."""
+    if text == "00-1":  # junk of MARS
+        return -1
+    return int(text) if text and name not in _LABELS and re.fullmatch(r"-?\d+", text) else text
+
+
+def find_folder_set(tree: Tree, known_sets: Mapping[str, FolderSet]) -> FolderSetMatch | None:
+    """Finds the first set that matches all images of a tree. If none does, finds the first that matches some. None if
+    no set matches.
+
+    Looks for the markers in the folders of :func:`walk_lone_folders`, up to the first folder in which a set matches.
+    Skips sets with missing required files. Lists all images.
+    """
+    for base in walk_lone_folders(tree):
+        fits = [
+            fit
+            for title, form in known_sets.items()
+            if all(has_path(tree, base, marker) for marker in form.markers)
+            if (fit := _match_set(tree, base, title, form)) is not None
+        ]
+        if fits:
+            return min(fits, key=lambda fit: fit.strangers > 0)
+    return None
+
+
+def _match_set(tree: Tree, base: str, title: str, form: FolderSet) -> FolderSetMatch | None:
+    """Matches all images of a tree with a set. Returns None if no image matches, or if a required file is missing.
+    Skips cycles of links."""
+    pattern, left = re.compile(form.path), re.compile(form.left)
+    images = 0
+    # Paths of a large set do not fit into memory, but their hashes do.
+    others, beside, required = set[int](), set[int](), set[int]()
+    for image in map(_lower_suffix, walk_images(tree, base)):
+        if match := pattern.fullmatch(image):
+            images += 1
+            paths = form.format_beside_paths(match)
+            beside.update(map(hash, paths.values()))
+            required.update(hash(paths[name]) for name in form.required)
+        elif not left.fullmatch(image):
+            others.add(hash(image))
+    if not images or not required <= others:
+        return None
+    strangers = others - beside
+    below = map(_lower_suffix, walk_images(tree, base)) if strangers else ()
+    first = next((image for image in below if hash(image) in strangers), "")
+    return FolderSetMatch(title, form, base, images, len(strangers), first)
+
+
+def _lower_suffix(path: str) -> str:
+    """Returns a path with its suffix in lower case, as the patterns of paths have it."""
+    stem, dot, suffix = path.rpartition(".")
+    return stem + dot + suffix.lower()
+
+
+def make_folder_set_kind(name: str, help: str, known_sets: Mapping[str, FolderSet]) -> Kind:
+    """Makes the :class:`Kind` of some sets. It recognises a path by the images that a set matches:
+
+    - All images: ``CERTAIN``.
+    - At least half of the images: raises :class:`AmbiguousSourceError`.
+    - Fewer, and a damaged archive: ``NO``.
+    """
+
+    def recognise(path: Path, options: SourceOptions) -> Certainty:
+        tree = open_tree_or_none(path)
+        fit = None if tree is None else find_folder_set(tree, known_sets)
+        if fit is None or fit.strangers > fit.images:
+            return Certainty.NO
+        if fit.strangers:
+            why = f"looks like {fit.title}, but {fit.strangers:,} of its images have other names, "
+            alone = [Answer(ignore_paths([fit.first_stranger]))] if fit.strangers == 1 else []
+            raise ask(path, f"{why}{printable(fit.first_stranger)} among them", *alone)
+        return Certainty.CERTAIN
+
+    return Kind(name, help, recognise, partial(FolderSetSource, name, known_sets), in_objects=True)
+
 
 _SUFFIX = r"\.(jpg|jpeg|png|bmp|tif)"
 
@@ -22,8 +208,7 @@ _MARKET = FolderSet(
     _PEOPLE,
     _PERSON + r"s(?P<sequence>\d+)_(?P<frame>\d+)_(?P<number>\d+)(\.jpg)?\.jpg",
     splits=_PEOPLE_SPLITS,
-    left="gt_bbox/.*",
-    known="gt_query/.*",
+    left="gt_(bbox|query)/.*",
 )
 _DUKE = FolderSet(_PEOPLE, _PERSON + r"_f(?P<frame>\d+)\.jpg", splits=_PEOPLE_SPLITS)
 _MARS = FolderSet(
@@ -31,7 +216,7 @@ _MARS = FolderSet(
     r"(?P<split>bbox_train|bbox_test)/[^/]+/(?P<identity>\d{4}|00-1)C(?P<camera>\d)T(?P<track>\d{4})F(?P<frame>\d{3})"
     r"\.jpg",
     splits={"bbox_train": "train", "bbox_test": "test"},
-    known="info/.*",
+    left="info/.*",
 )
 _CHARACTER = r"(?P<label>[^/]+/character\d+)/\d+_(?P<drawer>\d+)\.png"
 _OMNIGLOT = {
@@ -52,48 +237,25 @@ CLASSES = {
     "Labeled Faces in the Wild": FolderSet(
         ("lfw|lfw_funneled|lfw-deepfunneled",),
         r"(lfw|lfw_funneled|lfw-deepfunneled)/(?P<label>[^/]+)/(?P=label)_(?P<number>\d{4})\.(jpg|png|ppm)",
-        known=r"(.*/)?(pairs|people)[^/]*\.txt|lfw-names\.txt",
-    ),
-    "VGGFace2": FolderSet(
-        ("train|test", "identity_meta.csv|meta/identity_meta.csv"),
-        r"(?P<split>train|test)/(?P<label>n\d{6})/(?P<number>\d{4})_(?P<face>\d{2})\.jpg",
-        known=r"(meta/)?(identity_meta\.csv|(train|test)_list\.txt|class_overlap[^/]*\.txt)",
+        left=r"(.*/)?(pairs|people)[^/]*\.txt|lfw-names\.txt",
     ),
     "MVTec AD": FolderSet(
         ("*/train/good", "*/ground_truth"),
         r"(?P<object>[^/]+)/(?P<split>train|validation|test)/(?P<label>[^/]+)/(?P<_name>[^/]+)" + _SUFFIX,
         beside={"mask": "{object}/ground_truth/{label}/{_name}_mask.png"},
     ),
-    "MVTec AD, one object": FolderSet(
-        ("train/good", "test", "ground_truth"),
-        r"(?P<split>train|validation|test)/(?P<label>[^/]+)/(?P<_name>[^/]+)" + _SUFFIX,
-        beside={"mask": "ground_truth/{label}/{_name}_mask.png"},
-    ),
     "Caltech-101": FolderSet(
         ("101_ObjectCategories",),
         r"101_ObjectCategories/(?P<label>(?!BACKGROUND_Google/)[^/]+)/image_(?P<number>\d{4})\.jpg",
-        left=r"101_ObjectCategories/BACKGROUND_Google/.*",
-        known=r"Annotations/.*|.*\.m",
-    ),
-    "Caltech-256": FolderSet(
-        ("256_ObjectCategories",),
-        r"256_ObjectCategories/(?P<label>\d{3}\.[^/]+)/\d{3}_(?P<number>\d{4})\.jpg",
-        known=r".*/RENAME2",
+        left=r"101_ObjectCategories/BACKGROUND_Google/.*|Annotations/.*|.*\.m",
     ),
     "UC Merced Land Use": FolderSet(
         ("UCMerced_LandUse/Images|Images/agricultural",),
         r"(UCMerced_LandUse/)?Images/(?P<label>[a-z]+)/(?P=label)(?P<number>\d{2,})\.(tif|jpg|png)",
-        known=r"(.*/)?readme\.txt",
+        left=r"(.*/)?readme\.txt",
     ),
     "NWPU-RESISC45": FolderSet(
         ("NWPU-RESISC45",), r"NWPU-RESISC45/(?P<label>[a-z_]+)/(?P=label)_(?P<number>\d{3})\.jpg"
-    ),
-    "DomainNet": FolderSet(
-        ("clipart|quickdraw|infograph", "real|sketch|painting"),
-        r"(?P<domain>clipart|infograph|painting|quickdraw|real|sketch)/(?P<label>[^/]+)/[^/]+\.(jpg|png)",
-        unless=tuple(
-            f"{name}_train.txt" for name in ("clipart", "quickdraw", "infograph", "real", "sketch", "painting")
-        ),
     ),
     "Office-31": FolderSet(
         ("amazon/images|dslr/images", "webcam/images|dslr/images"),
@@ -102,7 +264,7 @@ CLASSES = {
     "Office-Home": FolderSet(
         ("Art", "Clipart", "Product"),
         r"(?P<domain>Art|Clipart|Product|Real[ _]?World)/(?P<label>[^/]+)/(?P<number>\d{5})\.jpg",
-        known=r"ImageInfo\.csv|imagelist\.txt",
+        left=r"ImageInfo\.csv|imagelist\.txt",
     ),
     "PACS": FolderSet(
         ("art_painting", "cartoon", "photo", "sketch"),
@@ -119,9 +281,6 @@ CLASSES = {
     "ImageNet-C": FolderSet(
         ("|".join(f"{name}/{level}" for name in _CORRUPTIONS.split("|") for level in (1, 5)),),
         rf"(?P<corruption>{_CORRUPTIONS})/(?P<severity>[1-5])/(?P<label>n\d{{8}})/[^/]+\.jpeg",
-    ),
-    "ImageNet-C, one corruption": FolderSet(
-        ("1", "2", "3", "4", "5"), r"(?P<severity>[1-5])/(?P<label>n\d{8})/[^/]+\.jpeg"
     ),
 }
 
@@ -151,46 +310,21 @@ MASKS = {
             "instance_mask": "{split}/instance/{_name}.png",
             "colour_mask": "{split}/semantic_rgb/{_name}.png",
         },
-        known=r"label_colors\.txt",
-    ),
-    "images and instances": FolderSet(
-        ("train/images|val/images|test/images|training/images", "train/instances|val/instances|training/instances"),
-        r"(?P<split>train|val|test|training|validation|testing)/images/(?P<_name>[^/]+)\.(png|jpg)",
-        beside={"instance_mask": "{split}/instances/{_name}.png"},
-        known=r"(.*/)?labels\.txt",
-        unless=("training/v2.0", "validation/v2.0", "training/labels", "train/labels", "val/labels"),
-    ),
-    "KITTI MOTS": FolderSet(
-        ("training/image_02", "instances"),
-        r"(?P<split>training|testing)/image_02/(?P<sequence>\d{4})/(?P<frame>\d{6})\.png",
-        beside={"instance_mask": "instances/{sequence}/{frame}.png"},
+        left=r"label_colors\.txt",
     ),
     "Mapillary Vistas": FolderSet(
-        ("training/images|validation/images", "training/instances|validation/instances|training/v2.0|validation/v2.0"),
+        ("training/images|validation/images", "training/v2.0|validation/v2.0|training/v1.2|validation/v1.2"),
         r"(?P<split>training|validation|testing)/images/(?P<_name>[^/]+)\.jpg",
         beside={
-            **{
-                f"{column}{version}": f"{{split}}/{top}{folder}/{{_name}}.png"
-                for version, top in (("", ""), ("_v1", "v1.2/"), ("_v2", "v2.0/"))
-                for column, folder in (
-                    ("mask", "labels"),
-                    ("instance_mask", "instances"),
-                    ("panoptic_mask", "panoptic"),
-                )
-            },
+            "mask_v1": "{split}/v1.2/labels/{_name}.png",
+            "instance_mask_v1": "{split}/v1.2/instances/{_name}.png",
+            "panoptic_mask_v1": "{split}/v1.2/panoptic/{_name}.png",
+            "mask_v2": "{split}/v2.0/labels/{_name}.png",
+            "instance_mask_v2": "{split}/v2.0/instances/{_name}.png",
+            "panoptic_mask_v2": "{split}/v2.0/panoptic/{_name}.png",
             "polygons": "{split}/v2.0/polygons/{_name}.json",
         },
-        known=r"config[^/]*\.json|demo\.py|.*/panoptic/panoptic[^/]*\.json|requirements\.txt",
-    ),
-    "SYNTHIA": FolderSet(
-        ("RGB", "GT/LABELS"),
-        r"RGB/(?P<_name>[^/]+)\.png",
-        beside={
-            "mask": "GT/LABELS/{_name}.png",
-            "colour_mask": "GT/COLOR/{_name}.png",
-            "depth": "Depth/Depth/{_name}.png",
-            "instances": "GT/TXT/{_name}.txt",
-        },
+        left=r"config[^/]*\.json|demo\.py|.*/panoptic/panoptic[^/]*\.json|requirements\.txt",
     ),
     "DRIVE": FolderSet(
         ("images|*/images", "1st_manual|*/1st_manual"),
@@ -212,19 +346,18 @@ MASKS = {
         r"(?P<split>train|val|test)/(?P<_name>[^/]+)\.(png|jpg)",
         beside={"mask": "{split}annot/{_name}.png"},
         required=("mask",),
-        known=r"(train|val|test|label_colors)\.txt",
+        left=r"(train|val|test|label_colors)\.txt",
     ),
     "COCO-Stuff": FolderSet(
         ("stuffthingmaps", "train2017|val2017|images/train2017|images/val2017"),
         r"(images/)?(?P<split>(train|val)2017)/(?P<_name>\d{12})\.jpg",
         beside={"mask": "stuffthingmaps/{split}/{_name}.png"},
         required=("mask",),
-        known=r"labels\.txt|labels\.md",
+        left=r"labels\.txt|labels\.md",
     ),
     "ADE20K, full": FolderSet(
         ("images/ADE/training|images/ADE/validation|images/training|images/validation|training|validation",),
         r"(?P<_top>(images/)?(ADE/)?)(?P<split>training|validation)/(?P<scene>.+)/(?P<_name>ADE_[a-z]+_\d{8})\.jpg",
-        texts=("scene",),
         beside={
             "mask": "{_top}{split}/{scene}/{_name}_seg.png",
             **{f"parts_{n}_mask": f"{{_top}}{{split}}/{{scene}}/{{_name}}_parts_{n}.png" for n in range(1, 7)},
@@ -232,28 +365,12 @@ MASKS = {
             "attributes": "{_top}{split}/{scene}/{_name}_atr.txt",
         },
         required=("mask",),
-        left=r".*/ADE_[a-z]+_\d{8}/instance_[^/]*\.png",
-        known=r"index_ade20k\.(mat|pkl)|objects\.txt|objectInfo[^/]*",
+        left=r".*/ADE_[a-z]+_\d{8}/instance_[^/]*\.png|index_ade20k\.(mat|pkl)|objects\.txt|objectInfo[^/]*",
     ),
 }
 
 
-def _list_bands(column: str, path: str, names: Sequence[str]) -> dict[str, str]:
-    """Returns the paths of the bands ``names`` of an image, by column. ``%`` stands for the name of the band."""
-    return {column.replace("%", name.lower().replace("-", "_")): path.replace("%", name) for name in names}
-
-
 _LOW = {f"{how}_x{scale}": (how, scale) for how in ("bicubic", "unknown") for scale in (2, 3, 4)}
-_BANDS = ("01", "03", "04", "05", "06", "07", "08", "8A", "09", "10", "11", "12")
-_OSCD_MARKERS = ("*[Ii]mages/train.txt|Onera*Labels", "*[Ii]mages/test.txt|Onera*Images")
-_OSCD_MASKS = {
-    "mask": "labels/{city}/cm/cm.png",
-    "mask_train": "Onera Satellite Change Detection dataset - Train Labels/{city}/cm/cm.png",
-    "mask_test": "Onera Satellite Change Detection dataset - Test Labels/{city}/cm/cm.png",
-}
-_AREA = r"(?P<_top>((?P<split>train|test)/)?([^/]*AOI_\d+_[^/]+/)?)"
-_SPACENET = ("PAN", "MS", "PS-MS", "RGBNIR", "PS-RGBNIR", "SAR-Intensity")
-_ROADS = ("roads", "roads_speed")
 
 PAIRS = {
     "DIV2K": FolderSet(
@@ -283,84 +400,15 @@ PAIRS = {
         },
         required=("after",),
     ),
-    "OSCD": FolderSet(
-        _OSCD_MARKERS,
-        r"(?P<_top>[^/]*[Ii]mages)/(?P<city>[^/]+)/pair/img1\.png",
-        beside={"after": "{_top}/{city}/pair/img2.png", **_OSCD_MASKS},
-        required=("after",),
-        left=r".*/(imgs_[12](_rect)?/.*|cm/[^/]+-cm\.tif)",
-        known=r".*/(train|test|dates)\.txt|.*\.geojson",
-    ),
-    "OSCD, its bands": FolderSet(
-        _OSCD_MARKERS,
-        r"(?P<_top>[^/]*[Ii]mages)/(?P<city>[^/]+)/imgs_1_rect/(?P<_band>B02)\.tif",
-        beside={
-            **_list_bands("b%", "{_top}/{city}/imgs_1_rect/B%.tif", _BANDS),
-            "after": "{_top}/{city}/imgs_2_rect/B02.tif",
-            **_list_bands("after_b%", "{_top}/{city}/imgs_2_rect/B%.tif", _BANDS),
-            **_OSCD_MASKS,
-        },
-        required=("after",),
-        left=r".*/(imgs_[12]/.*|cm/[^/]+-cm\.tif)",
-        known=r".*/(train|test|dates)\.txt|.*\.geojson",
-    ),
     "change detection: A, B and label": FolderSet(
         ("train/A|val/A|test/A|A", "train/B|val/B|test/B|B", "train/label|val/label|test/label|label"),
         r"(?P<_top>((?P<split>train|val|test)/)?)A/(?P<_name>[^/]+\.(png|jpg|tif))",
         beside={"after": "{_top}B/{_name}", "mask": "{_top}label/{_name}"},
         required=("after", "mask"),
-        known=r"list/[^/]+\.txt",
-    ),
-    "BigEarthNet": FolderSet(
-        ("S1*_IW_*|S2*_MSIL*",),
-        r"(?P<_patch>S[12][AB]_[^/]+)/(?P=_patch)_(B02|VV)\.tif",
-        beside={
-            **_list_bands("b%", "{_patch}/{_patch}_B%.tif", [band for band in _BANDS if band != "10"]),
-            "vh": "{_patch}/{_patch}_VH.tif",
-            "json": "{_patch}/{_patch}_labels_metadata.json",
-        },
-    ),
-    "fMoW": FolderSet(
-        ("|".join(f"{split}/{name}" for split in ("train", "val", "test_gt") for name in ("airport", "zoo")),),
-        r"(?P<_top>(?P<split>train|val|test|seq|test_gt|seq_gt)/(?P<label>[^/]+)/(?P<_place>[^/]+)/(?P=_place)"
-        r"_(?P<number>\d+)_(?P<_kind>rgb|msrgb|ms))\.(jpg|tif)",
-        beside={"json": "{_top}.json"},
-    ),
-    "SpaceNet 1": FolderSet(
-        ("3band", "8band|geojson"),
-        r"3band/3band_(?P<_name>AOI_\d+_[A-Za-z]+_img\d+)\.tif",
-        beside={"bands": "8band/8band_{_name}.tif", "buildings": "geojson/Geo_{_name}.geojson"},
-        known=r"(vectordata|summaryData)/.*",
-    ),
-    "SpaceNet 2 and 3": FolderSet(
-        (
-            "RGB-PanSharpen|*/RGB-PanSharpen",
-            "|".join(f"{top}geojson/{name}" for top in ("", "*/") for name in ("buildings", "spacenetroads")),
-        ),
-        _AREA + r"RGB-PanSharpen/[A-Za-z\d_-]*?(?P<_name>AOI_\d+_[A-Za-z]+_(Train_)?img\d+)\.tif",
-        beside={
-            "buildings": "{_top}geojson/buildings/buildings_{_name}.geojson",
-            "roads": "{_top}geojson/spacenetroads/spacenetroads_{_name}.geojson",
-            "pan": "{_top}PAN/PAN_{_name}.tif",
-            "mul": "{_top}MUL/MUL_{_name}.tif",
-            "mul_pansharpen": "{_top}MUL-PanSharpen/MUL-PanSharpen_{_name}.tif",
-        },
-        known=r"(.*/)?summaryData/.*",
-    ),
-    "SpaceNet 3, 5 and 6": FolderSet(
-        (
-            "|".join(f"{top}PS-RGB" for top in ("", "*/", "train/*/")),
-            "|".join(f"{top}geojson_{name}" for top in ("", "*/", "train/*/") for name in ("buildings", *_ROADS)),
-        ),
-        _AREA + r"PS-RGB/(?P<_set>SN\d_\w+?_AOI_\d+_[A-Za-z]+)_PS-RGB_(?P<_tile>\w+)\.tif",
-        beside={
-            **_list_bands("%", "{_top}%/{_set}_%_{_tile}.tif", _SPACENET),
-            "buildings": "{_top}geojson_buildings/{_set}_Buildings_{_tile}.geojson",
-            **_list_bands("%", "{_top}geojson_%/{_set}_geojson_%_{_tile}.geojson", _ROADS),
-        },
-        known=r"(.*/)?(SummaryData|summaryData)/.*|(.*/)?[^/]*\.csv",
+        left=r"list/[^/]+\.txt",
     ),
 }
+
 
 MARKET1501 = make_folder_set_kind("market1501", "Market-1501 as published", {"Market-1501": _MARKET})
 DUKEMTMC = make_folder_set_kind("dukemtmc", "DukeMTMC-reID as published", {"DukeMTMC-reID": _DUKE})
