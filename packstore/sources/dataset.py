@@ -32,7 +32,7 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, round_up_size
 from packstore.sources.schema import NamedSample, Schema, make_schema
-from packstore.sources.torchvision_files import find_image_files
+from packstore.sources.torchvision_files import find_image_files, is_subset
 from packstore.sources.values import is_path, nbytes_of
 
 if TYPE_CHECKING:
@@ -452,24 +452,22 @@ def _examine_dataset(split: str, data: Any) -> _SplitData:
 
 def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Returns the ``classes`` that the datasets have, or None if no dataset has them. A ``Subset`` has those of its
-    dataset. Joins several names of one class by commas. Raises :class:`UsageError` if the datasets have different
-    names."""
+    dataset. Joins several names of one class by commas, and numbers equal names. Raises :class:`UsageError` if the
+    datasets have different names."""
     found: dict[tuple[str, ...], str] = {}
     for split, data in splits.items():
-        classes = getattr(_unwrap_subset(data), "classes", None)
+        while is_subset(data):
+            data = data.dataset
+        classes = getattr(data, "classes", None)
         if isinstance(classes, (list, tuple)) and classes:
-            found.setdefault(tuple(", ".join(c) if isinstance(c, (list, tuple)) else str(c) for c in classes), split)
+            names = [", ".join(c) if isinstance(c, (list, tuple)) else str(c) for c in classes]
+            # ImageNet has two classes "crane".
+            own = (name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names))
+            found.setdefault(tuple(own), split)
     if len(found) > 1:
         shown = "; ".join(f"{printable(split)}: {', '.join(names[:5])}, …" for names, split in found.items())
         raise UsageError(f"the splits have different classes ({shown}); give fields= with packstore.Label(classes)")
     return next(iter(found), None)
-
-
-def _unwrap_subset(data: Any) -> Any:
-    """Returns the dataset behind a ``Subset``, also a nested one; other data unchanged."""
-    while type(data).__name__ == "Subset" and hasattr(data, "dataset"):
-        data = data.dataset
-    return data
 
 
 def _raise_used_up(path: Path) -> Iterator[Any]:

@@ -314,14 +314,14 @@ def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path) -> None:
         ([{"image": jpeg(1), 3: 1}], {}, "a sample has the name 3; names are strings"),
         ([{"label": 1}], {}, "no field is an image"),
         ([{"image": jpeg(1), "a": np.zeros(shape)} for shape in (2, (2, 2))], {}, "a: found arrays of shapes"),
-        ([{"image": torch.rand(3, 8, 8)}], {"encoding": "uint8"}, "of float32 and shape .*; expected whole numbers"),
+        ([{"image": torch.rand(3, 8, 8)}], {"encoding": "uint8"}, "of float32 and shape .* of whole numbers"),
         ([{"image": np.zeros((3, 8, 8), np.uint8)}], {"encoding": "uint8"}, r"and shape \(3, 8, 8\)"),
         ([jpeg(1)], {"labels": "labels.csv"}, "source_kind, labels, .* are for paths"),
         ([{"image": jpeg(1), "a": np.array(n, d)} for n, d in ((1, "u8"), (1, "i8"))], {}, "a: found int64 and uint"),
         ({"a": [jpeg(1)], "b": []}, {}, "split 'b' has no samples: leave it out"),
         ({"a": [], "b": [jpeg(1)]}, {}, "split 'a' has no samples: leave it out"),
         ({"a": [jpeg(1)], "b": iter([])}, {}, "split 'b' has no samples: leave it out"),
-        (dict.fromkeys("ab", iter([jpeg(1)] * 40)), {}, "the splits 'a' and 'b' are the same iterator"),
+        (dict.fromkeys("ab", iter([jpeg(1)] * 40)), {}, "two splits are the same iterator"),
         ([jpeg(1)], {"encoding": "jpeg", "fields": {"image": packstore.Image("uint8")}}, "differ; give one of them"),
         (iter([jpeg(1)]), {"encoding": "float16", "size": 8, "normalize": "auto"}, "normalize='auto' reads all images"),
     ],
@@ -372,20 +372,6 @@ def test_image_folders_by_split_are_the_folder_of_both(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_other_datasets_of_torchvision_give_their_files(tmp_path: Path) -> None:
     datasets = import_torchvision().datasets
-    voc = tmp_path / "VOCdevkit" / "VOC2012"
-    made = Voc(voc, 5)
-    (voc / "ImageSets" / "Segmentation").mkdir(parents=True)
-    (voc / "ImageSets" / "Segmentation" / "train.txt").write_text("".join(f"2007_{i:06}\n" for i in range(5)))
-    data = datasets.VOCSegmentation(tmp_path)
-    manifest = packstore.convert(data, tmp_path / "voc.lmdb").manifest
-    assert columns_of(manifest) == {"image": ("image", "uint8"), "mask": ("mask", "uint8")}
-    with packstore.open(tmp_path / "voc.lmdb") as store:
-        assert store.item("image", 3) == made.image(3).read_bytes()
-        assert store.item("mask", 3) == made.mask(3).read_bytes()
-        assert store.key(3) == "VOCdevkit/VOC2012/JPEGImages/2007_000003.jpg"
-    joint = datasets.VOCSegmentation(tmp_path, transforms=lambda image, mask: (image.crop((0, 0, 5, 5)), mask.copy()))
-    with pytest.raises(UsageError, match="come as pixels"):
-        packstore.convert(joint, tmp_path / "joint.lmdb")
     food = tmp_path / "food-101"
     for name in ("ant", "bee"):
         (food / "images" / name).mkdir(parents=True)
