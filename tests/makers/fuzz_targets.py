@@ -766,15 +766,15 @@ TARGETS = (
     Target("idx", _idx, (PackstoreError,), ("arrays/idx.py",)),
     Target(
         "dicom",
-        _medical(DicomSource, "x.dcm", "image=stored", "image=window", "image=volumes:rescaled:gaps"),
+        _medical(DicomSource, "x.dcm", "image=stored", "image=window", "image=volumes:rescaled"),
         (PackstoreError,),
-        (*("medical/dicom.py", "medical/dicom_files.py", "medical/dicom_pixels.py", "medical/scan.py"),),
+        ("medical/dicom.py", "medical/dicom_files.py", "medical/scan.py"),
     ),
     Target(
         "nifti",
         _medical(NiftiSource, "x.nii", "image=slices", "image=volumes"),
         (PackstoreError,),
-        ("medical/nifti.py", "medical/nifti_files.py"),
+        ("medical/nifti.py",),
     ),
     Target("datum", parse_datum, (ValueError,), ("lmdbs/formats.py", "core/protobuf.py")),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),

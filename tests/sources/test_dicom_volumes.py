@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +85,11 @@ def test_a_series_is_a_volume_in_the_order_of_its_planes(form: str, tmp_path: Pa
     for series in range(2):
         save_series(source / f"s{series}", series, 3 + series)
     convert(source, out, columns=VOLUMES, encoding="uint16")
-    dataset = PackedDataset(out, columns=("image", "volume", "series", "order", "positions", "spacing", "key"))
-    for series, (image, volume, number, order, positions, spacing, key) in enumerate(dataset):
+    dataset = PackedDataset(out, columns=("image", "volume", "series", "positions", "spacing", "key"))
+    for series, (image, volume, number, positions, spacing, key) in enumerate(dataset):
         np.testing.assert_array_equal(volume, wanted(series, 3 + series))
         np.testing.assert_array_equal(image, wanted(series, 3 + series)[(3 + series) // 2])
-        assert (int(number), order, key) == (series, "position", f"s{series}/{3 + series}.dcm")
+        assert (int(number), key) == (series, f"s{series}/{3 + series}.dcm")
         assert positions.tolist() == [2.5 * n for n in range(3 + series)]
         assert spacing.tolist() == [2.5, 0.5, 0.25]
     assert verify(out, decode=True, against=source).ok
@@ -117,25 +116,6 @@ def test_the_affine_is_nibabels(axes: tuple[float, ...], tmp_path: Path) -> None
     assert sample.values["orientation"] == "".join(aff2axcodes(sample.values["affine"]))
 
 
-@pytest.mark.parametrize("without", [{"ImagePositionPatient": None}, {"ImageOrientationPatient": [0, 0, 0, 0, 0, 0]}])
-def test_instance_numbers_order_slices_without_positions_and_that_is_said(without: Any, tmp_path: Path) -> None:
-    files = save_series(tmp_path, 1)
-    change(files[2], **without)
-    with closing(open_source(tmp_path, columns=VOLUMES)) as source:
-        assert any("InstanceNumber, in 1 series" in note for note in source.survey().notes)
-    (sample,) = read_samples(tmp_path, "dicom", columns=VOLUMES).values()
-    np.testing.assert_array_equal(sample.values["volume"], wanted(1))
-    assert (sample.values["order"], sample.values["affine"]) == ("instance", None)
-
-
-def test_gaps_are_kept_if_asked(tmp_path: Path) -> None:
-    save_series(tmp_path, 1)[1].unlink()
-    (sample,) = read_samples(tmp_path, "dicom", columns="image=volumes:gaps").values()
-    np.testing.assert_array_equal(sample.values["volume"], np.delete(wanted(1), 1, 0))
-    assert sample.values["positions"].tolist() == [0, 5, 7.5]
-    assert sample.values["affine"] is None
-
-
 def test_values_are_rescaled_slice_by_slice(tmp_path: Path) -> None:
     """As those of PET, whose stored values do not compare."""
     files = save_series(tmp_path, 1, RescaleIntercept=-5, RescaleSlope=2)
@@ -150,20 +130,21 @@ def test_values_are_rescaled_slice_by_slice(tmp_path: Path) -> None:
 
 
 def test_frames_of_a_file_are_slices(tmp_path: Path) -> None:
+    def item(**values: Any) -> Any:
+        made = pydicom.Dataset()
+        for keyword, value in values.items():
+            setattr(made, keyword, value)
+        return made
+
     pixels = pixels_of(5, "uint16", (3, 6, 5))
-    save(make_dataset(pixels, SeriesInstanceUID="1.5"), tmp_path / "frames.dcm")
+    frames = [item(PlanePositionSequence=[item(ImagePositionPatient=[0, 0, place])]) for place in (4, 2, 0)]
+    dataset = make_dataset(
+        pixels, SeriesInstanceUID="1.5", ImageOrientationPatient=list(AXIAL), PixelSpacing=[1, 1],
+        PerFrameFunctionalGroupsSequence=frames,
+    )  # fmt: skip
+    save(dataset, tmp_path / "frames.dcm")
     (sample,) = read_samples(tmp_path, "dicom", columns=VOLUMES).values()
-    np.testing.assert_array_equal(sample.values["volume"][:, 0], pixels)
-
-
-def test_planes_of_a_dose_are_slices(tmp_path: Path) -> None:
-    (tmp_path / "dose.dcm").write_bytes((Path(pydicom.data.__file__).parent / "test_files" / "rtdose.dcm").read_bytes())
-    dataset = pydicom.dcmread(tmp_path / "dose.dcm")
-    (sample,) = read_samples(tmp_path, "dicom", columns=VOLUMES).values()
-    np.testing.assert_array_equal(sample.values["volume"][:, 0], dataset.pixel_array)
-    steps = np.diff([float(each) for each in dataset.GridFrameOffsetVector])
-    np.testing.assert_allclose(np.diff(sample.values["positions"]), steps)
-    assert sample.values["order"] == "position"
+    np.testing.assert_array_equal(sample.values["volume"][:, 0], pixels[::-1])
 
 
 def test_volumes_move_with_their_image(tmp_path: Path) -> None:
@@ -177,9 +158,10 @@ def test_volumes_move_with_their_image(tmp_path: Path) -> None:
 
 
 BROKEN: Mapping[str, tuple[Callable[[list[Path]], Any], str]] = {
-    "missing": (lambda files: files[1].unlink(), r"slices are missing or uneven: 5 from 4\.dcm to 2\.dcm, 2\.5"),
+    "missing": (lambda files: files[1].unlink(), r"uneven or twice: 5 mm from 4\.dcm to 2\.dcm, 2\.5"),
     "copied": (
-        lambda files: change(files[1], ImagePositionPatient=[-10, -20, 0]), r"[43]\.dcm and [34]\.dcm are at one place",
+        lambda files: change(files[1], ImagePositionPatient=[-10, -20, 0]),
+        r"uneven or twice: 0 mm from [43]\.dcm to [34]\.dcm, 2\.5",
     ),
     "size": (lambda files: save_series(files[0].parent, 1, 1, Rows=5, Columns=6), "more than one size"),
     "orientation": (
@@ -187,10 +169,12 @@ BROKEN: Mapping[str, tuple[Callable[[list[Path]], Any], str]] = {
     ),
     "pixels": (lambda files: change(files[1], PixelSpacing=[1, 1]), r"distance of pixels.*3\.dcm \(1\.0, 1\.0\)"),
     "shifted": (lambda files: change(files[1], ImagePositionPatient=[9, -20, 2.5]), "uneven"),
-    "unnumbered": (
-        lambda files: [change(file, ImagePositionPatient=None, InstanceNumber=7) for file in files],
-        "are at one place",
+    "at one place": (
+        lambda files: [change(file, ImagePositionPatient=[0, 0, 0]) for file in files], "uneven or twice: 0 mm from",
     ),
+    "unplaced": (lambda files: change(files[2], ImagePositionPatient=None), r"2\.dcm has no position"),
+    "no axes": (lambda files: change(files[2], ImageOrientationPatient=[0] * 6), r"2\.dcm has no position"),
+    "frames": (lambda files: change(files[0], NumberOfFrames=3, PixelData=bytes(180)), "has no position"),
 }  # fmt: skip
 
 
@@ -211,7 +195,7 @@ def test_what_is_no_volume_is_said(name: str, tmp_path: Path) -> None:
 def test_options_are_checked(tmp_path: Path) -> None:
     save_series(tmp_path, 1)
     for wrong, said in (
-        (["image=volumes:pretty"], "volumes:gaps"),
+        (["image=volumes:pretty"], "volumes:window"),
         ([VOLUMES, "keep=file"], "without volumes, keep=file"),
     ):
         with pytest.raises(UsageError, match=said):

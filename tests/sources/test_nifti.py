@@ -187,35 +187,14 @@ def test_volumes_and_their_masks_move_with_the_image(tmp_path: Path) -> None:
             assert torch.equal(mask, (volume > 0).to(mask.dtype))
 
 
-def test_colours_are_rgb(tmp_path: Path) -> None:
-    colours = np.random.default_rng(1).integers(0, 256, (5, 4, 3, 3), np.uint8)
-    packed = np.ascontiguousarray(colours).view([(c, "u1") for c in "RGB"])[..., 0]
-    save(packed, tmp_path / "a.nii")
-    with closing(open_source(tmp_path, columns=SLICES)) as source:
-        assert source.survey().mode is None
-    np.testing.assert_array_equal(image_of(records(tmp_path)["a.nii#1"]), colours[:, :, 1].transpose(1, 0, 2))
-
-
-@pytest.mark.parametrize("other", ["RGB", ""])
-def test_alpha_is_not_invented(other: str, tmp_path: Path) -> None:
-    for number, names in enumerate(("RGBA", other)):
-        values = np.ones((5, 4, 3), [(name, "u1") for name in names] or "u1")
-        save(values, tmp_path / f"{number}.nii")
-    with pytest.raises(SourceError, match=f"its volumes have {3 if other else 1} and 4 channels.*--ignore"):
-        open_source(tmp_path, columns=SLICES).survey()
-
-
 def test_stored_values_with_their_slope(tmp_path: Path) -> None:
     image = nibabel.Nifti1Image(values_of(1), np.eye(4))
     image.header.set_slope_inter(0.5, -3)
-    image.header["descrip"] = b"Secret Name"
     nibabel.save(image, tmp_path / "a.nii")
     stored = nibabel.load(tmp_path / "a.nii")
     sample = records(tmp_path)["a.nii#0"]
     scaled = image_of(sample)[..., 0] * sample.values["slope"] + sample.values["intercept"]
     np.testing.assert_allclose(scaled, stored.get_fdata()[:, :, 0].T)
-    with closing(open_source(tmp_path, columns=SLICES)) as source:
-        assert "texts and extensions in headers" in source.survey().ledger.passed_over
 
 
 def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
@@ -238,6 +217,7 @@ def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
     (tmp_path / "bomb.nii.gz").write_bytes(gzip.compress(plain + bytes(50 << 20)))
     (tmp_path / "empty.nii").write_bytes(b"")
     save(np.full((5, 4, 3), 0.1), tmp_path / "double.nii")
+    save(np.ones((5, 4, 3), [(name, "u1") for name in "RGB"]), tmp_path / "colours.nii")
     said, read = {}, set()
     with closing(open_source(tmp_path, columns=SLICES, max_pixels=1_000_000)) as source:
         assert source.survey().records < 50
@@ -249,7 +229,8 @@ def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
                 said[entry.key.partition("#")[0]] = error.reason
     assert read == {"good.nii", "bomb.nii.gz"}  # which is read as far as its header says
     expected = {"cut.nii": "truncated", "crc.nii.gz": "damaged", "huge.nii": "max_pixels", "wide.nii": "max_pixels",
-                "complex.nii": "complex", "offset.nii": "no NIfTI", "empty.nii": "no NIfTI",
+                "complex.nii": "complex", "colours.nii": "does not read",
+                "offset.nii": "no NIfTI", "empty.nii": "no NIfTI",
                 "double.nii": "does not hold",
                 "many.nii": "truncated", "many.nii.gz": "truncated"}  # fmt: skip
     assert said.keys() == expected.keys()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,39 +13,36 @@ import numpy as np
 
 from packstore.core.errors import SourceError, UsageError, printable
 from packstore.core.fields import Array, Bytes, Field, Json, Text
-from packstore.core.modes import Mode
+from packstore.core.modes import Mode, mode_of
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.sniff import too_many_values
 from packstore.sources.base import Kind, SourceOptions, Survey
 from packstore.sources.beside import join
 from packstore.sources.encodings import parse_columns
-from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.medical.dicom_files import (
+    FORMS,
     KEPT,
     MAGIC,
     MAGIC_AT,
-    choose_mode,
-    count_frames,
-    find_value_range,
-    group_by_series,
+    DicomHeader,
+    Slice,
     load_pydicom,
     parse_file,
-    raise_as_damaged,
-    read_elements,
     read_header,
-    read_instance,
-    read_plane,
-    sort_files,
+    read_slices,
+    stack_slices,
 )
-from packstore.sources.medical.dicom_pixels import Slice, read_frame, stack_slices
 from packstore.sources.medical.scan import FileRef, HeaderScanSource, ScannedFile, declare_image_field, make_row
 from packstore.sources.rows import Row
 from packstore.sources.tree import Tree
 
 _SUFFIXES = (".dcm", ".dicom", ".dic", ".ima")
-_FORMS = ("stored", "rescaled", "window")
+_VOLUMES = {"volumes": "stored", "volumes:rescaled": "rescaled", "volumes:window": "window"}
+"""Form of the values of volumes by the value of ``--column image=``."""
+_DTYPES = ("uint8", "uint16", "int16", "int32")
 _NO_PIXELS = "DICOM without pixels (reports, plans, directories)"
+_RECENT_FILES = 4
 
 
 class DicomSource(HeaderScanSource):
@@ -55,7 +52,7 @@ class DicomSource(HeaderScanSource):
 
     - ``image=``: the pixels are stored values, rescaled or windowed; stored values by default.
     - ``image=volumes``: each series is a record, a volume and its middle slice. ``volumes:rescaled`` and
-      ``volumes:window`` convert its values; ``volumes:gaps`` allows missing slices.
+      ``volumes:window`` convert its values.
     - ``keep=KEYWORD``: keeps an element that may identify a person. Without this, such elements are left out.
     - ``keep=file``: adds a column with the whole file; only the first frame of a file has it.
 
@@ -68,24 +65,20 @@ class DicomSource(HeaderScanSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         given = parse_columns(options.columns)
-        form, *more = given.pop("image", ["stored"])[0].split(":")
-        self._as_volumes = form == "volumes"
-        self._allow_gaps = self._as_volumes and "gaps" in more
-        if self._as_volumes:
-            form, *more = [each for each in more if each != "gaps"] or ["stored"]
-        self._value_form = form
+        (image,) = given.pop("image", ["stored"])
+        self._as_volumes, self._form = image in _VOLUMES, _VOLUMES.get(image, image)
         kept = given.pop("keep", [])
         self._keeps_file = "file" in kept
         kept = [name for name in kept if name != "file"]
         unknown = [name for name in kept if load_pydicom().datadict.tag_for_keyword(name) is None]
-        if form not in _FORMS or more or given or unknown or (self._keeps_file and self._as_volumes):
+        if self._form not in FORMS or given or unknown or (self._keeps_file and self._as_volumes):
             raise UsageError(
-                f"{printable(str(path))}: for DICOM, --column takes image={'|'.join(_FORMS)}, image=volumes, "
-                "volumes:rescaled, volumes:window or volumes:gaps, keep=KEYWORD (such as PatientAge) and, without "
-                f"volumes, keep=file; got {printable(' '.join(options.columns))}"
+                f"{printable(str(path))}: for DICOM, --column takes image={'|'.join((*FORMS, *_VOLUMES))}, "
+                "keep=KEYWORD (such as PatientAge) and, without volumes, keep=file; got "
+                f"{printable(' '.join(options.columns))}"
             )
         self._kept = tuple(dict.fromkeys((*KEPT, *kept)))
-        self._last = threading.local()
+        self._recent = lru_cache(_RECENT_FILES)(self._read_dataset)
         self.evidence = "files that are DICOM"
 
     @classmethod
@@ -102,7 +95,7 @@ class DicomSource(HeaderScanSource):
             return lower.endswith(_SUFFIXES)
         return tree.first_bytes(path, MAGIC_AT + len(MAGIC))[MAGIC_AT:] == MAGIC
 
-    def read_header(self, path: str, size: int) -> Any:
+    def read_header(self, path: str, size: int) -> DicomHeader | None:
         """Reads the header of a file; None for one without pixels."""
         return read_header(partial(self.tree.first_bytes, path), size, self._max_bytes, self._kept)
 
@@ -116,42 +109,32 @@ class DicomSource(HeaderScanSource):
         - Always: ``patient``, ``study``, ``series``, ``slope``, ``intercept``, ``window``; and kept elements as JSON,
           ``dicom``.
         - Frames: also ``instance``, ``frame`` and ``position``; and ``file`` if whole files are kept.
-        - Volumes: also ``volume`` with its order, positions, spacing, affine and orientation.
+        - Volumes: also ``volume`` with its positions, spacing, affine and orientation.
         """
-        names = ("patient", "study", "series", *(() if self._as_volumes else ("instance", "frame")))
-        numbers = ("slope", "intercept") if self._as_volumes else ("position", "slope", "intercept")
         fields: dict[str, Field] = {"image": declare_image_field(self._mode)}
         if self._as_volumes:
             fields["volume"] = Array(self._mode.dtype, spatial="DCHW", smooth=True)
-        fields |= {name: Array("int64") for name in names}
-        fields |= {name: Array("float64", optional=True) for name in numbers}
+        numbers = ("patient", "study", "series", *(() if self._as_volumes else ("instance", "frame")))
+        fields |= {name: Array("int64") for name in numbers}
+        if not self._as_volumes:
+            fields["position"] = Array("float64", optional=True)
+        fields |= {name: Array("float64", optional=True) for name in ("slope", "intercept")}
         fields["window"] = Array("float64", (2,), ragged=True)
         if self._as_volumes:
-            fields["order"] = Text()
             fields["positions"] = Array("float64", ragged=True)
-            fields["spacing"] = Array("float64", (3,), optional=True)
-            fields["affine"] = Array("float64", (4, 4), optional=True)
-            fields["orientation"] = Text(optional=True)
+            fields |= {"spacing": Array("float64", (3,)), "affine": Array("float64", (4, 4)), "orientation": Text()}
         fields["dicom"] = Json()
         if self._keeps_file:
             fields["file"] = Bytes(optional=True)
         return fields
 
-    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Surveys the source. Adds a note if whole files are kept, which identify patients.
+    def notes(self) -> tuple[str, ...]:
+        """Returns a note if whole files are kept."""
+        return ("the column 'file' holds whole DICOM files, which identify patients",) if self._keeps_file else ()
 
-        Adds a note about volumes whose slices have no positions.
-        """
-        survey = super().survey(split, progress)
-        notes = ["the column 'file' holds whole DICOM files, which identify patients"] if self._keeps_file else []
-        unplaced = [each[0] for each in self._series if any(not np.isfinite(file.header.position) for file in each)]
-        if self._as_volumes and unplaced:
-            notes.append(
-                f"slices without positions are in the order of InstanceNumber, in {len(unplaced)} series, the first "
-                f"with {printable(unplaced[0].path)}"
-            )
-        value_range = find_value_range(self._files, self._value_form)
-        return replace(survey, notes=(*survey.notes, *notes), value_range=value_range)
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Surveys the source, and adds the range of its possible values."""
+        return replace(super().survey(split, progress), value_range=self._value_range)
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields one row for each frame or volume, series by series. A damaged file has a row whose reading fails.
@@ -160,22 +143,19 @@ class DicomSource(HeaderScanSource):
         """
         for files in self._series:
             first = files[0].header
-            plane = first.height * first.width * self._mode.pixel_bytes
+            numbers = tuple(known[uid] for known, uid in zip(self._numbers, first.uids, strict=True))
             if self._as_volumes:
-                slices = sum(file.header.frames for file in files)
-                yield make_row(files[0].path, files, (slices, first.numbers), plane, plane * slices + 512)
+                count = sum(file.header.frames for file in files)
+                plane = first.height * first.width * self._mode.pixel_bytes
+                yield make_row(files[0].path, files, (numbers, count, 0), plane, plane * count + 512)
                 continue
             for file in files:
-                nbytes = file.header.height * file.header.width * self._mode.pixel_bytes
-                for frame in range(file.header.frames):
-                    key = _name_frame(file.path, frame, file.header.frames)
-                    yield make_row(key, [file], (frame, file.header.numbers), nbytes, 512)
+                header = file.header
+                plane = header.height * header.width * self._mode.pixel_bytes
+                for frame in range(header.frames):
+                    key = file.path if header.frames == 1 else f"{file.path}#{frame}"
+                    yield make_row(key, [file], (numbers, frame, header.instance), plane, 512)
         yield from (file.bad_row for file in self._files if file.error)
-
-    @cached_property
-    def _series(self) -> list[list[ScannedFile]]:
-        """Readable files by series, in the order of their planes."""
-        return group_by_series(self._files)
 
     def read_files(self, files: Sequence[FileRef], rest: Any) -> Mapping[str, Any]:
         """Reads the columns of a frame: pixels, numbers, scale and elements. For a row of a volume, reads a whole
@@ -184,33 +164,32 @@ class DicomSource(HeaderScanSource):
         With ``keep=file``, the first frame also has the whole ``file``. Raises :class:`ValueError` for damaged files,
         and for slices that form no volume.
         """
-        number, uids = rest
-        named = dict(zip(("patient", "study", "series"), uids, strict=True))
+        numbers, frame, instance = rest
+        values = dict(zip(("patient", "study", "series"), numbers, strict=True))
         if self._as_volumes:
-            return {**named, **self._read_volume(files, number)}
-        dataset = self._read_dataset(files[0])
-        frame = self._read_slice(dataset, number, files[0][0])
-        if self._keeps_file and number == 0:
-            named["file"] = self.tree.read(*files[0], self._max_bytes)
+            return values | self._read_volume(files, frame)
+        (found,) = self._read_slices(files[0], self._recent(files[0]), [frame])
+        if self._keeps_file and frame == 0:
+            values["file"] = self.tree.read(*files[0], self._max_bytes)
         return {
-            **named,
-            **frame.plane.columns,
-            "image": frame.pixels,
-            "instance": frame.instance,
-            "frame": number,
-            "dicom": frame.elements,
+            **values,
+            "image": found.pixels,
+            "instance": instance,
+            "frame": frame,
+            "position": found.plane.position if found.plane.place else None,
+            "slope": found.plane.scale[0],
+            "intercept": found.plane.scale[1],
+            "window": found.plane.windows,
+            "dicom": found.elements,
         }
 
-    def _read_slice(self, dataset: Any, frame: int, name: str) -> Slice:
-        """Reads a frame. Raises :class:`ValueError` for damage."""
-        with raise_as_damaged():
-            plane, elements = read_plane(dataset, frame), read_elements(dataset, frame, self._kept)
-            instance = read_instance(dataset)
-        pixels = read_frame(dataset, frame, self._value_form, self._mode, self.options.max_pixels)
-        return Slice(name, pixels, plane, instance, elements)
+    def _read_slices(self, file: FileRef, dataset: Any, frames: Iterable[int] | None = None) -> Iterator[Slice]:
+        """Reads frames of a file; all of them without ``frames``. Raises :class:`ValueError` for damage."""
+        max_pixels = self.options.max_pixels
+        return read_slices(file[0], dataset, frames, self._form, self._mode, max_pixels, self._kept)
 
-    def _read_volume(self, files: Sequence[FileRef], count: int) -> Mapping[str, Any]:
-        """Reads ``count`` slices of a series and stacks them to a volume. Returns the volume's columns:
+    def _read_volume(self, files: Sequence[FileRef], count: int) -> dict[str, Any]:
+        """Reads the ``count`` slices of a series and stacks them to a volume. Returns the volume's columns:
 
         - ``image``: the middle slice; ``window`` holds its windows.
         - ``dicom``: the elements that are equal in all slices.
@@ -220,51 +199,39 @@ class DicomSource(HeaderScanSource):
         also for stored values whose slopes or intercepts differ.
         """
         slices: list[Slice] = []
+        values = 0
         for file in files:
             try:
-                dataset = self._read_dataset(file)
-                frames = count_frames(dataset)
-                values = count * int(dataset.Rows) * int(dataset.Columns)
-                if reason := too_many_values(f"{count:,} slices", values, self.options.max_pixels):
-                    raise ValueError(reason)
-                for frame in range(frames):
-                    found = self._read_slice(dataset, frame, _name_frame(file[0], frame, frames))
-                    slices.append(found._replace(instance=found.instance + frame))
+                for each in self._read_slices(file, self._read_dataset(file)):
+                    slices.append(each)
+                    values += each.pixels.size
+                    if reason := too_many_values(f"{count:,} slices", values, self.options.max_pixels):
+                        raise ValueError(reason)
             except (ValueError, OSError) as error:
                 raise ValueError(f"is a series with a bad slice: {printable(file[0])}: {error}") from None
-        stack = stack_slices(slices, self._allow_gaps)
+        slices, geometry = stack_slices(slices)
         scales = {each.plane.scale for each in slices}
-        if len(scales) > 1 and self._value_form == "stored":
+        if len(scales) > 1 and self._form == "stored":
             raise ValueError(
                 "is a series of different slopes or intercepts, so that stored values do not compare; take --column "
                 "image=volumes:rescaled"
             )
-        middle = stack.slices[len(slices) // 2]
+        middle = slices[len(slices) // 2]
         slope, intercept = scales.pop() if len(scales) == 1 else (None, None)
         common = {
             key: value
-            for key, value in slices[0].elements.items()
+            for key, value in middle.elements.items()
             if all(each.elements.get(key) == value for each in slices)
         }
         return {
+            **geometry,
             "image": middle.pixels,
-            "volume": np.stack([each.pixels.transpose(2, 0, 1) for each in stack.slices]),
+            "volume": np.stack([each.pixels.transpose(2, 0, 1) for each in slices]),
             "slope": slope,
             "intercept": intercept,
-            "window": middle.plane.columns["window"],
-            "order": stack.by,
-            "positions": stack.positions,
-            "spacing": stack.spacing,
-            "affine": stack.affine,
-            "orientation": stack.orientation,
+            "window": middle.plane.windows,
             "dicom": common,
         }
-
-    def claim_files(self, claims: Claims) -> None:
-        """Claims the directory files (``DICOMDIR``) as evidence."""
-        for file in self._without_pixels:
-            if file.rpartition("/")[2].lower() == "dicomdir":
-                claims.claim(file, Role.EVIDENCE)
 
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns a reason for DICOM files without pixels; for other files, the base's reason."""
@@ -278,22 +245,10 @@ class DicomSource(HeaderScanSource):
         left = sum(file.header.left for file in self._files if file.header)
         return {"DICOM elements, patient data included (keep some: --column keep=KEYWORD)": left}
 
-    def stamp(self) -> str:
-        """Adds size and time of the first image file to the base's stamp. Reads all headers if nothing has yet."""
-        return super().stamp() + " ".join(f"{each.size}@{each.modified_ns}" for each in self._files[:1])
-
     def _read_dataset(self, file: FileRef) -> Any:
-        """Reads and parses a file. Each thread keeps its last file, of which it may read further frames.
-
-        Raises :class:`SampleError` for a file that has changed, is unreadable, or is too large. Raises
-        :class:`ValueError` for a damaged one.
-        """
-        known, dataset = getattr(self._last, "read", (None, None))
-        if known != file:
-            self._last.read = None, None  # frees the memory first
-            dataset = parse_file(self.tree.read(*file, self._max_bytes), self._max_bytes)
-            self._last.read = file, dataset
-        return dataset
+        """Reads and parses a file. Raises :class:`SampleError` for a file that has changed, is unreadable, or is too
+        large. Raises :class:`ValueError` for a damaged one."""
+        return parse_file(self.tree.read(*file, self._max_bytes))[0]
 
     @cached_property
     def _without_pixels(self) -> frozenset[str]:
@@ -301,23 +256,65 @@ class DicomSource(HeaderScanSource):
         return frozenset(file.path for file in self.scanned if file.header is None and not file.error)
 
     @cached_property
+    def _numbers(self) -> tuple[dict[str, int], ...]:
+        """Numbers of the patients, studies and series by their UIDs, from 0, in the order of their paths."""
+        headers = [file.header for file in self.scanned if file.header]
+        uids = ((header.uids[which] for header in headers) for which in range(3))
+        return tuple({uid: number for number, uid in enumerate(dict.fromkeys(each))} for each in uids)
+
+    @cached_property
     def _files(self) -> list[ScannedFile]:
-        """All image files with their numbers, sorted by series and plane; damaged files come last. Raises
+        """All image files, sorted by series, plane, instance number and path; damaged files come last. Raises
         :class:`SourceError` if there are none."""
-        files = sort_files([file for file in self.scanned if file.header or file.error])
+
+        def sort_key(file: ScannedFile) -> tuple[Any, ...]:
+            if file.header is None:
+                return 1, 0, 0.0, 0, file.path
+            return 0, self._numbers[2][file.header.uids[2]], file.header.position, file.header.instance, file.path
+
+        files = sorted((file for file in self.scanned if file.header or file.error), key=sort_key)
         if not files:
             raise SourceError(f"{printable(str(self.path))} holds no DICOM images")
         return files
 
     @cached_property
+    def _series(self) -> list[list[ScannedFile]]:
+        """Readable files by series, in the order of their planes. A file without the UID of a series is a series of its
+        own."""
+        groups = defaultdict(list)
+        for file in self._files:
+            if file.header:
+                groups[file.header.uids if file.header.uids[2] else file.path].append(file)
+        return list(groups.values())
+
+    @cached_property
+    def _value_range(self) -> tuple[int, int] | None:
+        """Least and greatest possible value of the pixels. None for fractions, and without readable files."""
+        ranges = [file.header.ranges[self._form] for file in self._files if file.header]
+        if not ranges or None in ranges:
+            return None
+        return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+    @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds the pixels of all images. Raises :class:`SourceError` if :func:`choose_mode` does."""
-        return choose_mode(printable(str(self.path)), self._files, self._value_form)
+        """Mode that holds the pixels of all images.
 
-
-def _name_frame(path: str, frame: int, frames: int) -> str:
-    """Returns the key of a frame: the path of its file, with the number of the frame if the file has several."""
-    return path if frames == 1 else f"{path}#{frame}"
+        float32 if some are fractions. int32 if no integer type holds all possible values; reading an image with a
+        larger value then fails. Raises :class:`SourceError` if some images are gray of more than 8 bits, and others
+        have colours.
+        """
+        dtype = "float32"
+        if self._value_range is not None:
+            low, high = self._value_range
+            fitting = (name for name in _DTYPES if np.iinfo(name).min <= low and high <= np.iinfo(name).max)
+            dtype = next(fitting, "int32")
+        examples = {file.header.channels: printable(file.path) for file in self._files if file.header}
+        if len(examples) > 1 and dtype != "uint8":
+            raise SourceError(
+                f"{printable(str(self.path))}: {examples[1]} is gray of many bits and {examples[3]} has colours, and a "
+                "store has one mode; leave one kind out with --ignore, or take 8 bits with --column image=window"
+            )
+        return mode_of(max(examples, default=1), dtype)
 
 
 KIND = Kind(

@@ -1,20 +1,27 @@
-"""NIfTI: a folder of volumes, ``.nii`` and ``.nii.gz``. Slices or whole volumes are records, as the user chooses."""
+"""NIfTI: a folder of volumes, ``.nii`` and ``.nii.gz``. Slices or whole volumes are records, as the user chooses.
+
+Header fields are those of nifti1.h (https://nifti.nimh.nih.gov/nifti-1) and NIfTI-2; nibabel parses them.
+"""
 
 from __future__ import annotations
 
+import gzip
+import io
+import math
 import re
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, error_line, printable
 from packstore.core.fields import Array, Field, Mask, Text
 from packstore.core.modes import Mode, mode_of
 from packstore.core.progress import ProgressCallback, no_progress
@@ -23,20 +30,32 @@ from packstore.sources.base import Kind, SourceOptions, Survey
 from packstore.sources.beside import join
 from packstore.sources.encodings import parse_columns
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.medical.nifti_files import (
-    HEAD_BYTES,
-    PACKED_DTYPES,
-    NiftiHeader,
-    cast_to_mode,
-    load_nibabel,
-    read_header,
-    read_volume,
+from packstore.sources.medical.scan import (
+    FileRef,
+    HeaderScanSource,
+    ScannedFile,
+    declare_image_field,
+    load_library,
+    make_row,
+    name_axes,
 )
-from packstore.sources.medical.scan import FileRef, HeaderScanSource, ScannedFile, declare_image_field, make_row
 from packstore.sources.rows import Row, in_packing_order
 from packstore.sources.splits import find_split_in_path
 from packstore.sources.tree import Tree
 
+_HEAD_BYTES = 8192  # enough of the beginning of a file, compressed or not, for its header
+_LONGEST_HEADER = 544
+_GZIP_MAGIC = b"\x1f\x8b"
+_MAX_RATIO = 1032
+"""Largest ratio at which Deflate compresses (https://zlib.net/zlib_tech.html)."""
+_PACKED_DTYPES = {
+    "uint8": "uint8",
+    "uint16": "uint16",
+    **dict.fromkeys(("int8", "int16"), "int16"),
+    **dict.fromkeys(("int32", "uint32", "int64", "uint64"), "int32"),
+    **dict.fromkeys(("float16", "float32", "float64"), "float32"),
+}
+"""Dtype in which values of a stored dtype are packed. A volume with values beyond it is a bad sample."""
 _SUFFIXES = (".nii", ".nii.gz")
 _AS = ("slices", "volumes")
 _IMAGE_FOLDERS = ("images", "image", "imgs", "img")
@@ -48,6 +67,101 @@ _DECATHLON = "dataset.json"
 """List of classes and volumes in the Medical Segmentation Decathlon."""
 
 
+class NiftiHeader(NamedTuple):
+    """Header of a volume.
+
+    Attributes:
+        shape: (I, J, K, T); T is the product of all dimensions after the third.
+        dtype: Stored dtype with its byte order.
+        offset: Position of the first value, in bytes.
+        end: Position after the last value, in bytes.
+        affine: Matrix from indices (i, j, k) to millimetres.
+        slope: Factor from stored to real values; 1 if the file states none.
+        intercept: Number that is added after the factor; 0 if the file states none.
+    """
+
+    shape: tuple[int, int, int, int]
+    dtype: np.dtype[Any]
+    offset: int
+    end: int
+    affine: NDArray[np.float64]
+    slope: float
+    intercept: float
+
+
+def read_header(data: bytes, size: int, max_bytes: int) -> NiftiHeader:
+    """Reads the header from the first 8 KiB of a file of ``size`` bytes, compressed or not.
+
+    Raises :class:`ValueError` for a damaged header, a dtype that packstore does not read, and values that exceed
+    ``max_bytes`` or the file. Raises :class:`SourceError` if nibabel is not installed.
+    """
+    library = load_library("nibabel", "nifti")
+    try:
+        start = _inflate(data[:_HEAD_BYTES], _LONGEST_HEADER)
+        kinds = (library.Nifti1Header, library.Nifti2Header)
+        kind = next((each for each in kinds if each.may_contain_header(start)), None)
+        if kind is None:
+            raise ValueError(f"it begins with {start[:4]!r}")
+        header = _convert_nibabel_header(kind(start[: kind.sizeof_hdr], check=False))
+    except MemoryError:
+        raise
+    except Exception as error:  # nibabel raises almost anything on damaged headers
+        raise ValueError(f"is no NIfTI file that packstore reads: {error_line(error)}") from error
+    if header.offset < kind.sizeof_hdr or header.end > max_bytes:
+        raise ValueError(f"has values to byte {header.end:,}, more than the {max_bytes:,} of a file within max_pixels")
+    # A small file could otherwise claim millions of slices, each of them a bad sample.
+    most = size * _MAX_RATIO if data[:2] == _GZIP_MAGIC else size
+    if header.end > most:
+        raise ValueError(f"is truncated: its values end at byte {header.end:,}, and it has at most {most:,}")
+    return header
+
+
+def _convert_nibabel_header(header: Any) -> NiftiHeader:
+    """Converts nibabel's header. Raises errors of any type for a damaged header, and :class:`ValueError` for a dtype
+    that packstore does not read, and for a pair of ``.hdr`` and ``.img``."""
+    if not bytes(header["magic"]).startswith(b"n+"):
+        raise ValueError("a pair of .hdr and .img; write it as .nii")
+    shape, dtype = tuple(map(int, header.get_data_shape())), header.get_data_dtype()
+    if not shape or min(shape) < 1 or dtype.name not in _PACKED_DTYPES:
+        raise ValueError(f"values of {dtype} in the shape {shape}, which packstore does not read")
+    width, height, depth, *rest = (*shape, 1, 1)[: max(3, len(shape))]
+    slope, intercept = header.get_slope_inter()
+    offset = int(header.get_data_offset())
+    return NiftiHeader(
+        (width, height, depth, math.prod(rest)),
+        dtype,
+        offset,
+        offset + math.prod(shape) * dtype.itemsize,
+        np.array(header.get_best_affine(), np.float64),
+        1.0 if slope is None else float(slope),
+        0.0 if intercept is None else float(intercept),
+    )
+
+
+def _read_volume(data: bytes, max_bytes: int) -> tuple[NiftiHeader, NDArray[Any]]:
+    """Reads the header and the stored values ``(I, J, K, T)`` of a file. Raises as :func:`read_header` does."""
+    header = read_header(data, len(data), max_bytes)
+    content = _inflate(data, header.end)
+    if len(content) < header.end:
+        raise ValueError(f"is truncated: its values end at byte {header.end:,}, and it has {len(content):,}")
+    values = np.frombuffer(content, header.dtype, math.prod(header.shape), header.offset)
+    return header, values.reshape(header.shape, order="F")
+
+
+def _inflate(data: bytes, limit: int) -> bytes:
+    """Returns the first ``limit`` bytes of the decompressed content of gzip ``data``, fewer at its end. Returns other
+    ``data`` as a whole. Raises :class:`ValueError` for damaged gzip."""
+    if data[:2] != _GZIP_MAGIC:
+        return data
+    try:
+        with gzip.open(io.BytesIO(data)) as file:
+            content = file.read(limit)
+            file.read(1)  # verifies the checksum at the end
+            return content
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"is damaged: {error}") from None
+
+
 class NiftiSource(HeaderScanSource):
     """Source of the slices or volumes in NIfTI files, in their stored values. Masks come from the folder of labels
     beside them.
@@ -56,8 +170,7 @@ class NiftiSource(HeaderScanSource):
     another shape, or with values that are no whole numbers, makes a bad sample.
 
     Opening raises :class:`AmbiguousSourceError` unless ``--column image=`` chooses slices or volumes. It raises
-    :class:`UsageError` for any other ``--column``. :meth:`fields` raises :class:`SourceError` if the volumes' channels
-    differ, unless they are gray and RGB of 8 bits.
+    :class:`UsageError` for any other ``--column``.
     """
 
     kind = "nifti"
@@ -75,11 +188,7 @@ class NiftiSource(HeaderScanSource):
                 [Answer(("--column", f"image={each}")) for each in _AS],
             )
         self._lock = threading.Lock()
-        self._recent = lru_cache(3)(
-            lambda path, size, modified: read_volume(
-                self.tree.read(path, size, modified, self._max_bytes), self._max_bytes
-            )
-        )
+        self._recent = lru_cache(3)(self._load_volume)
         self.evidence = f"NIfTI files, taken as {self._record_unit}"
 
     @classmethod
@@ -95,7 +204,7 @@ class NiftiSource(HeaderScanSource):
     def read_header(self, path: str, size: int) -> NiftiHeader:
         """Reads the header of a volume. Raises :class:`ValueError` for a damaged header, too many pixels, and a file
         that is too small for its values."""
-        header = read_header(self.tree.first_bytes(path, HEAD_BYTES), size, self._max_bytes)
+        header = read_header(self.tree.first_bytes(path, _HEAD_BYTES), size, self._max_bytes)
         if (reason := excess_pixels_message(*header.shape[:2], self.options.max_pixels)) is not None:
             raise ValueError(reason)
         return header
@@ -113,7 +222,7 @@ class NiftiSource(HeaderScanSource):
         - Both: ``number`` of the volume, ``time`` step, and ``slope``, ``intercept``, ``affine`` and ``orientation``.
         """
         mode, used = self._mode, [mask for file in self._volumes if file.header and (mask := self._find_mask(file))]
-        masks = {mask.header.channel_dtype if mask.header else "uint8" for mask in used}
+        masks = {mask.header.dtype.name if mask.header else "uint8" for mask in used}
         mask_dtype = "uint8" if masks == {"uint8"} else "int32"
         columns: dict[str, Field] = {"image": declare_image_field(mode)}
         if self._record_unit == "volumes":
@@ -161,20 +270,24 @@ class NiftiSource(HeaderScanSource):
         """
         number, time, place = rest
         header, data = self._read_volume(files[0])
-        planes = cast_to_mode(data[..., time, :], self._mode)
+        stored = data[..., time]
+        planes = stored.astype(self._mode.dtype)
+        same = np.array_equal(planes.astype(stored.dtype), stored, equal_nan=stored.dtype.kind == "f")
+        if not same:
+            raise ValueError(f"has values of {stored.dtype.name} that {self._mode.dtype} does not hold")
         values = {
-            "image": np.ascontiguousarray(planes[:, :, place].transpose(1, 0, 2)),
+            "image": np.ascontiguousarray(planes[:, :, place].T)[..., None],
             "number": number,
             "time": time,
             "slope": header.slope,
             "intercept": header.intercept,
             "affine": header.affine,
-            "orientation": "".join(code or "?" for code in load_nibabel().aff2axcodes(header.affine)),
+            "orientation": name_axes(header.affine, "nifti"),
         }
-        mask = self._read_mask(files[1], planes.shape[:3]) if files[1:] else None
+        mask = self._read_mask(files[1], planes.shape) if files[1:] else None
         if self._record_unit == "slices":
             return {**values, "slice": place, **({} if mask is None else {"mask": mask[:, :, place].T})}
-        values["volume"] = np.ascontiguousarray(planes.transpose(2, 3, 1, 0))
+        values["volume"] = np.ascontiguousarray(planes.transpose(2, 1, 0)[:, None])
         if mask is not None:
             values["volume_mask"] = np.ascontiguousarray(mask.transpose(2, 1, 0)[:, None])
         return values
@@ -184,11 +297,6 @@ class NiftiSource(HeaderScanSource):
         if _DECATHLON in self.tree.names("").files:
             claims.claim(_DECATHLON, Role.EVIDENCE)
 
-    def count_left_parts(self) -> Mapping[str, int]:
-        """Counts texts and extensions in headers, which no column keeps."""
-        left = sum(file.header.left for file in self.scanned if file.header)
-        return {"texts and extensions in headers": left} if left else {}
-
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason for NIfTI files that are left out: masks without a volume. For other files, returns the
         base's reason."""
@@ -197,26 +305,29 @@ class NiftiSource(HeaderScanSource):
         return super().reason_to_leave_out(folder, name)
 
     def _read_volume(self, file: FileRef) -> tuple[NiftiHeader, NDArray[Any]]:
-        """Reads the header of a file and its stored values, ``(I, J, K, T, C)``. Keeps the last three files in memory.
+        """Reads the header of a file and its stored values, ``(I, J, K, T)``. Keeps the last three files in memory.
 
         Raises :class:`SampleError` for a file that has changed, and :class:`ValueError` for a damaged one.
         """
         with self._lock:  # other threads, which read other slices, wait for the file
-            volume: tuple[NiftiHeader, NDArray[Any]] = self._recent(*file)
-        return volume
+            return self._recent(file)
+
+    def _load_volume(self, file: FileRef) -> tuple[NiftiHeader, NDArray[Any]]:
+        """Reads a file as :meth:`_read_volume`, without keeping it."""
+        return _read_volume(self.tree.read(*file, self._max_bytes), self._max_bytes)
 
     def _read_mask(self, file: FileRef, shape: tuple[int, ...]) -> NDArray[Any]:
         """Reads the mask of a volume, as uint8 if it is stored as such, else as int32.
 
-        Raises :class:`ValueError` if the mask is damaged, has several channels or times, or has another shape than
+        Raises :class:`ValueError` if the mask is damaged, has several times, or has another shape than
         ``shape``. Raises it also for values that are no whole numbers.
         """
         try:
             values = self._read_volume(file)[1]
-            if values.shape != (*shape, 1, 1):
+            if values.shape != (*shape, 1):
                 raise ValueError(f"has the shape {values.shape}, expected {shape}")
-            whole = values[..., 0, 0].astype(np.int32)
-            if not np.array_equal(whole, values[..., 0, 0]):
+            whole = values[..., 0].astype(np.int32)
+            if not np.array_equal(whole, values[..., 0]):
                 raise ValueError("has values that are no whole numbers")
         except ValueError as error:
             raise ValueError(f"its mask {printable(file[0])} {error}") from None
@@ -224,22 +335,12 @@ class NiftiSource(HeaderScanSource):
 
     @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds the stored values of all volumes. If no mode holds them all, larger values make bad samples.
-
-        Raises :class:`SourceError` if the volumes' channels differ, unless they are gray and RGB, all uint8.
-        """
-        headers = [file.header for file in self._volumes if file.header]
-        channels = {header.channels for header in headers} or {1}
-        dtypes = {PACKED_DTYPES[header.channel_dtype] for header in headers} or {"uint8"}
-        if len(channels) > 1 and (dtypes != {"uint8"} or 4 in channels):
-            shown = " and ".join(map(str, sorted(channels)))
-            raise SourceError(
-                f"{printable(str(self.path))}: its volumes have {shown} channels, and a store has one mode; leave one "
-                "kind out with --ignore"
-            )
+        """Mode that holds the stored values of all volumes. If no mode holds them all, larger values make bad
+        samples."""
+        dtypes = {_PACKED_DTYPES[file.header.dtype.name] for file in self._volumes if file.header} or {"uint8"}
         dtype = np.result_type(*dtypes).name
-        known = dtype in PACKED_DTYPES.values()
-        return mode_of(max(channels), dtype if known else "float32" if "float" in dtype else "int32")
+        known = dtype in _PACKED_DTYPES.values()
+        return mode_of(1, dtype if known else "float32" if "float" in dtype else "int32")
 
     @cached_property
     def _volumes(self) -> list[ScannedFile]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import SourceError
 from packstore.core.fields import Image
 from packstore.core.modes import RGB, Mode
-from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.progress import Progress, active_progress
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, SourceOptions, Survey
+from packstore.sources.base import Certainty, SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.contents import list_contents
 from packstore.sources.ledger import Claims
@@ -21,8 +26,6 @@ from packstore.sources.rows import Row, TreeRowSource
 from packstore.sources.tree import Tree
 
 _REPORT_EVERY = 200
-MAX_RATIO = 1032
-"""Largest ratio at which Deflate compresses (https://zlib.net/zlib_tech.html)."""
 FileRef = tuple[str, int, int]
 """Path, size and time of modification of a file."""
 
@@ -62,8 +65,6 @@ class HeaderScanSource(TreeRowSource):
 
     Linked stores cannot be made of it: its pixels are converted.
     """
-
-    _progress: ProgressCallback = staticmethod(no_progress)
 
     @classmethod
     @abstractmethod
@@ -106,8 +107,11 @@ class HeaderScanSource(TreeRowSource):
             for name in names.files
             if not is_passed_over(name) and self.is_wanted(self.tree, join(folder, name))
         )
-        found = []
+        found: list[ScannedFile] = []
+        report = active_progress()
         for path in paths:
+            if len(found) % _REPORT_EVERY == 0:
+                report(Progress("headers", len(found), len(paths), 0))
             stat = self._stat_or_missing(path)
             header, error = None, "" if stat.size >= 0 else "is no file that can be read"
             try:
@@ -115,8 +119,6 @@ class HeaderScanSource(TreeRowSource):
             except ValueError as problem:
                 error = str(problem)
             found.append(ScannedFile(path, stat.size, stat.modified_ns, stat.changed_ns, header, error))
-            if len(found) % _REPORT_EVERY == 0:
-                self._progress(Progress("scan", len(found), None, 0))
         return found
 
     def describing_files(self) -> Iterable[str]:
@@ -135,15 +137,19 @@ class HeaderScanSource(TreeRowSource):
         for path, *_ in row.ref[0]:
             claims.claim(path)
 
-    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Scans all headers, then counts the rows. Both report progress.
 
-        The count reports nothing below the number of scanned files, since progress never goes back.
-        """
-        self._progress = progress
-        self._choose_splits(split)
-        files = len(self.scanned)
-        return super().survey(split, lambda report: progress(report) if report.done >= files else None)
+def load_library(module: str, extra: str) -> Any:
+    """Imports a module. Raises :class:`SourceError`, with the ``extra`` of packstore that installs it, if it is
+    missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SourceError(f"needs {module}: pip install 'packstore[{extra}]' ({error})") from None
+
+
+def name_axes(affine: NDArray[np.float64], extra: str) -> str:
+    """Returns letters of the directions in which the indices of an affine matrix grow, such as ``RAS``."""
+    return "".join(code or "?" for code in load_library("nibabel", extra).aff2axcodes(affine))
 
 
 def declare_image_field(mode: Mode) -> Image:
