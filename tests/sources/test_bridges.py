@@ -25,7 +25,7 @@ from packstore import PackedDataset, SourceError, UsageError, convert, verify
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
 from packstore.sources import open_source
-from packstore.sources.bridges import restrict_library
+from packstore.sources.bridges.guard import restrict_library
 from packstore.stores import open_store
 from tests.makers import layouts
 from tests.makers.all_layouts import idx

@@ -1,46 +1,67 @@
 """Bridges: sources that another library reads, such as ``torchvision:OxfordIIITPet:ROOT``.
 
 A library reads data on this machine: bridges never download. Nothing is unpickled, unless the library has verified
-the file by a checksum of its own before, as torchvision does for CIFAR.
+the file by a checksum of its own before, as torchvision does for CIFAR. The library finds a dataset, and packstore's
+own readers read it:
 
-An audit hook (PEP 578) sees unpickling and connections in the calling thread; other threads of a library may still look
-up the name of a host. The hook cannot be removed, so it is added with the first bridge.
+- ``torchvision:NAME:ROOT``: datasets of classes in ``torchvision.datasets``, which are read as map-style datasets.
+  Arguments of the class follow the name: ``torchvision:EMNIST,split=letters:ROOT``.
+- ``datasets:PATH``: a folder that ``load_dataset`` of Hugging Face takes, or that ``save_to_disk`` wrote;
+  ``PATH:CONFIG`` is one of several configurations. Its Arrow files in the library's cache are read.
+- ``tfds:NAME:DATA_DIR``: a dataset that TensorFlow Datasets has prepared. Its records are read, without TensorFlow.
+- ``datumaro:FORMAT:PATH``: a dataset that Datumaro imports; ``auto`` is the format that it recognises. Read in
+  Datumaro's own format, to which the library converts it.
+- ``fiftyone:NAME``: a dataset of FiftyOne's database, read in the format of FiftyOne's exports.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
-import sys
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from packstore.core.errors import PackstoreError, SourceError, UsageError, printable
+import xxhash
+
+from packstore.core.errors import UsageError, printable
+from packstore.core.export_manifest import stays_in_folder
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.core.urls import find_bridge
-from packstore.sources.base import Entry, Source, SourceOptions, Survey
+from packstore.core.registry import SOURCES
+from packstore.core.urls import BRIDGES, find_bridge
+from packstore.sources.base import Entry, Source, SourceOptions, Survey, stamp_files
+from packstore.sources.bridges.guard import explain_errors, restrict_library
+from packstore.sources.dataset import DatasetSource
 from packstore.sources.ledger import Claims
+from packstore.sources.rows import in_packing_order
 from packstore.sources.wrapped import WrappedSource
 from packstore.stores.link_files import Location
 
-_LONG = 300
-_INSTALL = {
-    "tensorflow_datasets": "tensorflow-datasets",
-    "torchvision": "torchvision, from the index that torch is from (packstore guide troubleshooting)",
+_SPLITS: Mapping[str, tuple[str, str]] = {
+    name: (parameter, splits)
+    for parameter, splits, names in (
+        ("", "", "EuroSAT ImageFolder SUN397"),
+        ("train", "train test", "CIFAR10 CIFAR100 EMNIST FashionMNIST KMNIST MNIST QMNIST USPS"),
+        ("split", "train val test", "DTD FGVCAircraft Flowers102 PCAM RenderedSST2"),
+        ("split", "train val", "ImageNet Imagenette"),
+        ("split", "train-standard val", "Places365"),
+        ("split", "train test", "FER2013 Food101 GTSRB STL10 StanfordCars SVHN"),
+        ("split", "train valid test", "Country211"),
+        ("split", "trainval test", "OxfordIIITPet"),
+    )
+    for name in names.split()
 }
-"""Package for pip, if its name is not that of the module."""
-_library: ContextVar[str] = ContextVar("library", default="")
-_unpickles: ContextVar[bool] = ContextVar("unpickles", default=False)
-_NEAR = ("localhost", "127.0.0.1", "::1")
-"""Names of this machine, on which FiftyOne's database runs."""
+"""Parameter that chooses a split, and its values, by the name of a torchvision dataset. Splits share no images."""
+_CHECKED = ("CIFAR10", "CIFAR100")
+"""Datasets of pickles whose class verifies MD5 digests of the files before it opens them."""
+Opened = tuple[Source, str | None]
+"""A source, and its stamp if its files are new in each run; else None."""
 
 
 def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
@@ -58,12 +79,10 @@ def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
     library, rest = named
     if options.layout is not None and library != "datasets":
         raise UsageError(f"{printable(str(path))}: layout is for tables with boxes, and {library} reads none")
-    from packstore.sources.bridges.openers import OPENERS
-
     folder = Path(mkdtemp(prefix="packstore-bridge-"))
     try:
         with redirect_stdout(io.StringIO()), restrict_library(library), explain_errors(library, printable(str(path))):
-            source, stamp = OPENERS[library](rest, options, folder)
+            source, stamp = _OPENERS[library](rest, options, folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -114,69 +133,199 @@ class BridgeSource(WrappedSource):
         self._remove_folder()
 
 
-@contextmanager
-def explain_errors(library: str, what: str) -> Iterator[None]:
-    """Converts errors of a library, in a ``with`` block, to a :class:`SourceError` of one line with the first cause.
+def _open_torchvision(rest: str, options: SourceOptions, folder: Path) -> Opened:
+    """Opens all splits of a dataset, or the split that the arguments choose.
 
-    A missing module becomes a :class:`UsageError` with the command that installs it. packstore's own errors pass
-    unchanged.
+    Raises :class:`UsageError` for a class that is unknown or not of :data:`_SPLITS`, and for a missing folder. Raises
+    :class:`SourceError` if torchvision cannot read the dataset, or refuses an argument.
     """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        missing = (error.name or library).partition(".")[0]
-        raise UsageError(f"{what} needs {missing}: pip install {_INSTALL.get(missing, missing)}") from None
-    except PackstoreError:
-        raise
-    except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        said = printable(" ".join(str(cause).split())[:_LONG])
-        raise SourceError(f"{what}: {library} cannot read it: {type(cause).__name__}: {said}") from error
+    called, root = _split_name_and_path(rest, "torchvision")
+    name, *given = called.split(",")
+    from torchvision import datasets
 
-
-@contextmanager
-def restrict_library(library: str, *, unpickles: bool = False) -> Iterator[None]:
-    """Blocks unpickling and connections to other machines within the block, in this thread. Both raise
-    :class:`SourceError`. A pickle that names no class or function passes: it runs nothing. The first call adds an audit
-    hook to the process, which cannot be removed.
-
-    Args:
-        library: Name of the library, for the message.
-        unpickles: Allows unpickling, since the library verifies the checksum of each file before.
-    """
-    _add_audit_hook()
-    tokens = _library.set(library), _unpickles.set(unpickles)
-    try:
-        yield
-    finally:
-        _library.reset(tokens[0])
-        _unpickles.reset(tokens[1])
-
-
-@cache
-def _add_audit_hook() -> None:
-    """Adds :func:`_audit` to the process, once."""
-    sys.addaudithook(_audit)
-
-
-def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raises :class:`SourceError` for unpickling and connections that :func:`restrict_library` blocks. Allows
-    connections to this machine, and Unix sockets."""
-    library = _library.get()
-    if not library:
-        return
-    if event == "pickle.find_class" and not _unpickles.get():
-        raise SourceError(
-            f"{library} would unpickle a file that no checksum vouches for ({printable('.'.join(arguments))}), and "
-            "unpickling runs what the file says: give packstore the folder itself"
+    if name not in _SPLITS:
+        raise UsageError(
+            f"torchvision:{printable(name)} is not one of the datasets of classes that torchvision reads here "
+            f"({', '.join(sorted(_SPLITS))}): give packstore the folder itself, {printable(str(root))}"
         )
-    if event in ("socket.getaddrinfo", "socket.connect"):
-        host = arguments[0] if event == "socket.getaddrinfo" else arguments[1]
-        if isinstance(host, tuple):
-            host = host[0]
-        elif event == "socket.connect":
-            return  # a Unix socket has a path instead of a tuple
-        if isinstance(host, str) and host not in _NEAR:
-            raise SourceError(f"{library} would connect to {printable(host)}: bridges read this machine alone")
+    arguments = dict(map(_parse_argument, given))
+    parameter, splits = _SPLITS[name]
+    parts: dict[str, Mapping[str, Any]] = {}
+    for split in splits.split() or [""]:
+        value = split == "train" if parameter == "train" else split
+        parts[split.removesuffix("-standard")] = {parameter: value} if parameter else {}
+    if parameter in arguments:
+        chosen = {parameter: arguments[parameter]}
+        parts = {next((split for split, its in parts.items() if its == chosen), str(arguments[parameter])): chosen}
+    data = {}
+    for split in in_packing_order(parts):
+        shown = f"torchvision:{called}:{root}{f' (split {split})' if split else ''}"
+        with (
+            restrict_library("torchvision", unpickles=name in _CHECKED),
+            explain_errors("torchvision", printable(shown)),
+        ):
+            data[split] = getattr(datasets, name)(root=str(root), **{**arguments, **parts[split]})
+    return DatasetSource(data, options, encoding="uint8", further="uint8"), None
+
+
+def _parse_argument(text: str) -> tuple[str, Any]:
+    """Splits ``name=value``; the value is a number or truth value of JSON, or else a text."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value.lower())
+    except ValueError:
+        return name, value
+
+
+def _open_datasets(rest: str, options: SourceOptions, folder: Path) -> Opened:
+    """Loads the dataset of a folder, or of ``FOLDER:CONFIG``, with all its splits. Reads the Arrow files in place.
+
+    Raises :class:`UsageError` for a missing folder, a version of the library below 4, which runs scripts, and a dataset
+    that is not in files. Raises the errors of the library.
+    """
+    place, _, config = rest.rpartition(":")
+    if not place or Path(rest).exists() or not Path(place).is_dir():
+        place, config = rest, ""
+    path = _require_path(place)
+    if not path.is_dir():
+        raise UsageError(f"{printable(place)} is a file; datasets reads folders: give packstore the file itself")
+    import datasets
+
+    if int(datasets.__version__.partition(".")[0]) < 4:
+        raise UsageError(f"datasets {datasets.__version__} runs scripts that it finds: pip install 'datasets>=4'")
+    is_saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    loaded = datasets.load_from_disk(place) if is_saved else datasets.load_dataset(place, config or None)
+    splits = loaded if isinstance(loaded, dict) else {"": loaded}
+    if any(data._indices is not None or not data.cache_files for data in splits.values()):
+        raise UsageError(f"{printable(place)} has chosen or shuffled rows: flatten_indices() and save it again")
+    # Links to the files make a folder as save_to_disk writes it.
+    files: list[Path] = []
+    for split, data in splits.items():
+        names = []
+        for file in data.cache_files:
+            names.append({"filename": f"{len(files):05}.arrow"})
+            files.append(Path(file["filename"]))
+            _link_file(folder, str(Path(split, names[-1]["filename"])), files[-1])
+        (folder / split / "state.json").write_text(json.dumps({"_data_files": names}))
+    if isinstance(loaded, dict):
+        (folder / "dataset_dict.json").write_text(json.dumps({"splits": [*splits]}))
+    return SOURCES["arrow"].open(folder, options), stamp_files(files)
+
+
+def _open_tfds(rest: str, options: SourceOptions, folder: Path) -> Opened:
+    """Opens the folder of the dataset ``name/config:version``. Raises :class:`UsageError` for another form of the name,
+    and for a missing folder. Raises the errors of the library."""
+    name, _, data_dir = rest.rpartition(":")
+    if not name:
+        raise UsageError(f"tfds:{printable(rest)}: write {BRIDGES['tfds']}")
+    _require_path(data_dir)
+    from tensorflow_datasets.core import read_only_builder
+
+    builder = read_only_builder.builder_from_files(name, data_dir=data_dir)
+    return SOURCES["tfds"].open(Path(builder.data_path), options), None
+
+
+def _open_datumaro(rest: str, options: SourceOptions, folder: Path) -> Opened:
+    """Imports a dataset in its named format, or for ``auto`` in the format that Datumaro detects.
+
+    Raises :class:`UsageError` for a missing path, and for data other than images. Raises the errors of the library.
+    """
+    name, path = _split_name_and_path(rest, "datumaro")
+    from datumaro.components.dataset import Dataset
+    from datumaro.components.media import Image
+
+    data = Dataset.import_from(str(path), Dataset.detect(str(path)) if name == "auto" else name)
+    if not issubclass(data.media_type(), Image):
+        raise UsageError(f"datumaro:{printable(rest)} holds {data.media_type().__name__}; bridges read images")
+    data.export(str(folder), "datumaro", save_media=False)
+    digest = xxhash.xxh3_128()
+    for file in sorted((folder / "annotations").glob("*.json")):
+        content = json.loads(file.read_bytes())
+        for each in content["items"]:
+            item = data.get(each["id"], file.stem)
+            suffix = Path(getattr(item.media, "path", None) or ".png").suffix or ".png"
+            each["image"] = {**each.get("image", {}), "path": f"images/{file.stem}/{item.id}{suffix}"}
+            _write_image(folder, each["image"]["path"], item.media)
+        text = json.dumps(content)
+        file.write_text(text)
+        digest.update(text.encode())
+    return SOURCES["datumaro"].open(folder, options), digest.hexdigest()
+
+
+def _write_image(folder: Path, name: str, media: Any) -> None:
+    """Links to the file of an image of Datumaro, or writes a file for an image that is part of another file. Makes no
+    file for an image without data: it is missing when it is read."""
+    path = getattr(media, "path", None)
+    if path and Path(path).is_file():
+        _link_file(folder, name, Path(path))
+    elif media is not None and media.has_data:
+        place = _make_place(folder, name)
+        media.save(str(place))
+        os.utime(place, (0, 0))  # the same entry at each opening
+
+
+def _open_fiftyone(rest: str, options: SourceOptions, folder: Path) -> Opened:
+    """Loads all samples of a dataset. Turns off FiftyOne's usage reports, unless ``FIFTYONE_DO_NOT_TRACK`` is set.
+
+    Raises :class:`UsageError` for media other than images, and the errors of the library.
+    """
+    os.environ.setdefault("FIFTYONE_DO_NOT_TRACK", "true")  # else its import reports to its makers
+    import fiftyone
+
+    data = fiftyone.load_dataset(rest)
+    if data.media_type != "image":
+        raise UsageError(f"fiftyone:{printable(rest)} holds {data.media_type}; bridges read images")
+    samples = [json.loads(sample.to_json()) for sample in data.iter_samples()]
+    above = os.path.commonpath([Path(sample["filepath"]).parent for sample in samples]) if samples else ""
+    for sample in samples:
+        file = Path(sample["filepath"])
+        sample["filepath"] = f"data/{file.relative_to(above).as_posix()}"
+        _link_file(folder, sample["filepath"], file)
+    classes = dict.fromkeys(data.default_classes)
+    for names in data.classes.values():
+        classes |= dict.fromkeys(names)
+    text = json.dumps({"samples": samples, "classes": [*classes]})
+    (folder / "samples.json").write_text(text)
+    return SOURCES["fiftyone"].open(folder, options), xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def _split_name_and_path(rest: str, library: str) -> tuple[str, Path]:
+    """Splits ``NAME:PATH`` into name and path. Raises :class:`UsageError` for another form, and if nothing exists at
+    the path."""
+    name, colon, path = rest.partition(":")
+    if not (name and colon and path):
+        raise UsageError(f"{library}:{printable(rest)}: write {BRIDGES[library]}")
+    return name, _require_path(path)
+
+
+def _require_path(path: str) -> Path:
+    """Converts a text to a path. Raises :class:`UsageError` if nothing exists at the path."""
+    if not Path(path).exists():
+        raise UsageError(f"{printable(path)}: no such file or directory on this machine")
+    return Path(path)
+
+
+def _make_place(folder: Path, name: str) -> Path:
+    """Returns the path of a new file in a folder, and makes the folders above it. Raises :class:`UsageError` for a name
+    that leads out of the folder."""
+    if not stays_in_folder(name):
+        raise UsageError(f"the dataset has an image {printable(name)}, whose name leads out of its folder")
+    place = folder / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def _link_file(folder: Path, name: str, file: Path) -> None:
+    """Makes a link to a file in a folder."""
+    _make_place(folder, name).symlink_to(file.absolute())
+
+
+_OPENERS: Mapping[str, Callable[[str, SourceOptions, Path], Opened]] = {
+    "torchvision": _open_torchvision,
+    "datasets": _open_datasets,
+    "tfds": _open_tfds,
+    "datumaro": _open_datumaro,
+    "fiftyone": _open_fiftyone,
+}
+"""Functions that open a dataset by the text after the library's name. They may write annotations, and links to images,
+to the given empty folder."""
