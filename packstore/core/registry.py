@@ -263,7 +263,7 @@ SOURCES = Registry(
         "dukemtmc": "packstore.sources.named.published:DUKEMTMC",
         "mars": "packstore.sources.named.published:MARS",
         "omniglot": "packstore.sources.named.published:OMNIGLOT",
-        "voc": "packstore.sources.voc:KIND",
+        "voc": "packstore.sources.annotation_formats.voc:voc",
         "labelme": "packstore.sources.annotation_formats.tools:labelme",
         "cvat": "packstore.sources.annotation_formats.videos:cvat",
         "via": "packstore.sources.annotation_formats.tools:via",

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from packstore.core.fields import Field, Images
-from packstore.sources.annotation_formats.documents import DocumentFormat, DocumentSource, find_documents
+from packstore.sources.annotation_formats import make_kind
+from packstore.sources.annotation_formats.documents import DocumentFormat, DocumentSource
 from packstore.sources.annotation_formats.parsing import parse_json
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Value
-from packstore.sources.annotation_formats.source import make_kind
 from packstore.sources.contents import list_contents
 from packstore.sources.encodings import convert_start
 from packstore.sources.rows import FileRow, InTree
@@ -104,9 +104,12 @@ def _find_images_in_messages(turns: Sequence[Any], text: str) -> Iterator[str]:
                 yield image
 
 
-def _find_files(tree: Tree, format: DocumentFormat) -> list[str]:
-    """Finds the files of conversations; none in a tree without images."""
-    return find_documents(tree, format) if list_contents(tree).image_count else []
+class _ConversationFormat(DocumentFormat):
+    """Conversations, which a tree without images does not have."""
+
+    def find(self, tree: Tree) -> list[str]:
+        """Finds the files of conversations; none in a tree without images."""
+        return super().find(tree) if list_contents(tree).image_count else []
 
 
 def _parse_document(data: bytes) -> Any:
@@ -136,7 +139,7 @@ def _read_parts(item: Any, _: Picture) -> Parts:
     yield Value("json", item[1])
 
 
-_FORMAT = DocumentFormat(
+_FORMAT = _ConversationFormat(
     kind="conversations",
     help="conversations about images, one or several a sample: LLaVA, ShareGPT, messages",
     signature=rb'(?s)\A\s*\[?\s*\{.*?"(conversations|messages)"\s*:\s*\[\s*\{\s*"(from|role|value|content)"\s*:',
@@ -146,4 +149,4 @@ _FORMAT = DocumentFormat(
     suffixes=(".json", ".jsonl"),
     max_depth=8,
 )
-KIND = make_kind(_FORMAT, _find_files, ConversationSource)
+KIND = make_kind(_FORMAT, ConversationSource)

@@ -18,6 +18,7 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -39,6 +40,8 @@ from packstore.images.orientation import read_annotation_orientation, read_orien
 from packstore.images.pillow_tags import parse_exif_orientation
 from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
+from packstore.sources.annotation_formats.voc import FORMAT as VOC
+from packstore.sources.annotation_formats.voc import VocSource
 from packstore.sources.archives import open_tree
 from packstore.sources.arrays.files import MatSource, NpzSource
 from packstore.sources.arrays.idx import IdxSource
@@ -64,7 +67,6 @@ from packstore.sources.records.mds import MdsSource
 from packstore.sources.records.recordio import RecordioSource
 from packstore.sources.records.tfds import TfdsSource
 from packstore.sources.records.tfrecord import TfrecordSource
-from packstore.sources.voc import VocSource
 from packstore.sources.webdataset import WebDatasetSource
 from packstore.sources.yolo import YoloSource
 from packstore.stores import open_store
@@ -441,8 +443,8 @@ _BESIDE = {
     "annotations.json": CocoSource,
     "data.yaml": YoloSource,
     "labels/1.txt": YoloSource,
-    "Annotations/1.xml": VocSource,
-    "ImageSets/Main/train.txt": VocSource,
+    "Annotations/1.xml": partial(VocSource, format=VOC),
+    "ImageSets/Main/train.txt": partial(VocSource, format=VOC),
     "captions.csv": CaptionsSource,
     "captions.jsonl": CaptionsSource,
     "results.csv": CaptionsSource,
@@ -723,7 +725,7 @@ TARGETS = (
         (PackstoreError,),
         (
             *("coco/documents.py", "yolo/__init__.py", "yolo/layout.py"),
-            "sources/voc.py",
+            "sources/annotation_formats/voc.py",
             *("sources/captions.py", "core/plainxml.py", "core/yamltext.py", "training/coco_masks.py"),
         ),
         words=(b"\n", b" ", b"0.5", b"1e9", b"-1", b"[", b"{", b'"', b"../", b"nan", b"<object>", b"</object>", b"NaN"),

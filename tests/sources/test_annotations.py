@@ -14,7 +14,7 @@ import PIL.Image
 import pytest
 
 from packstore import AmbiguousSourceError, convert, verify
-from packstore.sources import open_source
+from packstore.sources import ask_about_left, open_source
 from packstore.sources.annotations import find_all_annotations
 from packstore.sources.tree import FolderTree
 from tests.makers.annotated import fill, jpeg, mask, voc_xml
@@ -313,9 +313,12 @@ def test_masks_in_folders_of_classes_are_no_class(tmp_path: Path) -> None:
 def test_two_kinds_of_labels_are_a_question(more: dict[str, str | bytes], kinds: list[str], tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {f"images/{name}.jpg": jpeg(n) for n, name in enumerate("ab")}
     files |= {f"annotations/{name}.xml": voc_xml(name, ("cat", (1, 1, 2, 2), 0)) for name in "ab"}
-    said = "could be" if "yolo" in kinds else "masks/a.png goes with images/a.jpg"
-    with pytest.raises(AmbiguousSourceError, match=said) as caught:
-        open_source(fill(tmp_path, {**files, **more}))
+    said = "labels" if "yolo" in kinds else "masks/a.png goes with images/a.jpg"
+    with (
+        pytest.raises(AmbiguousSourceError, match=said) as caught,
+        closing(open_source(fill(tmp_path, {**files, **more}))) as source,
+    ):
+        ask_about_left(source, source.survey())
     answers = [answer.options for answer in caught.value.answers if answer.options[0] != "--ignore"]
     assert {*answers} >= {("--source", kind) for kind in kinds}
 

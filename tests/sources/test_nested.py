@@ -16,6 +16,7 @@ import torch
 from packstore import AmbiguousSourceError, SourceError
 from packstore.core.errors import Answer
 from packstore.sources import open_source
+from packstore.sources.ledger import Role
 from tests.makers.annotated import coco, fill, jpeg, voc_xml, yolo
 from tests.makers.command import run
 from tests.makers.images import tiny
@@ -179,8 +180,10 @@ def test_what_lies_deeper_beside_another_folder(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {f"data/images/train/{n}.jpg": jpeg(n) for n in range(4)}
     files |= {f"data/images/train/{n}.xml": voc_xml(str(n), ("ant", (1, 2, 3, 4), 0)) for n in range(4)}
     files |= {"data/raw/notes.md": "x", "train.py": "x", "demo/a.jpg": jpeg(9)}
-    error = question(fill(tmp_path, files))
-    assert tmp_path / "data/images" in [answer.source for answer in error.answers]
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        assert (source.kind, survey.splits) == ("voc", {"train": 4})
+        assert "demo/a.jpg" in survey.ledger.names(Role.LEFT)
 
 
 @pytest.mark.parametrize("place", ["augmented/flip", "more/v/w", "extra"])

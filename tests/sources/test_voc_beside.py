@@ -12,9 +12,8 @@ import pytest
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
 from packstore.core.errors import SampleError
 from packstore.sources import Entry, ask_about_left, open_source
+from packstore.sources.annotation_formats.voc import CLASSES
 from packstore.sources.ledger import Role
-from packstore.sources.tree import FolderTree
-from packstore.sources.voc import CLASSES, find_folder_pairs
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg, voc, voc_xml
 
@@ -82,12 +81,10 @@ def test_where_annotations_may_lie(images: str, xml: str, splits: dict[str, int]
 
 
 @pytest.mark.parametrize("samples", [8, 80])
-@pytest.mark.parametrize("place", ["annotations", "annotations/xmls", "ImageSets/Main"])
-@pytest.mark.parametrize("numbers", ["", " 1 2 1", " -1"])
-def test_lists_beside_the_annotations_are_sets(place: str, numbers: str, samples: int, tmp_path: Path) -> None:
+def test_lists_of_a_kit_are_sets_wherever_the_annotations_lie(samples: int, tmp_path: Path) -> None:
     root = beside(tmp_path / "set", "images", "annotations/xmls", samples)
     own = {"trainval": range(samples - 2), "test": range(samples - 2, samples)}
-    lists = {f"{place}/{name}.txt": "".join(f"{n:04}{numbers}\n" for n in some) for name, some in own.items()}
+    lists = {f"ImageSets/Main/{name}.txt": "".join(f"{n:04}\n" for n in some) for name, some in own.items()}
     with closing(open_source(fill(root, lists))) as source:
         survey = source.survey()
         ask_about_left(source, survey)
@@ -96,11 +93,14 @@ def test_lists_beside_the_annotations_are_sets(place: str, numbers: str, samples
         assert [entry.key for entry in source.entries("test")] == [f"images/{n:04}.jpg" for n in own["test"]]
 
 
-def test_a_list_of_other_names_is_no_set(tmp_path: Path) -> None:
+def test_a_list_elsewhere_is_a_question(tmp_path: Path) -> None:
     root = beside(tmp_path, "images", "annotations/xmls")
-    fill(root, {"annotations/train.txt": "0000\nanother\n"})
-    with closing(open_source(root, kind="voc")) as source:
-        assert source.survey().splits == {"": 6}
+    fill(root, {"annotations/train.txt": "0000\n0001\n0002\n"})
+    with (
+        closing(open_source(root)) as source,
+        pytest.raises(AmbiguousSourceError, match=r"annotations/train\.txt \(it names the images\)"),
+    ):
+        ask_about_left(source, source.survey())
 
 
 @pytest.mark.parametrize("other", ["masks", "overlays"])
@@ -118,29 +118,13 @@ def test_other_pictures_of_the_same_names_are_not_taken_for_the_images(other: st
         assert [entry.key for entry in source.entries()] == [f"{folder}/{n:04}.jpg" for n in range(6)]
 
 
-def test_folders_of_classes_with_annotations_are_asked_about(tmp_path: Path) -> None:
-    beside(beside(tmp_path, "cat", "cat"), "dog", "dog")
-    with pytest.raises(AmbiguousSourceError, match=r"hold cat \(Pascal VOC\), dog \(Pascal VOC\)"):
-        open_source(tmp_path)
-
-
-@pytest.mark.parametrize("top", ["Data/CLS-LOC/{}", "images/{}"])
-def test_folders_of_classes_and_of_their_annotations_are_no_pairs(top: str, tmp_path: Path) -> None:
-    """As in ILSVRC: they would lose their classes."""
-    for name in ("n01440764", "n01443537"):
-        beside(tmp_path, top.format(f"train/{name}"), f"Annotations/train/{name}")
-    with closing(FolderTree(tmp_path)) as tree:
-        assert find_folder_pairs(tree) == {}
-
-
-def test_images_at_the_top_beside_folders_of_splits_are_left(tmp_path: Path) -> None:
-    root = beside(beside(beside(tmp_path, ".", ".", 3), "train", "train"), "valid", "valid", 3)
-    with closing(open_source(root, kind="voc")) as source:
-        assert source.survey().splits == {"train": 6, "valid": 3}
-    beside(tmp_path / "other", ".", ".", 3)
-    beside(tmp_path / "other", "extra", "extra", 3)
-    with closing(open_source(tmp_path / "other", kind="voc")) as source:
-        assert source.survey().splits == {"": 3}
+def test_images_in_folders_of_no_split_are_packed_together(tmp_path: Path) -> None:
+    beside(beside(tmp_path / "classes", "cat", "cat"), "dog", "dog")
+    with closing(open_source(tmp_path / "classes")) as source:
+        assert (source.kind, source.survey().splits) == ("voc", {"": 12})
+    root = beside(beside(beside(tmp_path / "splits", ".", ".", 3), "train", "train"), "valid", "valid", 3)
+    with closing(open_source(root)) as source:
+        assert source.survey().splits == {"train": 6, "valid": 3, "unassigned": 3}
 
 
 def test_what_is_kept(tmp_path: Path) -> None:
@@ -164,8 +148,11 @@ def test_what_is_kept(tmp_path: Path) -> None:
 
 def test_other_annotations_beside_them_are_a_question(tmp_path: Path) -> None:
     fill(beside(tmp_path, ".", "."), {"labels.csv": "file,label\n0000.jpg,a\n0001.jpg,b\n"})
-    with pytest.raises(AmbiguousSourceError, match="Pascal VOC or images with a table that names them"):
-        open_source(tmp_path)
+    with (
+        closing(open_source(tmp_path)) as source,
+        pytest.raises(AmbiguousSourceError, match=r"labels\.csv \(it names the images\)"),
+    ):
+        ask_about_left(source, source.survey())
 
 
 def test_other_xml_files_are_not_taken(tmp_path: Path) -> None:
@@ -180,7 +167,7 @@ def test_names_with_blanks_in_lists_of_the_development_kit(tmp_path: Path) -> No
         base,
         {"JPEGImages/my image 1.jpg": jpeg(7), "Annotations/my image 1.xml": voc_xml("7", ("cat", (1, 1, 2, 2), 0))},
     )
-    (base / "ImageSets/Main/train.txt").write_text("my image 1\r\n2007_000001  1\n2007_000000 -1\n")
+    (base / "ImageSets/Main/train.txt").write_text("my image 1\r\n2007_000001\n2007_000000\n")
     with closing(open_source(tmp_path)) as source:
         samples = [(entry.key.rpartition("/")[2], source.read(entry)) for entry in source.entries("train")]
         assert [name for name, _ in samples] == ["my image 1.jpg", "2007_000001.jpg", "2007_000000.jpg"]
@@ -192,7 +179,7 @@ def test_a_coordinate_that_is_no_number_is_named(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("<xmin>1<", "<xmin>left<"))
     with closing(open_source(tmp_path)) as source:
         entry = next(entry for entry in source.entries() if "2007_000001" in entry.key)
-        with pytest.raises(SampleError, match="found 'left', which is not a number"):
+        with pytest.raises(SampleError, match="found 'left', expected a number"):
             source.read(entry)
 
 

@@ -1,10 +1,434 @@
 """Annotation formats as generators, by family.
 
-- :mod:`.tools` and :mod:`.via`: formats of labelling tools
+- :mod:`.tools`: formats of labelling tools
 - :mod:`.videos`: frames with tracks
 - :mod:`.texts`: text in scenes, receipts and forms
 - :mod:`.published`: formats of published sets and of training code
+- :mod:`.voc`: Pascal VOC, with its masks and sets
 
-:mod:`.source` and :mod:`.documents` find the files and read them, :mod:`.columns` declares columns from what generators
-yield, :mod:`.shapes` has what they yield, and :mod:`.parsing` what they parse with.
+A format is a generator that yields what one annotation has, see :mod:`.shapes`. Its decorator finds the files:
+:func:`beside` for a file of annotations for each image, or :func:`.documents.document` for files about many images. All
+annotations are read once, when :mod:`.columns` declares the columns, since classes and columns depend on the whole
+dataset. :mod:`.parsing` has what generators parse with.
 """
+
+from __future__ import annotations
+
+import posixpath
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
+from packstore.core.fields import Field
+from packstore.sources.annotation_formats.columns import AnnotationColumns, Raw
+from packstore.sources.annotation_formats.parsing import parse_json
+from packstore.sources.annotation_formats.shapes import Parts, Picture
+from packstore.sources.archives import open_tree
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.beside import infer_mask_field, is_file, join, read_text
+from packstore.sources.contents import list_contents, stem_of
+from packstore.sources.encodings import convert_start
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.splits import find_splits_of_folders, is_split
+from packstore.sources.spread import find_spread
+from packstore.sources.tree import Tree
+
+_MAX_BYTES = 256 << 20
+_START, _LOOKED_AT = 1 << 16, 16
+_USUAL = ("JPEGImages", "Images", "images", "img", "imgs")
+"""Names of folders of images."""
+
+ReadParts = Callable[[Any, Picture], Parts]
+"""Yields what one annotation of a format has. May raise any error of reading a value that lacks its structure."""
+
+
+class FurtherFile(NamedTuple):
+    """File of an image that is the value of another column.
+
+    Attributes:
+        column: Name of the column.
+        patterns: Possible paths of the file, relative to the folder of the image, with ``{stem}`` of the image and
+            ``{folder}``, the name of its folder. A dataset has files of the first pattern that any image has.
+        field: Declaration of the column; None for an image or a mask, as the files are.
+        parse: Converts the content of the file; None to keep it.
+    """
+
+    column: str
+    patterns: Sequence[str]
+    field: Field | None = None
+    parse: Callable[[bytes], Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format(ABC):
+    """Annotation format: how its files are found and parsed.
+
+    Attributes:
+        kind: Name of its kind of source.
+        help: Description of the kind: the name of the format, a colon, and its files.
+        signature: Pattern that is searched in the first 64 KiB of a file of annotations.
+        read_parts: Yields what one annotation has.
+        parse: Parses the bytes of a file, in UTF-8. Raises :class:`ValueError` for an invalid file. The result is the
+            value of the column ``json``, if the generator yields no other.
+        classes: Classes in the publisher's order, if the dataset lists none and has no others.
+        files: Further files of each image.
+        upright: Kind of image files that the format's tools turn upright before they count coordinates.
+        takes_boxes: The format uses a ``layout`` of boxes.
+    """
+
+    kind: str
+    help: str
+    signature: bytes
+    read_parts: ReadParts
+    parse: Callable[[bytes], Any] = parse_json
+    classes: Sequence[str] = ()
+    files: Sequence[FurtherFile] = ()
+    upright: str = ""
+    takes_boxes: bool = False
+
+    @abstractmethod
+    def find(self, tree: Tree) -> Sequence[Any]:
+        """Finds the folders or files with annotations of this format; ``[]`` if there are none."""
+
+    @property
+    def extensions(self) -> frozenset[str]:
+        """Extensions that mark annotations beside an image of the same name."""
+        return frozenset()
+
+    @property
+    def title(self) -> str:
+        """Name of the format, for messages."""
+        return self.help.partition(":")[0]
+
+    def begins(self, tree: Tree, file: str) -> bool | None:
+        """Tells if a file of ``tree`` begins as one of this format; None for an empty file."""
+        start = convert_start(tree.first_bytes(file, _START))
+        return re.search(self.signature, start) is not None if start.strip() else None
+
+
+def make_kind(format: Format, source: Callable[[Path, SourceOptions, Any], AnnotatedSource]) -> Kind:
+    """Makes the kind of a format, certain of each tree in which the format finds something."""
+
+    def recognise(path: Path, _: SourceOptions) -> Certainty:
+        tree = open_tree(path)
+        return Certainty.CERTAIN if tree is not None and format.find(tree) else Certainty.NO
+
+    def open_format(path: Path, options: SourceOptions) -> AnnotatedSource:
+        return source(path, options, format)
+
+    return Kind(
+        *(format.kind, format.help, recognise, open_format),
+        takes_boxes=format.takes_boxes,
+        in_objects=True,
+        sidecar_extensions=format.extensions,
+    )
+
+
+class AnnotatedSource(AnnotationColumns, FileRowSource):
+    """Base of annotation formats whose images are files: converts the raw annotation of each row to columns.
+
+    Attributes:
+        format: The format.
+        expected: Beginnings of paths of further files that belong to the layout, and are left without a question.
+    """
+
+    left_images = "images without annotations in other folders"
+
+    def __init__(self, path: Path, options: SourceOptions, format: Format) -> None:
+        super().__init__(path, options)
+        self.format = format
+        self.kind, self.title, self.usual = format.kind, format.title, format.classes
+        self.expected: list[str] = []
+
+    @abstractmethod
+    def annotated_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split with their annotations, and without the format's further files."""
+
+    @abstractmethod
+    def pop_annotation(self, values: dict[str, Any]) -> Raw | None:
+        """Removes the raw annotation from the values of a row, and returns it; None if the row has none."""
+
+    def annotation_frame(self, kind: str) -> str | None:
+        """Returns ``upright`` for the kind of image files that the format's tools turn, else None."""
+        return "upright" if kind == self.format.upright else None
+
+    def expects_left(self, path: str) -> bool:
+        """Tells if a left file is one of :attr:`expected`: such files raise no question."""
+        return path.startswith(tuple(self.expected))
+
+    def fields(self) -> Mapping[str, Field]:
+        """Declares the columns of the annotations, and of further files if any image has them."""
+        columns = dict(super().fields())
+        for column, _, declared, _ in self.format.files:
+            if column in self._patterns:
+                rows = chain.from_iterable(map(self.file_rows, self.splits()))
+                columns[column] = declared or infer_mask_field(self.tree, (row.values[column].file for row in rows))
+        return columns
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split, with the format's further files of each image."""
+        for row in self.annotated_rows(split):
+            files = {name: InTree(_find_beside(row.file, each), True) for name, each in self._patterns.items()}
+            yield row._replace(values={**row.values, **files}) if files else row
+
+    @cached_property
+    def _patterns(self) -> dict[str, str]:
+        """Patterns of the further files, by column: the first of each that any image has. Lists all rows."""
+        found: dict[str, str] = {}
+        for column, patterns, _, _ in self.format.files:
+            for pattern in patterns:
+                rows = chain.from_iterable(map(self.annotated_rows, self.splits()))
+                if column not in found and any(is_file(self.tree, _find_beside(row.file, pattern)) for row in rows):
+                    found[column] = pattern
+        return found
+
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image with its further files, and converts its annotation to columns. Raises :class:`ValueError` for
+        an invalid annotation or further file."""
+        values = dict(super().read_values(ref))
+        raw = self.pop_annotation(values)
+        for column, _, _, parse in self.format.files:
+            if parse is not None and values.get(column) is not None:
+                values[column] = parse(values[column])
+        with self.name_annotation_file(ref):
+            return values if raw is None else values | self.make_column_values(raw, values[self.main])
+
+
+def _find_beside(image: str, pattern: str) -> str:
+    """Returns the path of a further file of an image by its pattern."""
+    folder, _, name = image.rpartition("/")
+    return posixpath.normpath(join(folder, pattern.format(stem=stem_of(name), folder=folder.rpartition("/")[2])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SidecarFormat(Format):
+    """Format with a file of annotations for each image.
+
+    Attributes:
+        folders: Pairs of folder names: of images, and of annotations. ``("", "")`` means one folder for both.
+        patterns: Names of the files of annotations, with ``{stem}`` or ``{name}`` of the image.
+        read_classes: Reads the lists of classes: names by file, for a tree and the folders of images.
+    """
+
+    folders: Sequence[tuple[str, str]]
+    patterns: Sequence[str] = ("{stem}.json",)
+    read_classes: Callable[[Tree, Sequence[str]], Mapping[str, Sequence[str]]] = lambda tree, folders: {}
+
+    @property
+    def extensions(self) -> frozenset[str]:
+        """Extensions that mark annotations beside an image of the same name. Empty if annotations are never in the
+        images' folder."""
+        patterns = self.patterns if ("", "") in self.folders else ()
+        return frozenset(each.removeprefix("{stem}.") for each in patterns if each.startswith("{stem}."))
+
+    def list_names(self, image: str) -> list[str]:
+        """Lists the names that the file of annotations of an image may have."""
+        stem = image.rpartition(".")[0]
+        return [pattern.replace("{stem}", stem).replace("{name}", image) for pattern in self.patterns]
+
+    def annotates_images(self, tree: Tree, images: str, folder: str) -> bool:
+        """Tells if ``folder`` has annotations of this format for images in the folder ``images``. At least one file of
+        annotations must not be empty, and half of the first 16 such files must match the signature."""
+        there = set(tree.names(folder).files)
+        looked = matches = 0
+        for image in tree.names(images).ending(*IMAGE_SUFFIXES):
+            for name in self.list_names(image):
+                begins = self.begins(tree, join(folder, name)) if name in there else None
+                looked += begins is not None
+                matches += begins is True
+            if looked == _LOOKED_AT:
+                break
+        return 0 < looked <= 2 * matches
+
+    def find(self, tree: Tree) -> Sequence[AnnotatedFolder]:
+        """Finds the folders of images that have annotations, with their splits; ``[]`` if there are none.
+
+        Adds folders of images without annotations, if they have the same name for images. If the images' folders have
+        no such name, adds those that are named like a split, beside the others. The split is a folder in the path with
+        the name of a split. If no path has such a folder, it is a word of the folder's name, if each folder has one:
+        ``VisDrone2019-DET-train``.
+        """
+        contents = list_contents(tree).folders
+        suffixes = {f".{pattern.rpartition('.')[2].lower()}" for pattern in self.patterns}
+        with_files = {path for path, each in contents.items() if suffixes & each.others.keys()}
+        pairs: dict[str, str | None] = {}
+        names, parents, unpaired = set(), set(), []
+        for path in (path for path, each in contents.items() if each.images.count and with_files):
+            places = ((images, place) for images, other in self.folders for place in _list_places(path, images, other))
+            usable = (each for each in places if each[1] in with_files and self.annotates_images(tree, path, each[1]))
+            if (match := next(usable, None)) is None:
+                unpaired.append(path)
+            else:
+                names.add(match[0].lower())
+                pairs[path] = match[1]
+        if ("", "") in self.folders:
+            for path, place in _pair_by_stems(tree, unpaired, with_files - {*pairs.values()}, suffixes):
+                if self.annotates_images(tree, path, place):
+                    parents.add(path.rpartition("/")[0])
+                    pairs[path] = place
+        taken = {*pairs, *pairs.values()}
+        for path in unpaired:
+            words, (above, _, name) = path.lower().split("/"), path.rpartition("/")
+            known = any(each in words if each else is_split(path) for each in names)
+            if path not in taken and (known or (above in parents and is_split(name))):
+                pairs[path] = None
+        splits = find_splits_of_folders(pairs, some=True)
+        return [AnnotatedFolder(path, place, splits.get(path, "")) for path, place in pairs.items()]
+
+
+class AnnotatedFolder(NamedTuple):
+    """Folder of images, folder of their annotations (None if it is missing), and split."""
+
+    images: str
+    annotations: str | None
+    split: str
+
+
+def _pair_by_stems(
+    tree: Tree, images: Iterable[str], places: Collection[str | None], suffixes: Collection[str]
+) -> list[tuple[str, str]]:
+    """Pairs folders of images with those of ``places``, without images, whose files have the stems of at least half of
+    the images, or of which half have the stem of an image. Of several, takes the folder whose path has most in common.
+
+    Leaves out folders whose images are also in others that belong to the same files. Of several such folders, one with
+    a usual name remains; else those that :func:`find_spread` finds.
+    """
+    folders = list_contents(tree).folders
+    notes = {
+        path: np.unique(np.concatenate([each.others[suffix].stems for suffix in suffixes & each.others.keys()]))
+        for path, each in folders.items()
+        if path in places and not each.images.count
+    }
+    owners: dict[str, list[str]] = {}
+    counts: Counter[str] = Counter()
+    for path in images:
+        own, parts = folders[path].images, {*path.split("/")}
+        shared = {place: own.count_shared(stems) for place, stems in notes.items()}
+        ranks = [
+            (count, len(parts & {*place.split("/")}), place)
+            for place, count in shared.items()
+            if 0 < min(own.count, len(notes[place])) <= 2 * count
+        ]
+        if ranks:
+            count, _, place = max(ranks)
+            owners.setdefault(place, []).append(path)
+            counts[place] += count
+    for place, paths in owners.items():
+        if counts[place] > len(notes[place]):
+            stems = [stem_of(name) for name in tree.names(place).ending(*suffixes)]
+            usual = [path for name in _USUAL for path in paths if path.rpartition("/")[2] == name]
+            kept = usual[:1] or find_spread(tree, stems, place, stems=True, within=paths) or paths[:1]
+            owners[place] = [path for path in paths if path in kept]
+    return [(path, place) for place, paths in owners.items() for path in paths]
+
+
+def _list_places(path: str, images: str, annotations: str) -> Iterator[str]:
+    """Yields the folders that may have the annotations for the images in the folder ``path``.
+
+    For each folder named ``images`` in the path, from the last on, ``annotations`` replaces this name. If ``images`` is
+    empty, yields only the folder ``annotations`` in ``path``, or ``path`` if ``annotations`` is empty as well.
+    """
+    if not images:
+        yield join(path, annotations) if annotations else path
+        return
+    parts = path.split("/")
+    for n in reversed(range(len(parts))):
+        if parts[n].lower() == images.lower():
+            yield "/".join((*parts[:n], *([annotations] if annotations else []), *parts[n + 1 :]))
+
+
+class SidecarSource(AnnotatedSource):
+    """Source of a format with a file of annotations for each image, in the images' folder or in another.
+
+    An image without such a file has no annotation. Opening raises :class:`SourceError` if there is no annotation at
+    all.
+    """
+
+    format: SidecarFormat
+
+    def __init__(self, path: Path, options: SourceOptions, format: SidecarFormat) -> None:
+        super().__init__(path, options, format)
+        self._folders = format.find(self.tree)
+        places = dict.fromkeys(each.annotations for each in self._folders if each.annotations is not None)
+        if not self._folders:
+            raise SourceError(f"{printable(str(path))} has no images with annotations of {self.title}")
+        self.evidence = f"annotations of {self.title} in " + ", ".join(printable(p) or "the folder" for p in places)
+        self._classes_by_file = format.read_classes(self.tree, [each.images for each in self._folders])
+        self.listed = [*chain.from_iterable(self._classes_by_file.values())]
+
+    def splits(self) -> Sequence[str]:
+        """Returns the splits in packing order; ``""`` for folders without split."""
+        return in_packing_order(folder.split for folder in self._folders)
+
+    def annotated_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each image of a split, sorted by folder. Its value ``raw`` is the image's file of
+        annotations, if that exists."""
+        for images, folder, own in sorted(self._folders, key=lambda each: each.images):
+            if own != split:
+                continue
+            there = frozenset(self.tree.names(folder).files) if folder is not None else frozenset()
+            for image in self.tree.list(images).images:
+                names = [name for name in self.format.list_names(image) if name in there]
+                raw = {"raw": InTree(join(folder or "", names[0]), optional=True)} if names else {}
+                yield FileRow(join(images, image), raw)
+
+    def describing_files(self) -> Iterable[str]:
+        """Returns the lists of classes. Each file of annotations belongs to one image."""
+        return self._classes_by_file
+
+    def parse_parts(self, item: Any, picture: Picture) -> tuple[Any, Parts]:
+        """Parses the content of a file of annotations."""
+        parsed = self.format.parse(item)
+        return parsed, self.format.read_parts(parsed, picture)
+
+    def pop_annotation(self, values: dict[str, Any]) -> Raw | None:
+        """Removes the content of the file of annotations from the values, and returns it; None without such a file."""
+        data = values.pop("raw", None)
+        return None if data is None else Raw(data)
+
+    def find_annotation_file(self, ref: Any) -> str:
+        """Returns the path of the image's file of annotations; empty without one."""
+        raw = ref[-1].get("raw")
+        return raw.file if isinstance(raw, InTree) else ""
+
+    def raw_annotations(self) -> Iterator[Raw]:
+        """Yields the content of each file of annotations, in UTF-8. Skips files that cannot be read, and files larger
+        than 256 MiB. Raises :class:`AmbiguousSourceError` for a file of unknown encoding."""
+        for row in chain.from_iterable(map(self.annotated_rows, self.splits())):
+            try:
+                if "raw" in row.values:
+                    yield Raw(read_text(self.tree, row.values["raw"].file, _MAX_BYTES))
+            except AmbiguousSourceError:
+                raise
+            except (SourceError, SampleError):
+                continue  # reported as a bad sample when it is read
+
+    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
+        """Returns the reason for a file of annotations without an image. For other files, returns the usual reason, or
+        None."""
+        suffixes = tuple(pattern[pattern.rindex(".") :] for pattern in self.format.patterns)
+        if name.lower().endswith(suffixes) and folder in {each.annotations for each in self._folders}:
+            return "annotations without an image"
+        return super().reason_to_leave_out(folder, name)
+
+
+def beside(help: str, **options: Any) -> Callable[[ReadParts], Kind]:
+    """Makes the kind of a format with a file of annotations for each image from its generator, by the generator's name.
+    ``options`` are the other attributes of :class:`SidecarFormat`. Recognition is certain of each path with images and
+    their annotations."""
+
+    def make(read_parts: ReadParts) -> Kind:
+        format = SidecarFormat(help=help, read_parts=read_parts, **{"kind": read_parts.__name__, **options})
+        return make_kind(format, SidecarSource)
+
+    return make

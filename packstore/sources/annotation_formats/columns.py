@@ -14,7 +14,16 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Text
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
-from packstore.sources.annotation_formats.shapes import NO_CLASS, Annotation, Parts, Picture
+from packstore.sources.annotation_formats.shapes import (
+    NO_CLASS,
+    AnnotatedObject,
+    Part,
+    Parts,
+    Picture,
+    Point,
+    Tag,
+    Value,
+)
 from packstore.sources.schema import RELATIVE
 
 _MAX_CLASSES = 1 << 16
@@ -56,12 +65,12 @@ class _Summary(NamedTuple):
 
     Attributes:
         columns: Names of the columns with a value.
-        classes: Classes of objects and points; contains None if one has no class.
+        classes: Classes of objects and points.
         tag_classes: Classes of whole images.
     """
 
     columns: set[str]
-    classes: set[str | None]
+    classes: set[str]
     tag_classes: set[str]
 
 
@@ -102,7 +111,7 @@ class AnnotationColumns(ABC):
     def fields(self) -> Mapping[str, Field]:
         """Declares the columns that any annotation needs, ``image`` first. Declares ``boxes`` as well if there is no
         other column but ``json``. The first call reads all annotations. Raises :class:`SourceError` if annotations name
-        more than 65,536 classes, and for a listed class whose name is no text."""
+        more than 65,536 classes."""
         seen, classes = set(self._summary.columns), self._classes
         if not seen - {"json"}:
             seen.add("boxes")
@@ -128,21 +137,18 @@ class AnnotationColumns(ABC):
         :class:`ValueError` for an invalid annotation. Also raises it if the format needs the image's size, and that is
         unknown. Adds :data:`~packstore.sources.schema.RELATIVE` if the format needed the size."""
         picture = Picture(lambda: upright_size(image), raw.classes)
-        values = _to_columns(self._parse_checked(raw.item, picture))
+        values = self.parse_columns(raw.item, picture)
         for name, missing in _MISSING.items():
             values[name] = [missing if each is None else each for each in values[name]]
         values[RELATIVE] = picture.is_sized
         return {name: value for name, value in values.items() if name in self._column_names}
 
-    def _parse_checked(self, item: Any, picture: Picture) -> Annotation:
-        """Parses an annotation. Raises :class:`ValueError` for any fault in it, such as a class whose name is no
-        text."""
+    def parse_columns(self, item: Any, picture: Picture) -> dict[str, Any]:
+        """Parses an annotation to values by column. A missing value of an object is None. Raises :class:`ValueError`
+        for any fault in it, such as a class whose name is no text."""
         try:
             json, parts = self.parse_parts(item, picture)
-            annotation = Annotation(values={"json": json})
-            annotation.add(parts)
-            _check_class_names((*annotation.list_labels(), *annotation.tags))
-            return annotation
+            return {"json": json, **_to_columns([*parts])}
         except HeaderError as error:
             raise ValueError(error.reason) from error
         except ValueError:
@@ -158,28 +164,19 @@ class AnnotationColumns(ABC):
 
     @cached_property
     def listed_classes(self) -> Mapping[str, None]:
-        """Classes that the dataset or its publisher lists, in their order, as keys. Raises :class:`SourceError` if one
-        is no text."""
-        seen = self._summary.classes - {None}
-        listed = self.listed or (self.usual if seen and seen <= {*self.usual} else ())
-        try:
-            _check_class_names(listed)
-        except ValueError as error:
-            raise SourceError(f"{printable(str(self.path))}: its list of classes: {error}") from None
-        return dict.fromkeys(listed)
+        """Classes that the dataset or its publisher lists, in their order, as keys."""
+        seen = self._summary.classes - {NO_CLASS}
+        return dict.fromkeys(self.listed or (self.usual if seen and seen <= {*self.usual} else ()))
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
         """Classes of boxes and points. Listed classes come first, in their order, and others follow sorted; numbers by
-        their values.
-
-        :data:`NO_CLASS` is the last if there are others, and some objects or points have no class.
-        """
+        their values. :data:`NO_CLASS` is the last if there are others, and some objects or points have no class."""
         listed, seen = self.listed_classes, self._summary.classes
-        further = {name for name in seen if name is not None and name not in listed}
+        further = seen - listed.keys() - {NO_CLASS}
         are_numbers = all(map(str.isdecimal, further))
         classes = (*listed, *sorted(further, key=lambda name: (len(name) if are_numbers else 0, name)))
-        return (*classes, NO_CLASS) if classes and None in seen and NO_CLASS not in classes else classes
+        return (*classes, NO_CLASS) if classes and NO_CLASS in seen and NO_CLASS not in classes else classes
 
     @cached_property
     def _tag_classes(self) -> tuple[str, ...]:
@@ -195,13 +192,13 @@ class AnnotationColumns(ABC):
         seen = _Summary(set(), set(), set())
         for raw in self.raw_annotations():
             try:
-                annotation = self._parse_checked(raw.item, Picture(lambda: (1, 1), raw.classes))
+                values = self.parse_columns(raw.item, Picture(lambda: (1, 1), raw.classes))
             except ValueError:
                 continue  # reported as a bad sample when it is read
-            columns = _to_columns(annotation) | {"tags": annotation.tags[1:]}
-            seen.columns.update(name for name, value in columns.items() if _has_value(value))
-            seen.classes.update(label or None for label in annotation.list_labels())
-            seen.tag_classes.update(annotation.tags)
+            seen.classes.update(values["labels"], values["keypoint_labels"])
+            seen.tag_classes.update(values["tags"])
+            values["tags"] = values["tags"][1:]  # one tag is a label
+            seen.columns.update(name for name, value in values.items() if _has_value(value))
             if max(len(seen.classes), len(seen.tag_classes)) > _MAX_CLASSES:
                 raise SourceError(
                     f"{printable(str(self.path))}: its annotations name more than {_MAX_CLASSES:,} classes"
@@ -209,9 +206,13 @@ class AnnotationColumns(ABC):
         return seen
 
 
-def _to_columns(annotation: Annotation) -> dict[str, Any]:
-    """Converts an annotation to values by column. A missing value of an object is None."""
-    objects, points, tags = annotation.objects, annotation.points, annotation.tags
+def _to_columns(parts: Sequence[Part]) -> dict[str, Any]:
+    """Converts what a generator yields to values by column. Raises :class:`ValueError` for a class whose name is no
+    text."""
+    objects = [each for each in parts if isinstance(each, AnnotatedObject)]
+    points = [each for each in parts if isinstance(each, Point)]
+    tags = [each.name for each in parts if isinstance(each, Tag)]
+    check_class_names([*(each.label for each in objects), *(point.label for point in points), *tags])
     return {
         "boxes": [each.box for each in objects],
         "labels": [each.label or NO_CLASS for each in objects],
@@ -222,7 +223,7 @@ def _to_columns(annotation: Annotation) -> dict[str, Any]:
         "label": tags[0] if tags else None,
         "tags": tags,
         **{name: [each.values.get(name) for each in objects] for name in _PER_OBJECT},
-        **annotation.values,
+        **{each.column: each.value for each in parts if isinstance(each, Value)},
     }
 
 
@@ -231,8 +232,8 @@ def _has_value(value: Any) -> bool:
     return any(each is not None for each in value) if isinstance(value, list) else value is not None
 
 
-def _check_class_names(names: Iterable[Any]) -> None:
+def check_class_names(names: Iterable[Any]) -> None:
     """Raises :class:`ValueError` for the first name of a class that is neither a text nor None."""
-    odd = [name for name in names if name is not None and not isinstance(name, str)]
-    if odd:
-        raise ValueError(f"found {printable(repr(odd[0])[:60])} as the name of a class, expected a text")
+    odd = next((name for name in names if name is not None and not isinstance(name, str)), None)
+    if odd is not None:
+        raise ValueError(f"found {printable(repr(odd)[:60])} as the name of a class, expected a text")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
-from packstore.sources.annotation_formats.columns import MALFORMED, Raw
+from packstore.sources.annotation_formats import AnnotatedSource, Format, ReadParts, make_kind
+from packstore.sources.annotation_formats.columns import MALFORMED, Raw, check_class_names
 from packstore.sources.annotation_formats.parsing import clean_image_path
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture
-from packstore.sources.annotation_formats.source import AnnotatedSource, Format, ReadParts, make_kind
 from packstore.sources.annotation_formats.spool import SpooledEntry, SpooledSource
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.beside import find_base_folder, is_folder, join, read_text
@@ -48,6 +48,26 @@ class DocumentFormat(Format):
     max_depth: int = 2
     max_files: int = 16
 
+    def find(self, tree: Tree) -> list[str]:
+        """Finds the files of annotations, by names and first bytes.
+
+        Searches the top folder and a few levels below. Skips hidden and ignored files, and passes over folders with
+        more than :attr:`max_files` matching names: these have annotations of single images.
+
+        A file with other first bytes is included, too, if a found file in another folder has its name. Such a file is
+        damaged.
+        """
+        paths: list[str] = []
+        for folder, names in tree.folders(is_passed_over):  # near ones first
+            if len([*path_and_parents(folder)]) > self.max_depth:
+                break
+            listed = [name for name in names.ending(*self.suffixes) if re.fullmatch(self.names, name)]
+            listed = [join(folder, name) for name in listed if not is_passed_over(name)]
+            paths += listed if len(listed) <= self.max_files else []
+        matches = {path for path in paths if self.begins(tree, path)}
+        known = {path.rpartition("/")[2] for path in matches}
+        return [path for path in paths if path in matches or path.rpartition("/")[2] in known]
+
 
 class DocumentSource(AnnotatedSource, SpooledSource):
     """Source of a format with one file of annotations, or one for each split.
@@ -71,7 +91,7 @@ class DocumentSource(AnnotatedSource, SpooledSource):
 
     def __init__(self, path: Path, options: SourceOptions, format: DocumentFormat) -> None:
         super().__init__(path, options, format)
-        files = find_documents(self.tree, self.format)
+        files = self.format.find(self.tree)
         if not files:
             raise SourceError(f"{printable(str(path))} has no annotations of {self.title}")
         self.documents: dict[str, Document] = {}
@@ -92,6 +112,7 @@ class DocumentSource(AnnotatedSource, SpooledSource):
             document = Document(file, self.format.parse(read_text(self.tree, file, _MAX_BYTES)), self.tree)
             entries = list(self.format.list_images(document))
             names = [clean_image_path(name) for each in entries for name in (each.name, *each.further_images)]
+            check_class_names(document.classes.values())
         except AmbiguousSourceError:
             raise
         except MALFORMED as error:
@@ -172,27 +193,6 @@ class DocumentSource(AnnotatedSource, SpooledSource):
         return dict(+sum((each.ignored for each in self.documents.values()), Counter[str]()))
 
 
-def find_documents(tree: Tree, format: DocumentFormat) -> list[str]:
-    """Finds the files of annotations of a format, by names and first bytes.
-
-    Searches the top folder and a few levels below. Skips hidden and ignored files, and passes over folders with more
-    than :attr:`DocumentFormat.max_files` matching names: these have annotations of single images.
-
-    A file with other first bytes is included, too, if a found file in another folder has its name. Such a file is
-    damaged.
-    """
-    paths: list[str] = []
-    for folder, names in tree.folders(is_passed_over):  # near ones first
-        if len([*path_and_parents(folder)]) > format.max_depth:
-            break
-        listed = [name for name in names.ending(*format.suffixes) if re.fullmatch(format.names, name)]
-        listed = [join(folder, name) for name in listed if not is_passed_over(name)]
-        paths += listed if len(listed) <= format.max_files else []
-    matches = {path for path in paths if format.begins(tree, path)}
-    known = {path.rpartition("/")[2] for path in matches}
-    return [path for path in paths if path in matches or path.rpartition("/")[2] in known]
-
-
 def document(help: str, list_images: ListImages, **options: Any) -> Callable[[ReadParts], Kind]:
     """Makes the kind of a format with a file of annotations for many images from two generators: ``list_images`` lists
     the images of a file, the decorated one, whose name is the kind's, reads the annotation of one image. ``options``
@@ -201,6 +201,6 @@ def document(help: str, list_images: ListImages, **options: Any) -> Callable[[Re
     def make(read_parts: ReadParts) -> Kind:
         options.setdefault("kind", read_parts.__name__)
         format = DocumentFormat(help=help, read_parts=read_parts, list_images=list_images, **options)
-        return make_kind(format, find_documents, DocumentSource)
+        return make_kind(format, DocumentSource)
 
     return make

@@ -25,10 +25,9 @@ from itertools import starmap
 from typing import Any
 
 from packstore.core.fields import Text
-from packstore.sources.annotation_formats import parsing, shapes
+from packstore.sources.annotation_formats import FurtherFile, beside, parsing, shapes
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Tag, Value
-from packstore.sources.annotation_formats.source import FurtherFile, beside
 from packstore.sources.beside import join
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 

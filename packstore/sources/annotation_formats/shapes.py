@@ -69,40 +69,6 @@ Parts = Iterator[Part]
 
 
 @dataclass(slots=True)
-class Annotation:
-    """Annotation of one image: all that a generator has yielded, by its kind.
-
-    Attributes:
-        objects: Objects with a box.
-        points: Single points.
-        tags: Classes of the whole image.
-        values: Further values of the image, by column. ``json`` is the content of the file about the image, None if the
-            columns hold all of it.
-    """
-
-    objects: list[AnnotatedObject] = field(default_factory=list)
-    points: list[Point] = field(default_factory=list)
-    tags: list[str] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
-
-    def list_labels(self) -> list[str | None]:
-        """Lists the class of each object and point."""
-        return [*(each.label for each in self.objects), *(point.label for point in self.points)]
-
-    def add(self, parts: Iterable[Part]) -> None:
-        """Adds what a generator yields."""
-        for part in parts:
-            if isinstance(part, AnnotatedObject):
-                self.objects.append(part)
-            elif isinstance(part, Point):
-                self.points.append(part)
-            elif isinstance(part, Tag):
-                self.tags.append(part.name)
-            else:
-                self.values[part.column] = part.value
-
-
-@dataclass(slots=True)
 class Picture:
     """The image of an annotation, as far as a generator may need it.
 

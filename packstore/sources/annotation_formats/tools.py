@@ -26,11 +26,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from packstore.core.errors import SourceError
-from packstore.sources.annotation_formats import parsing, shapes
+from packstore.sources.annotation_formats import beside, parsing, shapes
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.parsing import flatten_points, get_floats, nonempty_text, to_float, to_floats
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Point, Tag, Value
-from packstore.sources.annotation_formats.source import beside
 from packstore.sources.beside import is_file, join, read_text
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import Tree

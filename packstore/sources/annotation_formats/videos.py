@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from packstore.core.run_lengths import compute_run_lengths_box, decode_run_lengths, encode_run_lengths
-from packstore.sources.annotation_formats import parsing, shapes
+from packstore.sources.annotation_formats import FurtherFile, parsing, shapes
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Tag
-from packstore.sources.annotation_formats.source import FurtherFile
 from packstore.sources.beside import is_folder, join
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 

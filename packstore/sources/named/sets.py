@@ -8,13 +8,12 @@ from itertools import chain, islice
 from typing import Any
 
 from packstore.core.fields import Array, Boxes, Json, Keypoints, Label, Labels, Mask, Text
+from packstore.sources.annotation_formats.voc import list_boxes, parse_annotation
 from packstore.sources.beside import clean_path
-from packstore.sources.boxes import CORNERS
 from packstore.sources.found import Files, Found, LinesByKey, check_range, parse_numbers, parse_text
 from packstore.sources.named import published_set
 from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number, to_whole_numbers
 from packstore.sources.rows import InTree
-from packstore.sources.voc import parse_annotation
 
 
 @published_set("CelebA", "list_attr_celeba.txt", "list_eval_partition.txt", required=("img_align_celeba",))
@@ -243,7 +242,7 @@ def _parse_solution(line: list[str] | None) -> dict[str, Any]:
 
 _PETS = ("annotations/list.txt", "annotations/trainval.txt")
 _PET_FILES = ("annotations/test.txt", "annotations/trimaps", "images")
-_HEADS = {"boxes": lambda xml: {"boxes": parse_annotation(xml, CORNERS)["boxes"]}}
+_HEADS = {"boxes": lambda xml: {"boxes": list_boxes(parse_annotation(xml))}}
 
 
 @published_set("Oxford-IIIT Pet", *_PETS, required=_PET_FILES, parsers=_HEADS)
@@ -333,8 +332,8 @@ _DOGS = {"train": "train_list.mat|lists/train_list.mat", "test": "test_list.mat|
 
 def _parse_dog(xml: bytes) -> dict[str, Any]:
     """Parses an annotation to ``boxes`` with the published corners, and ``json``."""
-    parsed = parse_annotation(xml, CORNERS)
-    return {"boxes": parsed["boxes"], "json": parsed["json"]["annotation"]}
+    parsed = parse_annotation(xml)
+    return {"boxes": list_boxes(parsed), "json": parsed["annotation"]}
 
 
 @published_set("Stanford Dogs", *_DOG_FOLDERS, parsers={"json": _parse_dog})

@@ -19,13 +19,13 @@ from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Labels
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.annotation_formats.shapes import bounding_box, box_from_centre
+from packstore.sources.annotation_formats.voc import FORMAT as VOC
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, parse_finite, read_whole
 from packstore.sources.coco.documents import READ_ORDER, find_annotation_files
 from packstore.sources.rows import FileRow, FileRowSource, InTree
 from packstore.sources.schema import RELATIVE
-from packstore.sources.voc import find_folder_pairs
 from packstore.sources.yolo import layout
 
 _LEAST, _MOST = -0.01, 1.01
@@ -266,7 +266,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     labelled = any(layout.has_labels(tree, place) for place in places) or layout.find_scattered_images(tree)
     if not layout.find_descriptions(tree) and not labelled:
         return Certainty.NO
-    others = any(file.kind in READ_ORDER for file in find_annotation_files(tree)) or find_folder_pairs(tree)
+    others = any(file.kind in READ_ORDER for file in find_annotation_files(tree)) or VOC.find(tree)
     return Certainty.PARTIAL if others else Certainty.CERTAIN
 
 

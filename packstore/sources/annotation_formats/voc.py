@@ -1,0 +1,318 @@
+"""Pascal VOC (http://host.robots.ox.ac.uk/pascal/VOC/): XML files of images, and its kit with sets and masks.
+
+The XML files are beside the images, as from LabelImg and Roboflow, or in any folder whose files have the stems of the
+images (``annotations/xmls``). The kit has ``JPEGImages``, ``Annotations``, ``ImageSets``, ``SegmentationClass`` and
+``SegmentationObject``.
+
+Boxes in the files count pixels from 1, and include both corners. Here the left edge of the first pixel is 0, so a box
+is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its width is their number. Files of other tools
+(CVAT, Datumaro, Roboflow) count from 0: their boxes are ``(xmin, ymin, xmax, ymax)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
+from packstore.core.fields import Field, Image
+from packstore.core.manifest import Manifest
+from packstore.core.plainxml import load_xml
+from packstore.sources.annotation_formats import (
+    AnnotatedFolder,
+    SidecarFormat,
+    SidecarSource,
+    make_kind,
+    parsing,
+    shapes,
+)
+from packstore.sources.annotation_formats.shapes import Parts, Picture
+from packstore.sources.base import SourceOptions
+from packstore.sources.beside import (
+    clean_path,
+    find_suffixes_other_than_jpg,
+    infer_mask_field,
+    is_folder,
+    join,
+    read_lines,
+)
+from packstore.sources.boxes import CORNERS, VOC
+from packstore.sources.contents import list_contents, path_and_parents
+from packstore.sources.ignoring import ignore_paths
+from packstore.sources.ledger import Claims, Role
+from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.palettes import Palette, declare_mask_columns, find_matching_palette, read_mask_columns
+from packstore.sources.rows import FileRow, InTree, in_packing_order
+from packstore.sources.splits import is_split
+from packstore.sources.tree import Tree
+
+CLASSES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+"""The classes of Pascal VOC, numbered as in its development kit, from 0."""
+_IMAGES = "JPEGImages"
+_MASKS = {"mask": "SegmentationClass", "object_mask": "SegmentationObject"}
+_SETS = ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets", "Main")
+_UNION = "trainval"
+
+
+def parse_annotation(data: bytes) -> dict[str, Any]:
+    """Parses an XML file to ``{"annotation": …}``, structured as by torchvision's ``VOCDetection``; its ``object`` is
+    always a list. Raises :class:`ValueError` for another file."""
+    root, document = load_xml(data)
+    document = {} if document == "" else document  # <annotation/>: an image without objects
+    if root != "annotation" or not isinstance(document, dict):
+        raise ValueError(f"its annotation has the root {printable(root)!r} without content; expected 'annotation'")
+    return {"annotation": {**document, "object": parsing.as_list(document.get("object"))}}
+
+
+def list_boxes(content: Any) -> list[list[float]]:
+    """Lists the boxes of an annotation as they are written: left, top, right, bottom. Raises :class:`ValueError` for an
+    object without one."""
+    corners = ("xmin", "ymin", "xmax", "ymax")
+    try:
+        return [parsing.get_floats(each["bndbox"], *corners) for each in content["annotation"]["object"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"an object of its annotation has no bndbox with {', '.join(corners)}") from error
+
+
+def read_parts(content: Any, _: Picture) -> Parts:
+    """Each object has its class, its box as it is written, and ``difficult``, 0 if it is missing."""
+    for each, corners in zip(content["annotation"]["object"], list_boxes(content), strict=True):
+        yield shapes.box(each["name"], corners, difficult=int(each.get("difficult") or 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _VocFormat(SidecarFormat):
+    """Pascal VOC, whose kit may have masks instead of XML files."""
+
+    def find(self, tree: Tree) -> Sequence[AnnotatedFolder]:
+        """Finds the folders of images as the base, or those of a kit with masks alone."""
+        paths = [path for path in list_contents(tree).folders if path.rpartition("/")[2] == _IMAGES]
+        masked = (path for path in paths if _find_masks(tree, path.rpartition("/")[0]))
+        return super().find(tree) or [AnnotatedFolder(path, None, "") for path in masked]
+
+
+class VocSource(SidecarSource):
+    """Adds what the kit of Pascal VOC has beside its XML files.
+
+    - Splits are the sets of ``ImageSets/Main``, or else those of ``ImageSets/Segmentation``, ``ImageSets`` or ``Main``.
+      ``trainval`` is left out beside ``train`` and ``val``, since it is their union.
+    - ``mask`` and ``object_mask`` are the files of the masks. If CVAT's ``labelmap.txt`` fits, ``mask`` has class
+      numbers instead of colours, with ``mask_labels``.
+
+    A box with a corner at 0 proves that the files count from 0, since none can have it that counts from 1. Then all
+    boxes are kept as they are written. ``layout`` answers instead: ``voc`` or ``xyxy``.
+
+    Opening raises :class:`UsageError` for another layout, :class:`AmbiguousSourceError` for several kits and for an
+    image in two sets, and :class:`SourceError` for a list that names no path.
+    """
+
+    def __init__(self, path: Path, options: SourceOptions, format: SidecarFormat) -> None:
+        if options.layout not in (None, VOC, CORNERS):
+            raise UsageError(
+                f"layout is {options.layout}, but boxes of Pascal VOC are {VOC}, counted from 1 with both corners, or "
+                f"{CORNERS}, counted from 0"
+            )
+        super().__init__(path, options, format)
+        self._says_layout = options.layout is not None
+        self._at_zero = False
+        self._kit, self._images = self._find_kit()
+        self._masks = {} if self._kit is None else _find_masks(self.tree, self._kit)
+        names = (*(f"{name}Npy" for name in _MASKS.values()), *_MASKS.values())  # LabelMe's copies of masks as arrays
+        copies = (join(self._kit or "", f"{name}/") for name in names)
+        self.expected += [each for each in copies if self._masks and each[:-1] not in self._masks.values()]
+        self._lists = {} if self._kit is None else self._find_lists(self._kit)
+        self._sets = self._read_sets()
+        if self._sets:
+            self.left_images = "images in none of the sets"  # type: ignore[misc]
+            self.evidence += f" and the sets {', '.join(in_packing_order(self._sets))}"
+        if not self._says_layout and self._is_annotated:
+            super().fields()  # parses all annotations
+            self.options = replace(self.options, layout=CORNERS if self._at_zero else VOC)
+
+    def _find_kit(self) -> tuple[str | None, str]:
+        """Finds the folder of the kit, and in it that of the images: ``JPEGImages``, or any beside ``ImageSets``. None
+        if there is no kit. Raises :class:`AmbiguousSourceError` for several."""
+        above = ([*filter(self._is_in_kit, path_and_parents(each.images))] for each in self._folders)
+        kits = {places[-1].rpartition("/")[0]: places[-1] for places in above if places}
+        if len(kits) > 1:
+            answers = [Answer(source=Path(self.path, kit)) for kit in kits] if self.path.is_dir() else []
+            each = " or ".join(map(self.tree.name, kits))
+            raise AmbiguousSourceError(
+                f"{self.tree.name()} holds several sets of Pascal VOC: give one of them, {each}", answers
+            )
+        return next(iter(kits.items()), (None, ""))
+
+    def _is_in_kit(self, place: str) -> bool:
+        """Tells if a folder is that of the images of a kit."""
+        kit, _, name = place.rpartition("/")
+        return name == _IMAGES or is_folder(self.tree, join(kit, "ImageSets"))
+
+    @property
+    def _is_annotated(self) -> bool:
+        """There are XML files."""
+        return any(each.annotations is not None for each in self._folders)
+
+    def _find_lists(self, kit: str) -> dict[str, str]:
+        """Finds the list of images of each split, in the first folder that has any."""
+        for folder in (join(kit, place) for place in _SETS):
+            names = (name for name in self.tree.names(folder).ending(".txt") if is_split(name[:-4]))
+            lists = {name[:-4].lower(): join(folder, name) for name in names}
+            if {"train", "val"} <= lists.keys():
+                lists.pop(_UNION, None)
+            if lists:
+                return lists
+        return {}
+
+    def _read_sets(self) -> dict[str, list[str]]:
+        """Reads the images of each split, whose lists name them without suffix."""
+        if not self._lists:
+            return {}
+        start, folders = len(self._images) + 1, self.tree.folders(is_passed_over, self._images)
+        names = (join(place, name)[start:] for place, listed in folders for name in listed.ending(*IMAGE_SUFFIXES))
+        suffixes = find_suffixes_other_than_jpg(self.tree, self._images, names)
+        sets: dict[str, list[str]] = {split: [] for split in self._lists}
+        owners: dict[str, str] = {}
+        for split, file in self._lists.items():
+            for number, line in read_lines(self.tree, file, paths=True):
+                try:
+                    stem = clean_path(line)
+                except ValueError as error:
+                    raise SourceError(f"{self.tree.name(file)}, line {number}: {error}") from None
+                if (first := owners.setdefault(stem, file)) != file:
+                    unions = [join(file.rpartition("/")[0], f"{_UNION}.txt")]  # would take the place of a list
+                    raise AmbiguousSourceError(
+                        f"{self.tree.name()}: {printable(stem)} is in two sets, {printable(first)} and "
+                        f"{printable(file)}: remove it from one, or leave a list out with --ignore",
+                        [Answer(ignore_paths(sorted({each, *unions}))) for each in (first, file)],
+                    )
+                sets[split].append(join(self._images, stem + suffixes.get(stem, ".jpg")))
+        return sets
+
+    def splits(self) -> Sequence[str]:
+        """Returns the sets in packing order, else the splits of the images' folders."""
+        return in_packing_order(self._sets) or super().splits()
+
+    def fields(self) -> Mapping[str, Field]:
+        """Returns the columns of masks before those of annotations, and the latter only if there are XML files."""
+        image, *others = super().fields().items() if self._is_annotated else [("image", Image())]
+        masks = {name: self._infer_mask_field(folder) for name, folder in self._masks.items()}
+        masks |= declare_mask_columns(self._palette) if self._palette is not None else {}
+        return dict([image, *masks.items(), *others])
+
+    def _infer_mask_field(self, folder: str) -> Field:
+        """Returns the field of the masks in a folder."""
+        return infer_mask_field(self.tree, (join(folder, name) for name in self.tree.names(folder).ending(".png")))
+
+    @cached_property
+    def _palette(self) -> Palette | None:
+        """Palette that fits the masks, of colours or of values; None if there is none."""
+        if "mask" not in self._masks:
+            return None
+        return find_matching_palette(self.tree, [self._kit or ""], self._infer_mask_field(self._masks["mask"]))
+
+    def annotated_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a set, or of the folders of a split, with the files of their masks."""
+        rows = self.skip_repeated(split, self._list_set(split)) if self._sets else super().annotated_rows(split)
+        for row in rows:
+            stem = row.file.removeprefix(self._images).lstrip("/").rpartition(".")[0]
+            masks = {name: InTree(join(folder, f"{stem}.png"), True) for name, folder in self._masks.items()}
+            yield row._replace(values={**row.values, **masks})
+
+    def _list_set(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a set, in the order of its list."""
+        places = {each.images: each.annotations for each in self._folders}
+        for image in self._sets[split]:
+            folder, _, name = image.rpartition("/")
+            place = places.get(folder)
+            files = {} if place is None else {"raw": InTree(join(place, self.format.list_names(name)[0]), True)}
+            yield FileRow(image, files)
+
+    def parse_columns(self, item: Any, picture: Picture) -> dict[str, Any]:
+        """Parses an annotation; moves boxes that count from 1 to 0."""
+        values = super().parse_columns(item, picture)
+        self._at_zero |= any(map(_counts_from_zero, values["boxes"]))
+        first = 0 if self.options.layout == CORNERS else 1
+        values["boxes"] = [[left - first, top - first, *others] for left, top, *others in values["boxes"]]
+        return values
+
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image with its masks and annotation. With a palette, adds the columns of class numbers."""
+        values = dict(super().read_values(ref))
+        if self._palette is not None and values["mask"] is not None:
+            values |= read_mask_columns(self._palette, values["mask"], self.options.max_pixels)
+        return values
+
+    def follow_store(self, manifest: Manifest) -> None:
+        """Reads boxes as those of the store were read. Does nothing if ``layout`` is given, or if the store is of
+        another kind. Raises :class:`AmbiguousSourceError` if a box proves that the files count from 0, and those of the
+        store were read as from 1."""
+        recorded = CORNERS if manifest.options.get("layout") == CORNERS else VOC
+        if self._says_layout or self.options.layout in (None, recorded) or manifest.origin.kind != self.kind:
+            return
+        if self._at_zero:
+            raise AmbiguousSourceError(
+                f"{self.tree.name()} has a box at 0, so it counts pixels from 0, but the boxes of the store were read "
+                f"as counted from 1. If they count from 0, too, convert them again with --layout {CORNERS}; else say "
+                "how this source counts",
+                [Answer(("--layout", each)) for each in (CORNERS, VOC)],
+                self.path,
+            )
+        self.options = replace(self.options, layout=recorded)
+
+    def notes(self) -> tuple[str, ...]:
+        """Adds a note if the boxes were found to count from 0."""
+        if self._says_layout or self.options.layout != CORNERS or not self._at_zero:
+            return super().notes()
+        note = (
+            "a box is at 0, so all boxes count pixels from 0 and are kept as they are written; "
+            f"--layout {VOC} reads them as counted from 1"
+        )
+        return (*super().notes(), note)
+
+    def describing_files(self) -> Iterable[str]:
+        """Returns the lists of images and the files of the palette."""
+        return [*self._lists.values(), *(self._palette.files if self._palette is not None else ())]
+
+    def claim_files(self, claims: Claims) -> None:
+        """Claims the files that are read, and as evidence all other lists in the folders of sets, such as those of a
+        single class."""
+        super().claim_files(claims)
+        for place in ("ImageSets", "Main") if self._kit is not None else ():
+            for folder, names in self.tree.folders(is_passed_over, join(self._kit or "", place)):
+                claims.claim_all(folder, names.ending(".txt"), Role.EVIDENCE)
+
+
+def _find_masks(tree: Tree, kit: str) -> dict[str, str]:
+    """Finds the folders of masks in a kit, by column. LabelMe has written them to ``SegmentationClassPNG``."""
+    places = ((column, join(kit, name + end)) for column, name in _MASKS.items() for end in ("PNG", ""))
+    found: dict[str, str] = {}
+    for column, folder in places:
+        if tree.names(folder).ending(".png"):
+            found.setdefault(column, folder)
+    return found
+
+
+def _counts_from_zero(box: Sequence[float]) -> bool:
+    """Tells if a box, as written, is one that no file has that counts from 1: it begins within 0 to 1."""
+    left, top, right, bottom = box
+    return (0 <= left < 1 or 0 <= top < 1) and left < right and top < bottom  # four zeros are no box
+
+
+FORMAT = _VocFormat(
+    kind="voc",
+    help="Pascal VOC: JPEGImages with Annotations",
+    folders=[("", ""), (_IMAGES, "Annotations")],
+    patterns=("{stem}.xml",),
+    signature=rb"(?s)\A(?!.*LabelMe Webtool).*<annotation",  # MIT's LabelMe has polygons instead of boxes
+    read_parts=read_parts,
+    parse=parse_annotation,
+    classes=CLASSES,
+    takes_boxes=True,
+)
+voc = make_kind(FORMAT, VocSource)
