@@ -310,8 +310,8 @@ def test_files_that_refer_to_others_are_refused(tmp_path: Path) -> None:
         file.create_dataset("x", (4, 4, 4, 3), "u1", external=[(str(tmp_path / "secret"), 0, 192)])
     for name, said in (
         ("link", "is a link to x, which is not in the file"),
-        ("virtual", "is outside"),
-        ("raw", "are outside it"),
+        ("virtual", "refers to values elsewhere"),
+        ("raw", "refers to values elsewhere"),
     ):
         with pytest.raises(SourceError, match=said):
             open_source(tmp_path / "in" / f"{name}.h5")
@@ -331,58 +331,21 @@ def test_raw_data_in_other_files_are_refused_wherever_they_lie(
         if where in places:
             (tmp_path / folder / "keys" / "id_rsa").write_bytes(b"private " * 24)
     monkeypatch.chdir(tmp_path / "home")
-    with pytest.raises(SourceError, match=r"images are outside it, in keys/id_rsa; that is not followed"):
+    with pytest.raises(SourceError, match="images refers to values elsewhere, which is not followed"):
         open_source(tmp_path / "set" / "a.h5")
 
 
-def test_virtual_datasets_that_hdf5_would_look_for_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, home = pixels(4, 4, 4, 3), tmp_path / "home"
-    home.mkdir()
-    write(home / "part.hdf", {"x": pixels(4, 4, 4, 3)})
-    write(tmp_path / "part.hdf", {"x": x})
-    layout = h5py.VirtualLayout(x.shape, "u1")
-    layout[:] = h5py.VirtualSource("part.hdf", "x", x.shape)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_virtual_dataset("x", layout)
-    monkeypatch.chdir(home)
-    with closing(open_source(tmp_path / "a.h5")) as opened:
-        assert all(np.array_equal(image, x[n]) for n, image in enumerate(images(opened)))
-    monkeypatch.setenv("HDF5_VDS_PREFIX", str(home))
-    with pytest.raises(SourceError, match="looked for by HDF5_VDS_PREFIX"):
-        open_source(tmp_path / "a.h5")
-
-
-def test_virtual_datasets_of_a_pattern_are_refused(tmp_path: Path) -> None:
-    """Its name is that of no file that HDF5 reads: it fills numbers in."""
-    whole, part = (h5py.h5s.UNLIMITED, 4, 4, 3), (4, 4, 4, 3)
-    space = h5py.h5s.create_simple((0, *whole[1:]), whole)
-    space.select_hyperslab((0, 0, 0, 0), (h5py.h5s.UNLIMITED, 1, 1, 1), part, part)
-    made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    made.set_virtual(space, b"p%b.hdf", b"x", h5py.h5s.create_simple(part))
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_UINT8, h5py.h5s.create_simple((0, *whole[1:]), whole), dcpl=made)
-    for name in ("p%b.hdf", "p0.hdf"):
-        write(tmp_path / name, {"x": pixels(*part)})
-    with pytest.raises(SourceError, match=r"p%b.hdf, x. is missing, .* named by a pattern"):
-        open_source(tmp_path / "a.h5")
-
-
-def test_virtual_datasets_within_the_folder(tmp_path: Path) -> None:
-    x = pixels(4, 4, 4, 3)
-    write(tmp_path / "part.hdf", {"x": x})
-    for number, (source, said) in enumerate(
-        (("part.hdf", ""), ("v0.h5", "refers to others"), ("gone.h5", "is missing"))
-    ):
-        layout = h5py.VirtualLayout(x.shape, "u1")
-        layout[:] = h5py.VirtualSource(source, "x", x.shape)
-        with h5py.File(tmp_path / f"v{number}.h5", "w") as file:
-            file.create_virtual_dataset("x", layout)
-        if said:
-            with pytest.raises(SourceError, match=said):
-                open_source(tmp_path / f"v{number}.h5")
-            continue
-        with closing(open_source(tmp_path / f"v{number}.h5")) as opened:
-            assert all(np.array_equal(image, x[n]) for n, image in enumerate(images(opened)))
+def test_a_virtual_dataset_is_refused_as_labels_and_left_out_as_a_column(tmp_path: Path) -> None:
+    layout = h5py.VirtualLayout((4,), "i8")
+    layout[:] = h5py.VirtualSource(".", "z", (4,))
+    for name in ("labels", "more"):
+        path = write(tmp_path / f"{name}.h5", {"x": pixels(4, 4, 4, 3), "z": np.arange(4)})
+        with h5py.File(path, "a") as file:
+            file.create_virtual_dataset(name, layout)
+    with pytest.raises(SourceError, match=r"labels refers to values elsewhere, .*write the values into the file"):
+        open_source(tmp_path / "labels.h5")
+    with closing(open_source(tmp_path / "more.h5")) as source:
+        assert source.survey().ledger.passed_over == {"arrays that are no values of samples": 1}
 
 
 ATTRIBUTES: dict[str, Any] = {

@@ -1,15 +1,14 @@
 """HDF5 files that are no packstore stores: datasets of images and labels by name, shape and dtype, read by h5py.
 
-A contiguous dataset is read from the file directly, a compressed one in whole chunks. References to files in other
-folders are refused, and so are raw data in any other file.
+A contiguous dataset is read from the file directly, a compressed one in whole chunks. Links to other files are refused,
+and datasets whose values lie in other files are not read.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.errors import printable
 from packstore.images.sniff import begins_like_image
 from packstore.sources.arrays import make_array_kind
 from packstore.sources.arrays.source import ArraySource
@@ -37,14 +37,13 @@ from packstore.sources.refusals import first_bytes
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _STARTS = (0, 512, 1024, 2048)
 _MAX_OBJECTS = 10_000
-_PREFIX = "HDF5_VDS_PREFIX"
-"""Environment variable with the folder in which HDF5 looks first for the files of a virtual dataset."""
+_OUTSIDE = "which is not followed: write the values into the file, for instance by h5repack"
 
 
 class Hdf5Source(ArraySource):
     """Samples of HDF5 files. Opening raises :class:`SourceError` for damage, for links to other files or to nothing,
-    and for values in raw files, or in files of other folders. Also raises it if over 256 MiB of a dataset of numbers
-    were never written."""
+    and for images or labels with values in other files. Also raises it if over 256 MiB of a dataset of numbers were
+    never written."""
 
     kind = "hdf5"
     suffixes = (".h5", ".hdf5", ".he5", ".hdf")
@@ -55,7 +54,6 @@ class Hdf5Source(ArraySource):
         h5py."""
         import h5py
 
-        folder = (self.path if self.path.is_dir() else self.path.parent).resolve()
         file = opened.closing.enter_context(h5py.File(path, "r", locking=False))
         read = partial(read_at, opened.open_descriptor(path))
         waiting, seen = [("", file)], set()
@@ -75,7 +73,6 @@ class Hdf5Source(ArraySource):
                     seen.add(item.id)
                     waiting.append((inside, item))
                 elif isinstance(item, h5py.Dataset):
-                    _refuse_outside_values(inside, item, path, folder)
                     opened.arrays[inside] = _open_dataset(inside, item, read)
                     opened.attributes[inside] = _read_class_attributes(item)
                 if len(opened.arrays) + len(seen) > _MAX_OBJECTS:
@@ -83,8 +80,10 @@ class Hdf5Source(ArraySource):
 
     @classmethod
     def reads_file(cls, path: Path) -> bool:
-        """Tells if a path is an HDF5 file. False for packstore stores, and files that h5py cannot open."""
-        return is_hdf5(path) and not _is_store(path)
+        """Tells if a path is an HDF5 file by its signature, which a user block may precede. False for packstore stores,
+        and files that h5py cannot open."""
+        start = first_bytes(path, _STARTS[-1] + len(_SIGNATURE))
+        return any(start.startswith(_SIGNATURE, place) for place in _STARTS) and not _is_store(path)
 
 
 def _open_dataset(name: str, dataset: Any, read: ReadRange) -> FileArray:
@@ -99,7 +98,7 @@ def _open_dataset(name: str, dataset: Any, read: ReadRange) -> FileArray:
 
 
 def _describe_dataset(name: str, dataset: Any) -> ArrayInfo:
-    """Describes a dataset, as unreadable if it has no shape or no column can hold its values.
+    """Describes a dataset, as unreadable if it has no shape, no column can hold its values, or they are in other files.
 
     - Byte arrays of varying length and opaque values are files.
     - Strings are files if the first string begins like an image, else texts.
@@ -112,6 +111,8 @@ def _describe_dataset(name: str, dataset: Any) -> ArrayInfo:
     shape, dtype, inner = dataset.shape, dataset.dtype, h5py.check_vlen_dtype(dataset.dtype)
     if shape is None:
         return ArrayInfo.unreadable(name, (), "it is empty")
+    if dataset.is_virtual or dataset.external:  # HDF5 finds the files by the working directory and the environment
+        return ArrayInfo.unreadable(name, shape, f"{printable(name)} refers to values elsewhere, {_OUTSIDE}")
     if h5py.check_string_dtype(dtype) is not None:
         is_file = begins_like_image(_read_first_value(dataset)[:64])
         return ArrayInfo(name, shape, content="files" if is_file else "texts")
@@ -119,44 +120,11 @@ def _describe_dataset(name: str, dataset: Any) -> ArrayInfo:
         return ArrayInfo(name, shape, content="files")
     chunk = dataset.chunks[0] if dataset.chunks else 1
     info = ArrayInfo.of_numbers(name, shape, dtype, f"values of {inner or dtype}", chunk)
-    if info.content == "numbers" and not dataset.is_virtual:  # parts in other files are not checked
+    if info.content == "numbers":
         stored, size = dataset.id.get_storage_size(), dtype.itemsize * math.prod(shape)
         if not may_be_written(size, [stored]):
             raise ValueError(f"{name} should have {size:,} bytes, of which {stored:,} were written")
     return replace(info, reversed="MATLAB_class" in dataset.attrs)
-
-
-def _refuse_outside_values(name: str, dataset: Any, path: Path, folder: Path) -> None:
-    """Raises :class:`ValueError` for a dataset with values in raw files, which HDF5 finds by the working directory.
-    Raises it for a virtual dataset with a part that is missing, in another folder than ``folder``, named by a pattern,
-    or itself elsewhere; also if the environment variable ``HDF5_VDS_PREFIX`` makes HDF5 look elsewhere."""
-
-    advice = "that is not followed: write the values into the file, for instance by h5repack"
-    if dataset.external:
-        raise ValueError(f"the values of {name} are outside it, in {dataset.external[0][0]}; {advice}")
-    for source in dataset.virtual_sources() if dataset.is_virtual else ():
-        is_own = source.file_name == "."
-        place = path if is_own else path.parent / source.file_name
-        is_inside = (place.parent.resolve() / place.name).is_relative_to(folder)  # it may be a link itself
-        is_sought = not is_own and ("%" in source.file_name + source.dset_name or os.environ.get(_PREFIX))
-        if is_sought or not is_inside or not _holds_plain(dataset.file if is_own else place, source.dset_name):
-            shown = f"{source.file_name}, {source.dset_name}"
-            raise ValueError(
-                f"a part of {name} ({shown}) is missing, refers to others, is outside the folder, named by a pattern, "
-                f"or looked for by {_PREFIX}; {advice}"
-            )
-
-
-def _holds_plain(place: Any, name: str) -> bool:
-    """Tells if a file, or the file at a path, holds a dataset with its values in the file itself."""
-    import h5py
-
-    try:
-        with h5py.File(place, "r", locking=False) if isinstance(place, Path) else nullcontext(place) as file:
-            part = file[name]
-            return not part.is_virtual and not part.external and part.file.filename == file.filename
-    except (OSError, KeyError, RuntimeError, ValueError, AttributeError):
-        return False
 
 
 def _read_class_attributes(item: Any) -> dict[str, Any]:
@@ -183,9 +151,9 @@ class _Hdf5Array(FileArray):
         return values
 
     def list_written(self) -> tuple[Sequence[int], Iterable[Sequence[int]]] | None:
-        """Lists the chunks that were written; None also for a virtual or empty dataset."""
+        """Lists the chunks that were written; None also for an empty dataset."""
         dataset, chunk = self.dataset, self.dataset.chunks
-        if dataset.is_virtual or not dataset.size:
+        if not dataset.size:
             return None
         if chunk is None:
             return None if dataset.id.get_storage_size() else (dataset.shape, ())
@@ -203,17 +171,10 @@ class _Hdf5Array(FileArray):
 def _read_first_value(dataset: Any) -> bytes:
     """Reads the first value of a dataset with one axis. Returns ``b""`` for other axes, and if there is no value, it is
     no bytes, or it cannot be read."""
-    try:
+    with suppress(OSError, RuntimeError, ValueError):
         value = dataset[0] if len(dataset.shape) == 1 and dataset.shape[0] else b""
-    except (OSError, RuntimeError, ValueError, UnicodeDecodeError):
-        return b""
-    return value if isinstance(value, bytes) else b""
-
-
-def is_hdf5(path: Path) -> bool:
-    """Tells if a file has HDF5's signature at byte 0, 512, 1024 or 2048. A user block may precede it."""
-    start = first_bytes(path, _STARTS[-1] + len(_SIGNATURE))
-    return any(start[place : place + len(_SIGNATURE)] == _SIGNATURE for place in _STARTS)
+        return value if isinstance(value, bytes) else b""
+    return b""
 
 
 def _is_store(path: Path) -> bool:
