@@ -81,13 +81,11 @@ def test_pcam_has_images_and_labels_in_files_of_their_own(tmp_path: Path) -> Non
     assert verify(tmp_path / "p.lmdb", against=tmp_path / "pcam").problems == ()
 
 
-def test_one_file_of_pcam_leads_to_its_folder(tmp_path: Path) -> None:
+def test_one_file_of_pcam_has_no_labels(tmp_path: Path) -> None:
     pcam(tmp_path / "pcam")
-    file = tmp_path / "pcam" / PCAM.format("train", "x")
-    with pytest.raises(AmbiguousSourceError, match=r"_y\.h5 beside it seems to hold the labels .*give .*pcam"):
-        open_source(file)
-    with closing(open_source(file, kind="hdf5")) as source:
+    with closing(open_source(tmp_path / "pcam" / PCAM.format("train", "x"))) as source:
         assert source.survey().columns == ()
+        assert source.evidence.endswith("no labels")
 
 
 @pytest.mark.parametrize(
@@ -353,13 +351,12 @@ ATTRIBUTES: dict[str, Any] = {
     "bytes": np.array([b"ant", b"bee", b"cat"]),
     "JSON": '["ant", "bee", "cat"]',
     "JSON by number": '{"0": "ant", "1": "bee", "2": "cat"}',
-    "JSON by name": '{"cat": 2, "bee": 1, "ant": 0}',
 }
 
 
 @pytest.mark.parametrize("form", ATTRIBUTES)
 @pytest.mark.parametrize("where", ["deep/labels", "deep/images", "deep", "/"])
-@pytest.mark.parametrize("name", ["classes", "class_names", "label_names", "names"])
+@pytest.mark.parametrize("name", ["classes", "class_names", "label_names"])
 def test_classes_are_named_by_attributes(name: str, where: str, form: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", {"deep/images": pixels(6, 4, 4, 3), "deep/labels": np.arange(6) % 3})
     with h5py.File(path, "r+") as file:
@@ -368,25 +365,20 @@ def test_classes_are_named_by_attributes(name: str, where: str, form: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value"),
     [
-        ("classes", ["ant", "bee"], "classes does not name the classes"),
-        ("names", ["ant", "bee", "cat", "dog"], ""),
-        ("names", "someone", ""),
-        ("classes", 3, ""),
-        ("classes", h5py.Empty("f"), ""),
-        ("classes", ["ant", "ant", "bee"], ""),
+        ("classes", ["ant", "bee"]),
+        ("names", ["ant", "bee", "cat"]),
+        ("classes", 3),
+        ("classes", h5py.Empty("f")),
+        ("classes", ["ant", "ant", "bee"]),
     ],
 )
-def test_attributes_that_name_something_else(
-    name: str, value: Any, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_attributes_that_name_something_else(name: str, value: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", {"images": pixels(6, 4, 4, 3), "labels": np.arange(6) % 3})
     with h5py.File(path, "r+") as file:
         file.attrs[name] = value
     assert convert(path, tmp_path / "o.h5").manifest.classes is None
-    assert said in caplog.text
-    assert bool(said) == ("does not name" in caplog.text)
 
 
 TEXTS = ["dog", "ant", "cat ä", "ant", "dog", "dog"]

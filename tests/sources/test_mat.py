@@ -104,12 +104,29 @@ def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
         open_source(path, layout="NHW:9x9")
 
 
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [("set.npz", ["NHW:12x12"]), ("set.mat", ["NHW:12x12", "NWH:12x12"]), ("columns.mat", ["HWN:12x12", "WHN:12x12"])],
+)
+def test_square_images_lie_flat(name: str, answers: list[str], tmp_path: Path) -> None:
+    matrix = np.resize(IMAGES, (20, 144))
+    path = write(tmp_path / name, matrix.T if name == "columns.mat" else matrix)
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(path)
+    assert [answer.options[1] for answer in caught.value.answers] == answers  # as many as labels
+
+
 def test_colours_lie_flat(tmp_path: Path) -> None:
     colours = np.random.default_rng(5).integers(0, 256, (20, 9, 9, 3), np.uint8)
     path = write(tmp_path / "set.npz", colours.reshape(20, -1))
     with pytest.raises(AmbiguousSourceError) as caught:
         open_source(path)
-    assert [answer.options[1] for answer in caught.value.answers] == ["NHWC:9x9x3", "NCHW:3x9x9"]
+    assert [answer.options[1] for answer in caught.value.answers] == [
+        "NHW:27x9",
+        "NHW:9x27",
+        "NHWC:9x9x3",
+        "NCHW:3x9x9",
+    ]
     with closing(open_source(path, layout="NHWC:9x9x3")) as source:
         found = [source.read(entry).image for entry in source.entries()]  # type: ignore[union-attr]
     assert (np.stack(found) == colours).all()

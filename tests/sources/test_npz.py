@@ -100,8 +100,6 @@ def test_files_side_by_side(split: str, tmp_path: Path) -> None:
         assert dict(survey.splits) == {split.rstrip("_"): 5}
         assert survey.ledger.passed_over == {"not images (.md)": 1}
         assert all(np.array_equal(image, x[n].transpose(1, 2, 0)) for n, image in enumerate(images(source)))
-    with pytest.raises(AmbiguousSourceError, match="seems to hold the labels of its images"):
-        open_source(tmp_path / "d" / f"{split}images.npy")
 
 
 def test_parts_by_their_numbers(tmp_path: Path) -> None:

@@ -1,24 +1,67 @@
-"""Sources of named arrays: images, labels and further columns in HDF5, npz, MATLAB, Zarr and N5, and published sets."""
+"""Sources of named arrays: images, labels and further columns in HDF5, npz, MATLAB and Zarr, and published sets.
+
+Arrays of packstore's own exports (:mod:`packstore.exports.arrays`) are found by the export manifest.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from packstore.core.export_manifest import MANIFEST_FILE
-from packstore.sources.arrays.source import ArraySource
-from packstore.sources.base import Certainty, Kind, Source, SourceOptions
+import numpy as np
+
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.errors import SourceError, printable
+from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest
+from packstore.core.fields import Bytes, Field
+from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays
+from packstore.sources.arrays.source import ArraySource, to_native
+from packstore.sources.arrays.stored import ArrayInfo, ColumnArray
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.exported import ExportedRows, open_with
+
+_SHAPE = "shape of the image"
+"""Name of the array of shapes among the columns of a part."""
+
+
+class ExportedArrays(ExportedRows, ArraySource):
+    """Base of exports as arrays, whose names and shapes are in the export manifest. Opening raises :class:`SourceError`
+    if a file or array is missing or has another length. A sample with missing chunks is a bad sample."""
+
+    gaps_are_bad = True
+
+    def list_files(self) -> list[Path]:
+        """Lists the shards that the export manifest names. If the shards are groups of one folder, lists that folder
+        alone."""
+        return self.find_files(self.path) if self.grouped else [file for _, file in self.list_shards()]
+
+    def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, None]:
+        """Assigns roles by the export manifest; returns None for the classes, since the manifest has them. Raises
+        :class:`SourceError` if a file or array is missing, or has another length."""
+        return _choose_exported_arrays(self.export_manifest, infos, grouped=self.grouped), None
+
+    def read_values(self, ref: Any) -> dict[str, Any]:
+        """Reads a sample's values as the exported store held them. An image that is stored as bytes becomes an array of
+        its recorded shape. Raises :class:`ValueError` or :class:`OSError` for damage and missing chunks."""
+        values = super().read_values(ref)
+        if (shape := values.pop(_SHAPE, None)) is not None:
+            dtype = NUMPY_DTYPE[self.export_manifest.manifest.image.dtype]
+            values["image"] = np.frombuffer(values["image"], dtype).reshape(shape)
+        return values
+
+    def make_column(self, name: str, chosen: ColumnArray) -> tuple[Field, Callable[[Any], Any]]:
+        """Makes the function that converts a value to that of the exported store. Files become bytes, numbers a copy in
+        native byte order. The manifest declares the columns."""
+        return Bytes(), bytes if chosen.info.content == "files" else partial(to_native, chosen.info.dtype, False)
 
 
 def make_array_kind(source: type[ArraySource], help: str, *, exported: bool = False) -> Kind:
     """Makes the :class:`Kind` of a source of arrays. To recognise a path, its arrays are opened if
     :meth:`ArraySource.matches`; that raises the errors of opening. ``exported``: packstore exports such arrays."""
-
-    def open(path: Path, options: SourceOptions) -> Source:
-        if exported and (path / MANIFEST_FILE).is_file():
-            from packstore.sources.arrays.exported import open_exported
-
-            return open_exported(source, path, options)
-        return source(path, options)
+    of_exports = type(f"Exported{source.__name__}", (ExportedArrays, source), {})
+    open = open_with(source, of_exports) if exported else source
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:
         certainty = source.recognise(path, options)
@@ -27,3 +70,35 @@ def make_array_kind(source: type[ArraySource], help: str, *, exported: bool = Fa
         return certainty
 
     return Kind(source.kind, help, recognise, open, takes_arrays=True)
+
+
+def _choose_exported_arrays(
+    export_manifest: ExportManifest, files: Sequence[Sequence[ArrayInfo]], *, grouped: bool
+) -> ArrayRoles:
+    """Assigns roles to the arrays of an export by its manifest, shard by shard.
+
+    ``grouped``: The shards are groups of one folder. Raises :class:`SourceError` if a file or array is missing, or has
+    another length.
+    """
+    image = export_manifest.manifest.image
+    names = {"image": "images"} | {name: "labels" if name == "label" else name for name in export_manifest.held}
+    if image.kind == "ragged" and not export_manifest.manifest.holds_files and export_manifest.image == "kept":
+        names[_SHAPE] = "images_shape"
+    parts = []
+    if len(files) != (1 if grouped else len(export_manifest.shards)):
+        raise SourceError(f"{MANIFEST_FILE} belongs to another number of files than {len(files)}")
+    for place, shard in enumerate(export_manifest.shards):
+        number = 0 if grouped else place
+        folder = f"{shard.file}/" if grouped and shard.split else ""
+        by_name = {info.name: info for info in files[number]}
+        columns = {}
+        for column, name in names.items():
+            info = by_name.get(f"{folder}{name}")
+            if info is None or info.content not in ("numbers", "files") or info.shape[:1] != (shard.records,):
+                raise SourceError(
+                    f"{printable(shard.file)} was changed after its export: it has no array {printable(name)} of "
+                    f"{shard.records:,} values; remove {MANIFEST_FILE} to read it like any other"
+                )
+            columns[column] = ColumnArray(number, info, 0, tuple(range(1, len(info.shape))))
+        parts.append(SplitArrays(shard.split, shard.records, columns))
+    return ArrayRoles(tuple(parts), None, ())

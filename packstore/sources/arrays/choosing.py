@@ -6,10 +6,10 @@ Names, shapes and dtypes decide. If they do not, the user is asked; nothing is g
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -24,19 +24,17 @@ from packstore.sources.columns import LabelTexts, is_label_name, make_column_nam
 from packstore.sources.rows import in_packing_order
 from packstore.sources.splits import SPLIT_ORDER
 
-IMAGE_WORDS = frozenset(
+_IMAGES = frozenset(
     ["x", "image", "images", "img", "imgs", "data", "pixels", "rgb", "picture", "pictures", "photo", "photos"]
 )
-LABEL_WORDS = frozenset(["y", "label", "labels", "target", "targets", "class"])
+_LABELS = frozenset(["y", "label", "labels", "target", "targets", "class"])
 _MASKS = frozenset(["mask", "masks", "segmentation", "segmentations", "seg"])
 _NAMES, _OF_NAMES = frozenset(["classes", "categories"]), frozenset(["class", "label", "category", "target"])
 _LISTED = 12
 _MAX_CLASSES = 1 << 20
 _TEXTS = 4096
-_log = logging.getLogger(__name__)
 _LEAST = 64
 """Least numbers of a flat image, 8 x 8."""
-_PROPOSED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class ArrayRoles:
 
     Attributes:
         parts: Arrays of the samples, in the order of splits; a split may have several parts.
-        classes: Array with the names of classes; None if there is none.
+        classes: Array with the names of classes, which may also be a column; None if there is none.
         left_out: Arrays that are neither columns nor names of classes.
     """
 
@@ -79,7 +77,8 @@ class _NamedArray:
         split: The first word that is a split; ``""`` if there is none.
         role: Other words of the array's name, joined by ``_``.
         words: The words of ``role``.
-        part: Words that distinguish the parts of a split, such as the ``1`` of ``batch_1.h5``.
+        stem: Words of the file's name that are no split and no role.
+        part: Numbers that distinguish the parts of a split, such as the 1 of ``batch_1.h5``.
     """
 
     file: int
@@ -87,7 +86,8 @@ class _NamedArray:
     split: str
     role: str
     words: frozenset[str]
-    part: tuple[str, ...] = ()
+    stem: tuple[str, ...]
+    part: tuple[int, ...]
 
 
 def ask(question: str, option: str, values: Iterable[str]) -> AmbiguousSourceError:
@@ -112,65 +112,62 @@ def assign_roles(files: Sequence[Sequence[ArrayInfo]], options: SourceOptions) -
     if not named:
         raise SourceError("it holds no arrays")
     has_splits = any(each.split for each in named)
-    groups: dict[str, dict[tuple[str, ...], list[_NamedArray]]] = {}
-    for each in named:
-        if each.split or not has_splits:
-            groups.setdefault(each.split, {}).setdefault(each.part, []).append(each)
-        elif _looks_like_images(each):
-            raise AmbiguousSourceError(f"{each.info.shown} has no split in its name, but others have; give one of them")
     used: set[int] = set()
     parts = []
-    for split in in_packing_order(groups):
-        keys = sorted(groups[split], key=lambda part: [(int(w) if w.isdigit() else -1, w) for w in part])
-        if len({tuple(word for word in part if not word.isdigit()) for part in keys}) > 1:
-            names = sorted({each.info.file for arrays in groups[split].values() for each in arrays})
+    for split in in_packing_order(each.split for each in named if each.split or not has_splits):
+        arrays = [each for each in named if each.split == split]
+        if len({each.stem for each in arrays}) > 1:
+            names = sorted({each.info.file for each in arrays})
             raise AmbiguousSourceError(
                 f"the files {printable(', '.join(names))} do not go together by their names; give one of them"
             )
-        for key in keys:
-            parts.append(_assign_part(split, groups[split][key], options, used))
-    classes = next((each for each in named if id(each) not in used and _holds_class_names(each)), None)
+        for part in sorted({each.part for each in arrays}):
+            parts.append(_assign_part(split, [each for each in arrays if each.part == part], options, used))
+    lost = next((each for each in named if has_splits and not each.split and _looks_like_images(each)), None)
+    if lost is not None:
+        raise AmbiguousSourceError(f"{lost.info.shown} has no split in its name, but others have; give one of them")
+    classes = next((each for each in named if _holds_class_names(each)), None)
     rest = tuple(each.info for each in named if id(each) not in used and each is not classes)
     return ArrayRoles(tuple(parts), None if classes is None else ColumnArray(classes.file, classes.info), rest)
 
 
 def _parse_array_name(file: int, info: ArrayInfo) -> _NamedArray:
     """Splits the names of an array and its file into split, role and part. ``train_images`` in ``batch_1.h5`` has the
-    split ``train``, the role ``images`` and the part ``batch``, ``1``."""
+    split ``train``, the role ``images``, the stem ``batch`` and the part 1."""
     own = name_words(info.name)
     stem = name_words(info.file.rpartition("/")[0] if info.alone else re.sub(r"\.[A-Za-z0-9]+$", "", info.file))
     split = next((word for word in [*own, *stem] if word in SPLIT_ORDER), "")
-    role = [word for word in own if word not in SPLIT_ORDER]
-    if info.alone:
-        part = tuple(word for word in role if word.isdigit())
-        role = [word for word in role if not word.isdigit()]
-    else:
-        part = tuple(word for word in stem if word not in {*SPLIT_ORDER, *IMAGE_WORDS, *LABEL_WORDS, *_MASKS})
-    return _NamedArray(file, info, split, "_".join(role), frozenset(role), part)
+    role = [word for word in own if word not in SPLIT_ORDER and not (info.alone and word.isdigit())]
+    numbers = tuple(int(word) for word in (own if info.alone else stem) if word.isdigit())
+    rest = () if info.alone else stem
+    stem = [word for word in rest if not word.isdigit() and word not in {*SPLIT_ORDER, *_IMAGES, *_LABELS, *_MASKS}]
+    return _NamedArray(file, info, split, "_".join(role), frozenset(role), tuple(stem), numbers)
 
 
 def _assign_part(split: str, arrays: list[_NamedArray], options: SourceOptions, used: set[int]) -> SplitArrays:
-    """Assigns roles to the arrays of one part of a split. Apart from images, labels and names of classes, each array
-    with a row per image becomes a column. Adds the ``id()`` of each array in the part to ``used``.
+    """Assigns roles to the arrays of one part of a split. Apart from images and labels, each array with a row per image
+    becomes a column. Adds the ``id()`` of each array in the part to ``used``.
 
     Raises :class:`AmbiguousSourceError` if an option has to decide. Raises :class:`SourceError` if there are no images,
     the labels are unreadable, or images and labels differ in number.
     """
     image = _find_images(arrays, options)
-    labels = _list_labels(arrays, image, options)
+    if options.label_key is not None:
+        labels = [_find_by_key(arrays, options.label_key, "--label-key")]
+    else:
+        labels = [each for each in arrays if each is not image and each.words & _LABELS and _is_number_per_row(each)]
     lengths = {each.info.shape[0] if each.info.shape else 0 for each in labels}
-    length = lengths.pop() if len(lengths) == 1 else None
-    chosen = _choose_axes(image, length, options)
+    chosen = _choose_axes(image, lengths, options)
     count = chosen.length
-    if length not in (None, count):
-        raise SourceError(f"{chosen.info.shown} holds {count} images, and there are {length} labels")
-    if options.label_key is not None and not _has_number_per_sample(labels[0], "uifb"):
+    if lengths and count not in lengths:
+        raise SourceError(f"{chosen.info.shown} holds {count} images, and there are {max(lengths)} labels")
+    if options.label_key is not None and not _is_number_per_row(labels[0], "uifb"):
         raise SourceError(f"{labels[0].info.shown} should have one number for each of {count} images")
     labels = [each for each in labels if each.info.shape[0] == count]
     if len(labels) > 1:
         question = "it holds several arrays of labels: say which is 'label' (the others keep their names)"
         raise ask(question, "--label-key", (each.info.name for each in labels[:_LISTED]))
-    lost = next((each for each in arrays if not labels and each.info.why and each.words & LABEL_WORDS), None)
+    lost = next((each for each in arrays if not labels and each.info.why and each.words & _LABELS), None)
     if lost is not None:
         raise SourceError(lost.info.why)
     columns = {"image": chosen}
@@ -178,9 +175,9 @@ def _assign_part(split: str, arrays: list[_NamedArray], options: SourceOptions, 
     if labels:
         columns["label"] = ColumnArray(labels[0].file, labels[0].info)
     for each in arrays:
-        fits = each.info.content != "unreadable" and each.info.shape[:1] == (count,) and not _holds_class_names(each)
-        if id(each) not in used and fits:
-            columns[_unused_column_name(each.role or each.info.name, columns)] = ColumnArray(each.file, each.info)
+        if id(each) not in used and each.info.content != "unreadable" and each.info.shape[:1] == (count,):
+            role = each.role or each.info.name
+            columns[make_column_names([role], {*columns, "label"})[role]] = ColumnArray(each.file, each.info)
             used.add(id(each))
     return SplitArrays(split, count, columns)
 
@@ -189,8 +186,8 @@ def _find_images(arrays: Sequence[_NamedArray], options: SourceOptions) -> _Name
     """Finds the array of images: the first of these that exists.
 
     - The array that ``--image-key`` names. Raises if it does not exist.
-    - The only candidate, see :func:`_looks_like_images`.
-    - The only candidate with a name of images. All other candidates must have names of masks, or be floating point.
+    - The only candidate with a name of images, see :func:`_looks_like_images`.
+    - The only candidate.
     - The only matrix that may be flat images. It must be uint8, or have a name of images.
 
     Raises :class:`AmbiguousSourceError` for several candidates, and :class:`SourceError` for none.
@@ -198,17 +195,15 @@ def _find_images(arrays: Sequence[_NamedArray], options: SourceOptions) -> _Name
     if options.image_key is not None:
         return _find_by_key(arrays, options.image_key, "--image-key")
     candidates = [each for each in arrays if _looks_like_images(each)]
-    called = [each for each in candidates if each.words & IMAGE_WORDS and not each.words & _MASKS]
-    others = [each for each in candidates if each not in called]
-    if len(called) == 1 and all(each.words & _MASKS or each.info.dtype.kind == "f" for each in others):
-        candidates = called
-    if len(candidates) > 1:
+    called = [each for each in candidates if each.words & _IMAGES and not each.words & _MASKS]
+    flat = [each for each in arrays if _may_be_flat_images(each.info)]
+    flat = [each for each in flat if each.words & _IMAGES or each.info.dtype == "u1"]
+    for only in (called, candidates, flat):
+        if len(only) == 1:
+            return only[0]
+    if candidates:
         names = (each.info.name for each in candidates[:_LISTED])
         raise ask("it holds several arrays of images: say which are the images", "--image-key", names)
-    flat = [each for each in arrays if _may_be_flat_images(each.info)]
-    flat = [each for each in flat if each.words & IMAGE_WORDS or each.info.dtype == "u1"]
-    if candidates or len(flat) == 1:
-        return (candidates or flat)[0]
     reason = next((each.info.why for each in arrays if each.info.why), "")
     raise SourceError(
         reason
@@ -223,21 +218,16 @@ def _list_arrays(arrays: Sequence[_NamedArray]) -> str:
 
 
 def _find_by_key(arrays: Sequence[_NamedArray], key: str, option: str) -> _NamedArray:
-    """Finds the array that ``option`` names by ``key``: its name, or the words of its name. The word of a split may be
-    missing. Raises :class:`SourceError` if not exactly one array fits, or it is unreadable."""
-    words = name_words(key)
-    without_split = "_".join(word for word in words if word not in SPLIT_ORDER)
-    for fits in (
-        lambda each: each.info.name.strip("/") == key.strip("/"),
-        lambda each: each.role == without_split,
-        lambda each: name_words(each.info.name) == words,
-    ):
-        matches = [each for each in arrays if fits(each)]
-        if len(matches) == 1 and matches[0].info.why:
-            raise SourceError(matches[0].info.why)
-        if len(matches) == 1:
-            return matches[0]
-    raise SourceError(f"it has no array {printable(key)!r}, which {option} names; arrays: {_list_arrays(arrays)}")
+    """Finds the array that ``option`` names by ``key``: its name, or the words of its name without the split. Raises
+    :class:`SourceError` if not exactly one array fits, or it is unreadable."""
+    role = "_".join(word for word in name_words(key) if word not in SPLIT_ORDER)
+    called = [each for each in arrays if each.info.name.strip("/") == key.strip("/")]
+    matches = called or [each for each in arrays if each.role == role]
+    if len(matches) != 1:
+        raise SourceError(f"it has no array {printable(key)!r}, which {option} names; arrays: {_list_arrays(arrays)}")
+    if matches[0].info.why:
+        raise SourceError(matches[0].info.why)
+    return matches[0]
 
 
 def _looks_like_images(each: _NamedArray) -> bool:
@@ -253,30 +243,21 @@ def _looks_like_images(each: _NamedArray) -> bool:
         return len(shape) == 1 and not each.words & _MASKS
     if info.content != "numbers" or info.dtype.kind not in "uif" or min(shape, default=0) < 1:
         return False
-    if (info.dtype != "u1" and not each.words & IMAGE_WORDS) or math.prod(shape[1:]) == 1:
+    if (info.dtype != "u1" and not each.words & _IMAGES) or math.prod(shape[1:]) == 1:
         return False
     return len(shape) == 3 or (len(shape) == 4 and not {1, 3}.isdisjoint(shape[1:]))
 
 
-def _has_number_per_sample(each: _NamedArray, kinds: str = "uib") -> bool:
+def _is_number_per_row(each: _NamedArray, kinds: str = "uib") -> bool:
     """Tells if an array has one number of some ``kinds`` of dtypes for each sample."""
     info = each.info
     is_flat = len(info.shape) >= 1 and math.prod(info.shape[1:]) == 1
     return info.content == "numbers" and info.dtype.kind in kinds and is_flat
 
 
-def _list_labels(arrays: Sequence[_NamedArray], image: _NamedArray, options: SourceOptions) -> list[_NamedArray]:
-    """Lists the arrays that may be class numbers: the one that ``--label-key`` names, else those with a name for labels
-    and one number for each sample. Raises :class:`SourceError` if the named array does not exist."""
-    if options.label_key is not None:
-        return [_find_by_key(arrays, options.label_key, "--label-key")]
-    called = (each for each in arrays if each is not image and each.words & LABEL_WORDS)
-    return [each for each in called if _has_number_per_sample(each)]
-
-
-def _choose_axes(image: _NamedArray, length: int | None, options: SourceOptions) -> ColumnArray:
+def _choose_axes(image: _NamedArray, lengths: Collection[int], options: SourceOptions) -> ColumnArray:
     """Chooses the axis of the samples, and the order of the other axes. The option ``layout`` decides, or else the
-    shape and ``length``, the number of labels. Files have axis 0 and no order. A matrix gets height and width.
+    shape and ``lengths``, the numbers of labels. Files have axis 0 and no order. A matrix gets height and width.
 
     Raises :class:`AmbiguousSourceError` if neither layout nor shape decides, and for MATLAB's reversed axes without a
     layout. Raises :class:`SourceError` if the array cannot be images or does not fit the layout, and for too many
@@ -289,7 +270,8 @@ def _choose_axes(image: _NamedArray, length: int | None, options: SourceOptions)
     if info.content == "texts" or not (is_flat or len(info.shape) in (3, 4)):
         raise SourceError(f"{info.shown} cannot be images, which are numbers with three or four axes")
     if given is None or (is_flat and not given[1]):
-        sure, fitting = _propose_flat_layouts(info, length) if is_flat else _propose_layouts(image, length)
+        propose = _propose_flat_layouts if is_flat else _propose_layouts
+        sure, fitting = propose(image, lengths)
         if not sure or len(fitting) != 1:
             named = "" if options.image_key is None else f" (beside --image-key {printable(options.image_key)})"
             raise ask(
@@ -300,7 +282,11 @@ def _choose_axes(image: _NamedArray, length: int | None, options: SourceOptions)
         given = fitting[0], ()
     layout, sizes = given
     if is_flat:
-        info = _unflatten_images(info, layout, sizes)
+        first = layout[0] == "N"
+        count, pixels = info.shape if first else info.shape[::-1]
+        if math.prod(sizes) != pixels:
+            raise SourceError(f"{info.shown} has {pixels:,} numbers an image, but --layout needs {math.prod(sizes):,}")
+        info = replace(info, shape=(count, *sizes) if first else (*sizes, count), flat=True)
     if len(layout) != len(info.shape):
         raise SourceError(f"{info.shown} has {len(info.shape)} axes, but the layout {layout} has {len(layout)}")
     channels = info.shape[layout.index("C")] if "C" in layout else 1
@@ -310,18 +296,18 @@ def _choose_axes(image: _NamedArray, length: int | None, options: SourceOptions)
     return ColumnArray(image.file, info, layout.index("N"), order)
 
 
-def _propose_layouts(image: _NamedArray, length: int | None) -> tuple[bool, list[str]]:
+def _propose_layouts(image: _NamedArray, lengths: Collection[int]) -> tuple[bool, list[str]]:
     """Proposes layouts that fit an array, with 1 or 3 channels if there are four axes; the samples are last only for
-    ``length`` labels. Also tells if the only one is certain: with labels, four axes or a name of images, unless three
-    axes may be one image or MATLAB wrote them."""
+    one of the ``lengths`` of labels. Also tells if the only one is certain: with labels, four axes or a name of images,
+    unless three axes may be one image or MATLAB wrote them."""
     info, shape = image.info, image.info.shape
     if info.reversed:
         return False, ["NCWH" if len(shape) == 4 else "NWH"]
     usual = ["NHW"] if len(shape) == 3 else [name for name in ("NHWC", "NCHW") if shape[name.index("C")] in (1, 3)]
     last = ["HWN"] if len(shape) == 3 else ["HWCN"] if shape[2] in (1, 3) else []
-    fitting = [name for name in (*usual, *last) if length is not None and shape[name.index("N")] == length]
-    may_be_one = length is None and len(shape) == 3 and not {1, 3, 4}.isdisjoint((shape[0], shape[2]))
-    sure = (length is not None or len(shape) == 4 or bool(image.words & IMAGE_WORDS)) and not may_be_one
+    fitting = [name for name in (*usual, *last) if shape[name.index("N")] in lengths]
+    may_be_one = not lengths and len(shape) == 3 and not {1, 3, 4}.isdisjoint((shape[0], shape[2]))
+    sure = (bool(lengths) or len(shape) == 4 or bool(image.words & _IMAGES)) and not may_be_one
     return sure, fitting or usual or ["NHWC", "NCHW"]
 
 
@@ -331,88 +317,36 @@ def _holds_class_names(each: _NamedArray) -> bool:
     return bool(called) and each.info.content == "texts" and len(each.info.shape) == 1
 
 
-def _unused_column_name(role: str, columns: Mapping[str, ColumnArray]) -> str:
-    """Makes a column's name from the words of its array's name. It differs from ``image``, ``label`` and all names in
-    ``columns``."""
-    return make_column_names([role], {*columns, "image", "label"})[role]
-
-
 def _may_be_flat_images(info: ArrayInfo) -> bool:
     """Tells if an array is a matrix of numbers with a side of at least 64, enough for an image."""
     return info.content == "numbers" and len(info.shape) == 2 and min(info.shape) >= 1 and max(info.shape) >= _LEAST
 
 
-def _unflatten_images(info: ArrayInfo, layout: str, sizes: tuple[int, ...]) -> ArrayInfo:
-    """Returns the description of a matrix as an array of images. Raises :class:`SourceError` if the sizes do not
-    fit."""
-    first = layout[0] == "N"
-    count, pixels = info.shape if first else info.shape[::-1]
-    if math.prod(sizes) != pixels:
-        raise SourceError(f"{info.shown} has {pixels:,} numbers an image, but --layout needs {math.prod(sizes):,}")
-    return replace(info, shape=(count, *sizes) if first else (*sizes, count), flat=True)
-
-
-def _propose_flat_layouts(info: ArrayInfo, length: int | None) -> tuple[bool, list[str]]:
-    """Proposes up to eight layouts with the sizes closest to a square, for gray or RGB images; none is certain. One
-    side is at most twice the other. If ``length`` is known, proposes only layouts with ``length`` images."""
+def _propose_flat_layouts(image: _NamedArray, lengths: Collection[int]) -> tuple[bool, list[str]]:
+    """Proposes layouts of a matrix as gray images with the sides closest to a square, or as square RGB images; none is
+    certain. If there are labels, proposes only layouts with as many images."""
     layouts = []
-    for place in (0, 1):
-        count, pixels = info.shape[place], info.shape[1 - place]
-        if pixels < _LEAST or length not in (None, count):
+    for place, form in ((0, "N{}:{}"), (1, "{}N:{}")):
+        count, pixels = image.info.shape[place], image.info.shape[1 - place]
+        if pixels < _LEAST or (lengths and count not in lengths):
             continue
-        for colours, orders in ((1, ("HW", "WH") if info.by_columns else ("HW",)), (3, ("HWC", "CHW"))):
-            sides = range(math.isqrt(pixels // colours), 0, -1)
-            side = next((n for n in sides if pixels % (n * colours) == 0), 0)
-            other = pixels // colours // side if side else 0
-            if not side or other > 2 * side:
-                continue
-            for order in orders:
-                for a, b in dict.fromkeys([(other, side), (side, other)]):
-                    sizes = {"HW": (a, b), "WH": (a, b), "HWC": (a, b, 3), "CHW": (3, a, b)}[order]
-                    name = f"{order}N:" if place else f"N{order}:"
-                    layouts.append(name + "x".join(map(str, sizes)))
-    return False, layouts[: 2 * _PROPOSED]
-
-
-def _parse_class_names(value: Any) -> tuple[str, ...] | None:
-    """Parses an attribute with names of classes; None for any other value, for no names, and for repeated names.
-
-    - a list or an array
-    - a mapping from numbers to names, or from names to numbers
-    - JSON of one of these
-    """
-    if isinstance(value, (str, bytes)):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-    if isinstance(value, np.ndarray):
-        value = value.reshape(-1).tolist()
-    if isinstance(value, Mapping):
-        numbered = {str(number): name for number, name in value.items()}
-        if "0" not in numbered:
-            numbered = {str(number): name for name, number in value.items()}
-        value = [numbered.get(str(number)) for number in range(len(value))]
-    if not isinstance(value, list) or not value:
-        return None
-    names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in value]
-    return tuple(names) if all(isinstance(name, str) and name for name in names) and _differ(names) else None
-
-
-def _differ(names: Sequence[str]) -> bool:
-    """Tells if no name occurs twice."""
-    return len({*names}) == len(names)
+        side = next(number for number in range(math.isqrt(pixels), 0, -1) if pixels % number == 0)
+        for axes in ("HW", "WH") if image.info.by_columns else ("HW",):
+            sizes = dict.fromkeys([f"{pixels // side}x{side}", f"{side}x{pixels // side}"])
+            layouts += [form.format(axes, each) for each in sizes]
+        side = math.isqrt(pixels // 3)
+        if 3 * side * side == pixels:
+            layouts += [form.format("HWC", f"{side}x{side}x3"), form.format("CHW", f"3x{side}x{side}")]
+    return False, layouts
 
 
 def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRoles, tuple[str, ...] | None]:
     """Makes an array of texts the labels, if no array has class numbers. In its part it must be the only one with a
-    name for labels, and its texts must certainly be classes. Reads all its texts; unreadable texts are no labels.
+    name for labels, and its texts must certainly be classes. Reads all its texts.
 
-    Returns the new roles, and the names of the classes. The names are None if no texts become the labels. Before that,
-    an array of names of classes becomes a column, as :func:`_add_repeated_names` decides. Raises :class:`OSError` or
-    :class:`ValueError` if the names of classes cannot be read.
+    Returns the new roles, and the names of the classes. The names are None if no texts become the labels. Raises
+    :class:`OSError` or :class:`ValueError` if texts cannot be read.
     """
-    roles = _add_repeated_names(roles, blocks)
     if any("label" in part.columns for part in roles.parts):
         return roles, None
     texts, parts = LabelTexts(), []
@@ -423,28 +357,13 @@ def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRole
         if names:
             columns = dict(part.columns)
             label = columns.pop(names[0])
-            try:
-                for some in _read_texts(blocks, label):
-                    texts.add_texts(set(some), len(some))
-            except (OSError, ValueError):
-                return roles, None
+            for some in _read_texts(blocks, label):
+                texts.add_texts(set(some), len(some))
             part = replace(part, columns={"image": columns.pop("image"), "label": label, **columns})
         parts.append(part)
-    order = _read_all_texts(blocks, roles.classes)
-    classes = texts.decide_classes(order=order if _differ(order) else ())
+    order = _read_class_names(blocks, roles.classes)
+    classes = texts.decide_classes(order=order)
     return (roles, None) if classes is None else (replace(roles, parts=tuple(parts), classes=None), classes)
-
-
-def _add_repeated_names(roles: ArrayRoles, blocks: BlockCache) -> ArrayRoles:
-    """Makes the array of names of classes a column if it names the class of each sample: if it has as many texts as
-    there are samples, in one part, and some are equal."""
-    if roles.classes is None or len(roles.parts) != 1 or roles.classes.length != roles.parts[0].length:
-        return roles
-    part, classes = roles.parts[0], roles.classes
-    if _differ(_read_all_texts(blocks, classes)):
-        return roles
-    name = _unused_column_name("_".join(name_words(classes.info.name)), part.columns)
-    return replace(roles, parts=(replace(part, columns={**part.columns, name: classes}),), classes=None)
 
 
 def _may_be_labels(chosen: ColumnArray) -> bool:
@@ -453,42 +372,49 @@ def _may_be_labels(chosen: ColumnArray) -> bool:
     return chosen.info.content == "texts" and len(chosen.info.shape) == 1 and is_label_name(words)
 
 
-def find_class_names(path: str, roles: ArrayRoles, blocks: BlockCache) -> tuple[str, ...] | None:
+def find_class_names(roles: ArrayRoles, blocks: BlockCache) -> tuple[str, ...] | None:
     """Finds the names of the classes of numeric labels: in an array of texts, else in attributes of the labels, the
-    images or a group above them. Reads all labels.
-
-    Warns if names are fewer than the labels need. The attribute ``names`` must have exactly as many. Raises
-    :class:`OSError` or :class:`ValueError` if labels or texts cannot be read.
-    """
-    most = 0
+    images or a group above them. There must be a name for each number: reads all labels. Raises :class:`OSError` or
+    :class:`ValueError` if labels or texts cannot be read."""
+    most, attributes = -1, []
     for part in roles.parts:
         chosen = part.columns.get("label")
-        if chosen is not None and chosen.length:
-            labels = blocks.open_file(chosen.file).arrays[chosen.info.name].read_all()
-            most = max(most, int(labels[np.isfinite(labels)].max(initial=0)))
-    for origin, names in _list_possible_names(roles, blocks):
-        if names is not None and (len(names) == most + 1 or (most < len(names) and origin != "names")):
-            return names
-        if origin != "names" and (names is not None or roles.classes is not None):
-            _log.warning("%s: %s does not name the classes of the labels", printable(path), printable(origin))
-    return None
+        if chosen is None or not chosen.length:
+            continue
+        file = blocks.open_file(chosen.file)
+        labels = file.arrays[chosen.info.name].read_all()
+        most = max(most, int(labels[np.isfinite(labels)].max(initial=0)))
+        for column in (chosen, part.columns["image"]):
+            words = column.info.name.split("/")
+            above = ("/".join(words[:end]) for end in range(len(words), -1, -1))
+            found = blocks.open_file(column.file).attributes
+            attributes += [value for place in above for value in found.get(place, {}).values()]
+    possible = chain([_read_class_names(blocks, roles.classes)], map(_parse_class_names, attributes))
+    return next((names for names in possible if len(names) > most >= 0), None)
 
 
-def _list_possible_names(roles: ArrayRoles, blocks: BlockCache) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    """Yields the names of arrays and attributes that may name classes, and the names in them; None if unusable. Raises
-    :class:`OSError` or :class:`ValueError` if texts cannot be read."""
-    if roles.classes is not None:
-        yield roles.classes.info.name, _parse_class_names(_read_all_texts(blocks, roles.classes))
-        return
-    for part in roles.parts:
-        for role in ("label", "image"):
-            if (chosen := part.columns.get(role)) is None or "label" not in part.columns:
-                continue
-            attributes = blocks.open_file(chosen.file).attributes
-            parts = chosen.info.name.split("/")
-            for place in ("/".join(parts[:end]) for end in range(len(parts), -1, -1)):
-                for name, value in attributes.get(place, {}).items():
-                    yield name, _parse_class_names(value)
+def _parse_class_names(value: Any) -> tuple[str, ...]:
+    """Parses an attribute with names of classes: a list, an array, a mapping from numbers to names, or JSON of these.
+    Returns ``()`` for any other value, and for repeated names."""
+    if isinstance(value, (str, bytes)):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if isinstance(value, np.ndarray):
+        value = value.reshape(-1).tolist()
+    if isinstance(value, Mapping):
+        value = [value.get(str(number)) for number in range(len(value))]
+    if not isinstance(value, list):
+        return ()
+    names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in value]
+    are_names = all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names)
+    return tuple(names) if are_names else ()
+
+
+def _read_class_names(blocks: BlockCache, chosen: ColumnArray | None) -> tuple[str, ...]:
+    """Reads an array of names of classes; ``()`` for None, repeated names, and more than 1,048,576 texts."""
+    if chosen is None or chosen.length > _MAX_CLASSES:
+        return ()
+    return _parse_class_names([*chain.from_iterable(_read_texts(blocks, chosen))])
 
 
 def _read_texts(blocks: BlockCache, chosen: ColumnArray) -> Iterator[list[str]]:
@@ -497,10 +423,3 @@ def _read_texts(blocks: BlockCache, chosen: ColumnArray) -> Iterator[list[str]]:
     array = blocks.open_file(chosen.file).arrays[chosen.info.name]
     for start in range(0, chosen.length, _TEXTS):
         yield [decode_text(text) for text in array.read_rows(0, start, min(start + _TEXTS, chosen.length))]
-
-
-def _read_all_texts(blocks: BlockCache, chosen: ColumnArray | None) -> list[str]:
-    """Reads an array of texts; ``[]`` for None, and for more than 1,048,576 texts."""
-    if chosen is None or chosen.length > _MAX_CLASSES:
-        return []
-    return list(chain.from_iterable(_read_texts(blocks, chosen)))

@@ -8,7 +8,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple
 
@@ -145,9 +145,9 @@ class PixelSource(ArraySource):
         parts.sort(key=lambda part: splits.index(part.split))
         return ArrayRoles(tuple(parts), None, ()), None
 
-    def make_column(self, name: str, chosen: ColumnArray) -> tuple[Callable[[], Field], Callable[[Any], Any]]:
+    def make_column(self, name: str, chosen: ColumnArray) -> tuple[Field, Callable[[Any], Any]]:
         """Declares the columns of labels, and others as the base does."""
-        return (partial(Label, self.classes[name]), int) if name in self.classes else super().make_column(name, chosen)
+        return (Label(self.classes[name]), int) if name in self.classes else super().make_column(name, chosen)
 
     def close(self) -> None:
         """Closes the source and its folder or archive."""

@@ -19,15 +19,8 @@ from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
 from packstore.core.modes import Mode, mode_of
-from packstore.images.sniff import excess_pixels_message, max_file_bytes
-from packstore.sources.arrays.choosing import (
-    IMAGE_WORDS,
-    LABEL_WORDS,
-    ArrayRoles,
-    assign_roles,
-    assign_text_labels,
-    find_class_names,
-)
+from packstore.images.sniff import begins_like_image, excess_pixels_message, max_file_bytes
+from packstore.sources.arrays.choosing import ArrayRoles, assign_roles, assign_text_labels, find_class_names
 from packstore.sources.arrays.stored import (
     FAULTS,
     ArrayInfo,
@@ -39,7 +32,6 @@ from packstore.sources.arrays.stored import (
     rows_per_block,
 )
 from packstore.sources.base import Certainty, SourceOptions
-from packstore.sources.columns import name_words
 from packstore.sources.dataset import KEY_DIGITS
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
@@ -73,7 +65,6 @@ class ArraySource(RowSource):
 
     - if names and shapes do not tell which arrays are images and labels
     - if samples were never written
-    - if another file in the folder seems to hold the labels
 
     Opening raises :class:`SourceError`:
 
@@ -199,14 +190,10 @@ class ArraySource(RowSource):
         """Chooses the arrays that are columns; returns their roles, and the names of classes if labels are texts, else
         None.
 
-        Raises :class:`AmbiguousSourceError` if an option has to decide, or a file beside seems to hold the labels, and
-        the user has not named the kind. Raises :class:`SourceError` if there are no images, and :class:`ValueError` or
-        :class:`OSError` if texts cannot be read.
+        Raises :class:`AmbiguousSourceError` if an option has to decide, :class:`SourceError` if there are no images,
+        and :class:`ValueError` or :class:`OSError` if texts cannot be read.
         """
-        roles = assign_roles(infos, self.options)
-        if not self.path.is_dir() and not self.options.named:
-            self._refuse_images_alone(roles)
-        return assign_text_labels(roles, self._blocks)
+        return assign_text_labels(assign_roles(infos, self.options), self._blocks)
 
     def splits(self) -> Sequence[str]:
         """Returns the splits of the arrays, in packing order."""
@@ -230,15 +217,14 @@ class ArraySource(RowSource):
         number, row = ref
         if self.gaps_are_bad and self._unwritten_rows[number][row]:
             raise ValueError("was never written: its chunks are missing, as after an interrupted copy")
-        columns = self._converters[number]
-        read = self._blocks.read_row
-        return {name: convert(read(chosen, row, len(columns))) for name, chosen, convert in columns}
+        columns, read = self._columns[number], self._blocks.read_row
+        return {name: convert(read(chosen, row, len(columns))) for name, (chosen, _, convert) in columns.items()}
 
     @cached_property
-    def _converters(self) -> list[list[tuple[str, ColumnArray, Callable[[Any], Any]]]]:
-        """Name, array and converter of each column of each part."""
+    def _columns(self) -> list[dict[str, tuple[ColumnArray, Field, Callable[[Any], Any]]]]:
+        """Array, field and converter of each column of each part."""
         return [
-            [(name, chosen, self.make_column(name, chosen)[1]) for name, chosen in part.columns.items()]
+            {name: (chosen, *self.make_column(name, chosen)) for name, chosen in part.columns.items()}
             for part in self._roles.parts
         ]
 
@@ -247,14 +233,14 @@ class ArraySource(RowSource):
         :class:`SourceError` for arrays of one name that differ in shape or dtype."""
         declared: dict[str, Field] = {}
         with name_path(self.path):
-            for part in self._roles.parts:
-                for name, chosen in part.columns.items():
-                    field = self.make_column(name, chosen)[0]()
+            for columns in self._columns:
+                for name, (chosen, field, _) in columns.items():
                     if declared.setdefault(name, field) != field:
                         raise SourceError(f"{chosen.info.shown} differs in shape or dtype from the array of that name")
-        lacking = {name for part in self._roles.parts for name in declared if name not in part.columns}
-        optional = {name for name in lacking if not isinstance(declared[name], Image)}
-        return {name: replace(field, optional=True) if name in optional else field for name, field in declared.items()}
+        for name, field in declared.items():
+            if not isinstance(field, Image) and any(name not in columns for columns in self._columns):
+                declared[name] = replace(field, optional=True)
+        return declared
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts arrays that are no columns, and chunks that were never written; leaves out zeros."""
@@ -278,23 +264,6 @@ class ArraySource(RowSource):
         name = "" if file == self.path else file.relative_to(self.path).as_posix()
         infos = [array.info for array in self._blocks.open_file(number).arrays.values()]
         return [replace(info, file=name or file.name if info.alone else name) for info in infos]
-
-    def _refuse_images_alone(self, roles: ArrayRoles) -> None:
-        """Raises :class:`AmbiguousSourceError` if the file has no labels, and another file is named as its labels."""
-        path = self.path
-        if any("label" in part.columns for part in roles.parts):
-            return
-        own = name_words(path.stem)
-        for other in sorted(path.parent.iterdir()):
-            words = name_words(other.stem)
-            changed = [(a, b) for a, b in zip(own, words, strict=False) if a != b]
-            beside = len(own) == len(words) and len(changed) == 1 and self.is_array_file(other)
-            if beside and changed[0][0] in IMAGE_WORDS and changed[0][1] in LABEL_WORDS:
-                raise AmbiguousSourceError(
-                    f"{printable(other.name)} beside it seems to hold the labels of its images",
-                    [Answer(source=path.parent), Answer(("--source", self.kind))],
-                    lists_answers=True,
-                )
 
     def _find_unwritten(self) -> tuple[list[NDArray[np.bool_]], int]:
         """Finds samples whose image or label was never written.
@@ -356,68 +325,59 @@ class ArraySource(RowSource):
         arrays that belong together."""
         pairs = []
         for part in self._roles.parts:
-            sizes = {name: self._estimate_row_bytes(chosen, len(part.columns)) for name, chosen in part.columns.items()}
+            sizes = {name: self._estimate_row_bytes(chosen) for name, chosen in part.columns.items()}
             pairs.append((sizes.pop("image"), sum(sizes.values())))
         return pairs
 
-    def _estimate_row_bytes(self, chosen: ColumnArray, columns: int) -> int:
-        """Returns the bytes of a row of numbers. For files and texts, returns the mean of the first four rows; a row
-        that cannot be read counts as 0."""
+    def _estimate_row_bytes(self, chosen: ColumnArray) -> int:
+        """Returns the bytes of a row of numbers, and the mean of the first rows of files or texts."""
         if chosen.info.content == "numbers":
             return bytes_per_row(chosen.info, chosen.axis)
-        rows = self._read_first_rows(chosen, columns)
-        return sum(map(len, rows)) // max(1, min(_PROBED, chosen.length))
+        return sum(map(len, self._read_first_rows(chosen))) // max(1, min(_PROBED, chosen.length))
 
-    def _read_first_rows(self, chosen: ColumnArray, columns: int) -> list[Any]:
+    def _read_first_rows(self, chosen: ColumnArray) -> list[Any]:
         """Reads the first four rows of an array of files or texts, without those that cannot be read."""
         rows = []
         for row in range(min(_PROBED, chosen.length)):
             with suppress(OSError, ValueError):
-                rows.append(self._blocks.read_row(chosen, row, columns))
+                rows.append(self._blocks.read_row(chosen, row, 1))
         return rows
 
-    def make_column(self, name: str, chosen: ColumnArray) -> tuple[Callable[[], Field], Callable[[Any], Any]]:
-        """Makes two functions for an array: one declares the column ``name``, and may read the array; the other
-        converts a row to its value. Raises :class:`SourceError` if no column holds its dtype.
+    def make_column(self, name: str, chosen: ColumnArray) -> tuple[Field, Callable[[Any], Any]]:
+        """Makes the field of an array, and the function that converts a row to its value. Raises :class:`SourceError`
+        if no column holds its dtype, and :class:`OSError` or :class:`ValueError` for names of classes that cannot be
+        read.
 
         - ``image`` and ``label`` are an image and a label.
         - Texts are a text.
-        - Files are images if the first that can be read is a JPEG or PNG file, else bytes.
+        - Files are images if the first that can be read begins like an image, else bytes.
         - Whole numbers ``(N, H, W)`` of at most 32 bits are masks, if ``mask`` is in the name.
         - Other numbers are an array.
 
-        The second function raises :class:`ValueError` for too large files, labels that are no class, texts that cannot
-        be decoded, and pixels that would change.
+        The function raises :class:`ValueError` for too large files, labels that are no class, texts that cannot be
+        decoded, and pixels that would change.
         """
         info, dtype = chosen.info, chosen.info.dtype
         if info.content == "files":
+            first = [] if name == "image" else self._read_first_rows(chosen)[:1]
+            are_images = name == "image" or any(begins_like_image(bytes(row[:64])) for row in first)
             convert = partial(_to_file, name, max_file_bytes(self.options.max_pixels))
-            return partial(self._declare_files, name, chosen), convert
+            return Image() if are_images else Bytes(), convert
         if name == "image":
             mode = _pixel_mode(chosen)
-            return partial(Image, mode.dtype, mode=mode.name), partial(_cast_exactly, dtype=mode.dtype)
+            return Image(mode.dtype, mode=mode.name), partial(_cast_exactly, dtype=mode.dtype)
         if name == "label":
-            numbers = {text: number for number, text in enumerate(self._text_classes or ())}
-            convert_label = partial(_find_class_number, numbers) if numbers else _to_class_number
-            return lambda: Label(self._classes), convert_label
+            if self._text_classes is None:
+                return Label(find_class_names(self._roles, self._blocks)), _to_class_number
+            numbers = {text: number for number, text in enumerate(self._text_classes)}
+            return Label(self._text_classes), partial(_find_class_number, numbers)
         if info.content == "texts":
-            return Text, decode_text
+            return Text(), decode_text
         if "mask" in name and len(info.shape) == 3 and dtype.kind in "uib" and dtype.itemsize <= 4:
-            return partial(Mask, _MASK_DTYPES.get(dtype.name)), partial(to_native, dtype, True)
+            return Mask(_MASK_DTYPES.get(dtype.name)), partial(to_native, dtype, True)
         if dtype.name not in ITEM_SIZE:
             raise SourceError(f"{info.shown}: no type of column holds {dtype}")
-        return partial(Array, dtype.name, info.shape[1:]), partial(to_native, dtype, False)
-
-    def _declare_files(self, name: str, chosen: ColumnArray) -> Field:
-        """Declares the column of an array of files, by the first one that can be read."""
-        rows = [] if name == "image" else self._read_first_rows(chosen, 1)[:1]
-        return Image() if name == "image" or any(map(_is_jpeg_or_png, rows)) else Bytes()
-
-    @cached_property
-    def _classes(self) -> tuple[str, ...] | None:
-        """Names of the classes: labels that are texts, or else the names of :func:`find_class_names`. None if there are
-        none. Raises the errors of reading."""
-        return self._text_classes or find_class_names(str(self.path), self._roles, self._blocks)
+        return Array(dtype.name, info.shape[1:]), partial(to_native, dtype, False)
 
 
 @contextmanager
@@ -500,8 +460,3 @@ def _find_class_number(numbers: Mapping[str, int], value: Any) -> int:
     if text not in numbers:
         raise ValueError(f"label: {printable(text[:40])!r} is not one of the classes: its file has changed")
     return numbers[text]
-
-
-def _is_jpeg_or_png(data: Any) -> bool:
-    """Tells if the bytes of a file begin like a JPEG or PNG file."""
-    return bytes(data).startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.sources.inflating import GzipReader
 
-ATTRIBUTES = ("classes", "class_names", "label_names", "names")
+ATTRIBUTES = ("classes", "class_names", "label_names")
 """Attributes that name classes."""
 
 FAULTS = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFError, struct.error, zlib.error, BadZipFile)
