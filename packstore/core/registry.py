@@ -241,7 +241,7 @@ SOURCES = Registry(
         "yolo": "packstore.sources.yolo:KIND",
         "arrow": "packstore.sources.huggingface.files:ARROW",
         "parquet": "packstore.sources.huggingface.files:PARQUET",
-        "ilsvrc": "packstore.sources.named.ilsvrc:KIND",
+        "ilsvrc": "packstore.sources.named.sets:ilsvrc",
         "tinyimagenet": "packstore.sources.named.sets:tinyimagenet",
         "cub200": "packstore.sources.named.sets:cub200",
         "flowers102": "packstore.sources.named.sets:flowers102",

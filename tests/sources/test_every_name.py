@@ -27,6 +27,11 @@ LEFT = {
     "MVTec AD": ["bottle/license.txt"],
     "VisA": ["split_csv/2cls_fewshot.csv", "split_csv/2cls_highshot.csv"],
     "Stanford Dogs": ["file_list.mat"],
+    "FGVC-Aircraft": [
+        *(f"images_{level}_trainval.txt" for level in ("family", "manufacturer")),
+        *("images_test.txt", "images_train.txt", "images_trainval.txt", "images_val.txt"),
+        "images_variant_trainval.txt",
+    ],
     "Caltech-101": ["Annotations/a/annotation_0001.mat"],
     "ImageNet-A": ["imagenet-a/README.txt"],
 }

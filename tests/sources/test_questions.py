@@ -19,7 +19,6 @@ from tests.makers.all_layouts import LAYOUTS, Make, corpus, without
 from tests.makers.annotated import coco, fill, jpeg, mask, voc, voc_xml, yolo
 from tests.makers.annotation_formats import createml, kitti, labelme
 from tests.makers.by_name import BY_NAME
-from tests.makers.layouts import make_layout
 
 IMAGES: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(3)}
 
@@ -68,15 +67,12 @@ ASKED: dict[str, Make] = {
     "years of Pascal VOC": two_years,
     "COCO and YOLO": both,
     "two data sets": lambda root: [coco(root / "a"), yolo(root / "b"), root][-1],
-    "ILSVRC's images for validation": lambda root: without(
-        lambda r: make_layout("ilsvrc", r), "ILSVRC2012_devkit_t12.tar.gz"
-    )(root) / "ILSVRC2012_img_val.tar",
     "a missing shard": without(
         corpus("tfrecord"), "slim-train-00001-of-00002", "plain.tfrec", "detection.tfrecord.zlib"
     ),
     **{name: make for name, (kind, make) in LAYOUTS.items() if kind is None},
 }  # fmt: skip
-UNANSWERED = {"STL-10 without labels", "downsampled ImageNet without a batch"}
+UNANSWERED = {"STL-10 without labels", "downsampled ImageNet without a batch", "ILSVRC without its devkit"}
 """A file has to be fetched first."""
 
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import SourceError, printable
-from packstore.sources.archives import open_tree
+from packstore.core.errors import SampleError, SourceError, printable
+from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import is_file, join
+from packstore.sources.beside import is_folder, join
 from packstore.sources.found import Files, Found, FoundSource, has_path
+from packstore.sources.ledger import Claims
 from packstore.sources.listing import is_passed_over
 from packstore.sources.questions import ask
 from packstore.sources.tree import Tree
@@ -42,7 +43,8 @@ class PublishedSet:
         title: The publisher's name for it.
         markers: Files and folders that mark the set, all of them.
         generate: Yields the images.
-        required: Further files and folders without which the set is incomplete; ``a>b`` needs ``b`` if ``a`` exists.
+        required: Further files and folders without which the set is incomplete.
+        archives: Archives by folder: if the folder is missing, the content of the archive is read as that folder.
         parsers: See :attr:`packstore.sources.found.FoundSource.parsers`.
     """
 
@@ -51,6 +53,7 @@ class PublishedSet:
     markers: tuple[str, ...]
     generate: Generator
     required: tuple[str, ...] = ()
+    archives: Mapping[str, str] = field(default_factory=dict)
     parsers: Mapping[str, Callable[[bytes], Mapping[str, Any]]] = field(default_factory=dict)
 
     def __call__(self, path: Path, options: SourceOptions) -> PublishedSource:
@@ -64,9 +67,7 @@ class PublishedSet:
 
     def find_missing(self, tree: Tree, base: str) -> list[str]:
         """Lists the paths that are missing. A ``.mat`` file that does not begin as a MAT file counts as missing."""
-        needed = [each.rpartition(">") for each in self.required]
-        wanted = [path for other, mark, path in needed if not mark or has_path(tree, base, other)]
-        paths = dict.fromkeys((*self.markers, *wanted))
+        paths = (*self.markers, *self.required)
         return [path for path in paths if not has_path(tree, base, path, check_content=True)]
 
     def recognise(self, path: Path, options: SourceOptions) -> Certainty:
@@ -97,32 +98,84 @@ class PublishedSource(FoundSource):
         self._form = form
         base = form.find_base(self.tree)
         if base is None or form.find_missing(self.tree, base):
-            expected = format_paths((*form.markers, *(each.rpartition(">")[2] for each in form.required)))
+            expected = format_paths((*form.markers, *form.required))
             raise SourceError(f"{printable(str(path))} is not {form.title}, which has {expected}")
         self.base = base
         self.evidence = format_paths(map(Files(self).choose, form.markers))
+        self._archives: list[str] = []
+        mounted: dict[str, tuple[Tree, str]] = {}
+        for folder, names in form.archives.items():
+            if not has_path(self.tree, base, folder) and has_path(self.tree, base, names):
+                self._archives.append(join(base, Files(self).choose(names)))
+                tree = open_required_tree(path / self._archives[-1])
+                mounted[join(base, folder)] = tree, folder if is_folder(tree, folder) else ""
+        if mounted:
+            self.tree = MountedTree(self.tree, mounted)
 
     def generate(self, files: Files) -> Iterator[Found]:
         return self._form.generate(files)
 
-    def describing_files(self) -> list[str]:
-        """Returns the files that were read, and those that mark the set."""
-        names = {
-            each for name in (*self._form.markers, *self._form.required) for each in name.rpartition(">")[2].split("|")
-        }
-        marks = (path for name in names if is_file(self.tree, path := join(self.base, name)))
-        return sorted({*super().describing_files(), *marks})
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image and its values. Raises :class:`ValueError` if the image cannot be read."""
+        try:
+            return super().read_values(ref)
+        except SampleError as error:  # it names the path, which may differ from the key
+            raise ValueError(error.reason) from None
+
+    def claim_files(self, claims: Claims) -> None:
+        """Claims all files that were read, and the archives."""
+        super().claim_files(claims)
+        for archive in self._archives:
+            claims.claim(archive)
 
 
-def published_set(title: str, *markers: str, kind: str = "", **options: Any) -> Callable[[Generator], Kind]:
-    """Decorates the generator of a published set: makes its :class:`Kind`, which is also read from object stores.
+def _delegate(method: str) -> Any:
+    """Makes a method that calls that of the tree to which a path belongs."""
 
-    ``kind`` is the name of the kind; that of the generator if it is empty. ``options`` are further attributes of
-    :class:`PublishedSet`.
-    """
+    def call(tree: MountedTree, path: str, *arguments: Any) -> Any:
+        inner, place = tree.find(path)
+        return getattr(inner, method)(place, *arguments)
+
+    return call
+
+
+class MountedTree(Tree):
+    """Folder in which archives stand for folders that are missing: ``train.tar`` for ``train``."""
+
+    def __init__(self, folder: Tree, archives: Mapping[str, tuple[Tree, str]]) -> None:
+        """``archives``: by the path of the missing folder, the tree of an archive and a folder in it."""
+        self.root, self.above, self.rules = folder.root, folder.above, folder.rules
+        self._folder, self._archives = folder, archives
+
+    def find(self, path: str) -> tuple[Tree, str]:
+        """Returns the tree of a path, and the path in it."""
+        for folder, (tree, top) in self._archives.items():
+            if path == folder or path.startswith(f"{folder}/"):
+                return tree, f"{top}{path[len(folder) :]}".strip("/")
+        return self._folder, path
+
+    read_names = _delegate("read_names")
+    stat_any = _delegate("stat_any")
+    read_first_bytes = _delegate("read_first_bytes")
+    read_part = _delegate("read_part")
+    read = _delegate("read")
+    locate = _delegate("locate")
+    identity = _delegate("identity")
+
+    def stamp(self) -> str:
+        return " ".join(tree.stamp() for tree, _ in self._archives.values())
+
+    def close(self) -> None:
+        for tree in (self._folder, *(tree for tree, _ in self._archives.values())):
+            tree.close()
+
+
+def published_set(title: str, *markers: str, **options: Any) -> Callable[[Generator], Kind]:
+    """Decorates the generator of a published set: makes the :class:`Kind` of its name, which is also read from object
+    stores. ``options`` are further attributes of :class:`PublishedSet`."""
 
     def make(generate: Generator) -> Kind:
-        form = PublishedSet(kind or generate.__name__, title, markers, generate, **options)
+        form = PublishedSet(generate.__name__, title, markers, generate, **options)
         return Kind(form.kind, f"{title} as published", form.recognise, form, in_objects=True)
 
     return make

@@ -24,16 +24,11 @@ _CELL, _STRUCT, _CHAR, _NUMBERS = 1, 2, 4, range(6, 16)
 _DTYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _TEXTS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
 _COMPLEX = 0x800
-_MAX_BYTES = 1 << 26
-_MAX_DEPTH = 8
-_MAX_ELEMENTS = 2_000_000
+_MAX_BYTES = 1 << 24
+_MAX_DEPTH = _MAX_AXES = 8
+_MAX_NAMES_BYTES = 1 << 12
 
-
-class MatError(ValueError):
-    """Error for a damaged file; :func:`damage_error` adds its name."""
-
-
-FAULTS = (MatError, struct.error, zlib.error, EOFError, UnicodeDecodeError)
+Buffer = bytes | memoryview
 
 
 def load_mat(name: str, data: bytes) -> dict[str, Any]:
@@ -49,56 +44,46 @@ def load_mat(name: str, data: bytes) -> dict[str, Any]:
         data: Its content.
 
     Raises:
-        SourceError: The file is damaged, or holds other types. Inflated, it has more than 64 MiB. It has more than
-            2,000,000 elements, or more than eight levels.
+        SourceError: The file is damaged, or holds other types. Inflated, it has more than 16 MiB, or it has more than
+            eight levels.
     """
     try:
         order = read_byte_order(data[:HEADER_BYTES])
-        return _MatReader(memoryview(_inflate_elements(data, order)), order).read_variables()
-    except FAULTS as error:
-        raise damage_error(name, error) from None
+        return dict(pair for element in _inflate_elements(data, order) for pair in _read_arrays(element, order, 0))
+    except (ValueError, struct.error, zlib.error) as error:
+        raise SourceError(f"{name} is no MAT file of level 5, or it is damaged: {printable(str(error))}") from None
 
 
 def parse_array_start(start: bytes, order: str) -> tuple[str, tuple[tuple[int, ...], np.dtype[Any], int] | None]:
     """Parses the first bytes of an element, inflated. Returns the name of the array, and its shape, dtype and the
     offset of its numbers in the element.
 
-    They are None for a cell, a struct, a text or complex numbers. Raises :class:`MatError` or :class:`struct.error`
+    They are None for a cell, a struct, a text or complex numbers. Raises :class:`ValueError` or :class:`struct.error`
     for damage. ``order``: byte order.
     """
-    reader = _MatReader(memoryview(start), order)
-    kind, size = struct.unpack_from(f"{order}II", start)
+    kind, _, end, _ = _parse_tag(start, order, 0)
     if kind != _MATRIX:
-        raise MatError(f"an element of type {kind}, expected an array")
-    flags, shape, name, at = reader.read_array_header(8, 8 + size)
-    stored, begin, stop, _ = reader.locate_element(at, 8 + size)
-    key = name.decode("latin-1")
-    if flags & 0xFF not in _NUMBERS or flags & _COMPLEX or stored not in _DTYPES:
-        return key, None
-    dtype = np.dtype(order + _DTYPES[stored])
-    if math.prod(shape) * dtype.itemsize != stop - begin:
-        raise MatError(f"an array of the shape {shape} with {stop - begin} bytes")
-    return key, (shape, dtype, begin)
+        raise ValueError(f"an element of type {kind}, expected an array")
+    flags, shape, name, at = _parse_header(start, order, 8)
+    if flags & 0xFF not in _NUMBERS or flags & _COMPLEX:
+        return name, None
+    stored, begin, stop, _ = _parse_tag(start, order, at)
+    dtype = _check_numbers(flags, stored, order, shape, min(stop, end) - begin)
+    return name, (shape, dtype, begin)
 
 
 def to_whole_numbers(name: str, value: Any) -> NDArray[np.int64]:
-    """Converts a row or column of whole numbers of any dtype to int64 ``(n,)``. Raises :class:`SourceError` for any
-    other value."""
-    if not isinstance(value, np.ndarray) or value.size not in (max(value.shape), 0):
+    """Converts whole numbers of any dtype to int64 ``(n,)``: a row or column, or a list of arrays of one number each.
+    Raises :class:`SourceError` for any other value."""
+    parts = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, np.ndarray) and each.size in (max(each.shape), 0) for each in parts):
         raise SourceError(f"{name} has something else instead of a row of numbers")
+    flat = np.concatenate([each.ravel() for each in parts]) if parts else np.zeros(0)
     with np.errstate(invalid="ignore"):
-        whole = value.ravel().astype(np.int64)
-    if not np.array_equal(whole, value.ravel()):
-        raise SourceError(f"{name} has numbers that are not whole")
+        whole = flat.astype(np.int64)
+    if not np.array_equal(whole, flat) or (isinstance(value, list) and len(flat) != len(parts)):
+        raise SourceError(f"{name} has something else instead of whole numbers")
     return whole
-
-
-def to_whole_number(name: str, value: Any) -> int:
-    """Converts an array of one whole number to int. Raises :class:`SourceError` for any other value."""
-    numbers = to_whole_numbers(name, value)
-    if len(numbers) != 1:
-        raise SourceError(f"{name} has {len(numbers)} numbers, expected one")
-    return int(numbers[0])
 
 
 def to_texts(name: str, value: Any) -> list[str]:
@@ -118,152 +103,109 @@ def get_struct_fields(name: str, value: Any, wanted: tuple[str, ...]) -> list[li
 
 
 def read_byte_order(header: bytes) -> str:
-    """Returns the byte order in a file's header, ``<`` or ``>``. Raises :class:`MatError` if it has none."""
+    """Returns the byte order in a file's header, ``<`` or ``>``. Raises :class:`ValueError` if it has none."""
     order = {b"IM": "<", b"MI": ">"}.get(header[126:])
     if order is None:
-        raise MatError("its header has no byte order")
+        raise ValueError("its header has no byte order")
     return order
 
 
-def damage_error(name: str, error: Exception) -> SourceError:
-    """Makes the error for a file that could not be parsed."""
-    return SourceError(f"{name} is no MAT file of level 5, or it is damaged: {printable(str(error))}")
-
-
-def _inflate_elements(data: bytes, order: str) -> bytes:
-    """Returns the file with all compressed elements inflated. Raises :class:`MatError` for more than 64 MiB, and if the
-    file is cut off. Raises :class:`zlib.error` for a damaged element."""
-    pieces, position, room = [data[:HEADER_BYTES]], HEADER_BYTES, _MAX_BYTES
-    while position < len(data):
-        kind, size = struct.unpack_from(f"{order}II", data, position)
-        end = position + 8 + size
+def _inflate_elements(data: bytes, order: str) -> Iterator[Buffer]:
+    """Yields the elements of a file, inflated. Raises :class:`ValueError` for more than 16 MiB in all, and if the file
+    or an element is cut off."""
+    at, room = HEADER_BYTES, _MAX_BYTES
+    while at < len(data):
+        kind, size = struct.unpack_from(f"{order}II", data, at)
+        end = at + 8 + size
         if end > len(data):
-            raise MatError(f"it ends {end - len(data)} bytes too early")
-        inflate = zlib.decompressobj()
-        packed = kind == COMPRESSED
-        pieces.append(inflate.decompress(data[position + 8 : end], room + 1) if packed else data[position:end])
-        room -= len(pieces[-1])
+            raise ValueError(f"it ends {end - len(data)} bytes too early")
+        element, inflate = data[at:end], zlib.decompressobj()
+        if kind == COMPRESSED:
+            element = inflate.decompress(element[8:], room + 1)
+        room -= len(element)
         if room < 0:
-            raise MatError(f"it has more than {_MAX_BYTES:,} bytes when inflated, too many for a list")
-        if packed and not inflate.eof:
-            raise MatError(f"the element at byte {position} is cut off")
-        position = end
-    return b"".join(pieces)
+            raise ValueError(f"it has more than {_MAX_BYTES:,} bytes when inflated, too many for a list")
+        if kind == COMPRESSED and not inflate.eof:
+            raise ValueError(f"the element at byte {at} is cut off")
+        yield memoryview(element)
+        at = end
 
 
-class _MatReader:
-    """Parser of the uncompressed bytes of a MAT file.
+def _read_arrays(data: Buffer, order: str, depth: int) -> list[tuple[str, Any]]:
+    """Reads name and value of each array in ``data``. ``depth``: number of enclosing cells and structs."""
+    if depth > _MAX_DEPTH:
+        raise ValueError("it is nested too deeply")
+    arrays, at = [], 0
+    while at < len(data):
+        kind, begin, end, after = _parse_tag(data, order, at)
+        if kind != _MATRIX or end > len(data):
+            raise ValueError(f"an element of type {kind} and {end - begin} bytes, expected an array")
+        # An empty element is an array of no numbers.
+        arrays.append(_read_array(data[begin:end], order, depth) if begin < end else ("", np.zeros(0)))
+        at = after
+    return arrays
 
-    All methods raise :class:`MatError`, :class:`struct.error` or :class:`UnicodeDecodeError` for damage. They raise
-    :class:`MatError` for types that they refuse.
-    """
 
-    def __init__(self, data: memoryview, order: str) -> None:
-        self.data = data
-        self.order = order
-        self.left = _MAX_ELEMENTS
-
-    def read_variables(self) -> dict[str, Any]:
-        """Reads all variables by name."""
-        return {name.decode("latin-1"): value for name, value in self.read_arrays(HEADER_BYTES, len(self.data), 0)}
-
-    def read_arrays(self, start: int, end: int, depth: int) -> Iterator[tuple[bytes, Any]]:
-        """Yields name and value of each array between the offsets ``start`` and ``end``. ``depth``: number of enclosing
-        cells and structs.
-
-        An empty element is an array of no numbers, with an empty name. Refuses any other element, and more than eight
-        levels.
-        """
-        while start < end:
-            kind, begin, stop, after = self.locate_element(start, end)
-            if kind != _MATRIX:
-                raise MatError(f"an element of type {kind} at byte {start}, expected an array")
-            if depth > _MAX_DEPTH:
-                raise MatError("it is nested too deeply")
-            yield self.read_array(begin, stop, depth) if begin < stop else (b"", np.zeros(0))
-            start = after
-
-    def read_array(self, start: int, end: int, depth: int) -> tuple[bytes, Any]:
-        """Reads name and value of the array between the offsets ``start`` and ``end``."""
-        flags, shape, name, at = self.read_array_header(start, end)
-        return name, self.read_value(flags, shape, at, end, depth)
-
-    def read_array_header(self, start: int, end: int) -> tuple[int, tuple[int, ...], bytes, int]:
-        """Reads the header of an array: flags, shape, name, and the position of its values.
-
-        Refuses fewer than 2 or more than 8 axes, and a shape that exceeds the bytes.
-        """
-        _, begin, _, after = self.locate_element(start, end)
-        (flags,) = struct.unpack_from(f"{self.order}I", self.data, begin)
-        _, begin, stop, after = self.locate_element(after, end)
-        shape = struct.unpack_from(f"{self.order}{(stop - begin) // 4}i", self.data, begin)
-        if not 2 <= len(shape) <= _MAX_DEPTH or min(shape) < 0 or math.prod(shape) > end - start:
-            raise MatError(f"an array of the shape {shape[:_MAX_DEPTH]} in {end - start} bytes")
-        _, begin, stop, after = self.locate_element(after, end)
-        return flags, shape, bytes(self.data[begin:stop]), after
-
-    def read_value(self, flags: int, shape: tuple[int, ...], at: int, end: int, depth: int) -> Any:
-        """Reads the value that follows an array's header. Its type is that of :func:`load_mat`.
-
-        Refuses texts of several rows, complex numbers and other classes.
-
-        Args:
-            flags: Flags of the header: class and complexity.
-            shape: Shape of the header.
-            at: Offset of the value.
-            end: Offset behind the array.
-            depth: Number of enclosing cells and structs.
-        """
-        kind, count = flags & 0xFF, math.prod(shape)
-        if kind == _CELL:
-            return self.read_items(at, end, depth, count)
+def _read_array(data: Buffer, order: str, depth: int) -> tuple[str, Any]:
+    """Reads name and value of an array from its bytes."""
+    flags, shape, name, at = _parse_header(data, order, 0)
+    kind, count = flags & 0xFF, math.prod(shape)
+    if kind in (_CELL, _STRUCT):
+        fields = [""]
         if kind == _STRUCT:
-            _, begin, _, at = self.locate_element(at, end)
-            (width,) = struct.unpack_from(f"{self.order}i", self.data, begin)
-            _, begin, stop, at = self.locate_element(at, end)
-            if not 0 < width <= 64 or (stop - begin) % width:
-                raise MatError("a struct without field names")
-            names = [bytes(self.data[n : n + width]).partition(b"\0")[0] for n in range(begin, stop, width)]
-            values = self.read_items(at, end, depth, count * len(names))
-            return {name.decode("latin-1"): values[n :: len(names)] for n, name in enumerate(names)}
-        stored, begin, stop, _ = self.locate_element(at, end)
-        if kind == _CHAR:
-            if stored not in _TEXTS or (count and shape[0] != 1):
-                raise MatError(f"a text of type {stored} and shape {shape}")
-            wide = {"<": "-le", ">": "-be"}[self.order] if stored in (4, 17, 18) else ""
-            return bytes(self.data[begin:stop]).decode(_TEXTS[stored] + wide)
-        if kind not in _NUMBERS or flags & _COMPLEX or stored not in _DTYPES:
-            raise MatError(f"an array of class {kind} and type {stored}")
-        dtype = np.dtype(self.order + _DTYPES[stored])
-        if count * dtype.itemsize != stop - begin:
-            raise MatError(f"an array of the shape {shape} with {stop - begin} bytes")
-        return np.frombuffer(self.data, dtype, count, begin).reshape(shape, order="F")
+            _, begin, _, at = _parse_tag(data, order, at)
+            (width,) = struct.unpack_from(f"{order}i", data, begin)
+            _, begin, end, at = _parse_tag(data, order, at)
+            if width < 1 or end - begin > _MAX_NAMES_BYTES:
+                raise ValueError("a struct without field names")
+            texts = (bytes(data[n : n + width]) for n in range(begin, end, width))
+            fields = [text.partition(b"\0")[0].decode("latin-1") for text in texts]
+        values = [value for _, value in _read_arrays(data[at:], order, depth + 1)]
+        if len(values) != count * len(fields):
+            raise ValueError(f"{len(values)} values, expected {count * len(fields)}")
+        by_field = {field: values[n :: len(fields)] for n, field in enumerate(fields)}
+        return name, by_field if kind == _STRUCT else values
+    stored, begin, end, _ = _parse_tag(data, order, at)
+    content = data[begin:end]
+    if kind == _CHAR:
+        if stored not in _TEXTS or (count and shape[0] != 1):
+            raise ValueError(f"a text of type {stored} and shape {shape}")
+        wide = {"<": "-le", ">": "-be"}[order] if stored in (4, 17, 18) else ""
+        return name, bytes(content).decode(_TEXTS[stored] + wide)
+    dtype = _check_numbers(flags, stored, order, shape, len(content))
+    return name, np.frombuffer(content, dtype).reshape(shape, order="F")
 
-    def read_items(self, at: int, end: int, depth: int, count: int) -> list[Any]:
-        """Reads the values of the ``count`` arrays of a cell or struct, between the offsets ``at`` and ``end``.
-        Refuses any other number of them."""
-        values = [value for _, value in self.read_arrays(at, end, depth + 1)]
-        if len(values) != count:
-            raise MatError(f"{len(values)} values, expected {count}")
-        return values
 
-    def locate_element(self, start: int, end: int) -> tuple[int, int, int, int]:
-        """Parses the tag at ``start``. Returns the type of the element, begin and end of its data, and the offset of
-        the next element.
+def _parse_header(data: Buffer, order: str, at: int) -> tuple[int, tuple[int, ...], str, int]:
+    """Parses the header of an array: flags, shape, name, and the place of its values."""
+    _, begin, _, at = _parse_tag(data, order, at)
+    (flags,) = struct.unpack_from(f"{order}I", data, begin)
+    _, begin, end, at = _parse_tag(data, order, at)
+    axes = (end - begin) // 4
+    shape = struct.unpack_from(f"{order}{axes}i", data, begin) if 2 <= axes <= _MAX_AXES else ()
+    if not shape or min(shape) < 0:
+        raise ValueError(f"an array of the shape {shape}")
+    _, begin, end, at = _parse_tag(data, order, at)
+    return flags, shape, bytes(data[begin:end]).decode("latin-1"), at
 
-        Refuses an element that exceeds ``end``, and a file with more than 2,000,000 elements.
-        """
-        self.left -= 1
-        if self.left < 0:
-            raise MatError(f"it has more than {_MAX_ELEMENTS} elements")
-        if start + 8 > end:
-            raise MatError(f"it ends within the element at byte {start}")
-        kind, size = struct.unpack_from(f"{self.order}II", self.data, start)
-        if kind >> 16:  # the data are in the tag
-            kind, size, begin, after = kind & 0xFFFF, kind >> 16, start + 4, start + 8
-        else:
-            begin = start + 8
-            after = begin + size + -size % 8
-        if begin + size > min(end, after):
-            raise MatError(f"the element at byte {start} is longer than its parent")
-        return kind, begin, begin + size, min(after, end)
+
+def _check_numbers(flags: int, stored: int, order: str, shape: tuple[int, ...], nbytes: int) -> np.dtype[Any]:
+    """Returns the dtype of an array of numbers. Raises :class:`ValueError` for other arrays, and for a shape that does
+    not fit the bytes."""
+    if flags & 0xFF not in _NUMBERS or flags & _COMPLEX or stored not in _DTYPES:
+        raise ValueError(f"an array of class {flags & 0xFF} and type {stored}")
+    dtype = np.dtype(order + _DTYPES[stored])
+    if math.prod(shape) * dtype.itemsize != nbytes:
+        raise ValueError(f"an array of the shape {shape} with {nbytes} bytes")
+    return dtype
+
+
+def _parse_tag(data: Buffer, order: str, at: int) -> tuple[int, int, int, int]:
+    """Parses the tag of an element. Returns the type of the element, begin and end of its data, and the place of the
+    next element. These may be beyond the end of ``data``."""
+    kind, size = struct.unpack_from(f"{order}II", data, at)
+    if not kind >> 16:
+        return kind, at + 8, at + 8 + size, at + 8 + size + -size % 8
+    if kind >> 16 > 4:  # the data are in the tag
+        raise ValueError(f"the element at byte {at} is longer than its place")
+    return kind & 0xFFFF, at + 4, at + 4 + (kind >> 16), at + 8

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
 from packstore.core.fields import Array, Boxes, Json, Keypoints, Label, Labels, Mask, Text
 from packstore.sources.annotation_formats.voc import list_boxes, parse_annotation
 from packstore.sources.beside import clean_path
-from packstore.sources.found import Files, Found, LinesByKey, check_range, parse_numbers, parse_text
+from packstore.sources.found import Files, Found, check_range, parse_numbers, parse_text
 from packstore.sources.named import published_set
-from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number, to_whole_numbers
+from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_numbers
 from packstore.sources.rows import InTree
 
 
@@ -185,7 +185,7 @@ _GTSRB_COLUMNS = ("Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "
 _GTSRB_LISTS = "|".join(f"{name}/GT-00000.csv" for name in _GTSRB.split("|"))
 
 
-@published_set("GTSRB", _GTSRB_LISTS, required=(f"{_GTSRB_TEST}>{_GTSRB_TRUTH}",))
+@published_set("GTSRB", _GTSRB_LISTS)
 def gtsrb(files: Files) -> Iterator[Found]:
     """GTSRB (https://benchmark.ini.rub.de/): training images class by class, then test images if they are there."""
     train = files.choose(_GTSRB).removesuffix("00000")
@@ -198,46 +198,71 @@ def gtsrb(files: Files) -> Iterator[Found]:
                 yield Found(f"{folder}/{image}", split, {"label": int(label), "boxes": [parse_numbers(box, 4, int)]})
 
 
-_KAGGLE = "ILSVRC/Data/CLS-LOC"
+_KAGGLE, _DEVKIT = "ILSVRC/Data/CLS-LOC", "ILSVRC2012_devkit_t12"
+_ILSVRC = {
+    "train": "ILSVRC2012_img_train.tar",
+    "val": "ILSVRC2012_img_val.tar",
+    "test": "ILSVRC2012_img_test_v10102019.tar|ILSVRC2012_img_test.tar",
+    _DEVKIT: f"{_DEVKIT}.tar.gz|{_DEVKIT}.tar",
+}
+_ILSVRC_MARKERS = f"{_KAGGLE}/train|{_KAGGLE}/val|{_ILSVRC['train']}|{_ILSVRC['val']}|val/ILSVRC2012_val_*.JPEG"
+_ILSVRC_NAMES = f"{_DEVKIT}|{_ILSVRC[_DEVKIT]}|LOC_synset_mapping.txt"
 
 
-@published_set("ILSVRC", f"{_KAGGLE}/train|{_KAGGLE}/val", kind="ilsvrc", required=("LOC_synset_mapping.txt",))
-def kaggle(files: Files) -> Iterator[Found]:
-    """ILSVRC as downloaded from Kaggle, class by class. Some images have no boxes, test images no labels."""
+@published_set("ILSVRC", _ILSVRC_MARKERS, required=(_ILSVRC_NAMES,), archives=_ILSVRC)
+def ilsvrc(files: Files) -> Iterator[Found]:
+    """ILSVRC 2012 as Kaggle has it, or as downloaded: each archive may be unpacked, ``train`` into folders of classes.
+    Labels are torchvision's: the index of a wnid in the sorted list. Test images have none."""
+    if files.exists("LOC_synset_mapping.txt"):
+        yield from _walk_kaggle(files)
+        return
+    names, wnids = _read_devkit(files)
+    files.columns |= {"label": Label(sorted(names)), "name": Text()}
+    values = {wnid: {"label": wnid, "name": name} for wnid, name in names.items()}
+    for split in files.each_split(*(split for split in ("train", "val", "test") if files.exists(split))):
+        if split == "test":
+            yield Found("test", split, is_folder=True)
+            continue
+        for wnid in files.folders(split):
+            yield Found(f"{split}/{wnid}", split, values[wnid], is_folder=True)
+        if not files.folders(split):  # keys are the paths to which torchvision unpacks
+            for wnid, image in sorted((wnids[image], image) for image in files.images(split)):
+                yield Found(f"{split}/{image}", split, values[wnid], f"{split}/{wnid}/{image}")
+
+
+def _read_devkit(files: Files) -> tuple[dict[str, str], dict[str, str]]:
+    """Reads the names of classes by wnid, and the wnid of each validation image. Only synsets without children are
+    classes; the devkit numbers them in an order of its own."""
+    shown, synsets = files.mat(f"{_DEVKIT}/data/meta.mat", "synsets")
+    fields = get_struct_fields(shown, synsets, ("ILSVRC2012_ID", "num_children", "WNID", "words"))
+    numbers, children = (to_whole_numbers(shown, column).tolist() for column in fields[:2])
+    wnids, words = (to_texts(shown, column) for column in fields[2:])
+    leaves = [n for n, count in enumerate(children) if count == 0]
+    by_number = {str(numbers[n]): wnids[n] for n in leaves}
+    truth = enumerate(files.lines(f"{_DEVKIT}/data/ILSVRC2012_validation_ground_truth.txt"), 1)
+    return {wnids[n]: words[n] for n in leaves}, {
+        f"ILSVRC2012_val_{n:08}.JPEG": by_number[number] for n, (number,) in truth
+    }
+
+
+def _walk_kaggle(files: Files) -> Iterator[Found]:
+    """Yields the images of Kaggle's layout. A solution is ``WNID left top right bottom WNID …``; some training images
+    have none."""
     names = {wnid: " ".join(words) for wnid, *words in sorted(files.lines("LOC_synset_mapping.txt"))}
     files.columns |= {"label": Label([*names]), "name": Text(), "boxes": Boxes(optional=True)}
     files.columns["labels"] = Labels([*names], of="boxes", optional=True)
     for split in files.each_split(*(name for name in ("train", "val", "test") if files.exists(f"{_KAGGLE}/{name}"))):
-        if split == "test":
-            yield Found(f"{_KAGGLE}/test", split, is_folder=True)
-            continue
         solutions = files.by_key(f"LOC_{split}_solution.csv", ",", skip=1)
-        for wnid, image in _walk_kaggle(files, split, names, solutions):
-            values = _parse_solution(solutions.get(_stem(image)))
-            yield Found(f"{_KAGGLE}/{split}/{image}", split, {"label": wnid, "name": names[wnid]} | values)
-
-
-def _walk_kaggle(files: Files, split: str, wnids: Iterable[str], solutions: LinesByKey) -> Iterable[tuple[str, str]]:
-    """Returns class and path of each image of ``train`` or ``val``, class by class."""
-    if split == "val":
-        listed = files.images(f"{_KAGGLE}/val")
-        return sorted((_parse_solution(solutions[_stem(name)])["labels"][0], name) for name in listed)
-    there = (wnid for wnid in wnids if files.exists(f"{_KAGGLE}/train/{wnid}"))
-    return ((wnid, f"{wnid}/{name}") for wnid in there for name in files.images(f"{_KAGGLE}/train/{wnid}"))
-
-
-def _stem(path: str) -> str:
-    """Returns the file name in a path, without its suffix."""
-    return path.rpartition("/")[2].rpartition(".")[0]
-
-
-def _parse_solution(line: list[str] | None) -> dict[str, Any]:
-    """Parses ``WNID left top right bottom WNID …`` to classes and boxes; empty for an image without a line."""
-    if line is None:
-        return {}
-    parts = " ".join(line).split()
-    boxes = [parse_numbers(parts[n : n + 4], 4, int) for n in range(1, len(parts) + 1, 5)]
-    return {"boxes": boxes, "labels": parts[::5]}
+        for image in files.images(f"{_KAGGLE}/{split}"):
+            stem = image.rpartition("/")[2].rpartition(".")[0]
+            line = solutions[stem] if split == "val" else solutions.get(stem)
+            parts = " ".join(line or ()).split()
+            boxes = [parse_numbers(parts[n : n + 4], 4, int) for n in range(1, len(parts) + 1, 5)]
+            values: dict[str, Any] = {"boxes": boxes, "labels": parts[::5]} if parts else {}
+            if split != "test":
+                wnid = parts[0] if split == "val" else image.partition("/")[0]
+                values |= {"label": wnid, "name": names[wnid]}
+            yield Found(f"{_KAGGLE}/{split}/{image}", split, values)
 
 
 _PETS = ("annotations/list.txt", "annotations/trainval.txt")
@@ -266,47 +291,23 @@ def oxfordpet(files: Files) -> Iterator[Found]:
 _PLACES = {
     "val": ("places365_val.txt", "val_256|val_large"),
     "test": ("places365_test.txt", "test_256|test_large"),
-    "train-standard": ("places365_train_standard.txt", "data_256_standard|data_large_standard"),
+    "train-standard": ("places365_train_standard.txt", "data_256_standard|data_large_standard|data_256|data_large"),
     "train-challenge": ("places365_train_challenge.txt", "data_256_challenge|data_large_challenge"),
 }
-_PLACES_UNNAMED = "data_256|data_large"
-"""Folders of unpacked training archives. They belong to the standard or the challenge set, whichever has its list."""
+"""List and folders of each split: the folders have torchvision's names, or those of the archives."""
 
 
-_PLACES_LISTS = tuple(f"{folders}>{file}" for file, folders in _PLACES.values())
-
-
-@published_set("Places365", "categories_places365.txt", required=_PLACES_LISTS)
+@published_set("Places365", "categories_places365.txt")
 def places365(files: Files) -> Iterator[Found]:
-    """Places365 (http://places2.csail.mit.edu/): folders have torchvision's names, or those of the archives. Images of
-    ``test`` have no labels."""
+    """Places365 (http://places2.csail.mit.edu/). Images of ``test`` have no labels."""
     names = {int(number): name for name, number in files.lines("categories_places365.txt")}
     files.columns["label"] = Label([names[number] for number in range(len(names))])
-    folders = _find_places(files)
-    for split in files.each_split(*folders):
-        folder, fields = folders[split], 1 if split == "test" else 2
-        for line in files.lines(_PLACES[split][0]):
-            if len(line) != fields:
-                raise ValueError("expected an image, and its class unless it is a test image")
-            yield Found(f"{folder}/{line[0].lstrip('/')}", split, {"label": int(line[1])} if line[1:] else {})
-
-
-def _find_places(files: Files) -> dict[str, str]:
-    """Finds the folder of each split that is there. Raises :class:`ValueError` for two folders of one split, and for a
-    training folder that belongs to none or to two."""
-    trained = [split for split, (file, _) in _PLACES.items() if split.startswith("train") and files.exists(file)]
-    folders: dict[str, str] = {}
-    for split, (_, folder) in _PLACES.items():
-        known = f"{folder}|{_PLACES_UNNAMED}" if trained == [split] else folder
-        there = [name for name in known.split("|") if files.exists(name)]
-        if len(there) > 1:
-            raise ValueError(f"{' and '.join(there)} hold the same images twice: move one of them out")
-        folders |= {split: there[0]} if there else {}
-    if files.exists(_PLACES_UNNAMED) and len(trained) != 1:
-        raise ValueError(
-            f"{files.choose(_PLACES_UNNAMED)} needs the list of its images, {_PLACES['train-standard'][0]}"
-        )
-    return folders
+    for split in files.each_split(*(split for split, (_, folders) in _PLACES.items() if files.exists(folders))):
+        file, folders = _PLACES[split]
+        folder = files.choose(folders)
+        for image, *label in files.lines(file):
+            values = {} if split == "test" else {"label": parse_numbers(label, 1, int)[0]}
+            yield Found(f"{folder}/{image.lstrip('/')}", split, values)
 
 
 _CARS_TEST = "cars_test_annos_withlabels.mat|devkit/cars_test_annos_withlabels.mat"
@@ -314,15 +315,15 @@ _CARS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")
 _CARS_FILES = ("devkit/cars_train_annos.mat", "cars_train")
 
 
-@published_set("Stanford Cars", "devkit/cars_meta.mat", required=(*_CARS_FILES, f"cars_test>{_CARS_TEST}"))
+@published_set("Stanford Cars", "devkit/cars_meta.mat", required=_CARS_FILES)
 def stanfordcars(files: Files) -> Iterator[Found]:
     """Stanford Cars: labels begin at 1 in the files. The split ``test`` exists if its folder does."""
     files.columns["label"] = Label(to_texts(*files.mat("devkit/cars_meta.mat", "class_names")))
     for split in files.each_split("train", "test" if files.exists("cars_test") else None):
         shown, notes = files.mat(_CARS_FILES[0] if split == "train" else _CARS_TEST, "annotations")
         *numbers, images = get_struct_fields(shown, notes, _CARS)
-        for image, *row in zip(to_texts(shown, images), *numbers, strict=True):
-            *box, label = (to_whole_number(shown, each) for each in row)
+        columns = (to_whole_numbers(shown, each).tolist() for each in numbers)
+        for image, *box, label in zip(to_texts(shown, images), *columns, strict=True):
             yield Found(f"cars_{split}/{image}", split, {"label": label - 1, "boxes": [box]})
 
 
