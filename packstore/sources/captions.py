@@ -83,7 +83,8 @@ class CaptionsSource(ListedSource):
         self._file = files[0]
         self._sets = _find_split_lists(self.tree, self._file)
         self._left_out = 0
-        self.listed = ListedValues(self.tree, self.tree.name(self._file), self._list_captions())
+        listed = ListedValues(self.tree, self.tree.name(self._file), self._list_captions())
+        self.listed, self.assigned = listed, listed.splits
         self._several = bool(self.listed.images_with_several())
         names = [self.listed.image_path(image) for image in range(self.listed.image_count)]
         places = _find_images(self.tree, self._file, names)

@@ -82,7 +82,8 @@ class LabelledSource(ListedSource):
         self.evidence = f"the labels in {self._labels.name}"
         self._names: set[str] = set()
         self._holds_numbers = False
-        self.listed = ListedValues(self.tree, printable(str(self._labels)), self._read_labels())
+        listed = ListedValues(self.tree, printable(str(self._labels)), self._read_labels())
+        self.listed, self.assigned = listed, listed.splits
         if not self.listed.image_count:
             raise SourceError(
                 f"{printable(str(self._labels))} names no files: expected file,label or file,label,split, with commas"

@@ -16,12 +16,13 @@ from packstore.sources.beside import clean_path, join
 from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface import splits as hf_splits
 from packstore.sources.huggingface.splits import CARD, Card
+from packstore.sources.listed import SplitNumbers
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.splits import lower_known_split
-from packstore.sources.table import TableSource, number_splits
+from packstore.sources.table import TableSource
 from packstore.sources.table.finding import KindCounter, Table
-from packstore.sources.table.images import NamedRow, Naming
+from packstore.sources.table.images import NamedRow
 from packstore.sources.table.reading import TableRow, declare_parquet, read_table
 from packstore.sources.tree import Tree
 
@@ -43,14 +44,13 @@ class MetadataSource(TableSource):
     left_images = "images that the metadata do not name"
     merges_rows = False
 
-    def _find_tables(self, given: dict[str, list[str]]) -> None:
+    def _find_tables(self, given: dict[str, list[str]]) -> Sequence[Table]:
         """Finds the metadata files, and their columns that name files. A column ``split`` has no role.
 
         Raises :class:`SourceError` for files of several formats, for no rows, and for no column that names files.
         Raises it also for more than 4096 columns.
         """
         self._card = hf_splits.read_card(self.tree, self.path)
-        self._copies = []
         given["split"] = []
         files = find_metadata(self.tree)
         if len({file.rpartition(".")[2] for file in files}) > 1:
@@ -59,7 +59,7 @@ class MetadataSource(TableSource):
             name: hf.drop_repeated_names(name, hf.class_names(each)) for name, each in self._card.features.items()
         }
         labels: dict[str, Field] = {name: Label(names) for name, names in classes.items() if names is not None}
-        tables = [Table(file, True, "", Naming(False, True), strip=False) for file in files]
+        tables = [Table(file, True, "", strip=False) for file in files]
         columns: dict[str, None] = {}
         kinds = KindCounter()
         for table in tables:
@@ -88,7 +88,7 @@ class MetadataSource(TableSource):
         for table in tables:
             table.image, table.objects = self._main, kinds.find_objects()
             table.further = dict.fromkeys(self._naming.values(), table.naming)
-        self._tables = tables
+        return tables
 
     def _read_rows(self) -> Iterator[NamedRow]:
         """Yields all rows, with the paths that they name. Raises :class:`SourceError` for a row without a main image,
@@ -106,7 +106,7 @@ class MetadataSource(TableSource):
 
     def _further_files(self, image: int) -> dict[str, Any]:
         """Returns the further images of a row, by column; a list of images for a column of lists."""
-        (cells,) = self._rows.cells_of(image)
+        (cells,) = self.listed.cells_of(image)
         files = {name: [*map(InTree, cells[name])] for name in self._further}
         names = self._columns.names
         return {
@@ -117,23 +117,23 @@ class MetadataSource(TableSource):
         """Returns the field of a column of further images, or of lists of images."""
         return Images() if name in self._lists else super()._declare_further_image(name)
 
-    def _assign_splits(self) -> tuple[list[str], bytearray]:
-        """Returns the names of the splits, and the number of each image's split.
+    def _assign_splits(self) -> SplitNumbers:
+        """Returns the splits of all images.
 
         The path of the image decides, by the card or by words such as ``train``. If it has no split, the path of the
         metadata decides. Raises :class:`SourceError` for an image of two splits, and :class:`AmbiguousSourceError` if
         only some images lie in folders that name a split.
         """
-        paths = [*map(self._rows.image_path, range(self._rows.image_count))]
+        paths = [*map(self.listed.image_path, range(self.listed.image_count))]
         by_card = self._card.find_splits if self._card.data_files else None
         find = by_card or hf_splits.choose_words(lambda: iter(paths), self.tree.name(), self.path)
 
         def find_split(number: int) -> str:
-            metadata = self._tables[self._rows.table_of[number]].file
+            metadata = self._tables[self.listed.table_of[number]].file
             found = (find_only_split(self.tree, file, find) for file in (paths[number], metadata) if find is not None)
             return lower_known_split(next(filter(None, found), ""))
 
-        return number_splits(self.tree.name(), map(find_split, range(len(paths))))
+        return SplitNumbers(self.tree.name(), map(find_split, range(len(paths))))
 
     def describing_files(self) -> Iterable[str]:
         """Returns the metadata files, and the card unless it is empty."""

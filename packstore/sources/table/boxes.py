@@ -173,51 +173,35 @@ def find_box_columns(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
     return (), ""
 
 
-def parse_boxes(value: Any) -> tuple[list[list[Any]], str] | None:
-    """Parses the boxes in a cell. Returns them, and their convention if the cell names it, else ``""``. A cell holds
+def parse_boxes(value: Any) -> list[list[Any]] | None:
+    """Parses the boxes in a cell. A cell holds
 
-    - one box: ``[1, 2, 3, 4]``, ``1 2 3 4``, or an object of just four numbers, such as ``{"xmin": 1, …}``;
+    - one box: ``[1, 2, 3, 4]``, ``1 2 3 4`` or ``1,2,3,4``;
     - several boxes: a list of them, or boxes separated by ``;``;
     - no box: a text such as ``no_box``.
 
-    Python's notation is read, too. Returns None for other values, and for boxes of several conventions.
+    Python's notation is read, too. Returns None for other values.
     """
     if isinstance(value, str):
         text = value.strip()
         if text.lower() in _NO_BOX:
-            return [], ""
-        if text[:1] in "[{(" and text:
+            return []
+        if text[:1] in ("[", "("):
             value = parse_list(text)
         else:
             value = [re.split(r"[\s,]+", part.strip()) for part in text.split(";") if part.strip()]
-    if isinstance(value, Mapping):
-        value = [value]
     if not isinstance(value, list):
         return None
-    if len(value) == 4 and not any(isinstance(each, (list, Mapping)) for each in value):
+    if len(value) == 4 and not any(isinstance(each, list) for each in value):
         value = [value]
-    boxes: list[list[Any]] = []
-    conventions = set()
-    for each in value:
-        convention = ""
-        if isinstance(each, Mapping):
-            names, convention = find_box_columns(map(str, each))
-            if len(each) != len(names):
-                return None
-            each = [each[name] for name in names]
-        numbers = [parse_number_cell(part) for part in each] if isinstance(each, list) else []
-        if len(numbers) != 4 or None in numbers:
-            return None
-        boxes.append(numbers)
-        conventions.add(convention)
-    return (boxes, "".join(conventions)) if len(conventions) < 2 else None
+    boxes = [[parse_number_cell(part) for part in each] if isinstance(each, list) else [] for each in value]
+    return None if any(len(box) != 4 or None in box for box in boxes) else boxes
 
 
 def parse_list(text: str) -> Any:
-    """Parses a list or an object in the notation of JSON, Python or numpy. Returns None for other texts."""
-    plain = text if '"' in text else text.replace("'", '"')
-    whole = re.sub(r"(?<=\d)\.(?!\d)", "", plain)
-    for each in (plain, plain.replace("(", "[").replace(")", "]"), re.sub(r"(?<=\d)\s+(?=[-\d])", ", ", whole)):
+    """Parses a list in the notation of JSON or Python. Returns None for other texts."""
+    quoted = text.replace("'", '"')
+    for each in (text, quoted, quoted.replace("(", "[").replace(")", "]")):
         try:
             return json.loads(each)
         except (ValueError, RecursionError):
@@ -238,7 +222,7 @@ def read_row_boxes(cells: Mapping[str, Any], columns: Sequence[str]) -> list[lis
         if cell is None:
             shown = printable(str(values[0])[:40])
             raise ValueError(f"{printable(columns[0])} is {shown!r}, and should be four numbers, or a list of such")
-        return cell[0]
+        return cell
     numbers = [parse_number_cell(value) for value in values]
     for name, value, number in zip(columns, values, numbers, strict=True):
         if number is None:

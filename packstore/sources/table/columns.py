@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from packstore.core.errors import UsageError, printable
-from packstore.core.fields import Array, Field, Json, Text
+from packstore.core.fields import Array, Field, Json, Label, Text
 from packstore.sources.columns import LABEL_COLUMNS, is_label_name, name_words
 from packstore.sources.splits import is_split_value
 from packstore.sources.table.boxes import (
@@ -37,13 +37,23 @@ MISSING = frozenset(
 )
 """Texts that pandas reads as a missing number."""
 _BOOLEANS = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
+_LABELS = re.compile(r"label|class|category|tags?$|finding|^(emotion|breed|species|diagnosis|dx)$")
 _FORMS: Mapping[str, Callable[[Any], bool]] = {
     "splits": lambda value: isinstance(value, str) and is_split_value(value),
     "lists": lambda value: parse_class_list(value) is not None,
     "number lists": lambda value: (found := parse_class_list(value)) is not None and all(map(_is_class_number, found)),
     "runs": lambda value: isinstance(value, str) and _RUNS.fullmatch(value) is not None,
+    "boxes": lambda value: parse_boxes(value) is not None,
 }
-"""Forms of values: names of splits, lists of classes, lists of class numbers, and run lengths (``start length …``)."""
+"""Forms of values: names of splits, lists of classes, lists of class numbers, run lengths (``start length …``), and
+boxes."""
+_BARE_BOXES = {
+    "nnnnt": (0, "", 4),  # RetinaNet
+    "nnnntnn": (0, "", 4),  # SKU-110K, with width and height of the image
+    "tnnnnnn": (1, "xywh", 0),  # makesense, with the same
+}
+"""First column of the boxes, their convention, and the column of classes in tables without a header. The keys are the
+types of the columns: numbers and texts."""
 
 
 @dataclass(slots=True)
@@ -57,9 +67,7 @@ class ColumnFacts:
         kinds: Kinds of the others: ``int``, ``float``, ``bool``, ``text``, ``document``; of lists, ``ints``,
             ``numbers``, ``empty``.
         texts: Different values as texts; None if there are more than 65,536.
-        flags: Which of 0, 1, -1 and blank (None) occur; None if there are other values.
         fits: Names in :data:`_FORMS` of the forms that all values have so far.
-        boxes: Conventions of the boxes, as the values state them; None if some value is no box.
         high: Largest number, at least 0.
         numbers: Number of values that are numbers.
         negatives: Number of values that are numbers below 0.
@@ -70,16 +78,13 @@ class ColumnFacts:
     missing: int = 0
     kinds: set[str] = field(default_factory=set)
     texts: set[str] | None = field(default_factory=set)
-    flags: set[int | None] | None = field(default_factory=set)
     fits: set[str] = field(default_factory=lambda: set(_FORMS))
-    boxes: set[str] | None = field(default_factory=set)
     high: float = 0.0
     numbers: int = 0
     negatives: int = 0
 
     def add_value(self, value: Any, text: bool) -> None:
-        """Updates the facts by the value of a cell of a table of texts or not. A blank cell changes only the counts and
-        :attr:`flags`."""
+        """Updates the facts by the value of a cell of a table of texts or not. A blank cell changes only the counts."""
         self.count += 1
         blank = value in (None, "")
         self.missing += blank
@@ -87,18 +92,12 @@ class ColumnFacts:
             self.kinds.add(classify_text(value) if text else _classify_value(value))
             if text is not self.text:
                 self.kinds.add("document")
-        shown = "" if blank else value if isinstance(value, str) else json.dumps(value, default=str)
-        if self.flags is not None:
-            self.flags = self.flags | {_FLAGS[shown]} if shown in _FLAGS else None
         if blank:
             return
         if self.fits:
             self.fits = {form for form in self.fits if _FORMS[form](value)}
-        if self.boxes is not None:
-            cell = parse_boxes(value)
-            self.boxes = None if cell is None else self.boxes | ({cell[1]} if cell[0] else set())
         if self.texts is not None:
-            self.texts.add(shown)
+            self.texts.add(value if isinstance(value, str) else json.dumps(value, default=str))
             if len(self.texts) > _MAX_TEXTS:
                 self.texts = None
         if (number := parse_number_cell(value)) is not None:
@@ -119,16 +118,23 @@ class ColumnFacts:
             return Text(), _to_text
         if kinds and kinds <= {"int", "float"}:
             dtype, kind = ("int64", int) if kinds == {"int"} else ("float64", float)
-            return Array(dtype), partial(_parse_number, kind) if self.text else _keep_value
+            return Array(dtype), partial(_parse_number, kind) if self.text else keep_value
         if kinds == {"bool"}:
-            return Array("bool"), _BOOLEANS.get if self.text else _keep_value
+            return Array("bool"), _BOOLEANS.get if self.text else keep_value
         if kinds and kinds <= {"ints", "numbers", "empty"} and kinds != {"empty"}:
-            return Array("float64" if "numbers" in kinds else "int64", ragged=True), _keep_value
-        return Json(), _keep_value
+            return Array("float64" if "numbers" in kinds else "int64", ragged=True), keep_value
+        return Json(), keep_value
 
     def holds(self, form: str) -> bool:
         """Tells if some value is not blank, and all such values have a form in :data:`_FORMS`."""
         return form in self.fits and self.filled_count > 0
+
+    @property
+    def flags(self) -> set[int | None]:
+        """Which of 0, 1, -1 and blank (None) occur; empty if there are other values."""
+        if self.texts is None or not self.texts <= _FLAGS.keys():
+            return set()
+        return {_FLAGS[text] for text in self.texts} | ({None} if self.missing else set())
 
     @property
     def numeric(self) -> bool:
@@ -213,7 +219,7 @@ def _classify_value(value: Any) -> str:
     return "document"
 
 
-def _keep_value(value: Any) -> Any:
+def keep_value(value: Any) -> Any:
     """Returns a value unchanged."""
     return value
 
@@ -267,7 +273,11 @@ class ColumnRoles:
 
 
 def find_roles(
-    facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[str]], header: bool, several: bool = False
+    facts: Mapping[str, ColumnFacts],
+    given: Mapping[str, Sequence[str]],
+    header: bool,
+    several: bool,
+    declared: Mapping[str, Field],
 ) -> ColumnRoles:
     """Finds the roles of all columns except those of images. Decides by their names and values.
 
@@ -280,41 +290,38 @@ def find_roles(
         header: The table names its columns.
         several: An image has several rows. Then columns are no points unless the user names them, as an image has the
             points of one row.
+        declared: Fields of the columns whose types the table states; labels among them are no flags.
     """
     unknown = [name for role, names in given.items() if role != "image" for name in names if name not in facts]
     if unknown:
         raise UsageError(f"no column {printable(unknown[0])}; columns: {', '.join(map(printable, list(facts)[:20]))}")
-    roles = ColumnRoles()
+    roles, bare_label = ColumnRoles(), ""
     free = {name: each for name, each in facts.items() if not any(name in names for names in given.values())}
-    splits = [n for n, each in free.items() if n.lower() in _SPLIT_NAMES and each.holds("splits")]
+    splits = [name for name, each in free.items() if name.lower() in _SPLIT_NAMES and each.holds("splits")]
     roles.split = next(iter(given.get("split", splits)), "")
     free = {name: each for name, each in free.items() if name not in (*splits, roles.split)}
-    roles.boxes, bare_label = tuple(given.get("boxes", ())), ""
+    if "boxes" in given:
+        roles.boxes = tuple(given["boxes"])
+    elif sum(name.isdigit() for name, _, _ in _find_point_columns(free)) < _LEAST_POINTS:  # else x1, y1, x2, y2, x3 …
+        roles.boxes, roles.convention, bare_label = _find_box_columns(free, header)
     if not roles.boxes:
-        numbered = [point for point in _find_point_columns(free) if point[0].isdigit()]
-        if len(numbered) < _LEAST_POINTS:  # else x1, y1, x2, y2, x3, y3 … are points
-            roles.boxes, roles.convention, bare_label = _find_box_columns(free, header)
-        if not roles.boxes:
-            runs = (n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].holds("runs"))
-            roles.runs = next(runs, "")
-        free = {name: each for name, each in free.items() if name not in (*roles.boxes, roles.runs)}
-    flagged = [name for name, each in free.items() if each.flags is not None and 1 in each.flags]
-    crowds = (name for name in flagged if roles.boxes and letters_and_digits(name) in _CROWD_NAMES)
+        runs = (n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].holds("runs"))
+        roles.runs = next(runs, "")
+    free = {name: each for name, each in free.items() if name not in (*roles.boxes, roles.runs)}
+    crowds = (n for n in free if roles.boxes and letters_and_digits(n) in _CROWD_NAMES and 1 in free[n].flags)
     roles.crowds = next(iter(given.get("crowds", crowds)), "")
     if "keypoints" in given:
         names = given["keypoints"]
         roles.points = tuple((_point_name(x), x, y) for x, y in zip(names[::2], names[1::2], strict=True))
     elif not roles.boxes and not several:
         roles.points = _find_point_columns(free)
-        free = {n: each for n, each in free.items() if not any(n in (x, y) for _, x, y in roles.points)}
-    labels = given.get("labels", ())
+        free = {n: each for n, each in free.items() if not any(n in point[1:] for point in roles.points)}
+    labels = given.get("labels") or given.get("label") or ()
     if len(labels) > 1:
         roles.flags = tuple(labels)
-    elif labels or "label" in given:
-        roles.label = labels[0] if labels else given["label"][0]
-        roles.several = bool(labels)
     else:
-        roles.label = bare_label or _find_label_column(free, header, bool(roles.boxes or roles.runs))
+        found = bare_label or ("" if labels else _find_label_column(free, header, bool(roles.boxes or roles.runs)))
+        roles.label, roles.several = (*labels, found)[0], "labels" in given
         free.pop(roles.label, None)
     if roles.label:
         one = facts[roles.label]
@@ -322,7 +329,8 @@ def find_roles(
         roles.separator = one.find_separator() if plain else ""
         roles.several |= bool(roles.separator) or one.holds("lists")
     elif not roles.flags:
-        roles.flags = _find_flag_columns(free, alone=not (roles.split or roles.boxes or roles.points))
+        unstated = {name: each for name, each in free.items() if not isinstance(declared.get(name), Label)}
+        roles.flags = _find_flag_columns(unstated, alone=not (roles.split or roles.boxes or roles.points))
     roles.rest = (*(n for n in splits if n != roles.split), *(n for n in free if n not in roles.flags))
     return roles
 
@@ -338,20 +346,16 @@ def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tu
     """
     if not header:
         listed = list(free)
-        kinds = "".join(
-            "n" if free[name].numeric else "t" if free[name].class_kinds == {"text"} else "?" for name in listed
-        )
-        if kinds in ("nnnnt", "nnnntnn"):  # of RetinaNet; of SKU-110K, with width and height of the image
-            return tuple(listed[:4]), "", listed[4]
-        return (tuple(listed[1:5]), "xywh", listed[0]) if kinds == "tnnnnnn" else ((), "", "")  # of makesense
+        types = ("n" if one.numeric else "t" if one.class_kinds == {"text"} else "?" for one in free.values())
+        form = _BARE_BOXES.get("".join(types))
+        return (tuple(listed[form[0] :][:4]), form[1], listed[form[2]]) if form else ((), "", "")
     four, convention = find_box_columns(name for name, each in free.items() if each.mostly_numeric)
     if four:
         return four, convention, ""
-    plain = {name: letters_and_digits(name) for name, each in free.items() if each.filled_count and each.boxes}
+    plain = {name: letters_and_digits(name) for name, each in free.items() if each.holds("boxes")}
     named = [name for name, text in plain.items() if _BOX_NAMES.fullmatch(text)]
     cells = [name for name in named if plain[name] == "bbox"] or named
-    said = free[cells[0]].boxes if len(cells) == 1 else None
-    return ((cells[0],), "".join(said), "") if said is not None and len(said) == 1 else ((), "", "")
+    return ((cells[0],) if len(cells) == 1 else ()), "", ""
 
 
 def _find_point_columns(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str], ...]:
@@ -399,23 +403,25 @@ def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes
         or (its == {"int"} and not free[name].negatives)
         or (free[name].holds("lists") and (with_boxes or not free[name].holds("number lists")))
     ]
-    named = [
-        name for name in fitting if not (name.lower() == "y" and {"x", "X"} & free.keys())
-        and (is_label_name(name_words(name)) or name.lower() in LABEL_COLUMNS
-        or re.search(r"label|class|category|tags?$|finding|^(emotion|breed|species|diagnosis|dx)$", name.lower()))
-    ] if header else []  # fmt: skip
-    exact = [name for name in named if name.lower() in LABEL_COLUMNS]
-    texts = [name for name in exact or named if "text" in kinds[name]]
-    if named:
-        return (texts or exact or named)[0]
+    if header:
+        with_x = not {"x", "X"}.isdisjoint(free)
+        named = [name for name in fitting if _names_labels(name) and not (with_x and name.lower() == "y")]
+        named.sort(key=lambda name: (name.lower() not in LABEL_COLUMNS, "text" not in kinds[name]))
+        if named:
+            return named[0]
     if len(free) != 1 or not fitting:
         return ""
-    only = fitting[0]
+    (only,) = fitting
     one = free[only]
     if "text" in kinds[only]:
         repeated = one.texts is not None and (2 * len(one.texts) <= one.filled_count or one.find_separator() != "")
         return only if repeated or with_boxes else ""
     return only if not header or with_boxes else ""
+
+
+def _names_labels(name: str) -> bool:
+    """Tells if a column has a name of labels."""
+    return is_label_name(name_words(name)) or name.lower() in LABEL_COLUMNS or _LABELS.search(name.lower()) is not None
 
 
 def _find_flag_columns(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[str, ...]:
@@ -424,8 +430,8 @@ def _find_flag_columns(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[st
     Returns none if there are fewer than four, or if no column has a 1. With ``alone``, two are enough if there are no
     other columns.
     """
-    names = [name for name, each in free.items() if each.flags is not None and each.flags & {0, 1}]
-    if not any(1 in (free[name].flags or ()) for name in names):
+    names = [name for name, each in free.items() if each.flags & {0, 1}]
+    if not any(1 in free[name].flags for name in names):
         return ()
     enough = len(names) >= 2 if alone and len(names) == len(free) else len(names) >= 4
     return tuple(names) if enough else ()

@@ -4,15 +4,16 @@ possible table."""
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any
+
+import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Field
 from packstore.sources.annotations import holds_masks
-from packstore.sources.beside import join, read_whole
+from packstore.sources.beside import join
 from packstore.sources.columns import FILE_COLUMNS
 from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.huggingface import features as hf
@@ -20,9 +21,8 @@ from packstore.sources.huggingface.features import ObjectColumn
 from packstore.sources.ignoring import escape_pattern, ignore_paths
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.splits import find_split_of_file
-from packstore.sources.table.images import ImageIndex, Naming, NamingCounter, split_path
+from packstore.sources.table.images import ImageIndex, Naming
 from packstore.sources.table.reading import (
-    MAX_BYTES,
     SUFFIXES,
     TEXT,
     TableRow,
@@ -51,11 +51,11 @@ class Table:
         file: Path in the tree.
         header: The first line names the columns.
         image: Column of the main image.
-        naming: How that column names images.
+        columns: Names of all columns.
+        naming: How the column of the main image names images.
         further: Other columns that name other images.
         split: Split that the path names; ``""`` for none.
         joined: Tables of the same images whose columns are added to its rows.
-        is_list: It has one column.
         declared: Fields of its columns, if the table states types.
         objects: Column of objects with boxes, whose members :meth:`rows` turns into columns.
         strip: Texts lose the white space around them.
@@ -64,11 +64,11 @@ class Table:
     file: str
     header: bool
     image: str
-    naming: Naming
+    columns: Sequence[str] = ()
+    naming: Naming = field(default_factory=Naming)
     further: dict[str, Naming] = field(default_factory=dict)
     split: str = ""
     joined: tuple[Table, ...] = ()
-    is_list: bool = False
     declared: Mapping[str, Field] = field(default_factory=dict)
     objects: ObjectColumn | None = None
     strip: bool = True
@@ -94,9 +94,9 @@ class Table:
         return self.file.rpartition("/")[0], suffix_of(self.file), self.header, self.image
 
     @property
-    def has_row_per_image(self) -> bool:
-        """True if the table has one row for each image."""
-        return self.naming.hits == self.naming.images
+    def own_columns(self) -> set[str]:
+        """Columns besides that of the main image, with those of joined tables."""
+        return {name for table in (self, *self.joined) for name in table.columns if name != table.image}
 
     def rows(self, tree: Tree) -> Iterator[TableRow]:
         """Yields all rows of the table's file, but not the header, nor rows of joined tables. Raises
@@ -141,29 +141,21 @@ def is_open_images_boxes(file: str) -> bool:
     return _BOXES.fullmatch(file) is not None
 
 
-def list_possible_tables(tree: Tree) -> list[str]:
-    """Lists files with the suffix of a table. Leaves out names of other files, such as ``README.txt`` and sample
-    submissions.
+def list_possible_tables(tree: Tree, submissions: bool = False) -> list[str]:
+    """Lists files with the suffix of a table. Leaves out names of other files, such as ``README.txt``. With
+    ``submissions``, lists Kaggle's sample submissions instead: forms to fill in.
 
     Leaves out all files of a suffix in a folder that has more than 16 of them.
     """
-    files = []
-    for folder, contents in list_contents(tree).folders.items():
-        for suffix in SUFFIXES:
-            names = contents.others.get(suffix)
-            if names is not None and names.count <= _FEW:
-                files += [join(folder, n) for n in names.first if not (_SAMPLE.fullmatch(n) or _NO_TABLE.fullmatch(n))]
-    return files
-
-
-def find_sample_submissions(tree: Tree) -> list[str]:
-    """Finds Kaggle's sample submissions by their names: forms to fill in."""
-    return [
+    listed = [
         join(folder, name)
         for folder, contents in list_contents(tree).folders.items()
-        for name in contents.other_names
-        if _SAMPLE.fullmatch(name) and suffix_of(name) in SUFFIXES
+        for suffix in SUFFIXES
+        if suffix in contents.others and contents.others[suffix].count <= _FEW
+        for name in contents.others[suffix].first
+        if not _NO_TABLE.fullmatch(name)
     ]
+    return [file for file in listed if submissions is (_SAMPLE.fullmatch(file.rpartition("/")[2]) is not None)]
 
 
 def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> list[Table]:
@@ -185,58 +177,22 @@ def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> 
     if not len(index):
         return []
     found = [table for file in files if (table := examine_table(tree, file, index, given, named)) is not None]
-    lists = [] if named else [table for table in found if table.is_list]
+    lists = [] if named else [table for table in found if len(table.columns) < 2]
     splits = {table.split for table in lists if table.split}
     one_folder = sum(folder.images.count > 0 for folder in list_contents(tree).folders.values()) == 1
-    if lists and (len(splits) < 2 or not one_folder):  # folders may be classes, which a list does not tell
-        found = [table for table in found if not table.is_list]
-    return found
+    if len(splits) > 1 and one_folder:
+        return found
+    return [table for table in found if table not in lists]  # folders may be classes, which a list does not tell
 
 
-def separate_repeated_tables(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
-    """Separates tables that repeat others. Returns the tables to read, and the repeating ones.
-
-    A table repeats others if it has no split, and its rows are exactly those of all tables with a split together. Reads
-    all rows of all tables, if there are several splits and a table without split.
-    """
-    parts = [table for table in tables if table.split]
-    copies = []
-    if len({table.split for table in parts}) > 1 and len(parts) < len(tables):
-        rows = sum((_count_rows(tree, table) for table in parts), Counter[int]())
-        copies = [table for table in tables if not table.split and _count_rows(tree, table) == rows]
-    return [table for table in tables if table not in copies], copies
-
-
-def name_splits_alike(tables: Sequence[Table], some: bool = True) -> list[Table]:
-    """Names the split of each table after its file, if it has none, but a table of the same folder, suffix and columns
-    has: ``quiz.lst`` beside ``train.lst`` is ``quiz``. With ``some`` false, that table needs no split."""
-    alike = [table.form for table in tables]
-    pairs = [*zip(tables, alike, strict=True)]
-    known = {key for table, key in pairs if table.split or (not some and alike.count(key) > 1)}
-    stems = [table.file.rpartition("/")[2].rpartition(".")[0].lower() for table in tables]
-    names = [table.split or (stem if key in known else "") for (table, key), stem in zip(pairs, stems, strict=True)]
-    return [replace(table, split=name) for table, name in zip(tables, names, strict=True)]
-
-
-def _count_rows(tree: Tree, table: Table) -> Counter[int]:
-    """Counts equal rows of a table. The keys are hashes of the rows."""
-    return Counter(hash(tuple(sorted(map(repr, row.cells.items())))) for row in table.rows(tree))
-
-
-def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
-    """Tells if some text file would be left out, though at least two of its lines begin with an image. Such a file
-    is none of ``tables``."""
-    index, known = ImageIndex(tree), {file for table in tables for file in table.files}
-    for file in list_possible_tables(tree):
-        if file in known or suffix_of(file) not in (".txt", ".lst"):
-            continue
-        lines = read_whole(tree, file, MAX_BYTES).decode("utf-8", "replace").splitlines()
-        pairs = [
-            pair for line in lines if (words := line.split(None, 1)) and (pair := split_path(words[0])) is not None
-        ]
-        if sum(map(bool, index.find_images(pairs, by_stem=False, whole_path=False))) > 1:
-            return True
-    return False
+def name_splits_alike(tables: Sequence[Table]) -> list[str]:
+    """Returns the split of each table: the name of its file if it has none, but another table has the same folder,
+    suffix and columns: ``quiz.lst`` beside ``train.lst`` is ``quiz``."""
+    forms = [table.form for table in tables]
+    return [
+        table.split or (table.file.rpartition("/")[2].rpartition(".")[0].lower() if forms.count(form) > 1 else "")
+        for table, form in zip(tables, forms, strict=True)
+    ]
 
 
 def examine_table(
@@ -250,23 +206,30 @@ def examine_table(
     - The table has no rows, or lacks the user's column.
     - The table is a damaged text or JSON file that may be something else, and the user did not name the kind.
     """
-    counters: dict[str, NamingCounter] = {}
+    by_column: dict[str, tuple[Naming, Naming]] = {}  # by whole paths, and by names alone
     first: dict[str, Any] = {}
-    rows, kinds = 0, KindCounter()
+    columns: dict[str, None] = {}
+    rows, kinds, is_text = 0, KindCounter(), suffix_of(file) in TEXT
     failure: SourceError | None = None
     try:
         for block in batch_rows(read_table(tree, file, header=False)):
             first = first or block[0].cells
-            listed = [*dict.fromkeys(name for row in block for name in row.cells)]
+            columns |= dict.fromkeys(name for row in block for name in row.cells)
+            listed = [*columns]
             for name in dict.fromkeys([*listed[: _SEARCHED // 2], *listed[-_SEARCHED // 2 :]]):
-                counter = counters.setdefault(name, NamingCounter(index))
-                counter.count_values(row.cells.get(name) for row in block)
-            for row in block if suffix_of(file) not in TEXT else ():
+                for way in by_column.setdefault(name, (Naming(), Naming(whole_path=False))):
+                    way.count_values(index, (row.cells.get(name) for row in block))
+            for row in block if not is_text else ():
                 kinds.count_cells(row.cells)
             rows += len(block)
     except SourceError as error:
         failure = error
-    ways = {name: way for name, counter in counters.items() if (way := counter.best_naming(file)) is not None}
+    # A path that does not exist does not mean an image of the same name elsewhere, if others exist.
+    ways = {
+        name: whole if 2 * whole.hits >= whole.rows or whole.hits == alone.hits else alone
+        for name, (whole, alone) in by_column.items()
+        if alone.hits
+    }
     if not ways:
         return None
     if failure is not None:
@@ -274,60 +237,58 @@ def examine_table(
         if suffix_of(file) in (".txt", ".json", ".lst") and not (named or asked):
             return None
         raise failure
-    header = suffix_of(file) in TEXT and _is_header(first, ways)
-    rows -= header
+    names = [*columns]
+    header = is_text and _is_header(first, ways, index)
     if header:  # the first line names the columns, which had numbers so far
-        names = dict(zip(first, name_columns([str(cell) for cell in first.values()]), strict=True))
-        counters = {names[name]: counter for name, counter in counters.items()}
-        ways = {names[name]: way for name, way in ways.items()}
+        names = name_columns([str(cell) for cell in first.values()])
+        ways = {name: ways[number] for name, number in zip(names, first, strict=True) if number in ways}
+    wanted = given.get("image", ())
     likely = {
         name: way
         for name, way in ways.items()
-        if 2 * way.hits >= rows and (is_open_images_boxes(file) or _is_image_column(name, way))
+        if name in wanted
+        or (2 * way.hits >= rows - header and (is_open_images_boxes(file) or _is_image_column(name, way)))
     }
-    wanted = given.get("image", ())
-    if wanted:
-        if wanted[0] not in ways:
-            return None
-        likely = {wanted[0]: ways[wanted[0]]} | {n: w for n, w in likely.items() if n != wanted[0]}
-    if not likely or rows < 1:
+    if not likely or rows - header < 1 or (wanted and wanted[0] not in likely):
         return None
     main = wanted[0] if wanted else _find_main_column(tree, file, likely)
-    way = likely[main]
-    photos = [folder for folder in way.rivals if not holds_masks(tree, folder)]
-    if len(photos) == 1:
-        way.bases.sort(key=lambda base: base != photos[0])
-    elif way.rivals:
-        shown = " or ".join(map(printable, way.rivals))
-        raise AmbiguousSourceError(
-            f"{tree.name(file)}: its column {printable(main)} could name the images in {shown}: leave one out with "
-            "--ignore",
-            [Answer(("--ignore", f"/{escape_pattern(folder)}/")) for folder in way.rivals],
-        )
+    for way in likely.values():
+        rivals = way.rank_bases(file)
+        photos = [folder for folder in rivals if not holds_masks(tree, folder)]
+        if len(photos) == 1:
+            way.bases = {photos[0]: 0} | way.bases
+        elif rivals and way is likely[main]:
+            shown = " or ".join(map(printable, rivals))
+            raise AmbiguousSourceError(
+                f"{tree.name(file)}: its column {printable(main)} could name the images in {shown}: leave one out with "
+                "--ignore",
+                [Answer(("--ignore", f"/{escape_pattern(folder)}/")) for folder in rivals],
+            )
     further = {
-        name: other
-        for name, other in likely.items()
-        if name != main and not other.by_stem and counters[name].list_named() != counters[main].list_named()
+        name: way
+        for name, way in likely.items()
+        if name != main and not way.by_stem and way.named != likely[main].named
     }
     declared = declare_parquet(tree, file, {}) if suffix_of(file) == ".parquet" else {}
+    split = find_split_of_file(file)
     return Table(
-        *(file, header, main, way, further, find_split_of_file(file)),
-        is_list=len(first) < 2,
+        *(file, header, main, names, likely[main], further, split),
         declared=declared,
         objects=kinds.find_objects(),
     )
 
 
-def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming]) -> bool:
+def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming], index: ImageIndex) -> bool:
     """Tells if the first line names the columns, by its cell in the column that names most images.
 
-    This cell must be a word or empty, without a path or an image's suffix.
+    This cell must be a word or empty, and not name an image itself.
     """
-    name = max(ways, key=lambda each: (ways[each].images, ways[each].hits))
+    name = max(ways, key=lambda each: (len(ways[each].images), ways[each].hits))
     cell = str(first.get(name, ""))
-    if cell.lower().endswith(IMAGE_SUFFIXES) or re.search(r"[\\/]", cell):
-        return False
-    return _WORDS.fullmatch(cell) is not None or cell.lower() in FILE_COLUMNS or not cell
+    if cell.lower() in FILE_COLUMNS or not cell:
+        return True
+    names_image = next(ways[name].find_paths(index, [cell])) is not None or cell.lower().endswith(IMAGE_SUFFIXES)
+    return not names_image and _WORDS.fullmatch(cell) is not None and re.search(r"[\\/]", cell) is None
 
 
 def _is_image_column(name: str, way: Naming) -> bool:
@@ -340,9 +301,8 @@ def _is_image_column(name: str, way: Naming) -> bool:
     """
     if not way.by_stem:
         return True
-    if way.images < 2:
-        return False
-    return (way.words > 1 and way.images == way.hits) or _IDS.fullmatch(name) is not None
+    images = len(way.images)
+    return images > 1 and ((way.words > 1 and images == way.hits) or _IDS.fullmatch(name) is not None)
 
 
 def _find_main_column(tree: Tree, file: str, likely: Mapping[str, Naming]) -> str:
@@ -355,51 +315,48 @@ def _find_main_column(tree: Tree, file: str, likely: Mapping[str, Naming]) -> st
     # A table may have a row for each mask of an image.
     likely = {name: way for name, way in likely.items() if not looks_like_mask(name.lower())} or likely
     with_suffix = [name for name, way in likely.items() if not way.by_stem]
-    usual = [name for name in with_suffix if name.lower() in FILE_COLUMNS]
-    if len(with_suffix) > 1 and not usual:
+    usual = [name for name in likely if name.lower() in FILE_COLUMNS]
+    if len(with_suffix) > 1 and not {*usual} & {*with_suffix}:
         shown = " or ".join(map(printable, with_suffix))
         raise AmbiguousSourceError(
             f"{tree.name(file)}: the main image could be in column {shown}: say which with --column image=COL",
             [Answer(("--column", f"image={name}")) for name in with_suffix],
         )
-    best = max((way.images, not way.by_stem) for way in likely.values())
-    names = [name for name, way in likely.items() if (way.images, not way.by_stem) == best]
-    return next((name for name in names if name.lower() in FILE_COLUMNS), (usual or names)[0])
+
+    def score(name: str) -> tuple[bool, int, bool, bool]:
+        is_usual, has_suffix = name in usual, name in with_suffix
+        return is_usual and has_suffix, len(likely[name].images), has_suffix, is_usual
+
+    return max(likely, key=score)
 
 
-def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
-    """Joins each table with one row per image to the first earlier table that fits. Returns the tables that were not
-    joined.
-
-    Their :attr:`Table.joined` has the tables that were joined to them. Tables fit if they name as many images, and
-    share no column in the first 4,096 rows. If the earlier table has several rows per image, it may also have fewer
-    images. :func:`join_rows` finds later if the images are the same.
-    """
+def join_tables(tables: Sequence[Table]) -> list[Table]:
+    """Joins each table with one row per image to the first earlier table of the same images and other columns. Returns
+    the tables that were not joined; their :attr:`Table.joined` has the tables that were joined to them."""
     groups: list[Table] = []
-    columns: list[set[str]] = []
     for table in tables:
-        own = {name for row in next(batch_rows(table.rows(tree)), []) for name in row.cells} - {table.image}
-        place = next((n for n, each in enumerate(groups) if _can_join(each, table) and not columns[n] & own), None)
+        place = next((n for n, each in enumerate(groups) if _can_join(each, table)), None)
         if place is None:
             groups.append(table)
-            columns.append(own)
         else:
             groups[place] = replace(groups[place], joined=(*groups[place].joined, table))
-            columns[place] |= own
     return groups
 
 
 def _can_join(one: Table, other: Table) -> bool:
-    """Tells if table ``other`` may be joined to table ``one``, by their numbers of rows and images.
+    """Tells if table ``other`` may be joined to table ``one``: both name the same images, in one split, and share no
+    column. If ``one`` has several rows per image, ``other`` may name more images.
 
-    Both must be of the same split, both or neither of text, and have names of columns. Only one column of ``other`` may
-    name images.
+    Both or neither must be of text, and have names of columns. Only one column of ``other`` may name images.
     """
     alike = one.has_names and other.has_names and one.is_text == other.is_text and one.split == other.split
-    if not (alike and other.has_row_per_image) or other.further:
+    if not alike or other.further or not other.own_columns or one.own_columns & other.own_columns:
         return False
-    enough = other.naming.images - one.naming.images
-    return enough == 0 if one.has_row_per_image else enough >= 0
+    images, others = one.naming.images, other.naming.images
+    if len(others) != other.naming.hits:
+        return False
+    single = len(images) == one.naming.hits
+    return np.array_equal(images, others) if single else bool(np.isin(images, others).all())
 
 
 def join_rows(tree: Tree, table: Table, index: ImageIndex) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
@@ -407,38 +364,25 @@ def join_rows(tree: Tree, table: Table, index: ImageIndex) -> Iterator[tuple[str
     joined to it; these are in memory. The image is None if a row names none.
 
     If the first table has several rows per image, the joined tables may have more images: a row of each follows. Raises
-    :class:`AmbiguousSourceError` if the tables otherwise do not name the same images, or have a column in common.
+    :class:`AmbiguousSourceError` if a joined table lacks an image: it names another one of the same name.
     """
     joined: dict[str, dict[str, Any]] = {}
-    times: Counter[str] = Counter()
-
-    def refuse(image: str) -> NoReturn:
-        raise AmbiguousSourceError(
-            f"{tree.name()}: {' and '.join(map(printable, table.files))} name as many images, but not the same, or "
-            f"have a column in common ({printable(image)}): leave one out with --ignore",
-            [Answer(ignore_paths([file])) for file in table.files],
-        )
-
     for other in table.joined:
         for image, _, cells in other.match_rows(tree, index):
             if image is not None:
-                if joined.setdefault(image, {}).keys() & cells.keys():
-                    refuse(image)
-                joined[image] |= cells
-                times[image] += 1
-    differing = next((image for image, count in times.items() if count != len(table.joined)), None)
-    if differing is not None:
-        refuse(differing)
+                joined[image] = joined.get(image, {}) | cells
     taken = set()
     for image, place, cells in table.match_rows(tree, index):
         if image is not None and table.joined:
-            if image not in joined or joined[image].keys() & cells.keys():
-                refuse(image)
+            if image not in joined:
+                raise AmbiguousSourceError(
+                    f"{place}: {' and '.join(map(printable, table.files))} name different images called "
+                    f"{printable(image)}: leave one out with --ignore",
+                    [Answer(ignore_paths([file])) for file in table.files],
+                )
             taken.add(image)
             cells |= joined[image]
         yield image, place, cells
     for image, cells in joined.items():
         if image not in taken:
-            if table.has_row_per_image:
-                refuse(image)
             yield image, tree.name(table.joined[0].file), cells

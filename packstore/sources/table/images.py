@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.annotation_formats.spool import ValuesByImage
@@ -25,77 +26,95 @@ _MOST_ALIKE = 64
 
 
 class ImageIndex:
-    """Index of all images of a tree except hidden ones, by name and by stem. Images are numbered from 0. Creating it
-    lists the whole tree.
+    """Index of all images of a tree except hidden ones, by stem. Images are numbered from 0. Creating it lists the
+    whole tree.
 
-    Takes some 100 bytes an image: it keeps only hashes of names, alone and with the last one or two folders.
+    Takes some 60 bytes an image: it keeps only hashes of stems, alone and with the last one or two folders.
     """
 
     def __init__(self, tree: Tree) -> None:
-        self.folders: list[str] = []
-        suffixes: dict[str, int] = {}
+        self._folders: list[str] = []
+        self._suffixes: list[str] = []
         of_folder, of_suffix = array("i"), array("h")
-        keys = [[array("q") for _ in range(3)] for _ in range(2)]
+        keys = [array("q") for _ in range(3)]
         for folder, listed in tree.folders(is_passed_over):
-            images = [name for name in listed.ending(*IMAGE_SUFFIXES) if not is_passed_over(name)]
-            if images:
-                self.folders.append(folder)
+            self._folders.append(folder)
             tails = _list_tails(folder)
-            for name in images:
-                stem = stem_of(name)
-                for text, by_depth in zip((name, stem), keys, strict=True):
-                    for tail, hashes in zip(tails, by_depth, strict=True):
-                        hashes.append(hash(tail + text))
-                of_folder.append(len(self.folders) - 1)
-                of_suffix.append(suffixes.setdefault(name[len(stem) :], len(suffixes)))
-        self._suffixes = [*suffixes]
+            for name in listed.ending(*IMAGE_SUFFIXES):
+                if is_passed_over(name):
+                    continue
+                stem, suffix = _split_suffix(name)
+                for tail, hashes in zip(tails, keys, strict=True):
+                    hashes.append(hash(tail + stem))
+                if suffix not in self._suffixes:
+                    self._suffixes.append(suffix)
+                of_folder.append(len(self._folders) - 1)
+                of_suffix.append(self._suffixes.index(suffix))
         self._folder, self._suffix = np.array(of_folder, np.int32), np.array(of_suffix, np.int16)
-        both = [np.concatenate([np.array(each, np.int64) for each in by_depth]) for by_depth in keys]
-        self._orders = [np.argsort(each, kind="stable") for each in both]
-        self._hashes = [each[order] for each, order in zip(both, self._orders, strict=True)]
+        all_keys = np.concatenate([np.array(each, np.int64) for each in keys])
+        self._order = np.argsort(all_keys, kind="stable")
+        self._hashes = all_keys[self._order]
 
     def __len__(self) -> int:
         return len(self._folder)
 
-    def find_images(self, pairs: Sequence[tuple[str, str]], by_stem: bool, whole_path: bool) -> Iterator[Sequence[int]]:
-        """Yields the numbers of the images that each pair of folder and name may mean; empty for none. Yields at most
-        64 a pair.
+    def find_places(self, pairs: Sequence[tuple[str, str]], whole_path: bool) -> Iterator[dict[str, int]]:
+        """Yields the numbers of the images that each pair of folder and name may mean, by the folder to which the pair
+        is relative; at most 64 a pair.
 
         Args:
-            pairs: Folder and name in each cell of a table; the folder may be empty.
-            by_stem: Names have no suffix.
-            whole_path: The last two folders must be equal, too, or only the last folder if no image has both. False
-                compares only names.
+            pairs: Folder and name in each cell of a table; the folder may be empty. A name without a suffix means an
+                image with any suffix.
+            whole_path: The folder of the image must be that of the cell, below some other folder. False compares only
+                names.
         """
-        hashes, order = self._hashes[by_stem], self._orders[by_stem]
 
-        def search(keys: Iterable[str]) -> list[tuple[int, int]]:
-            wanted = np.fromiter(map(hash, keys), np.int64, len(pairs))
-            begins, ends = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))
+        def search(depth: int) -> list[tuple[int, int]]:
+            tails = (_list_tails(folder)[depth if whole_path and folder else 0] for folder, _ in pairs)
+            keys = (hash(tail + stem) for tail, (stem, _) in zip(tails, named, strict=True))
+            wanted = np.fromiter(keys, np.int64, len(pairs))
+            begins, ends = (np.searchsorted(self._hashes, wanted, side) for side in ("left", "right"))
             return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
-        near = search(_list_tails(folder)[1] + name if whole_path and folder else name for folder, name in pairs)
-        deep = any("/" in folder for folder, _ in pairs) if whole_path else False
-        far = search(_list_tails(folder)[2] + name for folder, name in pairs) if deep else near
-        for (folder, _), one, other in zip(pairs, near, far, strict=True):
-            begin, end = other if "/" in folder and other[0] < other[1] else one
-            numbers = order[begin : min(end, begin + _MOST_ALIKE)]
-            yield (numbers % len(self)).tolist() if end > begin else ()
+        named = [_split_suffix(name) for _, name in pairs]
+        near = search(1)
+        far = search(2) if whole_path else near
+        for (folder, _), (_, suffix), one, other in zip(pairs, named, near, far, strict=True):
+            begin, end = other if other[0] < other[1] else one
+            places: dict[str, int] = {}
+            for number in (self._order[begin : min(end, begin + _MOST_ALIKE)] % max(1, len(self))).tolist():
+                place = self._folders[self._folder[number]]
+                base = _find_base(place, folder) if whole_path and folder else place
+                if base is not None and suffix in ("", self._suffixes[self._suffix[number]]):
+                    places.setdefault(base, number)
+            yield places
 
-    def folder_of_image(self, number: int) -> str:
-        """Returns the folder of an image by the image's number."""
-        return self.folders[int(self._folder[number])]
+    def path_of_image(self, number: int, name: str) -> str:
+        """Returns the path of an image by its number. ``name`` is the image's name, with or without suffix."""
+        stem, _ = _split_suffix(name)
+        return join(self._folders[self._folder[number]], stem + self._suffixes[self._suffix[number]])
 
-    def path_of_image(self, number: int, name: str, by_stem: bool) -> str:
-        """Returns the path of an image by its number. ``name`` is the image's name; with ``by_stem``, it is without
-        suffix."""
-        return join(self.folder_of_image(number), name + (self._suffixes[int(self._suffix[number])] if by_stem else ""))
+
+def _split_suffix(name: str) -> tuple[str, str]:
+    """Splits the name of an image into stem and suffix; the suffix is empty if it is none of an image."""
+    stem = stem_of(name)
+    return (stem, name[len(stem) :]) if name.lower().endswith(IMAGE_SUFFIXES) else (name, "")
 
 
 def _list_tails(folder: str) -> tuple[str, str, str]:
     """Returns what precedes a name in a path of no, one and two folders: ``""``, ``b/`` and ``a/b/`` for ``a/b``."""
     parts = folder.split("/")
     return "", f"{parts[-1]}/", f"{'/'.join(parts[-2:])}/"
+
+
+def _find_base(place: str, folder: str) -> str | None:
+    """Returns the folder to which a cell's ``folder`` is relative, if it means the folder ``place`` of an image; else
+    None. If the first parts of ``folder`` are of another machine, returns ``..`` for each of them."""
+    if place == folder:
+        return ""
+    if place and folder.endswith(f"/{place}"):
+        return "/".join([".."] * (folder.count("/") - place.count("/")))
+    return place[: -len(folder) - 1] if place.endswith(f"/{folder}") else None
 
 
 def split_path(value: Any) -> tuple[str, str] | None:
@@ -114,118 +133,73 @@ def split_path(value: Any) -> tuple[str, str] | None:
 
 @dataclass(slots=True, eq=False)
 class Naming:
-    """Way in which a column names images.
+    """Evidence that a column names images: how many of its values name a file.
 
     Attributes:
-        by_stem: Values are names without suffixes.
         whole_path: Folders in the values are those of the images, below one of ``bases``. False: the folders mean
             nothing.
         rows: Number of rows with a value.
         hits: Number of rows that name an image.
-        images: Number of different images that rows name.
+        suffixed: Number of them that name it with its suffix.
         words: Number of rows whose value is not a whole number, including a header.
-        bases: Folders to which the values are relative, those with most hits first.
-        rivals: Two folders that fit equally well; empty if one fits better.
+        named: Number of the image that each of the ``hits`` names.
+        bases: Folders to which the values are relative, with the hits of each; :meth:`rank_bases` sorts them.
     """
 
-    by_stem: bool
-    whole_path: bool
+    whole_path: bool = True
     rows: int = 0
     hits: int = 0
-    images: int = 0
+    suffixed: int = 0
     words: int = 0
-    bases: list[str] = field(default_factory=list)
-    rivals: tuple[str, ...] = ()
+    named: array[int] = field(default_factory=lambda: array("q"))
+    bases: dict[str, int] = field(default_factory=Counter)
+
+    def count_values(self, index: ImageIndex, values: Iterable[Any]) -> None:
+        """Counts some values of the column, in order. Values that are no path do not count."""
+        pairs = [pair for value in values if (pair := split_path(value)) is not None]
+        self.rows += len(pairs)
+        for (_, name), places in zip(pairs, index.find_places(pairs, self.whole_path), strict=True):
+            self.words += not name.isdigit()
+            if places:
+                self.hits += 1
+                self.suffixed += name.lower().endswith(IMAGE_SUFFIXES)
+                self.named.append(next(iter(places.values())))
+                for base in places:
+                    self.bases[base] += 1
+
+    @property
+    def by_stem(self) -> bool:
+        """True if most names are without suffixes."""
+        return 2 * self.suffixed < self.hits
+
+    @property
+    def images(self) -> NDArray[np.int64]:
+        """Numbers of the different images that the rows name, sorted."""
+        return np.unique(np.array(self.named, np.int64))
+
+    def rank_bases(self, hint: str) -> tuple[str, ...]:
+        """Sorts :attr:`bases`: those with most hits first, then those with more words in common with ``hint``, the path
+        of the table, then the table's own folder. Leaves out folders of other splits than the table's, if others
+        remain.
+
+        Returns the first two if they fit equally well, and some row names an image in both.
+        """
+        words, splits, beside = words_of_path(hint), find_meanings(hint), hint.rpartition("/")[0]
+        fitting = [base for base in self.bases if not splits or not find_meanings(base) - splits] or [*self.bases]
+        ranks = {b: (-self.bases[b], -len(words & words_of_path(b)), b != beside) for b in fitting}
+        ranked = sorted(fitting, key=lambda base: (ranks[base], base.count("/"), len(base), base))
+        self.bases = {base: self.bases[base] for base in ranked}
+        equal = len(ranked) > 1 and ranks[ranked[0]] == ranks[ranked[1]]
+        return tuple(ranked[:2]) if equal and 2 * self.bases[ranked[0]] > self.hits else ()
 
     def find_paths(self, index: ImageIndex, values: Sequence[Any]) -> Iterator[str | None]:
         """Yields the path of the image that each value names; None if it names none. Takes the first of
         :attr:`bases` that has the image."""
-        divided = [split_path(value) or ("", "") for value in values]
-        for (_, name), places in zip(divided, self.find_places(index, divided), strict=True):
-            chosen = next((base for base in self.bases if base in places), None)
-            yield None if chosen is None else index.path_of_image(places[chosen], name, self.by_stem)
-
-    def find_places(self, index: ImageIndex, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[str, int]]:
-        """Yields the numbers of the images that each pair of folder and name may mean, by the folder to which the pair
-        is relative."""
-        for (folder, _), alike in zip(pairs, index.find_images(pairs, self.by_stem, self.whole_path), strict=True):
-            places: dict[str, int] = {}
-            for number in alike:
-                if (base := self._find_base(index.folder_of_image(number), folder)) is not None:
-                    places.setdefault(base, number)
-            yield places
-
-    def _find_base(self, place: str, folder: str) -> str | None:
-        """Returns the folder to which a cell's ``folder`` is relative, if it means the folder ``place`` of an image.
-        None if it does not.
-
-        If the first parts of ``folder`` are of another machine, returns ``..`` for each of them. Without
-        ``whole_path``, or for an empty ``folder``, returns ``place``.
-        """
-        if not self.whole_path or not folder:
-            return place
-        if place == folder:
-            return ""
-        if place and folder.endswith(f"/{place}"):
-            return "/".join([".."] * (folder.count("/") - place.count("/")))
-        return place[: -len(folder) - 1] if place.endswith(f"/{folder}") else None
-
-
-class NamingCounter:
-    """Counts how many values of a column name an image, for each way to name one. Finds the best way.
-
-    The ways: with or without suffixes, by whole paths or by names alone.
-    """
-
-    def __init__(self, index: ImageIndex) -> None:
-        self._index = index
-        self._ways: list[tuple[Naming, Counter[str], array[int]]] = [
-            (Naming(stem, whole), Counter(), array("q")) for stem in (False, True) for whole in (True, False)
-        ]
-
-    def count_values(self, values: Iterable[Any]) -> None:
-        """Counts some values of the column, in order. Values that are no path do not count."""
-        divided = [pair for value in values if (pair := split_path(value)) is not None]
-        words = sum(not name.isdigit() for _, name in divided)
-        for way, bases, images in self._ways:
-            way.rows += len(divided)
-            way.words += words
-            for places in way.find_places(self._index, divided):
-                if places:
-                    way.hits += 1
-                    images.append(next(iter(places.values())))
-                    bases.update(places.keys())
-
-    def list_named(self) -> list[int]:
-        """Returns the numbers of the images that the rows name, in order. Rows that name none are left out."""
-        return self._best_way()[2].tolist()
-
-    def best_naming(self, hint: str) -> Naming | None:
-        """Returns the way that fits best, with its counts and folders; None if no value names an image.
-
-        Folders with more hits come first, then those with more words in common with ``hint``, the path of the table,
-        then the table's own folder. Leaves out folders of other splits than the table's, if others remain.
-        """
-        naming, bases, images = self._best_way()
-        naming.images = len(np.unique(np.array(images, np.int64)))
-        words, splits, beside = words_of_path(hint), find_meanings(hint), hint.rpartition("/")[0]
-        fitting = [base for base in bases if not splits or not find_meanings(base) - splits] or [*bases]
-        ranks = {base: (-bases[base], -len(words & words_of_path(base)), base != beside) for base in fitting}
-        naming.bases = sorted(fitting, key=lambda base: (ranks[base], base.count("/"), len(base), base))
-        one, *others = naming.bases[:2] or [""]
-        # Some row names an image in both folders.
-        if others and ranks[one] == ranks[others[0]] and 2 * bases[one] > naming.hits:
-            naming.rivals = (one, *others)
-        return naming if naming.hits else None
-
-    def _best_way(self) -> tuple[Naming, Counter[str], array[int]]:
-        """Returns the first way that finds an image for half of the values, else the way with most hits.
-
-        Whole paths come before names alone. A path that does not exist thus does not mean an image of the same name
-        elsewhere.
-        """
-        half = (each for each in self._ways if 2 * each[0].hits >= each[0].rows > 0)
-        return next(half, max(self._ways, key=lambda each: each[0].hits))
+        pairs = [split_path(value) or ("", "") for value in values]
+        ranks = {base: rank for rank, base in enumerate(self.bases)}
+        for (_, name), places in zip(pairs, index.find_places(pairs, self.whole_path), strict=True):
+            chosen = min(places.keys() & ranks.keys(), key=ranks.__getitem__, default=None)
+            yield None if chosen is None else index.path_of_image(places[chosen], name)
 
 
 def words_of_path(path: str) -> set[str]:

@@ -33,8 +33,8 @@ from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import Row
 from packstore.sources.splits import find_split_of_file
 from packstore.sources.table import TableSource
-from packstore.sources.table.finding import Table, find_sample_submissions, list_possible_tables
-from packstore.sources.table.images import NamedRow, Naming
+from packstore.sources.table.finding import Table, list_possible_tables
+from packstore.sources.table.images import NamedRow
 from packstore.sources.table.reading import read_cells
 from packstore.sources.tree import Tree
 
@@ -55,7 +55,6 @@ class PixelTable(Table):
     """
 
     image: str = "the pixels"
-    naming: Naming = field(default_factory=lambda: Naming(False, False))
     pixels: list[str] = field(default_factory=list)
 
 
@@ -70,8 +69,8 @@ class PixelTableSource(TableSource):
     kind = "pixel_table"
     _tables: Sequence[PixelTable]
 
-    def _find_tables(self, given: dict[str, list[str]]) -> None:
-        """Finds the tables of pixels, and sets ``_tables``. Raises :class:`SourceError` if there is none.
+    def _find_tables(self, given: dict[str, list[str]]) -> Sequence[Table]:
+        """Finds the tables of pixels. Raises :class:`SourceError` if there is none.
 
         Raises :class:`AmbiguousSourceError` for several that do not name different splits.
         """
@@ -88,6 +87,7 @@ class PixelTableSource(TableSource):
                 "whose names do not tell different splits: leave all but one out with --ignore",
                 [Answer(ignore_paths(each for each in named if each != kept)) for kept in named[:8]],
             )
+        return self._tables
 
     def _read_rows(self) -> Iterator[NamedRow]:
         """Yields each row without its pixels. Writes its pixels to a temporary file.
@@ -137,9 +137,7 @@ class PixelTableSource(TableSource):
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields one row for each image of a split, with split and number as key."""
-        number = self._split_names.index(split)
-        chosen = np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist()
-        for index, image in enumerate(chosen):
+        for index, image in enumerate(self.images_of(split)):
             yield Row(index_key(split, index), image, math.prod(self._shape))
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
@@ -152,7 +150,7 @@ class PixelTableSource(TableSource):
             raise ValueError("its source is closed")
         raw = self._pixels.read(self._sizes, ref * self._sizes)
         image: NDArray[np.uint8] = np.frombuffer(raw, np.uint8).reshape(self._shape)
-        return {"image": image} | self._columns.build_values(self._rows.cells_of(ref), b"")
+        return {"image": image} | self._columns.build_values(self.listed.cells_of(ref), b"")
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         """Claims nothing: the pixels are in the table."""
@@ -161,7 +159,7 @@ class PixelTableSource(TableSource):
         """Claims the tables of pixels as packed, and Kaggle's sample submissions as evidence."""
         for table in self._tables:
             claims.claim(table.file)
-        for file in find_sample_submissions(self.tree):
+        for file in list_possible_tables(self.tree, submissions=True):
             claims.claim(file, Role.EVIDENCE)
 
     def locate_row(self, ref: Any) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from packstore.core.column import CROWD
 from packstore.core.errors import SourceError, printable
@@ -16,8 +16,7 @@ from packstore.sources.boxes import to_corners
 from packstore.sources.columns import make_column_names
 from packstore.sources.schema import RELATIVE, UPRIGHT_VALUES
 from packstore.sources.table.boxes import convert_runs, is_blank, parse_number_cell, read_row_boxes, read_stored_sides
-from packstore.sources.table.columns import ColumnRoles, parse_class_list, parse_flag, to_class_number
-from packstore.sources.table.finding import Table
+from packstore.sources.table.columns import ColumnRoles, keep_value, parse_class_list, parse_flag, to_class_number
 from packstore.sources.table.images import RowsByImage
 from packstore.sources.table.reading import read_cells
 from packstore.sources.tree import Tree
@@ -28,8 +27,7 @@ _MAX_CLASSES = 1 << 16
 _OPEN_IMAGES = re.compile(
     r"(.*/)?[\w-]*annotations-(bbox|(human|machine)-imagelabels|object-segmentation)[\w-]*\.csv", re.I
 )
-HIERARCHY = re.compile(r"[\w-]*hierarchy[\w-]*\.json", re.I)
-DESCRIPTIONS = re.compile(r"[\w-]*class-descriptions[\w-]*\.csv", re.I)
+_DESCRIPTIONS = re.compile(r"[\w-]*class-descriptions[\w-]*\.csv", re.I)
 
 
 class RecordColumns:
@@ -234,10 +232,10 @@ class RecordColumns:
         columns: dict[str, tuple[Field, Any]] = {}
         for name in self._roles.rest:
             facts, stated = self._rows.facts[name], self._declared.get(name)
-            declared, convert = facts.declare_field() if stated is None else (stated, _keep_value)
+            declared, convert = facts.declare_field() if stated is None else (stated, keep_value)
             optional = self._lacks_values(name)
             if isinstance(stated, Label):
-                convert = to_class_number if facts.kinds <= {"int"} else _keep_value
+                convert = to_class_number if facts.kinds <= {"int"} else keep_value
                 optional |= facts.negatives > 0
             if name in self.varying_columns:
                 numbers = isinstance(declared, Array) and not (declared.ragged or declared.shape or optional)
@@ -299,7 +297,7 @@ class RecordColumns:
     def _class_titles(self) -> Mapping[str, str]:
         """Names of classes by their identifiers, from Open Images' descriptions: lines ``/m/011k07,Tortoise``. Raises
         :class:`SourceError` for a file that is no CSV."""
-        files = find_class_files(self._tree, self._files, DESCRIPTIONS)
+        files = find_descriptions(self._tree, self._files)
         rows = (row for file in files for _, row in read_cells(self._tree, file))
         return {row[0]: row[1] for row in rows if len(row) == 2}
 
@@ -312,7 +310,7 @@ class RecordColumns:
         values: set[int | None] = set()
         for name in self._roles.flags:
             each = self._rows.facts[name]
-            if each.flags is None:
+            if each.filled_count and not each.flags:
                 raise SourceError(f"{self._tree.name()}: column {printable(name)} has other values than 0, 1, -1")
             values |= each.flags | ({None} if each.count < len(self._rows) else set())
         single = values <= {0, 1} and not self._rows.images_with_several()
@@ -341,11 +339,6 @@ class RecordColumns:
         return any(self._lacks_values(name) for _, x, y in self._roles.points for name in (x, y))
 
 
-def _keep_value(value: Any) -> Any:
-    """Returns a value unchanged."""
-    return value
-
-
 def _list_crowds(cell: Any, boxes: int) -> list[int]:
     """Returns 1 for each crowd region among the boxes of a row, and 0 for other boxes. ``cell``: the flags of all, or
     one for all."""
@@ -357,68 +350,9 @@ def number_further(name: str, number: int) -> str:
     return name if number == 1 else f"{name} {number}"
 
 
-class ClassTable(NamedTuple):
-    """Table that describes the classes of other tables, a row each.
-
-    Attributes:
-        file: Path of the table.
-        column: Column of the other tables that has the classes.
-        names: Names of the classes, if their numbers count from 0; else None.
-    """
-
-    file: str
-    column: str
-    names: tuple[str, ...] | None
-
-
-def separate_class_table(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], ClassTable | None]:
-    """Separates a table of classes that names an image of each, such as an icon. Returns the other tables, and the
-    table of classes; None if there is none.
-
-    It has a row for each image, and fewer rows than the others. One of its columns has a different value in each row,
-    and has all values of one column of the others.
-    """
-    for table in tables:
-        others = [each for each in tables if each is not table]
-        few = table.naming.hits == table.naming.images < min(_MAX_CLASSES, sum(t.naming.images for t in others))
-        if not few or not table.has_names or any(each.form == table.form for each in others):
-            continue
-        rows = [{n: str(v) for n, v in row.cells.items() if n != table.image} for row in table.rows(tree)]
-        unique = {name: [row.get(name, "") for row in rows] for name in rows[0]}
-        unique = {name: values for name, values in unique.items() if len({*values}) == len(rows) and all(values)}
-        used = _list_few_values(tree, others, len(rows)) if unique else {}
-        matches = [
-            (len(values), column, key)
-            for column, values in used.items()
-            for key, own in unique.items()
-            if len(values) > 1 and values <= {*own}
-        ]
-        if matches:
-            _, column, key = max(matches, key=lambda each: each[0])
-            texts = [name for name, own in unique.items() if not all(map(str.isdecimal, own))]
-            named = next((name for name in texts if "name" in name.lower()), next(iter(texts), key))
-            titles = dict(zip(unique[key], unique[named], strict=True))
-            numbers = [titles.get(str(number)) for number in range(len(rows))]
-            names = tuple(name for name in numbers if name is not None)
-            return others, ClassTable(table.file, column, names if len(names) == len(rows) else None)
-    return list(tables), None
-
-
-def _list_few_values(tree: Tree, tables: Sequence[Table], most: int) -> dict[str, set[str]]:
-    """Returns the different values of each column that all tables have, without those of more than ``most`` values."""
-    found = []
-    for table in tables:
-        values: dict[str, set[str]] = {}
-        for row in table.rows(tree):
-            for name, value in row.cells.items():
-                if name != table.image and len(own := values.setdefault(name, set())) <= most:
-                    own.add(str(value))
-        found.append(values)
-    all_values = {name: set().union(*(each[name] for each in found)) for name in set.intersection(*map(set, found))}
-    return {name: values for name, values in all_values.items() if len(values) <= most}
-
-
-def find_class_files(tree: Tree, tables: Iterable[str], names: re.Pattern[str]) -> list[str]:
-    """Finds files with a name that matches ``names`` in the folders of Open Images' tables."""
+def find_descriptions(tree: Tree, tables: Iterable[str]) -> list[str]:
+    """Finds the files in the folders of Open Images' tables that have the names of their classes."""
     folders = sorted({file.rpartition("/")[0] for file in tables if _OPEN_IMAGES.fullmatch(file)})
-    return [join(folder, name) for folder in folders for name in tree.names(folder).files if names.fullmatch(name)]
+    return [
+        join(folder, name) for folder in folders for name in tree.names(folder).files if _DESCRIPTIONS.fullmatch(name)
+    ]
