@@ -47,7 +47,6 @@ class Companion:
         images: Number of images looked at.
         example: An image, and a file that belongs to it.
         certain: It is sure what the files are; else the user has to say it.
-        lone: Number of files looked at that belong to no image.
     """
 
     option: str
@@ -57,7 +56,6 @@ class Companion:
     images: int
     example: tuple[str, str]
     certain: bool
-    lone: int = 0
 
     @property
     def arguments(self) -> tuple[str, str]:
@@ -98,13 +96,14 @@ class CompanionPattern:
         """The words of the files' pattern that the images' pattern lacks, without suffix: ``lr``, or ``gt`` for
         ``{s}.gt.txt``. Empty if there are none."""
         own, known = (_words_of(each) for each in (self.files, self.images or ""))
-        return "_".join(word for word in own if word not in known and f".{word}" not in IMAGE_SUFFIXES)
+        new = dict.fromkeys(word for word in own if word not in known and f".{word}" not in IMAGE_SUFFIXES)
+        return "_".join(new)
 
     def may_share_column(self, other: CompanionPattern) -> bool:
-        """Tells if files of two patterns are of one column: those of images in different folders, with equal words."""
-        places = [(each.images or "").rpartition("/")[0] for each in (self, other)]
+        """Tells if files of two patterns are of one column: those of different images, with equal words."""
         own, others = ((each.option, each.type, each.words) for each in (self, other))
-        return all(places) and places[0] != places[1] and self.words != "" and own == others and self.option != MASKS
+        apart = None not in (self.images, other.images) and self.images != other.images
+        return apart and self.words != "" and own == others
 
     @cached_property
     def _of_file(self) -> re.Pattern[str]:

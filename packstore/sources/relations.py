@@ -1,32 +1,193 @@
-"""Relates names of images to names of other files that differ by a text, and counts how many go together."""
+"""Relates names of images to names of other files that differ by a text: ``a.jpg`` and ``mask_a_0.png``.
+
+A name is a common part with a text before and behind it, its affix. Names are divided where letters, digits, case or
+other characters meet. Of many names a sample is read, spread evenly.
+"""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
-from packstore.sources.affixes import (
-    Affix,
-    list_affixes,
-    list_frequent,
-    list_glued_affixes,
-    list_numbered_affixes,
-    sample,
-)
 from packstore.sources.beside import join
+from packstore.sources.companion_patterns import CompanionPattern
 from packstore.sources.contents import FolderContents
 from packstore.sources.listing import IMAGE_SUFFIXES, is_image_name
 from packstore.sources.tree import Tree
 
+Item = TypeVar("Item")
 LOOKED_AT, MOST_NUMBERS = 8, 9
 """Number of pairs whose files are opened; and of different numbers that count something else than samples."""
-_ENOUGH, _FEW, _LEAST_SHAPES, _RARE = 48, 10, 8, 20
-_WORD = re.compile(r"[^\W\d_]+")
+MOST_FORMS = 4
+"""Maximum number of images in a folder of one sample: ``7/image.jpg``, ``7/mask.png``."""
 NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
 """A number in a name, decimal or hexadecimal."""
+_EDGE = re.compile(r"(?<=[a-z])(?![a-z])|(?<=[A-Z])(?![A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\d)(?!\d)|(?<=[\W_])")
+_DIGITS = re.compile(r"\d+")
+_TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[\d*]+")
+_SEPARATORS = " _.-+"
+_NUMBER_BEFORE = re.compile(r"[A-Za-z]*\d{1,2}[ _.+-]+")
+_NUMBER_BEHIND = re.compile(r"[ _.+-]+([A-Za-z]*[+-]?\d{1,2}[A-Za-z]?|\d+x\d+)|x\d{1,2}")
+"""Short numbers, which may count forms of an image: ``cam0_a``, ``a_10``, ``ax2``, ``a_ev+2``."""
+_MOST_EDGES, _MOST_AFFIXES, _LONGEST, _FEW = 5, 40, 200, 3
+_GOLDEN = 0.6180339887498949
+_ENOUGH, _LEAST_SHAPES, _RARE = 48, 8, 20
+_WORD = re.compile(r"[^\W\d_]+")
+_ONLY_IMAGE = "/*"
+
+
+class Affix(NamedTuple):
+    """Text before and behind the common part of a name.
+
+    ``*`` in ``after`` stands for any number. A slash at its beginning means that a whole name follows, and that the
+    common part is the folder: ``/mask.png``. ``/*`` is the only image in a folder.
+    """
+
+    before: str
+    after: str
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the name is the common part and a suffix."""
+        return not self.before and self.after.count(".") == 1 and self.after[0] == "."
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the common part is the folder."""
+        return self.after.startswith("/")
+
+    @property
+    def has_word(self) -> bool:
+        """True if there are letters apart from the suffix."""
+        return any(token.isalpha() for token in self.tokens)
+
+    @property
+    def is_numbered(self) -> bool:
+        """True if there is a certain number, such as ``_10`` or ``cam0_``."""
+        return not self.is_whole and _DIGITS.search(self.before + self.after.rpartition(".")[0]) is not None
+
+    @property
+    def tokens(self) -> list[str]:
+        """Words and numbers of the affix without the suffix, in lower case; a ``*`` is a number."""
+        return [token.lower() for token in _TOKEN.findall(f"{self.before} {self.after.rpartition('.')[0]}")]
+
+    @property
+    def suffix(self) -> str:
+        """The suffix with its dot, in lower case; that of any image for the only one in a folder."""
+        if self.after == _ONLY_IMAGE:
+            return IMAGE_SUFFIXES[0]
+        return f".{self.after.rpartition('.')[2].lower()}" if "." in self.after else ""
+
+    def with_any_number(self) -> tuple[str, str]:
+        """Returns both texts with ``*`` for each number, without the suffix."""
+        return _DIGITS.sub("*", self.before), _DIGITS.sub("*", self.after.rpartition(".")[0])
+
+    def base_of(self, name: str) -> str | None:
+        """Returns the common part of a name; None if the name lacks the affix, or the common part would be empty."""
+        if not name.startswith(self.before):
+            return None
+        if "*" not in self.after:
+            base = name[len(self.before) : len(name) - len(self.after)] if name.endswith(self.after) else ""
+            return base or None
+        found = _compile(self.after).search(name, len(self.before) + 1)
+        return name[len(self.before) : found.start()] if found is not None else None
+
+    def find(self, names: Sequence[str], base: str) -> str | None:
+        """Finds the first name with this affix and common part among sorted names."""
+        if self.after == _ONLY_IMAGE:
+            return next(filter(is_image_name, names), None)
+        start, star, _ = (self.before + base + self.after.removeprefix("/")).partition("*")
+        for name in find_names(names, start):
+            if name == start or (star and self.base_of(name) == base):
+                return name
+        return None
+
+    def pattern(self) -> str:
+        """Returns the pattern of names with this affix, see :mod:`.companion_patterns`."""
+        return f"{self.before}{'{dir}' if self.is_whole else '{s}'}{self.after}"
+
+
+@lru_cache(1 << 10)
+def _compile(after: str) -> re.Pattern[str]:
+    """Compiles the end of a name with numbers."""
+    return re.compile("".join(r"\d+" if part == "*" else re.escape(part) for part in re.split(r"(\*)", after)) + r"\Z")
+
+
+def find_names(names: Sequence[str], start: str) -> Iterator[str]:
+    """Yields the names that begin with ``start``; ``names`` are sorted."""
+    for place in range(bisect_left(names, start), len(names)):
+        if not names[place].startswith(start):
+            return
+        yield names[place]
+
+
+def sample(items: Sequence[Item], count: int) -> Sequence[Item]:
+    """Returns ``count`` of the items, spread evenly but not regularly; the same at each call."""
+    if len(items) <= count:
+        return items
+    return [items[int(len(items) * ((number * _GOLDEN) % 1))] for number in range(count)]
+
+
+@lru_cache(1 << 13)
+def list_affixes(name: str) -> Sequence[tuple[Affix, str]]:
+    """Returns the possible affixes of a name, each with the common part, which has a letter or digit.
+
+    Behind the common part, digits become ``*``; before it there are none, since those count. A short number that is all
+    of the affix but a word is kept, too.
+    """
+    stem, dot, suffix = name.rpartition(".")
+    if not stem or len(name) > _LONGEST or not name.isprintable() or {*"*{="} & {*name}:
+        return ()
+    edges = [match.start() for match in _EDGE.finditer(stem)]
+    starts = [0, *(edge for edge in edges if not any(map(str.isdigit, stem[:edge])))][: _MOST_EDGES + 1]
+    numbered = [edge for edge in edges if _NUMBER_BEFORE.fullmatch(stem[:edge])]
+    ends = [len(stem), *reversed(edges)][: _MOST_EDGES + 5]
+    found = []
+    for start, end in ((start, end) for start in (*starts, *numbered) for end in ends):
+        base, before, after = stem[start:end], stem[:start], stem[end:]
+        if not any(map(str.isalnum, base)) or base[-1] in _SEPARATORS or (start and base[0] in _SEPARATORS):
+            continue
+        if start not in numbered:
+            found.append((Affix(before, _DIGITS.sub("*", after) + dot + suffix), base))
+        if (start in numbered and not after) or (not start and _NUMBER_BEHIND.fullmatch(after)):
+            found.append((Affix(before, after + dot + suffix), base))
+    return tuple(dict.fromkeys(found))
+
+
+def list_glued_affixes(name: str, names: Sequence[str]) -> Iterator[tuple[Affix, str]]:
+    """Yields the affixes of a name that no edge divides from the stem of another name: ``mask`` of ``maskpearl.png``
+    beside ``pearl.jpg``. ``names`` are sorted."""
+    stem, dot, suffix = name.rpartition(".")
+    if len(name) > _LONGEST or "." in stem or {*"*{="} & {*name}:
+        return
+    for place in range(1, len(stem)):
+        if not (stem[place - 1].islower() and stem[place].islower()):
+            continue
+        before, after = stem[:place], stem[place:]
+        if not any(map(str.isdigit, before)) and next(find_names(names, f"{after}."), None):
+            yield Affix(before, dot + suffix), after
+        if next(find_names(names, f"{before}."), None):
+            yield Affix("", _DIGITS.sub("*", after) + dot + suffix), before
+
+
+def go_together(one: Affix, other: Affix) -> bool:
+    """Tells if names with two affixes may differ in these alone: the common part could not be longer."""
+    if one.is_whole or other.is_whole:
+        return one.is_whole and other.is_whole and one != other
+    if one == other or any(a.is_numbered and "*" in b.after for a, b in ((one, other), (other, one))):
+        return False
+    before, others_before = _TOKEN.findall(one.before), _TOKEN.findall(other.before)
+    if before and others_before and before[-1] == others_before[-1] and not one.is_numbered:
+        return False
+    after, others_after = _TOKEN.findall(one.after), _TOKEN.findall(other.after)
+    if after == others_after[: len(after)] or others_after == after[: len(others_after)]:
+        return after != others_after or one.before != other.before or one.is_numbered  # a.jpg and a.jpg.txt
+    return after[0] != others_after[0] or one.is_numbered
 
 
 class Names(NamedTuple):
@@ -34,13 +195,13 @@ class Names(NamedTuple):
 
     Attributes:
         folder: Path of the folder.
-        sampled: Some of the names.
+        sampled: Number of sampled names.
         all: All names, sorted.
         by_affix: Sampled names with their common parts, by each possible affix.
     """
 
     folder: str
-    sampled: Sequence[str]
+    sampled: int
     all: Sequence[str]
     by_affix: dict[Affix, list[tuple[str, str]]]
 
@@ -55,28 +216,24 @@ class Names(NamedTuple):
         for name in sampled:
             for affix, base in (*list_affixes(name), *list_glued_affixes(name, stems)):
                 by_affix[affix].append((name, base))
-        return cls(folder.path, sampled, names, by_affix)
-
-    @classmethod
-    def numbered(cls, tree: Tree, folder: FolderContents, count: int) -> Names:
-        """Lists a folder, and samples ``count`` of its images, by the affixes that are a number."""
-        names = tree.names(folder.path).files
-        sampled = sample([name for name in names if name[0] != "." and is_image_name(name)], count)
-        by_affix: dict[Affix, list[tuple[str, str]]] = defaultdict(list)
-        for name in sampled:
-            for affix, base in list_numbered_affixes(name):
-                by_affix[affix].append((name, base))
-        return cls(folder.path, sampled, names, by_affix)
+            if folder.path and other is None and folder.images.count <= MOST_FORMS:
+                only = folder.images.count == 1 and is_image_name(name)
+                by_affix[Affix("", _ONLY_IMAGE if only else f"/{name}")].append((name, ""))
+        return cls(folder.path, len(sampled), names, by_affix)
 
     @staticmethod
     def list_frequent(listed: Iterable[Names]) -> list[Affix]:
-        """Returns the frequent affixes of the sampled names in several folders."""
+        """Returns the affixes of two names or more, and of one in fifty; of up to three names all. Those with a certain
+        number need one name in nine."""
         counts: Counter[Affix] = Counter()
         names = 0
         for each in listed:
-            names += len(each.sampled)
+            names += each.sampled
             counts.update({affix: len(found) for affix, found in each.by_affix.items()})
-        return list_frequent(counts, names)
+        least = max(2, names // 50) if names > _FEW else 1
+        frequent = (affix for affix, count in counts.most_common() if count >= least)
+        some = (each for each in frequent if not each.is_numbered or counts[each] * MOST_NUMBERS >= names)
+        return [affix for affix, _ in zip(some, range(_MOST_AFFIXES), strict=False)]
 
 
 @dataclass
@@ -94,7 +251,7 @@ class Relation:
         files_with_image: Number of those for which there is an image.
         pairs: Images and their files among the sampled names.
         bases: Common parts of their names.
-        numbered: True if the affixes differ by a number only.
+        has_numbers: There are relations with certain numbers in place of a ``*``.
     """
 
     one: Affix
@@ -106,48 +263,34 @@ class Relation:
     files_with_image: int = 0
     pairs: list[tuple[str, str]] = field(default_factory=list)
     bases: list[str] = field(default_factory=list)
-    numbered: bool = False
+    has_numbers: bool = False
 
     @property
-    def has_few_files(self) -> bool:
-        """True if all files of a folder have an image, though few images have a file."""
-        return self.folders is not None and self.files == self.files_with_image > 1
-
-    @property
-    def is_single(self) -> bool:
-        """True for an image and another one, alone."""
-        alone = self.all_images == self.files == len(self.pairs) == 1
-        return alone and self.other.suffix in IMAGE_SUFFIXES and not self.numbered
+    def numbered(self) -> bool:
+        """True if the affixes differ by a number only."""
+        return self.one.is_numbered and self.one.with_any_number() == self.other.with_any_number()
 
     @property
     def holds(self) -> bool:
         """True for two pairs or more, of different names, a third of the images and half of the other files; or all of
         the images in a folder and a quarter of other images; or all files of another folder."""
-        places = (image.rpartition("/")[0] for image, _ in self.pairs)
-        distinct = len(set(zip(places, self.bases, strict=True))) > len(self.bases) // 2
-        if self.is_single:
-            return True
-        if self.folders is not None and len(set(self.bases)) < 2:  # image.jpg in each folder
+        count, within = len(self.pairs), self.folders is None
+        places = {image.rpartition("/")[0] for image, _ in self.pairs}
+        if count < 2 or (not within and len({*self.bases}) < 2):  # image.jpg in each folder
             return False
-        if self.numbered and 2 * len({image.rpartition("/")[0] for image, _ in self.pairs}) > len(self.pairs):
-            return False  # cat/cat_1.jpg, cat/cat_2.jpg
+        if self.one.is_whole:
+            return 2 * count >= self.all_images
+        if self.numbered and 2 * len(places) > count:  # cat/cat_1.jpg, cat/cat_2.jpg
+            return False
+        distinct = {(image.rpartition("/")[0], base) for (image, _), base in zip(self.pairs, self.bases, strict=True)}
+        has_few_files = not within and self.files == self.files_with_image > 1
+        more_images = within and self.other.suffix in IMAGE_SUFFIXES and self.images == count
         return (
-            len(self.pairs) > 1
-            and distinct
-            and (self.folders is not None or _RARE * len(self.pairs) >= self.all_images)
-            and (3 * len(self.pairs) >= self.images or self.has_few_files)
-            and (4 if self.has_more_images else 2) * self.files_with_image >= self.files
+            len(distinct) > count // 2
+            and (not within or _RARE * count >= self.all_images)
+            and (3 * count >= self.images or has_few_files)
+            and (4 if more_images else 2) * self.files_with_image >= self.files
         )
-
-    @property
-    def has_more_images(self) -> bool:
-        """True if the other files are images in the same folder, and each image has one."""
-        return self.folders is None and self.other.suffix in IMAGE_SUFFIXES and self.images == len(self.pairs)
-
-    @property
-    def has_more_files(self) -> bool:
-        """True if each image has a file, and some files have no image."""
-        return self.images == len(self.pairs) and self.files > self.files_with_image
 
     @property
     def is_complete(self) -> bool:
@@ -172,7 +315,7 @@ class Relation:
         if len(shapes) < _LEAST_SHAPES:  # smile/anna.jpg, frown/anna.jpg
             return True
         others = sum(count for shape, count in shapes.items() if "0" not in shape)  # one may be example.jpg
-        return _FEW * others <= len(self.bases) and 4 * len(shapes) <= len(self.bases)
+        return 10 * others <= len(self.bases) and 4 * len(shapes) <= len(self.bases)
 
     def add(self, images: Names, files: Names) -> None:
         """Adds the pairs among the names of two folders."""
@@ -181,7 +324,7 @@ class Relation:
         if together and self.other not in files.by_affix:
             return
         for name, base in images.by_affix.get(self.one, ()):
-            if together and self.other.is_longer(self.one) and self.other.base_of(name):
+            if together and self._is_longer(self.other, self.one, name):
                 continue  # a_mask.png is not the image of a_mask_mask.png
             self.images += 1
             partner = self.other.find(files.all, base)
@@ -192,7 +335,7 @@ class Relation:
                 break
         known = bool(self.pairs)
         for name, base in files.by_affix.get(self.other, ()):
-            if together and self.one.is_longer(self.other) and self.one.base_of(name):
+            if together and self._is_longer(self.one, self.other, name):
                 continue
             self.files += 1
             owner = self.one.find(images.all, base)
@@ -201,52 +344,38 @@ class Relation:
                 self.pairs.append((join(images.folder, owner), join(files.folder, name)))
                 self.bases.append(base)
 
+    @staticmethod
+    def _is_longer(longer: Affix, affix: Affix, name: str) -> bool:
+        """Tells if a name with an affix also has a longer one."""
+        return len("".join(longer)) > len("".join(affix)) and bool(longer.base_of(name))
+
     def swapped(self) -> Relation:
         """Returns the relation with images and other files exchanged."""
-        folders = None if self.folders is None else (self.folders[1], self.folders[0])
-        pairs = [(file, image) for image, file in self.pairs]
         return replace(
             self,
             one=self.other,
             other=self.one,
-            folders=folders,
+            folders=None if self.folders is None else (self.folders[1], self.folders[0]),
             images=self.files,
             files=self.images,
-            files_with_image=len(pairs),
-            pairs=pairs,
+            files_with_image=len(self.pairs),
+            pairs=[(file, image) for image, file in self.pairs],
         )
 
-    def list_numbers(self, tree: Tree) -> list[Relation]:
-        """Returns a relation for each number that most images have in place of a ``*``: ``0001x2.png``, ``0001x3.png``.
-        Returns the relation itself if there are none or many such numbers."""
-        ends: Counter[str] = Counter()
-        some = sample([*zip(self.pairs, self.bases, strict=True)], LOOKED_AT)
-        for (_, file), base in some:
-            names = self.other.find_all(tree.names(file.rpartition("/")[0]).files, base)
-            ends.update(name[len(self.other.before + base) :] for name in names)
-        usual = sorted(end for end, count in ends.items() if 2 * count > len(some))
-        if "*" not in self.other.after or not 0 < len(usual) <= MOST_NUMBERS:
-            return [self]
-        (image, file), base = self.pairs[0], self.bases[0]
-        others = [self.other._replace(after=end) for end in usual]
-        folder = file.rpartition("/")[0]
-        examples = [join(folder, f"{each.before}{base}{each.after}") for each in others]
-        return [
-            replace(self, other=other, pairs=[(image, example), *self.pairs[1:]])
-            for other, example in zip(others, examples, strict=True)
-        ]
+    def is_apart(self, other: Relation) -> bool:
+        """Tells if relations have files of the same form, of different names."""
+        return self.folders == other.folders and self.other == other.other and not {*self.bases} & {*other.bases}
 
-    def has_other_owner(self, tree: Tree) -> bool:
-        """Tells if a further folder beside that of the files has images of the same names."""
+    def has_other_owner(self, tree: Tree, known: Sequence[tuple[CompanionPattern, Relation]]) -> bool:
+        """Tells if a further folder beside that of the files has images of the same names, other than ``known``
+        files that belong to images."""
         image, file = self.pairs[0]
         mine, its = image.split("/"), file.split("/")
         place = next((n for n, (a, b) in enumerate(zip(mine, its, strict=False)) if a != b), 0)
-        for name in tree.names("/".join(its[:place])).folders:
-            other = "/".join((*mine[:place], name, *mine[place + 1 : -1]))
-            found = (
-                self.one.find(tree.names(other).files, self.bases[0]) if name not in (mine[place], its[place]) else None
-            )
-            if found is not None:
+        others = {*tree.names("/".join(its[:place])).folders} - {mine[place], its[place]}
+        for folder in ("/".join((*mine[:place], name, *mine[place + 1 : -1])) for name in others):
+            found = self.one.find(tree.names(folder).files, self.bases[0])
+            if found is not None and not any(pattern.matches_file(join(folder, found)) for pattern, _ in known):
                 return True
         return False
 
@@ -255,7 +384,7 @@ class Relation:
         """Patterns of the images and of the other files. The first is None if the second is enough."""
         one, other = self.one.pattern(), self.other.pattern()
         if self.folders is None:
-            needed = not self.one.is_plain or self.other.is_plain
+            needed = not (self.one.is_plain or self.one.is_whole) or self.other.is_plain
             return (one if needed else None), other
         if self.one.is_plain:
             one = "{s}.*"
@@ -264,18 +393,15 @@ class Relation:
         return f"{self.folders[0]}/{one}".lstrip("/"), f"{self.folders[1]}/{other}"
 
     @property
-    def order(self) -> bool:
-        """Images come before other files, so that these are found to belong to the first of several images."""
-        return self.other.suffix not in IMAGE_SUFFIXES
-
-    @property
-    def length(self) -> int:
-        """Number of characters of both affixes; names that differ by less go together rather."""
-        return sum(len(affix.before) + len(affix.after) for affix in (self.one, self.other))
+    def rank(self) -> tuple[int, bool, int, str]:
+        """Order in which relations are tried: most pairs first; then images, so that other files are found to belong to
+        the first of several images; then names that differ by less."""
+        length = len("".join((*self.one, *self.other)))
+        return -len(self.pairs), self.other.suffix not in IMAGE_SUFFIXES, length, self.patterns[1]
 
     @property
     def ignore(self) -> str:
         """Pattern for ``--ignore`` that leaves the other files out."""
         if self.folders is not None:
             return f"{self.folders[1]}/".replace("{dir}", "*")
-        return self.other.pattern().replace("{s}", "*")
+        return self.other.after[1:] if self.other.is_whole else self.other.pattern().replace("{s}", "*")

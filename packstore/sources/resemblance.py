@@ -32,7 +32,6 @@ _ALIKE = 96
 """Maximum distance of hashes of two forms of a picture. Hashes of different pictures hardly ever are as near, see
 :data:`packstore.images.perceptual.THRESHOLD`."""
 
-
 _recent: dict[tuple[str, str, str, int, int], Picture | None] = {}
 
 
@@ -77,6 +76,10 @@ class Picture:
         means = means - means.mean()
         unit: NDArray[np.float32] = means / max(float(np.linalg.norm(means)), 1e-6)
         return unit
+
+
+Pair = tuple[Picture | None, Picture | None]
+"""Pictures of an image and of a file that may belong to it; None for files that are no pictures."""
 
 
 def read_picture(tree: Tree, file: str) -> Picture | None:
@@ -147,7 +150,7 @@ def _shrink(pixels: NDArray[np.generic]) -> NDArray[np.float32]:
     return grey
 
 
-def are_masks(pairs: Sequence[tuple[Picture | None, Picture | None]], by_names: bool = True) -> bool:
+def are_masks(pairs: Sequence[Pair], by_names: bool = True) -> bool:
     """Tells if the second picture of each pair is a mask of the first; one of four may be damaged. If names do not say
     so (``by_names`` is False), a drawing or a scan of few colours is no photo."""
     good = sum(image is not None and mask is not None and _is_mask_of(mask, image, by_names) for image, mask in pairs)
@@ -166,7 +169,7 @@ def _is_mask_of(mask: Picture, image: Picture, by_names: bool) -> bool:
     return (by_names and has_more_colours and mask.kind != "jpeg") or image.edges > _MORE_EDGES * mask.edges
 
 
-def have_own_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
+def have_own_sizes(pairs: Sequence[Pair]) -> bool:
     """Tells if the two sizes of each pair are equal, or have the same ratio, and most would not fit the next pair."""
     known = [
         ((one.width, one.height), (other.width, other.height))
@@ -185,7 +188,7 @@ def have_own_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bo
     return bool(own.all() and 2 * next_ones.sum() < len(known))
 
 
-def have_unrelated_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
+def have_unrelated_sizes(pairs: Sequence[Pair]) -> bool:
     """Tells if the ratios of the two sizes of a pair vary among the pairs. Needs two pairs or more."""
     ratios = [
         (round(one.width / other.width, 1), round(one.height / other.height, 1))
@@ -195,14 +198,14 @@ def have_unrelated_sizes(pairs: Sequence[tuple[Picture | None, Picture | None]])
     return len(ratios) == len(pairs) and len(set(ratios)) > max(1, len(ratios) // 2)
 
 
-def differ_in_colour(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
+def differ_in_colour(pairs: Sequence[Pair]) -> bool:
     """Tells if all first pictures are in colour and all second ones grey, or the other way round, and their sizes are
     related."""
     greys = {(one.is_grey, other.is_grey) for one, other in pairs if one is not None and other is not None}
     return len(greys) == 1 and len(set(*greys)) == 2 and not have_unrelated_sizes(pairs)
 
 
-def resemble(pairs: Sequence[tuple[Picture | None, Picture | None]]) -> bool:
+def resemble(pairs: Sequence[Pair]) -> bool:
     """Tells if the two pictures of each pair show the same, and those of different pairs do not.
 
     Needs two pairs or more. In each, the hashes or the means of blocks must be nearer to each other than to those of

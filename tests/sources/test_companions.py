@@ -447,6 +447,8 @@ PAIRS = {
     "scales": ("{:04}.png", "{:04}x2.png", "--pair"),
     "scales of both": ("{:04}_2x.png", "{:04}_4x.png", "--pair"),
     "sizes": ("{:04}_64x48.png", "{:04}_32x24.png", "--pair"),
+    "exposures": ("shot{}_ev-2.png", "shot{}_ev+2.png", "--pair"),
+    "exposures with a zero": ("shot{}_ev0.png", "shot{}_ev-2.png", "--pair"),
     "words of size": ("{}_large.png", "{}_small.png", "--pair"),
     "words of age": ("{}_old.png", "{}_new.png", "--pair"),
     "words as names": ("s{}/amber.Hi.png", "s{}/amber.Lo.png", "--pair"),
@@ -596,6 +598,34 @@ def test_several_folders_of_masks_are_columns(masks: tuple[str, str], count: int
         columns = {column.name for column in survey.columns if column.type == "mask"}
         assert (source.kind, survey.records, survey.ledger.left) == ("companions", count, {})
         assert columns == {name.replace("/", "_") for name in masks}
+
+
+@pytest.mark.parametrize("scene", ["", "s1/", "s2/"])
+def test_depth_and_poses_of_images_are_kept_by_one_answer(scene: str, tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {}
+    for n in range(6):
+        for place in (scene, "s1/" if scene else ""):
+            files[f"{place}rgb/{n:04}.png"] = encode(photo(n), "PNG")
+            files[f"{place}depth/{n:04}.png"] = encode(shade(n), "PNG")
+            files[f"{place}poses/{n:04}.txt"] = f"1 0 0 {n}\n0 1 0 0\n"
+    first = question(fill(tmp_path, files))[0]
+    assert first == ("--pair", "rgb/{s}.*=depth/{s}.*", "--sidecar", "rgb/{s}.*=poses/{s}.txt=numbers")
+
+
+def test_copies_of_a_set_are_read_as_the_set_is(tmp_path: Path) -> None:
+    files = {}
+    for base in ("DRIVE", "archive/DRIVE"):
+        for split, end in (("training", 21), ("test", 1)):
+            for n in range(end, end + 4):
+                place = f"{base}/{split}"
+                files[f"{place}/images/{n:02}_{split}.png"] = encode(photo(n), "PNG")
+                files[f"{place}/1st_manual/{n:02}_manual1.png"] = outline(n)
+                files[f"{place}/mask/{n:02}_{split}_mask.png"] = outline(n + 9)
+    with closing(open_source(fill(tmp_path, files))) as source:
+        survey = source.survey()
+        assert (source.kind, survey.records, survey.ledger.left) == ("companions", 16, {})
+        assert survey.splits == {"training": 8, "test": 8}
+        assert {column.name for column in survey.columns if column.type == "mask"} == {"mask", "x1st_manual"}
 
 
 def test_masks_belong_to_photos_and_not_to_their_depth(tmp_path: Path) -> None:
