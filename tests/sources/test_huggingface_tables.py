@@ -464,7 +464,6 @@ def test_large_groups_are_decoded_in_parts_and_fetched_in_order(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("packstore.sources.huggingface.files.STEP_BYTES", 300)
-    monkeypatch.setattr(tables, "_PIECE_BYTES", 500)
     found = table(range(40), None, n=[*range(40)])
     if kind == "parquet":
         pq.write_table(found, tmp_path / "x.parquet", row_group_size=25)

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import numpy as np
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import printable
 from packstore.core.fields import BOXES_ARE, Array, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.images.sniff import begins_like_image
 from packstore.sources.boxes import CONVENTIONS
@@ -218,7 +218,7 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
     column of objects becomes ``boxes``, ``labels``, ``iscrowd`` and, as JSON, the other members of the objects. Paths
     of files become columns, too.
 
-    Raises :class:`SourceError` for a column that no field holds, for two columns of one name, and for tables without
+    Raises :class:`ValueError` for a column that no field holds, for two columns of one name, and for tables without
     images.
     """
     schema, objects = first.schema, facts.objects
@@ -298,11 +298,11 @@ def find_box_column(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | 
 
 
 def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) -> dict[str, tuple[Field, CellReader]]:
-    """Chooses a field and a function that reads cells for each column on its own. Raises :class:`SourceError` for two
+    """Chooses a field and a function that reads cells for each column on its own. Raises :class:`ValueError` for two
     columns of one name, and for a type that no field holds."""
     schema = first.schema
     if len(set(schema.names)) < len(schema.names):
-        raise SourceError("its tables have two columns of one name")
+        raise ValueError("its tables have two columns of one name")
     declared = {}
     objects = find_box_column(schema, features)
     for number, name in enumerate(schema.names):
@@ -310,14 +310,14 @@ def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) ->
         try:
             declared[name] = _declare_column(*column, facts, boxes=objects is not None and objects.column == name)
         except ValueError as error:
-            raise SourceError(f"column {printable(name)!r}: {error}") from error
+            raise ValueError(f"column {printable(name)!r}: {error}") from error
     return declared
 
 
 def _choose_main_image(schema: Any, declared: Mapping[str, tuple[Field, CellReader]]) -> str:
     """Returns the column of the main image: ``image``, or else the first column of images.
 
-    If there is none, returns ``images``, or else the first column of lists of images. Raises :class:`SourceError` for
+    If there is none, returns ``images``, or else the first column of lists of images. Raises :class:`ValueError` for
     tables without images.
     """
     for kind, usual in ((Image, "image"), (Images, "images")):
@@ -325,7 +325,7 @@ def _choose_main_image(schema: Any, declared: Mapping[str, tuple[Field, CellRead
         if names:
             return usual if usual in names else names[0]
     columns = ", ".join(f"{printable(name)} ({type})" for name, type in zip(schema.names, schema.types, strict=True))
-    raise SourceError(f"no column holds images; columns: {columns[:500]}")
+    raise ValueError(f"no column holds images; columns: {columns[:500]}")
 
 
 def _declare_column(

@@ -7,6 +7,7 @@ splits, ``state.json`` the files of a split. These have Arrow's IPC format, as s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import MANIFEST_FILE, StoredBytes
 from packstore.core.fields import Bytes, Image, Images
 from packstore.sources.archives import open_required_tree, open_tree
-from packstore.sources.base import Certainty, Entry, Kind, SourceOptions
+from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.huggingface import columns as hf_columns
 from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface import splits as hf_splits
-from packstore.sources.huggingface.columns import CellReader, Cells, TableColumn, TableFacts
+from packstore.sources.huggingface.columns import CellReader, Cells, TableColumn, TableFacts, TableFile
 from packstore.sources.huggingface.tables import HfTableSource, OpenTable, RowGroup, leads_outside
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.records import read_index
@@ -62,14 +63,11 @@ class _ArrowFile(OpenTable):
 
     @cached_property
     def _batches(self) -> Sequence[Any]:
-        """Record batches of a stream, in the mapped memory; numbers of those of a file."""
+        """Record batches, in the mapped memory."""
         self.require_readable()
-        return [*self._reader] if self._is_stream else range(self._reader.num_record_batches)
-
-    def _read_batch(self, number: int) -> Any:
-        """Returns a record batch. Raises :class:`ValueError` if the file became shorter."""
-        self.require_readable()
-        return self._batches[number] if self._is_stream else self._reader.get_batch(number)
+        if self._is_stream:
+            return [*self._reader]
+        return [self._reader.get_batch(number) for number in range(self._reader.num_record_batches)]
 
     def require_readable(self) -> None:
         """Raises :class:`ValueError` if the file has become shorter since it was opened."""
@@ -82,7 +80,7 @@ class _ArrowFile(OpenTable):
         with nulls, paths and negative labels."""
         groups = []
         features = hf.read_features(self.schema)
-        for batch in map(self._read_batch, range(len(self._batches))):
+        for batch in self._batches:
             batch.validate()
             columns = dict(zip(self.schema.names, batch.columns, strict=True))
             for name, column in columns.items():
@@ -106,16 +104,16 @@ class _ArrowFile(OpenTable):
             if least is not None and least < 0:
                 facts.negative.add(name)
 
-    def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
-        """Yields the record batch ``group``, validated, as a whole: ``rows`` has no effect. Raises :class:`ValueError`
-        if the file became shorter."""
-        batch = self._read_batch(group)
+    def read_group(self, group: int) -> Iterator[Any]:
+        """Yields the record batch ``group``, validated."""
+        self.require_readable()
+        batch = self._batches[group]
         batch.validate(full=True)
         yield batch
 
     def read_column(self, name: str) -> Iterator[Any]:
         """Yields a column's array of each record batch."""
-        return (self._read_batch(number).column(name) for number in range(len(self._batches)))
+        return (batch.column(name) for batch in self._batches)
 
     def locate(self, address: int) -> Location | None:
         """Converts a memory address to a place in the mapped file; None outside of it."""
@@ -192,15 +190,12 @@ class _ParquetFile(OpenTable):
             if isinstance(least, int) and least < 0:
                 facts.negative.add(top)
 
-    def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
-        """Yields batches of at most ``rows`` rows; None sets no such limit.
-
-        If the group has more than 32 MiB, a batch has at most about 16 MiB, too.
-        """
+    def read_group(self, group: int) -> Iterator[Any]:
+        """Yields a single batch. If the group has more than 32 MiB, yields batches of about 16 MiB."""
         about = self._file.metadata.row_group(group)
         count, nbytes = about.num_rows, about.total_byte_size
         step = count if nbytes <= 2 * STEP_BYTES else count * STEP_BYTES // nbytes
-        return iter(self._file.iter_batches(max(1, min(step, rows or step)), row_groups=[group]))
+        return iter(self._file.iter_batches(max(1, step), row_groups=[group]))
 
     def read_column(self, name: str, groups: Sequence[int] | None = None) -> Iterator[Any]:
         """Yields a column's arrays, batch by batch; None reads all groups."""
@@ -249,6 +244,16 @@ class ArrowSource(HfTableSource):
     def open_table(self, path: Path) -> OpenTable:
         """Opens an Arrow file. Raises one of the exceptions in :func:`pyarrow_errors` if it is damaged."""
         return _ArrowFile(path)
+
+    def locate_row(self, ref: Any) -> Location | None:
+        """Locates the image of a row in its file; None for a row without the bytes of an image, or a damaged one."""
+        with suppress(ValueError):  # reported when it is read
+            block = self.find_block(ref)
+            number = next(number for number, column in enumerate(self.columns) if column.name == "image")
+            file = block.cells[number](ref[2] - block.first)
+            if isinstance(block.table, _ArrowFile) and isinstance(file, TableFile) and file.address:
+                return block.table.locate(file.address)
+        return None
 
 
 def _read_names(index: Path, member: str) -> list[str]:
@@ -352,21 +357,13 @@ def _recognise_parquet(path: Path, options: SourceOptions) -> Certainty:
 class ExportedParquet(ExportedRows, ParquetSource):
     """Export of packstore to Parquet. The export manifest, ``packstore.json``, lists its columns."""
 
-    def _row_ref(self, entry: Entry) -> Any:
-        """Returns the table's own ``ref``, without the record's number."""
-        return entry.ref[1]
-
-    def _replace_ref(self, entry: Entry, values: Any) -> Entry:
-        """Replaces the table's own ``ref`` by values; keeps the record's number."""
-        return entry._replace(ref=(entry.ref[0], values))
-
-    def _choose_columns(self, facts: TableFacts) -> list[TableColumn]:
+    def _declare_columns(self, facts: TableFacts) -> list[TableColumn]:
         """Returns the image and the columns that the export manifest lists as held by the tables. Ignores ``facts``.
         Raises :class:`SourceError` if one is missing."""
         held, names = self.export_manifest.held, self._first_batch.schema.names
         missing = next((name for name in ("image", *held) if name not in names), None)
         if missing is not None:
-            raise SourceError(f"the tables have no column {missing!r}, which {MANIFEST_FILE} names")
+            raise self._changed_error(f"the tables have no column {missing!r}, which {MANIFEST_FILE} names")
         return [TableColumn("image", "image", Image(), hf_columns.file_cells)] + [
             TableColumn(each.name, each.name, Images() if each.form == "files" else Bytes(), _choose_cell_reader(each))
             for each in self.export_manifest.columns

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -19,12 +19,10 @@ from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Mask, Text
-from packstore.core.parallel import ordered_flat_map
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
-from packstore.sources.base import Entry, SourceOptions
+from packstore.sources.base import SourceOptions
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.columns import LabelTexts
-from packstore.sources.dataset import FailedSample
 from packstore.sources.huggingface import columns as hf_columns
 from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface.columns import Cells, TableColumn, TableFacts, TableFile
@@ -38,12 +36,9 @@ from packstore.sources.rows import PROBED, Row
 from packstore.sources.schema import RELATIVE
 from packstore.sources.splits import lower_known_split
 from packstore.sources.table.boxes import MalformedBoxError, find_convention
-from packstore.sources.values import nbytes_of
-from packstore.stores.link_files import Location
 
-_PIECE_BYTES = 4 << 20
-_AHEAD_BYTES = 32 << 20
 _KEPT = 4
+"""Number of decoded blocks that are kept, since threads read rows only roughly in order."""
 
 
 class RowGroup(NamedTuple):
@@ -72,9 +67,8 @@ class OpenTable(ABC):
         """Returns the groups by the table's metadata, or by reading all rows. Adds to ``facts``."""
 
     @abstractmethod
-    def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
-        """Yields the record batches of a group in order. Batches have ``rows`` rows if the format allows. The first
-        rows then cost less than the group."""
+    def read_group(self, group: int) -> Iterator[Any]:
+        """Yields the record batches of a group in order."""
 
     @abstractmethod
     def read_column(self, name: str) -> Iterator[Any]:
@@ -87,27 +81,12 @@ class OpenTable(ABC):
         """
         return
 
-    def locate(self, address: int) -> Location | None:
-        """Converts an address in memory to a place in the file. Returns None if the file is not mapped there; the
-        base always does."""
-        return None
-
     @abstractmethod
     def close(self) -> None:
         """Closes its file. Arrays that were read stay valid."""
 
 
-class _RowValues(dict[str, Any]):
-    """Values of a row.
-
-    Attributes:
-        location: Place of the main image; None if it is no plain range of a file.
-    """
-
-    location: Location | None = None
-
-
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """Decoded rows ``first`` up to ``stop`` of a row group.
 
     Attributes:
@@ -142,7 +121,7 @@ class HfTableSource(ShardSource):
         self.unit = f"{self.kind} file"
         super().__init__(path, options)
         self._max_bytes = max_file_bytes(options.max_pixels)
-        self._reader = _BlockReader(self, _KEPT)
+        self._reader = _BlockReader(self)
         self._lock = threading.Lock()
         main = next(column.column for column in self._probed_columns if column.name == "image")
         files = "1 file" if len(self.shards) == 1 else f"{len(self.shards)} files"
@@ -166,21 +145,19 @@ class HfTableSource(ShardSource):
         return {}
 
     def open_shard(self, number: int) -> OpenTable:
-        """Opens the table of a shard. Raises :class:`ValueError` if it is missing or damaged."""
+        """Opens the table of a shard. Raises one of the exceptions in :func:`pyarrow_errors` if it is missing or
+        damaged."""
         path = self.shards[number][1]
-        if not path.is_file():
+        if not path.is_file():  # pyarrow would wait for a pipe
             raise ValueError(f"{printable(str(path))} is not a file")
-        try:
-            return self.open_table(path)
-        except pyarrow_errors() as error:
-            raise ValueError(f"{printable(str(path))} cannot be read: {error_line(error)}") from error
+        return self.open_table(path)
 
     def claim_files(self, claims: Claims) -> None:
         """Claims the tables and the card. If some table holds a path instead of bytes, claims all images beside the
         tables."""
         super().claim_files(claims)
         claims.claim(CARD, Role.EVIDENCE)
-        if self.path.is_dir() and any(each.column in self._facts.optional for each in self._columns if each.path):
+        if self.path.is_dir() and any(each.column in self._facts.optional for each in self.columns if each.path):
             for name in list_folder_files(self.path):
                 if name.lower().endswith(IMAGE_SUFFIXES):
                     claims.claim(name)
@@ -193,7 +170,7 @@ class HfTableSource(ShardSource):
     def fields(self) -> dict[str, Field]:
         """Returns the field of each column, and one for the paths of its files. Scans all files first."""
         columns: dict[str, Field] = {}
-        for column in self._columns:
+        for column in self.columns:
             columns[column.name] = column.field
             if column.path is not None:
                 columns[column.path] = Json(optional=True) if isinstance(column.field, Images) else Text(optional=True)
@@ -212,35 +189,37 @@ class HfTableSource(ShardSource):
                 yield Row(key, (number, group, row), image, rest, sizes=further)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Returns the values of a row. Reads the row unless :meth:`fetch` has read it.
+        """Reads the values of a row. Paths of files become values of their own, and boxes corners.
 
         Keeps the last four decoded blocks of rows. Raises :class:`ValueError` for a bad row.
         """
-        if isinstance(ref, dict):
-            return ref
-        if isinstance(ref, FailedSample):
-            raise ValueError(ref.reason)
+        block = self.find_block(ref)
+        values: dict[str, Any] = {}
+        for column, cells in zip(self.columns, block.cells, strict=True):
+            try:
+                value = cells(ref[2] - block.first)
+            except pyarrow_errors() as error:
+                raise ValueError(f"{column.name}: {error_line(error)}") from error
+            if column.path is not None:
+                paths = [getattr(each, "path", None) for each in (value if isinstance(value, list) else [value])]
+                values[column.path] = paths if isinstance(value, list) else paths[0]
+            if isinstance(column.field, Images) and value is not None:
+                value = [self._read_file(column, ref[0], each) for each in value]
+                if None in value:
+                    raise ValueError(f"{column.name}: image {value.index(None)} of the list is null")
+            values[column.name] = value if isinstance(value, list) else self._read_file(column, ref[0], value)
+        if (objects := self._facts.objects) is not None:
+            self._convert_boxes(values, objects.convention)
+            values[RELATIVE] = objects.convention.endswith("n")
+        return values
+
+    def find_block(self, ref: Any) -> Block:
+        """Returns the decoded rows among which a row is. Raises :class:`ValueError` for a damaged file."""
         number, group, row = ref
         with self._lock:
-            # The first rows are often read alone, to probe the source.
-            block = self._reader.find_block((number, group), row, PROBED if row < PROBED else None)
-        return self._read_row(block, row)
-
-    def locate_row(self, ref: Any) -> Location | None:
-        """Locates the image of a row that :meth:`fetch` has read, or returns None for other rows."""
-        return ref.location if isinstance(ref, _RowValues) else None
-
-    def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Reads the rows some 32 MB ahead, in a thread. ``Entry.ref`` then has the values, or a :class:`FailedSample`
-        for a bad row."""
-        pieces = ordered_flat_map(lambda _: self._read_pieces(entries), [None], 1, lambda piece: piece[1], _AHEAD_BYTES)
-        return chain.from_iterable(piece for piece, _ in pieces)
-
-    def nbytes(self, entry: Entry) -> int:
-        """Returns the bytes of the values that :meth:`fetch` has read. Estimates them for a row that it has not
-        read."""
-        ref = self._row_ref(entry)
-        return sum(map(nbytes_of, ref.values())) if isinstance(ref, dict) else entry.size_bytes
+            block = self._reader.find_block((number, group), row)
+        block.table.require_readable()
+        return block
 
     def close(self) -> None:
         """Closes all tables, and drops decoded rows."""
@@ -251,11 +230,14 @@ class HfTableSource(ShardSource):
     def _open_for_scan(self, number: int) -> Iterator[OpenTable]:
         """Opens the table of a shard, and closes it at the end of the block. Converts errors in the block to
         :class:`SourceError` with the name of the file."""
+        path = self.shards[number][1]
         try:
             with closing(self.open_shard(number)) as table:
                 yield table
         except pyarrow_errors() as error:
-            raise SourceError(_unreadable_message(self.shards[number][1], error)) from error
+            is_pointer = path.is_file() and first_bytes(path, len(LFS_POINTER)) == LFS_POINTER
+            reason = IS_LFS_POINTER if is_pointer else f"cannot be read: {error_line(error)}"
+            raise SourceError(f"{printable(str(path))} {reason}") from error
 
     @property
     def _facts(self) -> TableFacts:
@@ -263,7 +245,7 @@ class HfTableSource(ShardSource):
         return self._scan_result[1]
 
     @cached_property
-    def _columns(self) -> list[TableColumn]:
+    def columns(self) -> list[TableColumn]:
         """Columns, declared by all facts; scans all files on first use."""
         return self._declare_columns(self._facts)
 
@@ -273,20 +255,12 @@ class HfTableSource(ShardSource):
         return self._declare_columns(TableFacts(with_paths={*self._first_batch.schema.names}))
 
     def _declare_columns(self, facts: TableFacts) -> list[TableColumn]:
-        """Chooses the columns by the first rows and ``facts``.
-
-        Raises :class:`SourceError` with the path of the source, for a column that no field holds and for tables without
-        images.
-        """
-        try:
-            return self._choose_columns(facts)
-        except SourceError as error:
-            raise SourceError(f"{printable(str(self.path))}: {error}") from error
-
-    def _choose_columns(self, facts: TableFacts) -> list[TableColumn]:
         """Chooses the columns by the first rows and ``facts``. Raises :class:`SourceError` for a column that no field
         holds, and for tables without images."""
-        return hf_columns.declare_columns(self._first_batch, self._features, facts)
+        try:
+            return hf_columns.declare_columns(self._first_batch, self._features, facts)
+        except ValueError as error:
+            raise SourceError(f"{printable(str(self.path))}: {error}") from error
 
     @cached_property
     def _first_batch(self) -> Any:
@@ -296,17 +270,15 @@ class HfTableSource(ShardSource):
             with self._open_for_scan(number) as table:
                 for group, rows in enumerate(table.read_groups(TableFacts())):
                     if rows.rows:
-                        return next(table.read_group(group, PROBED))
+                        return next(table.read_group(group)).slice(0, PROBED)
         raise SourceError(f"{printable(str(self.path))} holds no samples, so there is nothing to pack")
 
     @cached_property
     def _features(self) -> Mapping[str, Any]:
         """Features in the schema of the first rows. If that has none, those in the card. Raises :class:`SourceError`
         if they are damaged."""
-        try:
-            return hf.read_features(self._first_batch.schema) or self.card_features()
-        except ValueError as error:
-            raise SourceError(_unreadable_message(self.shards[0][1], error)) from error
+        with self._open_for_scan(0) as table:
+            return hf.read_features(table.schema) or self.card_features()
 
     @cached_property
     def _scan_result(self) -> tuple[list[list[RowGroup]], TableFacts]:
@@ -400,86 +372,31 @@ class HfTableSource(ShardSource):
             if name in self._features and hf.class_names(feature) != hf.class_names(self._features[name]):
                 raise ValueError(f"the classes of {printable(name)!r} are not those of {first_name}")
 
-    def _read_pieces(self, entries: Iterator[Entry]) -> Iterator[tuple[list[Entry], int]]:
-        """Yields lists of entries, of some 4 MB each, with the size of each list. The last list may be empty.
-
-        An entry's reference becomes its values, or a :class:`FailedSample` for a bad row.
-        """
-        piece: list[Entry] = []
-        size = 0
-        with closing(_BlockReader(self, 1)) as reader:
-            for entry in entries:
-                number, group, row = self._row_ref(entry)
-                try:
-                    values: Any = self._read_row(reader.find_block((number, group), row), row)
-                except ValueError as error:
-                    values = FailedSample(str(error))
-                piece.append(self._replace_ref(entry, values))
-                size += self.nbytes(piece[-1])
-                if size >= _PIECE_BYTES:
-                    yield piece, size
-                    piece, size = [], 0
-        yield piece, size
-
-    def _row_ref(self, entry: Entry) -> Any:
-        """Returns the reference of an entry's row."""
-        return entry.ref
-
-    def _replace_ref(self, entry: Entry, values: Any) -> Entry:
-        """Replaces the reference of an entry's row by its values."""
-        return entry._replace(ref=values)
-
-    def decode_group(self, table: OpenTable, place: tuple[int, int], rows: int | None) -> Iterator[_Block]:
-        """Decodes the rows of a group block by block. ``rows``: rows of a block; None lets the table choose.
-
-        Raises :class:`ValueError` for a damaged group.
-        """
+    def decode_group(self, table: OpenTable, place: tuple[int, int]) -> Iterator[Block]:
+        """Decodes the rows of a group block by block. Raises one of the exceptions in :func:`pyarrow_errors` for a
+        damaged group."""
         first = 0
-        columns = self._columns
-        try:
-            for batch in table.read_group(place[1], rows):
-                cells = tuple(column.cells(batch.column(column.column)) for column in columns)
-                yield _Block(place, first, first + len(batch), cells, table)
-                first += len(batch)
-        except pyarrow_errors() as error:
-            raise ValueError(f"its rows cannot be read: {error_line(error)}") from error
+        columns = self.columns
+        for batch in table.read_group(place[1]):
+            cells = tuple(column.cells(batch.column(column.column)) for column in columns)
+            yield Block(place, first, first + len(batch), cells, table)
+            first += len(batch)
 
-    def _read_row(self, block: _Block, row: int) -> dict[str, Any]:
-        """Reads the values of a row of a block, and the image's location. Paths of files become values of their own.
-
-        Converts boxes to corners. Raises :class:`ValueError` for a bad value.
-        """
-        values = _RowValues()
-        block.table.require_readable()
-        for column, cells in zip(self._columns, block.cells, strict=True):
-            try:
-                value = cells(row - block.first)
-            except pyarrow_errors() as error:
-                raise ValueError(f"{column.name}: {error_line(error)}") from error
-            if column.path is not None:
-                paths = [getattr(each, "path", None) for each in (value if isinstance(value, list) else [value])]
-                values[column.path] = paths if isinstance(value, list) else paths[0]
-            if column.name == "image" and isinstance(value, TableFile) and value.address:
-                values.location = block.table.locate(value.address)
-            if isinstance(column.field, Images) and value is not None:
-                files = [self._read_file(column, block, each) for each in value]
-                if None in files:
-                    raise ValueError(f"{column.name}: image {files.index(None)} of the list is null")
-                values[column.name] = files
-            else:
-                values[column.name] = self._read_file(column, block, value)
-        if (objects := self._facts.objects) is not None:
-            self._convert_boxes(values, objects.convention)
-            values[RELATIVE] = objects.convention.endswith("n")
-        return values
-
-    def _read_file(self, column: TableColumn, block: _Block, value: Any) -> Any:
-        """Returns the bytes of a file, or the file's path if the table lacks the bytes. Returns other values unchanged.
+    def _read_file(self, column: TableColumn, number: int, value: Any) -> Any:
+        """Returns the bytes of a file in table ``number``. If the table has only its path, returns this path in the
+        table's folder. Returns other values unchanged.
 
         Raises :class:`ValueError` for too many bytes, and for a path that leads out of the table's folder.
         """
         if isinstance(value, TableFile):
-            value = value.data if value.data is not None else self._resolve_path(block.place[0], value.path)
+            if value.data is None and value.path is not None:
+                if leads_outside(value.path):
+                    raise ValueError(
+                        f"the table holds only the path {printable(value.path)!r}; expected one within the table's "
+                        "folder"
+                    )
+                return self.shards[number][1].parent / value.path
+            value = value.data
         holds_files = isinstance(column.field, (Image, Images, Mask, Bytes))
         if holds_files and type(value) is bytes and len(value) > self._max_bytes:
             raise ValueError(
@@ -488,19 +405,6 @@ class HfTableSource(ShardSource):
             )
         return value
 
-    def _resolve_path(self, number: int, path: str | None) -> Path | None:
-        """Returns the path of a file that a table only names, in the table's folder; None for None.
-
-        Raises :class:`ValueError` for a path that leads out of the folder. Does not look if the file exists.
-        """
-        if path is None:
-            return None
-        if leads_outside(path):
-            raise ValueError(
-                f"the table holds only the path {printable(path)!r}; expected one within the table's folder"
-            )
-        return self.shards[number][1].parent / path
-
     def _convert_boxes(self, values: dict[str, Any], convention: str) -> None:
         """Converts the boxes of a row to corners in pixels, in place; keeps None. Reads the image's file if boxes are
         fractions.
@@ -508,7 +412,7 @@ class HfTableSource(ShardSource):
         Raises :class:`ValueError` for boxes of other than four numbers. Raises it also for fractions of an image whose
         size cannot be read.
         """
-        (name,) = (column.name for column in self._columns if isinstance(column.field, Boxes))
+        (name,) = (column.name for column in self.columns if isinstance(column.field, Boxes))
         if values[name] is None:
             return
         image = values["image"]
@@ -523,67 +427,55 @@ class HfTableSource(ShardSource):
 class _BlockReader:
     """Reads blocks of rows. In order, decodes each block once, and a damaged group only once.
 
-    Keeps the last blocks and open tables. To read a row before the last block and not in a kept one, decodes its group
-    again.
+    Keeps the last blocks, and the open table. To read a row before the last block and not in a kept one, decodes its
+    group again.
     """
 
-    def __init__(self, source: HfTableSource, kept: int) -> None:
-        """``kept``: number of blocks, and of tables."""
-        self._source, self._kept = source, kept
-        self._tables: OrderedDict[int, OpenTable] = OrderedDict()
-        self._recent: deque[_Block] = deque(maxlen=kept)
+    def __init__(self, source: HfTableSource) -> None:
+        self._source = source
+        self._table: OpenTable | None = None
+        self._recent: deque[Block] = deque(maxlen=_KEPT)
         self._place, self._next_row, self._error = (-1, -1), 0, ""
-        self._blocks: Iterator[_Block] = iter(())
+        self._blocks: Iterator[Block] = iter(())
 
-    def find_block(self, place: tuple[int, int], row: int, rows: int | None = None) -> _Block:
+    def find_block(self, place: tuple[int, int], row: int) -> Block:
         """Returns the block that has a row of the file and group ``place``. Raises :class:`ValueError` for each row of
-        a damaged group, and of a file that cannot be opened.
-
-        ``rows``: rows of a block if the group is decoded from its beginning.
-        """
+        a damaged group, and of a file that cannot be opened."""
         for block in self._recent:
             if block.place == place and block.first <= row < block.stop:
                 return block
         try:
             if self._place != place or row < self._next_row:
+                if self._table is None or self._place[0] != place[0]:
+                    self._close_table()
+                    self._table = self._source.open_shard(place[0])
                 self._place, self._next_row, self._error = place, 0, ""
-                self._blocks = self._source.decode_group(self._open(place[0]), place, rows)
-            if self._error:
-                raise ValueError(self._error)
+                self._blocks = self._source.decode_group(self._table, place)
             for block in self._blocks:
                 self._next_row = block.stop
+                self._recent.append(block)
                 if row < block.stop:
-                    self._recent.append(block)
                     return block
-            raise ValueError("its table has fewer rows than it says")
-        except ValueError as error:
-            self._next_row, self._error = 0, str(error)
-            raise
+            self._error = self._error or "its table has fewer rows than it says"
+        except pyarrow_errors() as error:
+            self._error = f"{printable(str(self._source.shards[place[0]][1]))} cannot be read: {error_line(error)}"
+        self._next_row = 0
+        raise ValueError(self._error)
 
-    def _open(self, number: int) -> OpenTable:
-        """Returns the open table of a shard; opens it if necessary. Closes the least recently used tables."""
-        table = self._tables.pop(number, None) or self._source.open_shard(number)
-        self._tables[number] = table
-        while len(self._tables) > self._kept:
-            self._tables.popitem(last=False)[1].close()
-        return table
+    def _close_table(self) -> None:
+        """Closes the table; blocks that were read stay valid."""
+        self._place = (-1, -1)
+        if self._table is not None:
+            self._table.close()
+            self._table = None
 
     def close(self) -> None:
-        """Closes all tables, and drops all blocks."""
+        """Closes the table, and drops all blocks."""
         self._recent.clear()
-        self._place, self._blocks = (-1, -1), iter(())
-        while self._tables:
-            self._tables.popitem()[1].close()
+        self._blocks = iter(())
+        self._close_table()
 
 
 def leads_outside(name: str) -> bool:
     """Tells if a name is an absolute path, or has ``..`` or a null character."""
     return Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name
-
-
-def _unreadable_message(path: Path, error: Exception) -> str:
-    """Returns the message for a file that could not be read. It says so if the file is a pointer of Git LFS."""
-    if first_bytes(path, len(LFS_POINTER)) == LFS_POINTER:
-        return f"{printable(str(path))} {IS_LFS_POINTER}"
-    text = error_line(error)
-    return text if text.startswith(printable(str(path))) else f"{printable(str(path))} cannot be read: {text}"
