@@ -55,7 +55,7 @@ from packstore.sources.flat import LabelledSource
 from packstore.sources.huggingface.columns import TableFacts, declare_columns
 from packstore.sources.huggingface.features import read_features
 from packstore.sources.huggingface.imagefolder import open_image_folder
-from packstore.sources.lmdbs.formats import parse_datum
+from packstore.sources.lmdbs import parse_datum
 from packstore.sources.medical.dicom import DicomSource
 from packstore.sources.medical.nifti import NiftiSource
 from packstore.sources.named.mat import load_mat
@@ -778,7 +778,7 @@ TARGETS = (
         (PackstoreError,),
         ("medical/nifti.py",),
     ),
-    Target("datum", parse_datum, (ValueError,), ("lmdbs/formats.py", "core/protobuf.py")),
+    Target("datum", parse_datum, (ValueError,), ("sources/lmdbs.py", "core/protobuf.py")),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),
