@@ -352,7 +352,9 @@ def test_boxes_and_their_classes_in_cells(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_no_boxes_are_kept(tmp_path: Path) -> None:
-    for n, cell in enumerate(("[1, 2, 3]", "[1, 2, 3, x]", "[[1, 2, 3, 4], 5]", "{'xmin': 1, 'ymin': 2, 'xmax': 3, 'ymax': 4}")):
+    for n, cell in enumerate(
+        ("[1, 2, 3]", "[1, 2, 3, x]", "[[1, 2, 3, 4], 5]", "{'xmin': 1, 'ymin': 2, 'xmax': 3, 'ymax': 4}")
+    ):
         text = f'image,bbox\nim00.png,"[1, 2, 3, 4]"\nim01.png,"{cell}"\n'
         found = rows(make(tmp_path / str(n), range(2), {"t.csv": text}))
         assert found["im01.png"] == {"bbox": cell}

@@ -28,7 +28,7 @@ from packstore.sources.huggingface import splits as hf_splits
 from packstore.sources.huggingface.columns import CellReader, Cells, TableColumn, TableFacts, TableFile
 from packstore.sources.huggingface.tables import HfTableSource, OpenTable, RowGroup, leads_outside
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.records import read_index
+from packstore.sources.records import read_index, refuse_missing_shards
 from packstore.sources.refusals import first_bytes
 from packstore.stores.link_files import Location
 
@@ -306,9 +306,11 @@ class ParquetSource(HfTableSource):
         if self.path.is_file():
             yield "", self.path
             return
-        names = [name for name in hf_splits.list_folder_files(self.path) if name.lower().endswith(".parquet")]
-        hf_splits.refuse_missing_shards(self.path, names)
-        for split, files in hf_splits.group_by_split(self.path, names, self._card).items():
+        tree = open_required_tree(self.path)
+        names = [*hf_splits.list_files(tree, ".parquet")]
+        if not self.options.named:
+            refuse_missing_shards(self.path, self.kind, [self.path / name for name in names])
+        for split, files in hf_splits.group_by_split(tree, names, self._card).items():
             for name in files:
                 yield split, self.path / name
 
@@ -337,11 +339,16 @@ def _recognise_parquet(path: Path, options: SourceOptions) -> Certainty:
             return Certainty.NO
     else:
         tree = open_tree(path) if path.is_dir() else None
-        found = [] if tree is None else sorted(hf_splits.list_upper_files(tree, ".parquet"))
-        first = next((path / name for name in found if (path / name).is_file()), None)
-        if tree is None or first is None or any(hf_splits.list_upper_files(tree, ".tar", ".tar.gz", ".tgz")):
+        if tree is None:
             return Certainty.NO
-        file, alone = first, not any(hf_splits.list_upper_files(tree, *IMAGE_SUFFIXES))
+
+        def list_files(*suffixes: str) -> Iterator[str]:
+            return hf_splits.list_files(tree, *suffixes, levels=hf_splits.LEVELS)
+
+        first = next((path / name for name in sorted(list_files(".parquet")) if (path / name).is_file()), None)
+        if first is None or any(list_files(".tar", ".tar.gz", ".tgz")):
+            return Certainty.NO
+        file, alone = first, not any(list_files(*IMAGE_SUFFIXES))
     otherwise = Certainty.POSSIBLE if alone else Certainty.NO
     try:
         schema = hf.load_pyarrow("pyarrow.parquet").read_schema(file)

@@ -13,11 +13,12 @@ from packstore.core.fields import Field, Image, Images, Label, Mask
 from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, join
+from packstore.sources.columns import make_column_names
 from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface import splits as hf_splits
 from packstore.sources.huggingface.splits import CARD, Card
 from packstore.sources.listed import SplitNumbers
-from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.splits import lower_known_split
 from packstore.sources.table import TableSource
@@ -79,11 +80,7 @@ class MetadataSource(TableSource):
         self._main = next((name for name, images in own.items() if images == "image"), next(iter(own)))
         main = own.pop(self._main)
         own |= {self._main: f"further_{main}"} if _names_lists(self._main) else {}
-        self._naming: dict[str, str] = {}
-        for name, images in own.items():
-            while images in columns or images in self._naming.values():
-                images += "_"
-            self._naming[name] = images
+        self._naming = dict(zip(own, make_column_names(own.values(), columns).values(), strict=True))
         self._lists = {images for name, images in self._naming.items() if _names_lists(name)}
         for table in tables:
             table.image, table.objects = self._main, kinds.find_objects()
@@ -121,16 +118,17 @@ class MetadataSource(TableSource):
         """Returns the splits of all images.
 
         The path of the image decides, by the card or by words such as ``train``. If it has no split, the path of the
-        metadata decides. Raises :class:`SourceError` for an image of two splits, and :class:`AmbiguousSourceError` if
-        only some images lie in folders that name a split.
+        metadata decides. Words in the names of images count only if each image has one. Raises :class:`SourceError` for
+        an image of two splits.
         """
-        paths = [*map(self.listed.image_path, range(self.listed.image_count))]
-        by_card = self._card.find_splits if self._card.data_files else None
-        find = by_card or hf_splits.choose_words(lambda: iter(paths), self.tree.name(), self.path)
+        paths = [*map(self.file_of, range(self.listed.image_count))]
+        find = self._card.find_splits if self._card.data_files else hf_splits.choose_words(paths)
+        if find is None or (find is hf_splits.find_splits_of_name and not all(map(find, paths))):
+            return SplitNumbers(self.tree.name(), ("" for _ in paths))
 
         def find_split(number: int) -> str:
-            metadata = self._tables[self.listed.table_of[number]].file
-            found = (find_only_split(self.tree, file, find) for file in (paths[number], metadata) if find is not None)
+            files = paths[number], self._tables[self.listed.table_of[number]].file
+            found = (hf_splits.find_only_split(self.tree, file, find) for file in files)
             return lower_known_split(next(filter(None, found), ""))
 
         return SplitNumbers(self.tree.name(), map(find_split, range(len(paths))))
@@ -180,7 +178,7 @@ class CardFolderSource(FileRowSource):
         for directory, listing in self.tree.walk("", self.tree.above, skip_cycles=self.options.skip_bad):
             for name in listing.images:
                 file = join(directory, name)
-                if split := find_only_split(self.tree, file, self._card.find_splits):
+                if split := hf_splits.find_only_split(self.tree, file, self._card.find_splits):
                     yield file, lower_known_split(split)
 
     def _name_folder(self, file: str) -> str:
@@ -202,18 +200,10 @@ class CardFolderSource(FileRowSource):
         return tuple(sorted(classes)) if kept else ()
 
 
-def find_only_split(tree: Tree, file: str, find: hf_splits.FindSplits) -> str:
-    """Returns the split of a file; ``""`` for none. Raises :class:`SourceError` for several."""
-    splits = find(file)
-    if len(splits) > 1:
-        raise SourceError(f"{tree.name(file)} is of {' and '.join(map(printable, splits))} by the card's data_files")
-    return splits[0] if splits else ""
-
-
-def find_metadata(tree: Tree) -> list[str]:
-    """Finds the metadata files in all folders of a tree."""
-    named = ((folder, names.ending(".csv", ".jsonl", ".parquet")) for folder, names in tree.folders(is_passed_over))
-    return sorted(join(folder, name) for folder, names in named for name in names if name in FILES)
+def find_metadata(tree: Tree, levels: int | None = None) -> list[str]:
+    """Finds the metadata files in all folders of a tree, or in the upper ``levels``."""
+    files = hf_splits.list_files(tree, ".csv", ".jsonl", ".parquet", levels=levels)
+    return sorted(file for file in files if file.rpartition("/")[2] in FILES)
 
 
 def _list_paths(row: TableRow, name: str, folder: str) -> list[str]:
@@ -266,15 +256,14 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    tables = hf_splits.list_upper_files(tree, ".csv", ".jsonl", ".parquet")
-    metadata = [file for file in tables if file.rpartition("/")[2] in FILES]
-    has_images = any(hf_splits.list_upper_files(tree, *IMAGE_SUFFIXES))
-    if metadata:
-        named = all(has_file_names(tree, file) for file in metadata)
-        return Certainty.CERTAIN if named and has_images else Certainty.NO
-    card = hf_splits.read_card(tree, path) if has_images else Card()
-    images = hf_splits.list_upper_files(tree, *IMAGE_SUFFIXES) if card.data_files else ()
-    return Certainty.CERTAIN if any(map(card.find_splits, images)) else Certainty.NO
+    images = hf_splits.list_files(tree, *IMAGE_SUFFIXES, levels=hf_splits.LEVELS)
+    if next(images, None) is None:
+        return Certainty.NO
+    if metadata := find_metadata(tree, hf_splits.LEVELS):
+        return Certainty.CERTAIN if all(has_file_names(tree, file) for file in metadata) else Certainty.NO
+    card = hf_splits.read_card(tree, path)
+    images = hf_splits.list_files(tree, *IMAGE_SUFFIXES, levels=hf_splits.LEVELS)
+    return Certainty.CERTAIN if card.data_files and any(map(card.find_splits, images)) else Certainty.NO
 
 
 def open_image_folder(path: Path, options: SourceOptions) -> MetadataSource | CardFolderSource:

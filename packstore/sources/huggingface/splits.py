@@ -9,35 +9,35 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.export_manifest import stays_in_folder
 from packstore.core.yamltext import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
 from packstore.sources.beside import join
-from packstore.sources.ignoring import is_ignored
 from packstore.sources.tree import Tree
 
 CARD = "README.md"
-_MAX_BYTES, _LEVELS, _SHOWN = 8 << 20, 4, 8
+LEVELS = 4
+"""Levels of folders that are searched to recognise a folder."""
+_MAX_BYTES, _SHOWN = 8 << 20, 8
 _HEAD = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
-_BEGIN = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n")
-_PATTERN = re.compile(r"[*?[]")
 _RELEVANT = re.compile(rb"^(configs|dataset_info)\s*:", re.MULTILINE)
 _WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-_SHARD = re.compile(r"(\w+(?:\.\w+)*)-(\d{5})-of-(\d{5})[^/]*\.[^/]*")
+_SHARD = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 _SPLIT_OF_WORD = {word: split for split, words in _WORDS.items() for word in words}
 _BETWEEN = re.compile("[-._ 0-9/]+")
+_FILES = {"image": "Image", "audio": "Audio", "video": "Video", "pdf": "Pdf", "nifti": "Nifti"}
+"""Types of features that are files, by their names in cards."""
 
 FindSplits = Callable[[str], tuple[str, ...]]
 """Function that returns all splits of a file by its path."""
@@ -66,49 +66,44 @@ class Card:
 def read_card(tree: Tree, path: Path) -> Card:
     """Reads the dataset card, ``README.md``, of a tree at a path. Returns an empty card if there is none.
 
-    Raises :class:`SourceError` if its head is malformed or longer than 8 MiB. Raises :class:`AmbiguousSourceError` for
-    several configurations without a default.
+    Raises :class:`SourceError` if its head is malformed. Raises :class:`AmbiguousSourceError` for several
+    configurations without a default.
     """
     try:
-        return parse_card(tree.first_bytes(CARD, _MAX_BYTES), path)
+        return _parse_card(tree.first_bytes(CARD, _MAX_BYTES), path)
     except AmbiguousSourceError:
         raise
     except ValueError as error:
         raise SourceError(f"{tree.name(CARD)}: its head {error}") from error
 
 
-def parse_card(data: bytes, folder: Path) -> Card:
+def _parse_card(data: bytes, folder: Path) -> Card:
     """Parses the settings of a card's default configuration. Returns an empty card if its head states no data files and
-    no features.
-
-    ``folder``: the card's folder, for errors. Raises :class:`ValueError` for a malformed head. Raises
-    :class:`AmbiguousSourceError` for several configurations without a default.
-    """
+    no features."""
     head = _HEAD.match(data)
-    if head is None and len(data) >= _MAX_BYTES and _BEGIN.match(data):
-        raise ValueError(f"has no end within {_MAX_BYTES:,} bytes")
     if head is None or _RELEVANT.search(head[1]) is None:
         return Card()
     content = load_yaml(head[1])
     if not isinstance(content, dict):
         raise ValueError("is no mapping")
-    configs = _read_mappings(content.get("configs"), "configs")
+    configs = _read_mappings(content, "configs")
     chosen = _choose_config(configs, folder)
     name = chosen.get("config_name", "default")
-    infos = _read_mappings(content.get("dataset_info"), "dataset_info")
+    infos = _read_mappings(content, "dataset_info")
     named = [info for info in infos if info.get("config_name", "default") == name]
     info = named[0] if named else infos[0] if len(infos) == 1 and not configs else {}
     drop_labels = chosen.get("drop_labels")
     return Card(
-        _read_data_files(chosen.get("data_files"), chosen.get("data_dir")),
+        _read_data_files(chosen),
         _read_features(info.get("features")),
         next((known for known in (True, False) if is_yaml_bool(drop_labels, known)), None),
     )
 
 
-def _read_mappings(value: Any, name: str) -> list[dict[str, Any]]:
-    """Returns the mappings in a member: none, one, or a list. Raises :class:`ValueError` for anything else."""
-    mappings = value if isinstance(value, list) else [] if is_yaml_null(value) else [value]
+def _read_mappings(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Returns the mappings in a member: none, one, or a list."""
+    value: Any = content.get(name)
+    mappings: list[Any] = value if isinstance(value, list) else [] if is_yaml_null(value) else [value]
     if not all(isinstance(each, dict) for each in mappings):
         raise ValueError(f"has {name} that are no mappings")
     return mappings
@@ -135,218 +130,113 @@ def _choose_config(configs: list[dict[str, Any]], folder: Path) -> dict[str, Any
 
 
 def _config_folder(config: dict[str, Any], folder: Path) -> Path | None:
-    """Returns the folder that holds all files of a configuration.
-
-    Returns None if that is the folder of the card, or does not exist. Returns None also for a malformed configuration.
-    """
+    """Returns the folder that holds all files of a configuration; None if that is the folder of the card."""
     try:
-        files = _read_data_files(config.get("data_files"), config.get("data_dir"))
+        files = _read_data_files(config) or {}
     except ValueError:
         return None
-    patterns = [pattern for its in (files or {}).values() for pattern in its]
-    parts = [takewhile(lambda part: not _PATTERN.search(part), pattern.split("/")[:-1]) for pattern in patterns]
-    common = os.path.commonpath(["/".join(each) or "." for each in parts]) if parts else "."
-    place = folder / common
-    return place if common not in ("", ".") and place.is_dir() else None
+    patterns = [re.split(r"[*?[]", pattern)[0] for its in files.values() for pattern in its]
+    common = os.path.commonpath([pattern.rpartition("/")[0] or "." for pattern in patterns]) if patterns else "."
+    return folder / common if common not in ("", ".") and (folder / common).is_dir() else None
 
 
-def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
-    """Reads the patterns of each split (``datasets.data_files.sanitize_patterns``). Patterns without a split belong to
-    ``train``.
+def _read_data_files(config: Mapping[str, Any]) -> dict[str, list[str]] | None:
+    """Reads the patterns of each split. Patterns without a split, and all files of ``data_dir``, are ``train``.
 
-    Without patterns, takes all files of ``data_dir`` as ``train``. Returns None if both are missing. Raises
-    :class:`ValueError` for malformed entries, and for patterns that lead out of the folder.
+    Returns None if a configuration has neither ``data_files`` nor ``data_dir``.
     """
-    data_dir = None if is_yaml_null(data_dir) else data_dir
+    value, data_dir = config.get("data_files"), config.get("data_dir")
+    prefix = "" if is_yaml_null(data_dir) else f"{str(data_dir).strip('/')}/"
     if is_yaml_null(value):
-        return None if data_dir is None else {"train": [_prefix_data_dir(f"{data_dir}/**", None)]}
-    entries = value if isinstance(value, list) else [value]
+        if not prefix:
+            return None
+        value = "**"
     by_split: dict[str, list[str]] = {}
-    for entry in entries:
-        split, paths = (entry.get("split"), entry.get("path")) if isinstance(entry, dict) else ("train", entry)
-        patterns = paths if isinstance(paths, list) else [paths]
-        good = all(isinstance(pattern, str) for pattern in patterns)
-        if not isinstance(split, str) or not good or (isinstance(entry, dict) and split in by_split):
-            raise ValueError(f"has data_files without split and path: {printable(repr(entry))[:100]}")
-        by_split.setdefault(split, []).extend(_prefix_data_dir(pattern, data_dir) for pattern in patterns)
+    for entry in value if isinstance(value, list) else [value]:
+        given = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
+        split: Any = given.get("split")
+        paths: Any = given.get("path")
+        for path in paths if isinstance(paths, list) else [paths]:
+            if not isinstance(split, str) or not isinstance(path, str):
+                raise ValueError(f"has data_files without split and path: {printable(repr(entry))[:100]}")
+            pattern = path if path.startswith(prefix) else f"{prefix}{path}"
+            if not stays_in_folder(pattern.removeprefix("./")):
+                raise ValueError(f"has data_files outside its folder: {printable(pattern)[:100]}")
+            by_split.setdefault(split, []).append(pattern)
     return by_split
 
 
-def _prefix_data_dir(pattern: Any, data_dir: Any) -> str:
-    """Puts ``data_dir`` before a pattern, unless the pattern begins with it. Does nothing if ``data_dir`` is no text.
-
-    Raises :class:`ValueError` for a URL, and for a pattern that leads out of the card's folder.
-    """
-    if "://" in pattern or pattern.startswith("/") or ".." in pattern.split("/"):
-        raise ValueError(f"has data_files outside its folder: {printable(pattern)[:100]}")
-    return (
-        f"{data_dir.strip('/')}/{pattern}"
-        if isinstance(data_dir, str) and not pattern.startswith(data_dir)
-        else pattern
-    )
-
-
 def _read_features(value: Any) -> dict[str, Any]:
-    """Converts the list of features in a card (``datasets.Features._to_yaml_list``) to the form that Parquet schemas
-    have.
-
-    Skips features other than images, files and classes. Raises :class:`ValueError` for classes that are not numbered
-    from 0.
-    """
-    features = {}
+    """Converts the features in a card to the form that Parquet schemas have. Skips features other than files and
+    classes."""
+    features: dict[str, Any] = {}
     for each in value if isinstance(value, list) else []:
-        if isinstance(each, dict) and isinstance(each.get("name"), str):
-            feature = _read_feature(each)
-            if feature is not None:
-                features[each["name"]] = feature
+        name, dtype = (each.get("name"), each.get("dtype")) if isinstance(each, dict) else (None, None)
+        label = dtype.get("class_label") if isinstance(dtype, dict) else None
+        if isinstance(label, dict):
+            features[str(name)] = {"_type": "ClassLabel", "names": _read_class_names(label.get("names"))}
+        elif isinstance(dtype, str) and dtype in _FILES:
+            features[str(name)] = {"_type": _FILES[dtype]}
     return features
 
 
-def _read_feature(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Converts a feature of an image, another file or a class, or a list of such. Returns None for other features.
-
-    Raises :class:`ValueError` for classes that are not numbered from 0.
-    """
-    inner = next((item[name] for name in ("list", "sequence", "large_list") if name in item), None)
-    if inner is not None:
-        feature = _read_feature(inner if isinstance(inner, dict) else {"dtype": inner})
-        return None if feature is None else {"_type": "List", "feature": feature}
-    dtype = item.get("dtype", item)
-    if isinstance(dtype, str):
-        kind = {"image": "Image", "audio": "Audio", "video": "Video", "pdf": "Pdf", "nifti": "Nifti"}.get(dtype)
-        return None if kind is None else {"_type": kind}
-    label = dtype.get("class_label") if isinstance(dtype, dict) else None
-    names = label.get("names") if isinstance(label, dict) else None
+def _read_class_names(names: Any) -> list[str]:
+    """Returns the names of classes in a list, or in a mapping by number."""
     if isinstance(names, dict):
         by_number = {parse_yaml_int(number): name for number, name in names.items()}
-        if by_number.keys() != {*range(len(names))}:
-            raise ValueError("has names of classes that are not numbered from 0")
-        names = [by_number[number] for number in range(len(names))]
-    if isinstance(names, list) and not all(isinstance(name, str) for name in names):
-        raise ValueError("has names of classes that are no texts")
-    return {"_type": "ClassLabel", "names": names} if isinstance(names, list) else None
+        names = [by_number.get(number) for number in range(len(names))]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("has classes that are no texts numbered from 0")
+    return names
 
 
-def list_folder_files(path: Path) -> Iterator[str]:
-    """Yields the relative paths of the files in a folder and below, sorted within each folder. Follows no links to
-    folders.
-
-    Leaves out hidden and ignored files, and folders such as ``__pycache__``. Raises :class:`SourceError` if a folder
-    cannot be listed.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise SourceError(f"{printable(str(error.filename))} cannot be listed: {error.strerror or error}") from None
-
-    for folder, folders, files in os.walk(path, onerror=refuse):
-        place = Path(folder)
-        folders[:] = sorted(each for each in folders if not _is_special(each) and not is_ignored(place / each))
-        for name in sorted(files):
-            if name[0] != "." and not is_ignored(place / name):
-                yield (place / name).relative_to(path).as_posix()
-
-
-def list_upper_files(tree: Tree, *suffixes: str) -> Iterator[str]:
-    """Yields the files of some suffixes in the upper four levels of folders, those near the top first.
+def list_files(tree: Tree, *suffixes: str, levels: int | None = None) -> Iterator[str]:
+    """Yields the files of some suffixes, those near the top first; only those in the upper ``levels`` of folders.
 
     Leaves out hidden files, and folders such as ``__pycache__``.
     """
-    folders = [""]
-    for _ in range(_LEVELS):
-        below: list[str] = []
-        for folder in folders:
-            names = tree.names(folder)
-            below += [join(folder, name) for name in names.folders if not _is_special(name)]
-            yield from (join(folder, name) for name in names.ending(*suffixes) if name[0] != ".")
-        folders = below
+    for folder, names in tree.folders(lambda name: name.startswith((".", "__"))):
+        if levels is not None and folder and folder.count("/") + 1 >= levels:
+            return
+        yield from (join(folder, name) for name in names.ending(*suffixes) if name[0] != ".")
 
 
-def _is_special(folder: str) -> bool:
-    """Tells if a folder is hidden, or like ``__pycache__``."""
-    return folder.startswith((".", "__"))
+def group_by_split(tree: Tree, names: Collection[str], card: Card) -> dict[str, list[str]]:
+    """Groups the names of files by split. The card decides, or else their names. If neither does, the split of all is
+    ``""``.
 
-
-def group_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[str, list[str]]:
-    """Groups the names of files by split. The card decides, or else words in the names. If neither does, the split of
-    all is ``""``.
-
-    Leaves out files that match no pattern. Raises :class:`SourceError` for a file of two splits, and for a split of the
-    card without files.
+    Leaves out files of no split. Raises :class:`SourceError` for a file of two splits, and for a split of the card
+    without files.
     """
     if card.data_files is not None:
-        groups = _group_names(names, card.find_splits)
-        empty = next((split for split in card.data_files if split not in groups), None)
-        if empty is not None:
-            wanted = ", ".join(map(printable, card.data_files[empty]))
-            raise SourceError(
-                f"{printable(str(path))}: no file matches {wanted}, the pattern in its card for {printable(empty)!r}"
-            )
+        find: FindSplits = card.find_splits
+    elif any(map(_SHARD.fullmatch, names)):
+        find = _find_split_of_shard
     else:
-        shards = _group_names(names, _find_split_of_shard)
-        groups = (
-            _group_names([name for name in names if re.fullmatch(r"data/[^/]*", name)], _find_split_of_shard)
-            or (shards if sum(map(len, shards.values())) == len(names) else {})
-            or _group_names(names, find_splits_of_folder)
-            or _group_names(names, find_splits_of_name)
-            or {"": list(names)}
-        )
-    for name, count in Counter(name for files in groups.values() for name in files).items():
-        if count > 1:
-            twice = " and ".join(printable(split) for split, files in groups.items() if name in files)
-            raise SourceError(
-                f"{printable(str(path))}: the name of {printable(name)} fits the splits {twice}: rename it"
-            )
-    return {split: sorted(files) for split, files in groups.items()}
+        find = choose_words(names) or (lambda name: ("",))
+    groups: dict[str, list[str]] = {split: [] for split in card.data_files or ()}
+    for name in sorted(names):
+        split = find_only_split(tree, name, find)
+        if split is not None:
+            groups.setdefault(split, []).append(name)
+    empty = next((split for split, files in groups.items() if not files), None)
+    if empty is not None:
+        raise SourceError(f"{tree.name()}: no file matches the patterns in its card for {printable(empty)!r}")
+    return groups
 
 
-def refuse_missing_shards(path: Path, names: Sequence[str]) -> None:
-    """Raises :class:`SourceError` for fewer shards than their names state, such as ``train-00001-of-00002.parquet``
-    alone."""
-    there: dict[tuple[str, str, str], set[int]] = {}
-    for name in names:
-        folder, _, base = name.rpartition("/")
-        shard = _SHARD.fullmatch(base)
-        if shard is not None:
-            there.setdefault((folder, shard[1], shard[3]), set()).add(int(shard[2]))
-    for (folder, split, total), numbers in there.items():
-        missing = int(total) - len(numbers)
-        if missing > 0:
-            first = next(number for number in range(int(total)) if number not in numbers)
-            prefix = f"{folder}/" if folder else ""
-            raise SourceError(
-                f"{printable(str(path))}: {missing} of {int(total)} files {printable(prefix + split)}-…-of-{total} are "
-                f"missing, first number {first:05}: download them, or give each of the existing files by itself"
-            )
+def find_only_split(tree: Tree, file: str, find: FindSplits) -> str | None:
+    """Returns the split of a file; None for none. Raises :class:`SourceError` for several."""
+    splits = find(file)
+    if len(splits) > 1:
+        raise SourceError(f"{tree.name(file)} is of several splits: {' and '.join(map(printable, splits))}")
+    return splits[0] if splits else None
 
 
-def choose_words(list_files: Callable[[], Iterable[str]], shown: str, path: Path) -> FindSplits | None:
-    """Chooses the function that gives each file exactly one split: by words in the names of folders, or else of files.
-
-    Returns None if neither does. Raises :class:`AmbiguousSourceError` if words in the names of folders give only some
-    files exactly one split.
-
-    Args:
-        list_files: Lists the paths of all files.
-        shown: Name of the source, for messages.
-        path: Path of the source.
-    """
-    for find in (find_splits_of_folder, find_splits_of_name):
-        examples: dict[int, str] = {}
-        for file in list_files():
-            examples.setdefault(len(find(file)), file)
-        if examples.keys() == {1}:
-            return find
-        if find is find_splits_of_folder and examples.keys() != {0}:
-            one = examples.get(0) or examples[max(examples)]
-            tops = sorted({file.partition("/")[0] for file in list_files() if "/" in file})
-            raise AmbiguousSourceError(
-                f"{shown}: folders tell the split of some images, but {printable(one)} is of "
-                f"{'none' if 0 in examples else 'several'}: name the files of each split in the card's data_files, "
-                "or give one of the folders",
-                [Answer(source=path / top) for top in tops[:_SHOWN] if path.is_dir()],
-                path,
-            )
-    return None
+def choose_words(files: Collection[str]) -> FindSplits | None:
+    """Returns the function that finds splits by words in the names of folders; if no folder has one, that by words in
+    the names of files. Returns None if no file has one either."""
+    return next((find for find in (find_splits_of_folder, find_splits_of_name) if any(map(find, files))), None)
 
 
 def find_splits_of_folder(file: str) -> tuple[str, ...]:
@@ -382,15 +272,6 @@ def matches_pattern(pattern: str, name: str) -> bool:
 
 
 def _find_split_of_shard(name: str) -> tuple[str, ...]:
-    """Returns the split in a name such as ``train-00000-of-00002.parquet``; ``()`` for other names."""
-    shard = _SHARD.fullmatch(name.rpartition("/")[2])
+    """Returns the split in a name such as ``data/train-00000-of-00002.parquet``; ``()`` for other names."""
+    shard = _SHARD.fullmatch(name)
     return () if shard is None else (shard[1],)
-
-
-def _group_names(names: Sequence[str], find: FindSplits) -> dict[str, list[str]]:
-    """Groups the names of files by split. Leaves out names without a split."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        for split in find(name):
-            groups.setdefault(split, []).append(name)
-    return groups

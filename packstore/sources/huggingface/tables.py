@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Mask, Text
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
+from packstore.sources.archives import open_required_tree
 from packstore.sources.base import SourceOptions
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.columns import LabelTexts
@@ -27,7 +28,7 @@ from packstore.sources.huggingface import columns as hf_columns
 from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface.columns import Cells, TableColumn, TableFacts, TableFile
 from packstore.sources.huggingface.features import ObjectColumn, load_pyarrow, pyarrow_errors
-from packstore.sources.huggingface.splits import CARD, list_folder_files
+from packstore.sources.huggingface.splits import CARD, list_files
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.records import ShardSource
@@ -158,9 +159,8 @@ class HfTableSource(ShardSource):
         super().claim_files(claims)
         claims.claim(CARD, Role.EVIDENCE)
         if self.path.is_dir() and any(each.column in self._facts.optional for each in self.columns if each.path):
-            for name in list_folder_files(self.path):
-                if name.lower().endswith(IMAGE_SUFFIXES):
-                    claims.claim(name)
+            for name in list_files(open_required_tree(self.path), *IMAGE_SUFFIXES):
+                claims.claim(name)
 
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason for Parquet files of no split, and for images that are no samples. None for other
