@@ -87,26 +87,6 @@ def via_csv(samples: int) -> Files:
     return {**images(samples), "via_export_csv.csv": head + out.getvalue()}
 
 
-def via3(samples: int) -> Files:
-    """The same as a project of VIA 3, whose attributes are options by number, and a video beside the images."""
-    shapes = [[2, 1, 2, 4, 4], [7, 0, 0, 4, 0, 4, 3.5], [3, 8, 4, 2], [1, 3, 1]]
-    document: dict[str, Any] = {
-        "project": {"pid": "__VIA_PROJECT_ID__", "rev": "1", "creator": "VIA", "vid_list": ["0"]},
-        "config": {},
-        "attribute": {"1": {"aname": "class", "type": 4, "options": {"0": "dog", "1": "cat", "2": "eye"}}},
-        "file": {str(n): {"fid": n, "fname": f"a{n:05}.jpg", "type": 2, "loc": 1, "src": ""} for n in range(samples)},
-        "metadata": {
-            f"{n}_{k}": {"vid": str(n), "flg": 0, "z": [], "xy": shape, "av": {"1": "0112"[k]}}
-            for n in range(samples)
-            for k, shape in enumerate(shapes[: n % 5])
-        },
-        "view": {str(n): {"fid_list": [str(n)]} for n in range(samples)},
-    }
-    document["file"]["v"] = {"fid": "v", "fname": "film.mp4", "type": 4, "loc": 1, "src": ""}
-    document["view"]["v"] = {"fid_list": ["v"]}
-    return {**images(samples), "via_project.json": json.dumps(document)}
-
-
 def label_studio(samples: int) -> Files:
     def result(kind: str, **value: Any) -> Any:
         return {"type": kind, "value": value, "original_width": 16, "original_height": 8, "from_name": "x"}

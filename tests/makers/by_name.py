@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from tests.makers.annotated import CATS, coco_image, coco_object, fill, jpeg, mask, voc, voc_xml, yolo
-from tests.makers.annotation_formats import MAKERS, Files, kitti_mots, make_folder_set, via3, via_csv
+from tests.makers.annotation_formats import MAKERS, Files, kitti_mots, make_folder_set, via_csv
 from tests.makers.images import encode
 from tests.makers.layouts import make_layout
 from tests.makers.published import SETS, make_set
@@ -145,17 +145,6 @@ def _fiftyone_samples(samples: int) -> Files:
 def _fiftyone_classes(samples: int) -> Files:
     labels = {f"a{n:05}": n % 2 for n in range(samples)}
     return {**images(samples, "data/"), "labels.json": json.dumps({"classes": ["cat", "dog"], "labels": labels})}
-
-
-def _label_studio_min(samples: int) -> Files:
-    box = {"x": 25, "y": 50, "width": 50, "height": 25, "rotation": 0, "rectanglelabels": ["dog"],
-           "original_width": 32, "original_height": 24}  # fmt: skip
-    tasks = [
-        {"image": f"/data/upload/1/a{n:05}.jpg", "id": n, "label": [box], "annotator": 1, "annotation_id": n,
-         "created_at": "2024-01-01T00:00:00Z", "updated_at": "2024-01-01T00:00:00Z", "lead_time": 1.5}
-        for n in range(samples)
-    ]  # fmt: skip
-    return {**images(samples, "images/"), "project-1-at-2024.json": json.dumps(tasks)}
 
 
 def _makesense_vgg(samples: int) -> Files:
@@ -291,9 +280,7 @@ BY_NAME: dict[str, Make] = {
     "CVAT, segmentation masks": files(_cvat_masks),
     "VIA 1 and 2": files(MAKERS["via"]),
     "VIA, CSV": files(via_csv),
-    "VIA 3": files(via3),
     "Label Studio, JSON": files(MAKERS["label_studio"]),
-    "Label Studio, JSON-MIN": files(_label_studio_min),
     "VoTT, JSON": files(MAKERS["vott"]),
     "VoTT, CSV": table("vott-csv-export/x-export.csv", '"image","xmin","ymin","xmax","ymax","label"\n',
                        '"{f}.jpg",1.5,2,5,6,"{s}"\n'),

@@ -31,13 +31,10 @@ from packstore.sources.annotation_formats.shapes import Document, Listed, Parts,
 from packstore.sources.beside import join
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 
-_MAX_ID = 65_535
-
 
 def _list_bdd100k(file: Document) -> Iterator[Listed]:
     """Lists the frames: of the list, or of an object's ``frames``."""
     content = file.content if isinstance(file.content, dict) else {"frames": file.content}
-    file.leave_values(["config"] if "config" in content else [])
     for frame in content["frames"]:
         yield Listed(frame["name"], frame)
 
@@ -158,19 +155,11 @@ DONT_CARE = "DontCare"
 
 
 def _list_openmmlab(file: Document) -> Iterator[Listed]:
-    """Lists the images of ``data_list``. The classes of ``metainfo`` are a list of names, or of ids with names; a
-    number without a name gets itself as name. Other values of ``metainfo`` are left out. Raises :class:`ValueError` for
-    an id above 65,535."""
-    head, known = file.content["metainfo"], ("classes", "CLASSES", "category", "categories")
-    listed: list[Any] = next(filter(None, map(head.get, known)), [])
-    if all(isinstance(each, str) for each in listed):
-        file.classes = dict(enumerate(listed))
-    else:
-        by_id = {int(each["id"]): str(each["name"]) for each in listed}
-        if max(by_id) > _MAX_ID:
-            raise ValueError(f"a class has the id {max(by_id)}, expected at most {_MAX_ID:,}")
-        file.classes = {number: by_id.get(number, str(number)) for number in range(max(by_id) + 1)}
-    file.leave_values((name for name in head if name not in known), "metainfo")
+    """Lists the images of ``data_list``. The classes of ``metainfo`` are a list of names, or of ids with names."""
+    known = ("classes", "CLASSES", "category", "categories")
+    listed: list[Any] = next(filter(None, map(file.content["metainfo"].get, known)), [])
+    pairs = enumerate(listed) if isinstance(next(iter(listed), ""), str) else ((c["id"], c["name"]) for c in listed)
+    file.classes = {parsing.parse_id(number): name for number, name in pairs}
     return file.list_items(file.content["data_list"], "img_path", "file_name")
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from packstore.core.errors import printable
 from packstore.sources.annotation_formats.parsing import parse_id, to_float, to_floats
 from packstore.sources.beside import is_file, join, read_lines
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -135,11 +134,6 @@ class Document:
     def leave(self, reason: str, count: int = 1) -> None:
         """Counts what is left out."""
         self.ignored[reason] += count
-
-    def leave_values(self, names: Iterable[Any], of: str = "files of annotations") -> None:
-        """Counts 1 for each name of a value that is left out."""
-        for name in names:
-            self.leave(f"values {printable(str(name))!r:.40} of {of}")
 
     def find(self, *paths: str) -> str | None:
         """Finds the first of several files in the tree; None if all are missing. The file counts as read."""

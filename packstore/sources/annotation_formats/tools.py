@@ -7,10 +7,9 @@ VoTT.
 - dlib (https://github.com/davisking/dlib/tree/master/tools/imglab): XML of images with boxes and their parts.
 - FiftyOne (https://docs.voxel51.com/user_guide/export_datasets.html): ``data`` with ``labels.json`` (classes, or boxes
   as fractions of the image's sides), or ``samples.json`` with any labels.
-- Label Studio (https://labelstud.io/guide/export): JSON, or JSON-MIN, of tasks in percent of the image's sides.
+- Label Studio (https://labelstud.io/guide/export): JSON of tasks in percent of the image's sides.
 - Supervisely (https://docs.supervisely.com/data-organization/00_ann_format_navi): ``img`` and ``ann``, ``meta.json``.
-- VIA (https://www.robots.ox.ac.uk/~vgg/software/via/): regions in pixels, as JSON or as CSV. Projects of VIA 3 are
-  converted to the structure of VIA 2.
+- VIA (https://www.robots.ox.ac.uk/~vgg/software/via/): regions in pixels, as JSON or as CSV of versions 1 and 2.
 - VoTT (https://github.com/microsoft/VoTT): ``NAME-export.json``.
 """
 
@@ -27,9 +26,19 @@ from urllib.parse import unquote
 
 from packstore.core.errors import SourceError
 from packstore.sources.annotation_formats import beside, parsing, shapes
+from packstore.sources.annotation_formats.columns import check_class_names
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.parsing import flatten_points, get_floats, nonempty_text, to_float, to_floats
-from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Point, Tag, Value
+from packstore.sources.annotation_formats.shapes import (
+    AnnotatedObject,
+    Document,
+    Listed,
+    Parts,
+    Picture,
+    Point,
+    Tag,
+    Value,
+)
 from packstore.sources.beside import is_file, join, read_text
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import Tree
@@ -74,15 +83,9 @@ def createml(image: Any, _: Picture) -> Parts:
         yield shapes.box(nonempty_text(each["label"]), corners)
 
 
-def _list_imglab(file: Document) -> Iterator[Listed]:
-    """Lists the images; counts further values of the dataset, such as its name, as left out."""
-    file.leave_values(name for name in file.content if name != "images")
-    return file.list_items(parsing.as_list(file.content["images"]["image"]), "@file")
-
-
 @document(
     "dlib: an XML file of imglab with images",
-    _list_imglab,
+    lambda file: file.list_items(parsing.as_list(file.content["images"]["image"]), "@file"),
     suffixes=(".xml",),
     parse=parsing.parse_xml,
     signature=rb"(?s)<dataset>.*<images>\s*<image\s[^>]*\bfile\s*=",
@@ -97,20 +100,24 @@ def imglab(image: Any, _: Picture) -> Parts:
             yield Point(part["@name"], *get_floats(part, "@x", "@y"))
 
 
-def list_datumaro(file: Document) -> Iterator[Listed]:
+def _list_datumaro(file: Document) -> Iterator[Listed]:
     """Lists the items. The split is the name of the file, but none for ``default``. An item without a path has the file
-    name ``ID.jpg``. Counts other parts of the head as left out."""
+    name ``ID.jpg``."""
     content, split = file.content, PurePosixPath(file.path).stem
-    categories = content["categories"]
-    file.classes = dict(enumerate(each["name"] for each in (categories.get("label") or {}).get("labels", ())))
-    file.leave_values(["info"] if content.get("info") else [])
-    file.leave_values((name for name in categories if name != "label"), "categories")
+    labels = (content["categories"].get("label") or {}).get("labels", ())
+    file.classes = dict(enumerate(each["name"] for each in labels))
     for item in content["items"]:
         media = item.get("image") or item.get("media") or {}
         yield Listed(media.get("path") or f"{item['id']}.jpg", item, "" if split == "default" else split)
 
 
-def read_datumaro(item: Any, picture: Picture) -> Parts:
+@document(
+    "Datumaro: annotations/*.json with images",
+    _list_datumaro,
+    signature=rb'(?s)^\s*\{(?=.*"(items|categories|dm_format_version|media_type)"\s*:).*'
+    rb'("categories"\s*:\s*\{|"dm_format_version"\s*:)',
+)
+def datumaro(item: Any, picture: Picture) -> Parts:
     """Labels are tags, shapes with an area objects, points and lines points.
 
     An ellipse has its box. A mask without a box has the whole image as its box. An object with the attribute
@@ -136,58 +143,51 @@ def read_datumaro(item: Any, picture: Picture) -> Parts:
             yield from shapes.outline(label, to_floats(each["points"]), kind == "polygon", **more)
 
 
-datumaro = document(
-    "Datumaro: annotations/*.json with images",
-    list_datumaro,
-    kind="datumaro",
-    signature=rb'(?s)^\s*\{(?=.*"(items|categories|dm_format_version|media_type)"\s*:).*'
-    rb'("categories"\s*:\s*\{|"dm_format_version"\s*:)',
-)(read_datumaro)
+def _list_fiftyone(file: Document) -> Iterator[Listed]:
+    """Lists the images of ``samples.json`` or ``labels.json``.
 
-
-def list_fiftyone_samples(file: Document) -> Iterator[Listed]:
-    """Lists the ``samples``. The tags ``train``, ``val``, ``validation`` and ``test`` are splits if every sample has
-    exactly one of them. Else there are no splits; if any sample has such a tag, that is counted once."""
-    samples = file.content.get("samples", ())
+    The tags ``train``, ``val``, ``validation`` and ``test`` of samples are splits if every sample has exactly one of
+    them. Names in ``labels.json`` get the suffixes of the images in ``data`` or beside the file. Raises
+    :class:`ValueError` if two images differ in their suffixes alone.
+    """
+    file.find(join(file.folder, "metadata.json"))  # describes the fields of samples
     file.classes = dict(enumerate(map(str, file.content.get("classes") or ())))
+    samples = file.content.get("samples", ())
     tags = [[t for t in each.get("tags") or () if t in ("train", "val", "validation", "test")] for each in samples]
     split = all(len(each) == 1 for each in tags)
     file.leave("splits, since not each sample has one", int(not split and any(tags)))
     for sample, own in zip(samples, tags, strict=True):
         yield Listed(sample["filepath"], sample, own[0] if split else None)
-
-
-def _list_fiftyone(file: Document) -> Iterator[Listed]:
-    """Lists the images of ``samples.json`` or ``labels.json``. Names in the latter get the suffixes of the images in
-    ``data`` or beside the file. Raises :class:`ValueError` if two images differ in their suffixes alone."""
-    file.find(join(file.folder, "metadata.json"))  # describes the fields of samples
-    yield from list_fiftyone_samples(file)
-    if "samples" in file.content:
-        return
     names = {name for folder in (join(file.folder, "data"), file.folder) for name in file.list_images(folder)}
     by_stem = {name.rpartition(".")[0]: name for name in names}
-    if len(by_stem) < len(names):
+    if len(by_stem) < len(names) and "labels" in file.content:
         raise ValueError(f"two of its {len(names)} images have the same name without suffix: rename one")
-    for stem, labels in file.content["labels"].items():
+    for stem, labels in file.content.get("labels", {}).items():
         yield Listed(by_stem.get(stem, stem), {"labels": labels})
 
 
-def read_fiftyone(item: Any, picture: Picture) -> Parts:
+@document(
+    "FiftyOne: data with labels.json or samples.json",
+    _list_fiftyone,
+    names=r"(labels|samples)\.json",
+    signature=rb'^\s*\{\s*("classes"\s*:\s*(null|\[[^]]*\])\s*,\s*)?"labels"\s*:\s*\{|^\s*\{\s*"samples"\s*:\s*\[\s*\{',
+)
+def fiftyone(item: Any, picture: Picture) -> Parts:
     """Reads all fields of a sample, or the labels of an image: classes are tags, boxes and closed shapes objects,
     keypoints points. Masks of detections, and open lines, are in ``json`` alone."""
-    if "filepath" in item:
-        for value in item.values():
-            yield from _read_fiftyone_labels(value, picture)
-        return
-    yield Value("json", item["labels"])
-    for each in parsing.as_list(item["labels"]):
-        if isinstance(each, Mapping) and "bounding_box" not in each:
-            yield from _read_fiftyone_labels(each, picture)
-        elif isinstance(each, Mapping):
-            label = picture.classes.get(each["label"], str(each["label"]))
-            yield from _read_fiftyone_labels({**each, "_cls": "Detection", "label": label}, picture)
-        elif each is not None:
-            yield Tag(picture.classes.get(each, str(each)))
+    fields = item.values()
+    if "filepath" not in item:
+        yield Value("json", item["labels"])
+        fields = [_name_label(each, picture) for each in parsing.as_list(item["labels"])]
+    for value in fields:
+        yield from _read_fiftyone_labels(value, picture)
+
+
+def _name_label(label: Any, picture: Picture) -> dict[str, Any]:
+    """Gives a label of ``labels.json``, an object or the number or name of a class, the form of a field of samples."""
+    value = label if isinstance(label, Mapping) else {"label": label}
+    kind = "Detection" if "bounding_box" in value else "Classification"
+    return {"_cls": kind, **value, "label": picture.classes.get(value["label"], str(value["label"]))}
 
 
 def _read_fiftyone_labels(value: Any, picture: Picture) -> Parts:
@@ -217,22 +217,16 @@ def _scale_points(points: Any, size: Sequence[float]) -> list[float]:
     return [n * side for point in points for n, side in zip(to_floats(point[:2], 2), size, strict=True)]
 
 
-fiftyone = document(
-    "FiftyOne: data with labels.json or samples.json",
-    _list_fiftyone,
-    kind="fiftyone",
-    names=r"(labels|samples)\.json",
-    signature=rb'^\s*\{\s*("classes"\s*:\s*(null|\[[^]]*\])\s*,\s*)?"labels"\s*:\s*\{|^\s*\{\s*"samples"\s*:\s*\[\s*\{',
-)(read_fiftyone)
-
 _LABEL_STUDIO = ("rectanglelabels", "polygonlabels", "ellipselabels", "keypointlabels", "brushlabels", "labels")
 
 
 def _list_label_studio(file: Document) -> Iterator[Listed]:
-    """Lists the tasks. Raises :class:`ValueError` for a task without an image, or with several."""
+    """Lists the tasks. Raises :class:`ValueError` for JSON-MIN, and for a task that does not name one image."""
     for task in file.content:
-        texts = [value for value in task.get("data", task).values() if isinstance(value, str)]
-        named = [path for path in map(_path_from_url, texts) if path.lower().endswith(IMAGE_SUFFIXES)]
+        if "data" not in task:
+            raise ValueError("found an export as JSON-MIN: export the project as JSON")
+        paths = (_path_from_url(value) for value in task["data"].values() if isinstance(value, str))
+        named = [path for path in paths if path.lower().endswith(IMAGE_SUFFIXES)]
         if len(named) != 1:
             raise ValueError(f"task {task.get('id')!r:.40} names {len(named)} images, expected one")
         yield Listed(named[0], task)
@@ -246,53 +240,37 @@ def _path_from_url(name: str) -> str:
 
 
 @document(
-    "Label Studio: an export as JSON or JSON-MIN beside the images",
+    "Label Studio: an export as JSON beside the images",
     _list_label_studio,
-    signature=rb'(?s)^\s*\[\s*\{(?=.*("annotations"\s*:\s*\[|"completions"\s*:\s*\[|"annotation_id"\s*:|"annotator"\s*:))'
-    rb'(?=.*("data"\s*:\s*\{|"annotation_id"\s*:|"lead_time"\s*:))',
+    signature=rb'(?s)^\s*\[\s*\{(?=.*("annotations"\s*:\s*\[|"annotation_id"\s*:))(?=.*("data"\s*:\s*\{|"annotation_id"\s*:))',
 )
-def label_studio(task: Any, picture: Picture) -> Parts:
-    """Reads the first annotation of a task that was not cancelled, or all results of JSON-MIN. Other annotations and
-    predictions are in ``json`` alone."""
-    if "data" in task:
-        made = [each for each in task.get("annotations", task.get("completions", ())) if not each.get("was_cancelled")]
-        for result in made[0]["result"] if made else ():
-            yield from _read_result(result.get("value", {}), result, picture)
-        return
-    for value in task.values():  # the results of each control under its name
-        for each in value if isinstance(value, list) else ():
-            if isinstance(each, dict) and any(name in each for name in _LABEL_STUDIO):
-                yield from _read_result(each, each, picture)
-    choices = task.get("choice", task.get("choices"))
-    yield from map(Tag, [choices] if isinstance(choices, str) else (choices or {}).get("choices", []))
+def label_studio(task: Any, _: Picture) -> Parts:
+    """Reads the first annotation of a task that was not cancelled: choices are tags, shapes objects, points points.
+    Other annotations and predictions are in ``json`` alone, as are texts, ratings, relations and brush masks."""
+    made = [each for each in task.get("annotations", ()) if not each.get("was_cancelled")]
+    for result in made[0]["result"] if made else ():
+        value = result.get("value", {})
+        yield from map(Tag, value.get("choices", []))
+        if "points" in value or "x" in value:
+            yield _read_shape(value, get_floats(result, "original_width", "original_height"))
 
 
-def _read_result(value: Any, result: Any, picture: Picture) -> Parts:
-    """Reads the value of a result: choices are tags, shapes objects with the first of their labels, points points.
-
-    Converts percentages to pixels by the size in ``result``, or else the image's. A rectangle is rotated about its top
-    left corner, an ellipse becomes its box. Texts, ratings, relations and brush masks are skipped.
-    """
-    yield from map(Tag, value.get("choices", []))
+def _read_shape(value: Any, size: Sequence[float]) -> AnnotatedObject | Point:
+    """Reads a shape in percent of the image's ``size``, with the first of its labels. A rectangle is rotated about its
+    top left corner, an ellipse becomes its box."""
     named = next((name for name in _LABEL_STUDIO if name in value), "")
     label = value[named][0] if value.get(named) else None
-    if "points" not in value and "x" not in value:
-        return
-    has_size = "original_width" in result and "original_height" in result
-    size = get_floats(result, "original_width", "original_height") if has_size else picture.size
     scale, degrees = [side / 100 for side in size], to_float(value.get("rotation", 0))
     if "points" in value:
-        yield shapes.polygon(label, _scale_points(value["points"], scale))
-        return
+        return shapes.polygon(label, _scale_points(value["points"], scale))
     x, y = _scale_points([get_floats(value, "x", "y")], scale)
     if "radiusX" in value:
         radii = _scale_points([get_floats(value, "radiusX", "radiusY")], scale)
-        yield shapes.box(label, shapes.box_from_radii(x, y, *radii), degrees)
-    elif named == "keypointlabels" or "height" not in value:
-        yield Point(label, x, y)
-    else:
-        sides = _scale_points([get_floats(value, "width", "height")], scale)
-        yield shapes.box(label, shapes.box_from_corner(x, y, *sides), degrees, about=(x, y))
+        return shapes.box(label, shapes.box_from_radii(x, y, *radii), degrees)
+    if named == "keypointlabels" or "height" not in value:
+        return Point(label, x, y)
+    sides = _scale_points([get_floats(value, "width", "height")], scale)
+    return shapes.box(label, shapes.box_from_corner(x, y, *sides), degrees, about=(x, y))
 
 
 def _read_supervisely_classes(tree: Tree, folders: Sequence[str]) -> dict[str, list[str]]:
@@ -303,7 +281,9 @@ def _read_supervisely_classes(tree: Tree, folders: Sequence[str]) -> dict[str, l
     if len(files) != 1:
         return {}
     try:
-        return {files[0]: [each["title"] for each in parsing.parse_json(read_text(tree, files[0]))["classes"]]}
+        titles = [each["title"] for each in parsing.parse_json(read_text(tree, files[0]))["classes"]]
+        check_class_names(titles)
+        return {files[0]: titles}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise SourceError(f"{tree.name(files[0])} is not in the format of Supervisely ({error!r:.100})") from None
 
@@ -341,13 +321,7 @@ def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
     return [left, top, left + int.from_bytes(png[16:20]), top + int.from_bytes(png[20:24])]
 
 
-_VIA_PROJECT = ("_via_settings", "_via_attributes", "_via_data_format_version", "_via_image_id_list")
 _VIA_CLASS = re.compile(r"\s*(class|label|type|name|category|object)(_?(name|type|class|label))?\s*", re.I)
-_VIA3_SHAPES = (
-    *("", "point cx cy", "rect x y width height", "circle cx cy r", "ellipse cx cy rx ry"),
-    *("polyline", "polyline", "polygon"),
-)
-"""Shapes of VIA 3 by number, from 1: their names in VIA 2, and the names of the coordinates that follow."""
 
 
 def _parse_via(data: bytes) -> Any:
@@ -371,42 +345,10 @@ def _parse_via(data: bytes) -> Any:
 
 
 def _list_via(file: Document) -> Iterator[Listed]:
-    """Lists the images; counts settings of a project as left out."""
-    file.leave_values(name for name in _VIA_PROJECT if name in file.content)
+    """Lists the images. Raises :class:`ValueError` for a project of VIA 3."""
     if "project" in file.content:
-        file.leave("values 'project' and 'config' of files of annotations")
-        return _list_via3(file)
+        raise ValueError("found a project of VIA 3, expected one of VIA 1 or 2, or an export as JSON or CSV")
     return file.list_items(file.content.get("_via_img_metadata", file.content).values(), "filename")
-
-
-def _list_via3(file: Document) -> Iterator[Listed]:
-    """Lists the images of a VIA 3 project, with regions in the structure of VIA 2. Metadata without a shape give no
-    region. Views of videos, sounds and several images are left out."""
-    content, attributes = file.content, file.content["attribute"]
-    by_view: dict[int | str | None, list[Any]] = {}
-    for metadata in content["metadata"].values():
-        by_view.setdefault(parsing.parse_id(metadata["vid"]), []).append(metadata)
-    for view, each in content["view"].items():
-        files = [content["file"][str(parsing.parse_id(number))] for number in each["fid_list"]]
-        if len(files) != 1 or files[0].get("type", 2) != 2:
-            file.leave("views of videos, sounds or several images")
-            continue
-        own, regions = by_view.get(parsing.parse_id(view), []), []
-        for metadata in own:
-            named = [(attributes[number], value) for number, value in metadata["av"].items()]
-            values = {each["aname"]: (each.get("options") or {}).get(value, value) for each, value in named}
-            if metadata["xy"]:
-                regions.append({"shape_attributes": _convert_shape(*metadata["xy"]), "region_attributes": values})
-        image = {"filename": files[0]["fname"], "file": files[0], "metadata": own, "regions": regions}
-        yield Listed(files[0]["fname"], image)
-
-
-def _convert_shape(kind: int, *values: float) -> dict[str, Any]:
-    """Converts a shape of VIA 3, its number and coordinates, to named values of VIA 2. Raises :class:`KeyError` for an
-    unknown number, and :class:`ValueError` for a wrong number of coordinates."""
-    name, *keys = dict(enumerate(_VIA3_SHAPES))[kind].split()
-    points = {"all_points_x": values[::2], "all_points_y": values[1::2]}
-    return {"name": name, **(dict(zip(keys, values, strict=True)) if keys else points)}
 
 
 @document(
@@ -451,9 +393,8 @@ def _find_class(attributes: dict[str, Any]) -> str | None:
 
 
 def _list_vott(file: Document) -> Iterator[Listed]:
-    """Lists the assets. The project's tags are classes; its other values are left out."""
+    """Lists the assets. The project's tags are classes."""
     file.classes = dict(enumerate(each["name"] for each in file.content.get("tags") or ()))
-    file.leave_values(name for name in file.content if name not in ("assets", "tags"))
     for asset in file.content["assets"].values():
         yield Listed(asset["asset"]["name"], asset)
 
