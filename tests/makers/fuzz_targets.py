@@ -724,7 +724,7 @@ TARGETS = (
         _beside,
         (PackstoreError,),
         (
-            *("coco/documents.py", "yolo/__init__.py", "yolo/layout.py"),
+            *("coco/documents.py", "sources/yolo.py"),
             "sources/annotation_formats/voc.py",
             *("sources/captions.py", "core/plainxml.py", "core/yamltext.py", "training/coco_masks.py"),
         ),

@@ -13,7 +13,7 @@ from PIL import Image
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
 from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.sources.yolo import layout as yolo_layout
+from packstore.sources import yolo as yolo_source
 from packstore.testing import SourceSuite
 from tests.makers.annotated import coco, fill, jpeg, yolo
 from tests.makers.images import encode, picture
@@ -90,14 +90,11 @@ def test_where_images_may_lie(yaml: str, image: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("train", ["/path/", "C:\\\\data\\\\a", "/content/x/training"])
-@pytest.mark.parametrize(
-    "layout", ["{split}/{name}.jpg {split}/{name}.txt", "{split}/images/{name}.jpg {split}/labels/{name}.txt"]
-)
-def test_paths_of_another_machine(train: str, layout: str, tmp_path: Path) -> None:
+def test_paths_of_another_machine(train: str, tmp_path: Path) -> None:
     """The folders that lie there count if no path of the description is there."""
     files: dict[str, str | bytes] = {"data.yaml": f"train : {train}\nval : {train}\nnc : 2\nnames : [cat, dog]\n"}
     for number, split in enumerate(("train", "valid")):
-        image, labels = layout.format(split=split, name=f"{number}").split(" ")
+        image, labels = f"{split}/images/{number}.jpg", f"{split}/labels/{number}.txt"
         files |= {image: jpeg(number), labels: f"{number} .5 .5 .5 .5"}
     with closing(open_source(fill(tmp_path, files))) as source:
         assert (source.kind, dict(source.survey().splits)) == ("yolo", {"train": 1, "valid": 1})
@@ -329,129 +326,52 @@ def test_a_mark_of_byte_order_before_labels(tmp_path: Path) -> None:
         assert [source.read(entry).values["labels"] for entry in source.entries("train")][1] == [1]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("folder", "classes"), [("", "classes.txt"), ("train/", "train/_darknet.labels")])
-def test_labels_beside_images_with_a_file_of_classes(folder: str, classes: str, tmp_path: Path) -> None:
-    """As LabelImg leaves them, and as Roboflow exports them for Darknet."""
-    files: dict[str, str | bytes] = {classes: "cat\ndog\n", "README.txt": "by hand"}
+def test_labels_beside_images_with_a_file_of_classes(tmp_path: Path) -> None:
+    """As LabelImg leaves them."""
+    files: dict[str, str | bytes] = {"classes.txt": "cat\ndog\n", "README.txt": "by hand"}
     for n in range(4):
-        files |= {f"{folder}{n}.jpg": jpeg(n), f"{folder}{n}.txt": f"{n % 2} 0.5 0.5 0.25 0.5\n" if n else ""}
+        files |= {f"{n}.jpg": jpeg(n), f"{n}.txt": f"{n % 2} 0.5 0.5 0.25 0.5\n" if n else ""}
     with closing(open_source(fill(tmp_path, files))) as source:
         survey = source.survey()
-        assert (source.kind, dict(survey.splits)) == ("yolo", {folder.rstrip("/"): 4})
+        assert (source.kind, dict(survey.splits)) == ("yolo", {"": 4})
         assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
         labels = [source.read(entry).values["labels"] for entry in source.entries()]  # type: ignore[union-attr]
         assert labels == [[], [1], [0], [1]]
 
 
 def test_more_names_of_classes_than_are_read_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yolo_layout, "_MAX_CLASSES", 2)
+    monkeypatch.setattr(yolo_source, "_MAX_CLASSES", 2)
     files: dict[str, str | bytes] = {"classes.txt": "cat\ndog\ncow\n", "0.jpg": jpeg(0), "0.txt": "1 0.5 0.5 0.2 0.5\n"}
     with pytest.raises(SourceError, match=r"classes\.txt has more than 2 names of classes"):
         open_source(fill(tmp_path, files))
 
 
-def darknet(root: Path, top: str, said: str) -> Path:
-    """Darknet's layout below ``top``; its files name paths below ``said``. A fourth image is in no list."""
-    files: dict[str, str | bytes] = {f"{top}obj/{n}.jpg": jpeg(n) for n in range(4)}
-    files |= {f"{top}obj/{n}.txt": f"{n % 2} 0.5 0.5 0.25 0.5\n" for n in range(4)}
-    files[f"{top}obj.names"] = "cat\ndog\n"
-    files[f"{top}train.txt"] = f"{said}obj/0.jpg\n{said}obj/2.jpg\n"
-    files[f"{top}valid.txt"] = f"{said}obj/1.jpg\n"
-    lines = (f"train = {said}train.txt", f"valid={said}valid.txt", f"names = {said}obj.names", "backup = backup/")
-    files[f"{top}obj.data"] = "\n".join(("# it", "classes= 2", *lines))
-    return fill(root, files)
-
-
-@pytest.mark.parametrize(
-    ("top", "said"), [("data/", "data/"), ("", "data/"), ("", ""), ("data/", "/home/me/darknet/data/")]
-)
-def test_darknet(top: str, said: str, tmp_path: Path) -> None:
-    with closing(open_source(darknet(tmp_path, top, said))) as source:
-        survey = source.survey()
-        assert (source.kind, dict(survey.splits)) == ("yolo", {"train": 2, "valid": 1})
-        assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
-        assert dict(survey.ledger.passed_over) == {
-            "images that no list names": 1,
-            "files of labels without an image": 1,
-        }
-        assert [entry.key for entry in source.entries()] == [f"{top}obj/{n}.jpg" for n in (0, 2, 1)]
-        values = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
-        assert [list(value["labels"]) for value in values] == [[0], [0], [1]]
-
-
-def test_an_archive_of_darknet(tmp_path: Path) -> None:
-    darknet(tmp_path / "set", "", "data/")
-    with closing(open_source(Path(shutil.make_archive(str(tmp_path / "x"), "zip", tmp_path, "set")))) as source:
-        assert (source.kind, dict(source.survey().splits)) == ("yolo", {"train": 2, "valid": 1})
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        (
-            "obj.data",
-            "classes = 3\ntrain = train.txt\nnames = obj.names",
-            r"found 2 names of classes in obj\.names, expected 3",
-        ),
-        ("obj.data", "train = train.txt\n= x\nnames =", "found 0 names of classes in , expected a file"),
-        (
-            "obj.data",
-            "train = train.txt\nnames = other.names",
-            "found 0 names of classes in other.names, expected a file",
-        ),
-        ("obj.data", "train = other.txt\nnames = obj.names", "its images are missing: .*other.txt is missing"),
-        ("obj.data", "train = obj\nnames = obj.names", "its images are missing: .*obj is missing"),
-        ("train.txt", "../x.jpg", r"'\.\./x\.jpg', which is not a path within the source"),
-        ("train.txt", "/etc/../../x.jpg", "is not a path within the source"),
-        ("valid.txt", "obj/0.jpg", "obj/0.jpg is in train and again in valid"),
-    ],
-)
-def test_darknet_that_cannot_be(name: str, text: str, said: str, tmp_path: Path) -> None:
-    (darknet(tmp_path, "", "") / name).write_text(text)
-    with pytest.raises(SourceError, match=said), closing(open_source(tmp_path)) as source:
-        source.survey()
-
-
 def test_a_line_that_a_list_repeats_is_noted_and_packed_once(tmp_path: Path) -> None:
-    root = darknet(tmp_path / "set", "", "")
-    (root / "train.txt").write_text("obj/2.jpg\nobj/0.jpg\nobj/2.jpg\nobj/2.jpg\n")
+    root = yolo(tmp_path / "set")
+    (root / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: [cat, dog]\n")
+    (root / "train.txt").write_text("images/train/00002.jpg\nimages/train/00000.jpg\nimages/train/00002.jpg\n")
     with closing(open_source(root)) as source:
         survey = source.survey()
-        assert dict(survey.splits) == {"train": 2, "valid": 1}
-        assert [entry.key for entry in source.entries("train")] == ["obj/2.jpg", "obj/0.jpg"]
-        assert "the lists repeat 2 lines, such as obj/2.jpg; each image is packed once" in survey.notes
+        assert dict(survey.splits) == {"train": 2, "val": 2}
+        assert [entry.key for entry in source.entries("train")] == [f"images/train/0000{n}.jpg" for n in (2, 0)]
+        assert "the lists repeat 1 line, such as images/train/00002.jpg; each image is packed once" in survey.notes
     convert(root, tmp_path / "x.lmdb")
     assert verify(tmp_path / "x.lmdb", against=root).ok
 
 
-def test_a_list_of_a_split_that_darknets_file_does_not_name(tmp_path: Path) -> None:
-    root = darknet(tmp_path, "", "")
-    said = (root / "obj.data").read_text().splitlines()
-    (root / "obj.data").write_text("\n".join(line for line in said if not line.startswith("valid")))
-    with closing(open_source(root)) as source:
-        assert dict(source.survey().splits) == {"train": 2, "valid": 1}
-
-
-@pytest.mark.parametrize("size", [3, 300])
-def test_labels_that_are_read_are_never_to_be_ignored(size: int, tmp_path: Path) -> None:
-    root = darknet(tmp_path, "", "")
-    labels = {f"obj/more{n}.txt": "0 .5 .5 .5 .5" for n in range(size)}
-    fill(root, {f"obj/more{n}.jpg": jpeg(n) for n in range(size)} | labels)
-    with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match="for each image") as caught:
+def test_the_lists_of_darknet_are_read_through_a_description(tmp_path: Path) -> None:
+    """``obj.data`` itself is not read."""
+    files: dict[str, str | bytes] = {f"obj_train_data/{n}.jpg": jpeg(n) for n in range(4)}
+    files |= {f"obj_train_data/{n}.txt": f"{n % 2} 0.5 0.5 0.25 0.5\n" for n in range(4)}
+    files["train.txt"] = "".join(f"data/obj_train_data/{n}.jpg\n" for n in range(4))
+    files |= {"obj.data": "classes = 2\ntrain = data/train.txt\nnames = data/obj.names\n", "obj.names": "cat\ndog\n"}
+    source = open_source(fill(tmp_path, files))
+    with closing(source), pytest.raises(AmbiguousSourceError, match=r"a \.txt file for each image"):
         ask_about_left(source, source.survey())
-    assert [answer.options for answer in caught.value.answers] == [("--source", "yolo")]
-
-
-def test_a_data_file_of_darknet_may_call_a_split_val(tmp_path: Path) -> None:
-    """As Datumaro writes it, with paths of the folder that it trains in."""
-    head = "classes = 2\ntrain = data/train.txt\nval = data/val.txt\nnames = data/obj.names\nbackup = backup/\n"
-    files: dict[str, str | bytes] = {"obj.data": head, "obj.names": "cat\ndog\n"}
-    for split, own in (("train", range(3)), ("val", range(3, 5))):
-        files |= {f"obj_{split}_data/{n}.jpg": jpeg(n) for n in own}
-        files |= {f"obj_{split}_data/{n}.txt": "1 0.5 0.5 0.25 0.5\n" for n in own}
-        files[f"{split}.txt"] = "".join(f"data/obj_{split}_data/{n}.jpg\n" for n in own)
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, dict(source.survey().splits)) == ("yolo", {"train": 3, "val": 2})
+    fill(tmp_path, {"data.yaml": "train: train.txt\nnames: [cat, dog]\n"})
+    with closing(open_source(tmp_path)) as source:
+        assert (source.kind, dict(source.survey().splits)) == ("yolo", {"train": 4})
+        assert [source.read(entry).values["labels"] for entry in source.entries()] == [[0], [1], [0], [1]]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("folder", ["images/{}", "{}_images", "{}"])
@@ -470,106 +390,3 @@ def test_one_folder_of_labels_for_the_folders_of_splits(folder: str, described: 
         ds = PackedDataset(tmp_path / "x.lmdb", split, columns=("key", "labels"))
         assert [each[1].tolist() for each in ds] == labels
     assert verify(tmp_path / "x.lmdb", against=root).problems == ()
-
-
-@pytest.mark.parametrize("numbers", [2, 3])
-def test_keypoints_without_a_shape_in_a_file(numbers: int, tmp_path: Path) -> None:
-    """Each line is a box and three points in it, so they are no polygons of five corners."""
-    points = [(0.40, 0.30), (0.60, 0.35), (0.50, 0.42)]
-    line = " ".join(f"{x} {y}" + " 2" * (numbers == 3) for x, y in points)
-    for split, count in (("train", 4), ("val", 2)):
-        for n in range(count):
-            fill(tmp_path / "set", {f"images/{split}/{split}{n}.jpg": jpeg(n)})
-            fill(tmp_path / "set", {f"labels/{split}/{split}{n}.txt": f"0 0.48 0.36 0.30 0.20 {line}\n"})
-    with closing(open_source(tmp_path / "set")) as source:
-        survey = source.survey()
-        assert f"no file has kpt_shape; by the lines, each box has 3 keypoints of {numbers} numbers" in survey.notes
-        values = source.read(next(source.entries())).values
-        assert "polygons" not in values
-        expected = [[x * 16, y * 8, *[2] * (numbers - 2)] for x, y in points]
-        np.testing.assert_allclose(np.asarray(values["keypoints"]).reshape(3, numbers), expected, rtol=1e-6)
-    convert(tmp_path / "set", tmp_path / "x.lmdb")
-
-
-@pytest.mark.parametrize("wrong", ["mixed", "outside", "few"])
-def test_polygons_of_one_length_stay_polygons(wrong: str, tmp_path: Path) -> None:
-    lines = ["0 0.48 0.36 0.30 0.20 0.40 0.30 0.60 0.35 0.50 0.42"] * (2 if wrong == "few" else 4)
-    if wrong == "mixed":
-        lines[3] = "0 0.1 0.1 0.3 0.1 0.3 0.3"
-    elif wrong == "outside":
-        lines[3] = "0 0.48 0.36 0.30 0.20 0.40 0.30 0.60 0.35 0.90 0.92"
-    for n, line in enumerate(lines):
-        fill(tmp_path, {f"images/{n}.jpg": jpeg(n), f"labels/{n}.txt": f"{line}\n"})
-    with closing(open_source(tmp_path)) as source:
-        assert "polygons" in {column.name for column in source.survey().columns}
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_labelled_split_that_no_file_lists(count: int, tmp_path: Path) -> None:
-    for split, images in (("train", 6), ("val", 3), ("test", count), ("extra", 2)):
-        for n in range(images):
-            fill(tmp_path, {f"images/{split}/{split}{n}.jpg": jpeg(n)})
-            if split != "extra":
-                fill(tmp_path, {f"labels/{split}/{split}{n}.txt": "0 0.5 0.5 0.3 0.3\n"})
-    fill(tmp_path, {"data.yaml": "train: /content/x/images/train\nval: /content/x/images/val\nnames: ['cell']\n"})
-    shutil.rmtree(tmp_path / "images/extra")
-    with closing(open_source(tmp_path)) as source:
-        survey = source.survey()
-        ask_about_left(source, survey)
-        assert dict(survey.splits) == {"train": 6, "val": 3, "test": count}
-        assert "data.yaml does not list images/test, which has labels: it is the split test" in survey.notes
-
-
-@pytest.mark.parametrize("form", ["images/{}", "{}/images"])
-def test_labelled_folders_beside_listed_ones_are_splits(form: str, tmp_path: Path) -> None:
-    counts = {"train": 4, "val": 2, "extra": 2, "bonus": 3}
-    for split, images in {**counts, "unlabelled": 1}.items():
-        for n in range(images):
-            place = form.format(split)
-            fill(tmp_path, {f"{place}/{split}{n}.jpg": jpeg(n)})
-            if split in counts:
-                fill(tmp_path, {f"{place.replace('images', 'labels')}/{split}{n}.txt": "0 0.5 0.5 0.3 0.3\n"})
-    yaml = f"train: {form.format('train')}\nval: {form.format('val')}\nnames: ['cell']\n"
-    fill(tmp_path, {"data.yaml": yaml})
-    with closing(open_source(tmp_path)) as source:
-        survey = source.survey()
-        assert dict(survey.splits) == counts
-        assert survey.notes[0].startswith(f"data.yaml does not list {form.format('bonus')}, which has labels")
-
-
-def write_label_lines(root: Path, lines: list[str], description: str) -> Path:
-    """Makes an image with one line of labels for each of ``lines``."""
-    for n, line in enumerate(lines):
-        fill(root, {f"images/train/{n}.jpg": jpeg(n), f"labels/train/{n}.txt": f"{line}\n"})
-    return fill(root, {"data.yaml": f"train: images/train\nnames: [a, b]\n{description}"})
-
-
-@pytest.mark.parametrize(
-    ("numbers", "description", "said"),
-    [
-        (5, "", "5 numbers after the class; expected a box of 4, or a polygon of 6 or more"),
-        (7, "", "7 numbers after the class"),  # a point outside of its box
-        (19, "", "19 numbers"),
-        (6, "kpt_shape: [2, 3]\n", "6 numbers after the class; expected a box of 4, or 2 keypoints of 3"),
-    ],
-)
-def test_lines_of_one_wrong_length_are_found_before_packing(
-    numbers: int, description: str, said: str, tmp_path: Path
-) -> None:
-    line = "0 0.2 0.2 0.1 0.1" + " 0.9" * (numbers - 4)
-    with pytest.raises(SourceError, match=f"the lines of its labels have {said}.*kpt_shape in data.yaml"):
-        open_source(write_label_lines(tmp_path, [line] * 3, description))
-
-
-@pytest.mark.parametrize("lines", [2, 4])
-def test_a_few_wrong_lines_are_bad_samples(lines: int, tmp_path: Path) -> None:
-    """Two lines prove nothing, nor do lines of several lengths."""
-    wrong = ["0 0.2 0.2 0.1 0.1 0.9"] * (lines - 1 if lines > 2 else lines)
-    root = write_label_lines(tmp_path, [*wrong, *["0 0.2 0.2 0.1 0.1"] * (lines - len(wrong))], "")
-    with closing(open_source(root)) as source:
-        for number, entry in enumerate(source.entries()):
-            if number < len(wrong):
-                with pytest.raises(SampleError, match="5 numbers after the class"):
-                    source.read(entry)
-            else:
-                assert len(source.read(entry).values["boxes"]) == 1
