@@ -1,30 +1,33 @@
-"""Reads images with a file of captions: ``captions.csv``, ``.tsv``, ``.jsonl``, and the files of Flickr8k and
-Flickr30k.
+"""Reads images with captions: ``captions.csv``, ``.tsv``, ``.jsonl`` and the files of Flickr8k and Flickr30k, or a text
+for each image, as diffusers and kohya have them.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from packstore.core.errors import Answer, SourceError, printable
 from packstore.core.fields import Field, Image, Json, Text
-from packstore.core.plainjson import load_json
 from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import clean_path, find_base_folder, join, read_lines, read_text
+from packstore.sources.beside import clean_path, find_base_folder, join, read_lines
+from packstore.sources.companion_patterns import SIDECAR, CompanionPattern, parse_pattern
+from packstore.sources.companions import CompanionsSource
+from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.encodings import convert_start
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listed import ListedSource, ListedValues
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.pairing import PROSE, find_companions
 from packstore.sources.questions import ask, join_few
 from packstore.sources.rows import in_packing_order
+from packstore.sources.splits import find_splits_of_folders
 from packstore.sources.spread import find_image_places
+from packstore.sources.table.reading import read_table
 from packstore.sources.tree import Tree
 
 _NAME = re.compile(r"captions?[.](csv|tsv|txt|jsonl)|results[.]csv|(?!.*lemma).*[.]token([.]txt)?", re.I)
@@ -41,16 +44,11 @@ _LINE = re.compile(
     re.I,
 )
 """A line of a file without a header: an image and its caption, as in Flickr8k, in Flickr30k, or with a separator."""
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _HEADER = "image_name|comment_number|comment"
 _START = 1 << 16
-
-
-class _CaptionLine(NamedTuple):
-    """One caption: name of the image as in the file, caption, and split, ``""`` for none."""
-
-    file: str
-    caption: str
-    split: str = ""
+_REPEATS = re.compile(r"\d+_.+")
+"""Folders of kohya, whose number tells how often to repeat their images."""
 
 
 class CaptionsSource(ListedSource):
@@ -129,122 +127,78 @@ class CaptionsSource(ListedSource):
                 yield name, caption, split
 
 
-def _read_captions(tree: Tree, file: str) -> Iterator[_CaptionLine]:
-    """Yields the captions of a file, with clean paths of images. Raises :class:`SourceError` for a malformed line, with
-    the number of the last good line."""
-    data = read_text(tree, file)
-    last = 0
-    try:
-        for number, line in _parse_lines(file, data):
-            yield line._replace(file=clean_path(line.file))
-            last = number
-    except (ValueError, csv.Error) as error:
-        raise SourceError(f"{tree.name(file)}, after line {last}: {printable(str(error))}") from None
+def _read_captions(tree: Tree, file: str) -> Iterator[tuple[str, str, str]]:
+    """Yields image, caption and split of each line of a file, with clean paths of images; the split is ``""`` for none.
+    Raises :class:`SourceError` for a malformed line."""
+    lines = _read_bare_lines(tree, file) if _has_bare_lines(tree, file) else _read_table(tree, file)
+    for place, image, caption, split in lines:
+        try:
+            yield clean_path(image), caption, split
+        except ValueError as error:
+            raise SourceError(f"{place}: {error}") from None
 
 
-def _parse_lines(file: str, data: bytes) -> Iterator[tuple[int, _CaptionLine]]:
-    """Yields line number and caption of each line. Files are JSON Lines, tables, or Flickr's files. Raises
-    :class:`ValueError` or :class:`csv.Error` for a malformed line."""
-    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", errors="surrogateescape", newline="")
-    if file.lower().endswith(".jsonl"):
-        for number, raw in enumerate(io.BytesIO(data), 1):
-            if raw.strip():
-                yield from ((number, line) for line in _parse_record(load_json(raw, "not JSON")))
-    elif not _has_bare_lines(data[:_START]):
-        yield from _parse_table(text, "\t" if file.lower().endswith(".tsv") else ",")
-    else:
-        for number, each in enumerate(map(str.strip, text), 1):
-            match = _LINE.fullmatch(each)
-            if match is None and each and each.replace(" ", "") != _HEADER:
-                raise ValueError(f"{each[:60]!r} has no image and caption")
-            if match is not None and each.replace(" ", "") != _HEADER:
-                name, caption = (part.strip() for part in match.groups() if part is not None)
-                yield number, _CaptionLine(name, caption if match[5] is None else _strip_quotes(caption))
+def _read_bare_lines(tree: Tree, file: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yields place, image, caption and no split of each line of a file without a header, or with Flickr30k's."""
+    for number, line in read_lines(tree, file):
+        match, place = _LINE.fullmatch(line), f"{tree.name(file)}, line {number}"
+        if line.replace(" ", "") == _HEADER:
+            continue
+        if match is None:
+            raise SourceError(f"{place}: {printable(line[:60])!r} has no image and caption")
+        image, caption = (part.strip() for part in match.groups() if part is not None)
+        is_quoted = match[5] is not None and _QUOTED.fullmatch(caption) is not None
+        yield place, image, caption[1:-1].replace('""', '"') if is_quoted else caption, ""
 
 
-def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _CaptionLine]]:
-    """Yields line number and caption of each row of a table with a header; skips blank rows. If the last column has
-    captions, they may have unquoted commas. Raises :class:`ValueError` for an unknown header, and for too few or too
-    many values. Raises :class:`csv.Error` for quotes that do not match."""
-    rows = csv.reader(text, delimiter=delimiter, strict=True)
-    header = next(rows, [])
-    columns, width = _find_columns(header), len(header)
-    if columns is None:
-        raise ValueError("the header is neither file,caption nor file,caption,split")
-    for row in filter(None, rows):
-        if len(row) > width and columns[1] == width - 1:  # commas of a caption that is not quoted
-            row[width - 1 :] = [delimiter.join(row[width - 1 :])]
-        if len(row) <= max(columns):
-            raise ValueError(f"{len(row)} values, fewer than the header has")
-        if len(row) > width:
-            raise ValueError(f"{len(row)} values, more than the header has: quote captions that have commas")
-        yield rows.line_num, _CaptionLine(*(row[n].strip() for n in columns))
+def _read_table(tree: Tree, file: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yields place, image, caption and split of each row of a table with a header; a cell may be a list of captions."""
+    for place, cells in read_table(tree, file, header=True):
+        columns = _find_columns(cells)
+        image, captions, *split = (cells[name] for name in columns or cells)
+        for caption in captions if isinstance(captions, list) else [captions]:
+            if columns is None or not all(isinstance(value, str) for value in (image, caption, *split)):
+                raise SourceError(f"{place}: expected texts: a file, a caption or captions, and optionally a split")
+            yield place, image, caption, "".join(split)
 
 
-def _parse_record(record: Any) -> Iterator[_CaptionLine]:
-    """Yields the captions in an object with a file, one or several captions, and optionally a split and counters.
-    Raises :class:`ValueError` for any other value."""
-    columns = _find_columns([*record]) if isinstance(record, dict) else None
-    if columns is None:
-        raise ValueError("expected an object with a file, a caption or captions, and optionally a split")
-    file, captions, *split = (list(record.values())[n] for n in columns)
-    for caption in captions if isinstance(captions, list) else [captions]:
-        if not all(isinstance(value, str) for value in (file, caption, *split)):
-            raise ValueError("a file, a caption or a split is not a text")
-        yield _CaptionLine(file, caption, *split)
-
-
-def _find_columns(header: Sequence[str]) -> list[int] | None:
-    """Returns the positions of file, caption and, if there is one, split in a header. Returns None unless there is
-    exactly one file and one caption. Also returns None if another column is neither a split nor a counter."""
-    names = [name.strip().lower() for name in header]
-    files = [n for n, name in enumerate(names) if name in _FILES]
-    captions = [n for n, name in enumerate(names) if name in _CAPTIONS]
-    rest = [n for n, name in enumerate(names) if n not in (*files, *captions) and name not in _NUMBERS]
-    if len(files) != 1 or len(captions) != 1 or [names[n] for n in rest] not in ([], ["split"]):
+def _find_columns(header: Iterable[str]) -> list[str] | None:
+    """Returns the columns of files, captions and, if there is one, splits. Returns None unless there is exactly one of
+    files and one of captions. Also returns None if another column is neither a split nor a counter."""
+    names = {name: name.strip().lower() for name in header}
+    files = [name for name, plain in names.items() if plain in _FILES]
+    captions = [name for name, plain in names.items() if plain in _CAPTIONS]
+    rest = [name for name in names if name not in (*files, *captions) and names[name] not in _NUMBERS]
+    if len(files) != 1 or len(captions) != 1 or [names[name] for name in rest] not in ([], ["split"]):
         return None
     return [*files, *captions, *rest]
 
 
-def _has_bare_lines(start: bytes) -> bool:
+def _has_bare_lines(tree: Tree, file: str) -> bool:
     """Tells if a file begins with an image and its caption, or with Flickr30k's header, and so is no table."""
-    line = _first_line(start)
-    return line.replace(" ", "") == _HEADER or _LINE.fullmatch(line) is not None
+    start = convert_start(tree.first_bytes(file, _START)).split(b"\n")[0].decode("utf-8", "replace").strip()
+    return start.replace(" ", "") == _HEADER or _LINE.fullmatch(start) is not None
 
 
 def find_caption_files(tree: Tree) -> list[str]:
-    """Finds files of captions by their names and first bytes: at the top, then in the folders there."""
-    return [path for path in _list_named_files(tree) if _begins_like_captions(path, tree.first_bytes(path, _START))]
+    """Finds files of captions by their names and first lines: at the top, then in the folders there."""
+    folders = ["", *(name for name in tree.names("").folders if not is_passed_over(name))]
+    named = [join(folder, name) for folder in folders for name in tree.names(folder).ending(*_SUFFIXES)]
+    return [file for file in named if _NAME.fullmatch(file.rpartition("/")[2]) and _begins_like_captions(tree, file)]
 
 
-def _list_named_files(tree: Tree) -> Iterator[str]:
-    """Yields files at the top, and in folders there, that have a name of caption files."""
-    for folder in ("", *(name for name in tree.names("").folders if not is_passed_over(name))):
-        for name in tree.names(folder).ending(*_SUFFIXES):
-            if _NAME.fullmatch(name):
-                yield join(folder, name)
-
-
-def _begins_like_captions(path: str, start: bytes) -> bool:
-    """Tells if a file begins like captions: with a header, or with an image and its caption. For JSON Lines, only looks
-    for the name of a column of captions."""
-    if path.lower().endswith(".jsonl"):
-        return b'"' in start and any(f'"{name}"'.encode() in start for name in _CAPTIONS)
-    separator = "\t" if path.lower().endswith(".tsv") else ","
-    return _has_bare_lines(start) or _find_columns(_first_line(start).split(separator)) is not None
-
-
-def _first_line(start: bytes) -> str:
-    """Returns the first line of a text, stripped."""
-    return convert_start(start).split(b"\n")[0].decode("utf-8", "replace").removeprefix("\ufeff").strip()
-
-
-def _strip_quotes(caption: str) -> str:
-    """Removes quotes around a whole caption; leaves other captions as they are. Raises :class:`csv.Error` for quotes
-    that do not match."""
-    quoted = len(caption) > 1 and caption[0] == caption[-1] == '"'
-    row = next(csv.reader([caption], strict=True)) if quoted else []
-    return row[0] if len(row) == 1 else caption
+def _begins_like_captions(tree: Tree, file: str) -> bool:
+    """Tells if a file begins with a header of captions, with an object of captions, or with an image and its
+    caption."""
+    if _has_bare_lines(tree, file):
+        return True
+    try:
+        first = next(read_table(tree, file, header=False, data=tree.first_bytes(file, _START)), None)
+    except SourceError:
+        return False
+    if first is None:
+        return False
+    return _find_columns(first.cells if suffix_of(file) == ".jsonl" else first.cells.values()) is not None
 
 
 def _find_images(tree: Tree, file: str, images: Sequence[str]) -> str | list[str] | None:
@@ -276,7 +230,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if tree is None or not files:
         return Certainty.NO
     try:
-        images = list(dict.fromkeys(line.file for line in _read_captions(tree, files[0])))
+        images = list(dict.fromkeys(image for image, _, _ in _read_captions(tree, files[0])))
         if _find_images(tree, files[0], images) is None:
             return Certainty.NO
     except SourceError:
@@ -285,10 +239,68 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.PARTIAL if any(f not in files and not _KNOWN.fullmatch(f) for f in further) else Certainty.CERTAIN
 
 
-KIND = Kind(
+class CaptionFilesSource(CompanionsSource):
+    """Images with a text each, ``a.jpg`` and ``a.txt`` or ``a.caption``, in the column ``caption``. The folder of an
+    image is a text, too."""
+
+    kind = "caption_files"
+    left_companions = None
+    folder_texts = True
+
+    def _find_patterns(self) -> tuple[CompanionPattern, ...]:
+        """Returns the pattern of the texts. Raises :class:`SourceError` if there are none."""
+        pattern = _find_captions(self.tree)
+        if pattern is None:
+            raise SourceError(f"{printable(str(self.path))} has no images with a text each (a.jpg, a.txt)")
+        return (pattern,)
+
+    def _name_columns(self) -> Mapping[str, Sequence[CompanionPattern]]:
+        """Returns the only column."""
+        return {"caption": self._patterns}
+
+
+def _find_captions(tree: Tree) -> CompanionPattern | None:
+    """Returns the pattern of the only texts that have the stems of at least half of the images; else None."""
+    contents = list_contents(tree)
+    counts = {
+        suffix: sum(
+            each.images.count_shared(each.others[suffix]) for each in contents.folders.values() if suffix in each.others
+        )
+        for suffix in PROSE
+    }
+    suffixes = [suffix for suffix, count in counts.items() if count]
+    if len(suffixes) != 1 or 2 * counts[suffixes[0]] < contents.image_count:
+        return None
+    return parse_pattern(SIDECAR, f"{{s}}.*={{s}}{suffixes[0]}=text")
+
+
+def _recognise_files(path: Path, options: SourceOptions) -> Certainty:
+    """Certain if at least half of the images have a text, and all texts are for people, else ``NO``. Partial if several
+    folders of images may be classes. Raises :class:`AmbiguousSourceError` for texts of an unknown encoding."""
+    tree = open_tree(path)
+    if tree is None or _find_captions(tree) is None:
+        return Certainty.NO
+    if not CaptionFilesSource(path, options).has_plain_texts():
+        return Certainty.NO
+    if any(each.option != SIDECAR for each in find_companions(tree)):
+        return Certainty.NO  # masks or further images would be samples
+    holding = [folder for folder, each in list_contents(tree).folders.items() if each.images.count]
+    splits = find_splits_of_folders(holding)
+    plain = {f for f in holding if f not in splits and not _REPEATS.fullmatch(f.rpartition("/")[2])}
+    return Certainty.CERTAIN if len(plain) < 2 else Certainty.PARTIAL
+
+
+CAPTIONS = Kind(
     "captions",
     "images with captions.csv, .tsv or .jsonl, or Flickr's captions",
     _recognise,
     CaptionsSource,
+    in_objects=True,
+)
+CAPTION_FILES = Kind(
+    "caption_files",
+    "images with a text each: a.jpg and a.txt",
+    _recognise_files,
+    CaptionFilesSource,
     in_objects=True,
 )
