@@ -1,11 +1,13 @@
 """Tries the answers to a question before they are offered: opens and surveys the source with each of them.
 
 No image is read. An answer is dropped if it fails, changes nothing, or makes classes of one image each or classes with
-names of splits. The others get a note on what they make and what they leave out.
+names of splits. The others get a note on what they make and what they leave out. If none of a question's own answers
+keeps all files, those of :func:`_propose` are tried, too.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -13,28 +15,32 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SourceError, printable
 from packstore.core.urls import UrlPath
-from packstore.sources.annotations import NO_ANNOTATION
+from packstore.sources.annotations import NO_ANNOTATION, find_image_companions, find_other_annotations
 from packstore.sources.archives import cache_archives, open_tree
 from packstore.sources.base import Source, SourceOptions, Survey
-from packstore.sources.contents import list_contents, path_and_parents
+from packstore.sources.beside import join
+from packstore.sources.contents import Contents, list_contents, path_and_parents
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Role, list_files, suffix_for_count
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.pairing import NO_SIDECARS
-from packstore.sources.proposals import propose
-from packstore.sources.questions import ask_about_classes, ask_about_left
-from packstore.sources.splits import MEANINGS, find_split
+from packstore.sources.pairing import NO_SIDECARS, find_companions
+from packstore.sources.questions import PLAIN_KINDS, ask_about_classes, ask_about_left, name_splits, read_companions
+from packstore.sources.sidecars import tell_type
+from packstore.sources.splits import MEANINGS, SPLIT_ORDER, find_split
 from packstore.sources.tree import Tree
 
 _MOST_FILES = 200_000
 _ASKED_IN_A_ROW, _FEWEST_CLASSES, _SHOWN = 2, 5, 4
 _RENAMED = {"source": "kind", "column": "columns"}
 _LISTS = ("ignore", "columns", "splits", "pair", "sidecar", "masks")
-_UNTRIED = ("annotation_frame",)
-"""Options of answers that change nothing in a survey."""
+_UNTRIED = ("--annotation-frame",)
+"""Option of answers that changes nothing in a survey."""
+_NAMED, _TOPS, _TEXTS, _BYTES = 4, 8, 16, 1 << 16
+_OWN = "original"
+"""Name of the split of images beside a folder of their copies."""
 _trying: ContextVar[bool] = ContextVar("an answer is tried", default=False)
 
 
@@ -121,32 +127,39 @@ def try_answers(
     if files is None:
         why = "not tried: at a URL" if isinstance(place, UrlPath) else f"not tried: more than {_MOST_FILES:,} files"
         return [replace(answer, note=answer.note or why) for answer in error.answers]
+    own = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "named"}
+    asked = frozenset([str(error)])
     token = _trying.set(True)
     try:
         with cache_archives():
-            trial = _Trial(place, files, partial(opener, **_to_keywords(options, kind)))
-            tried = list(trial.run(error.answers, frozenset([str(error)])))
-            if trial.tree is not None and kind is None and not any(o and not o.left for _, o in tried):
-                lines = propose(place, trial.tree, options, not tried)
-                more = trial.run(lines, frozenset([str(error)]), _ASKED_IN_A_ROW)
+            tree = _find_tree(place)  # the index of an archive is kept while its tree is open
+            trial = _Trial(place, files, partial(opener, **own, kind=kind))
+            tried = list(trial.run(error.answers, asked))
+            if tree is not None and kind is None and not any(outcome and not outcome.left for _, outcome in tried):
+                more = trial.run(_propose(place, tree, options, not tried), asked, _ASKED_IN_A_ROW)
                 further = [(answer, outcome) for answer, outcome in more if outcome and not outcome.has_one_class]
+                tried += further
                 if further:
-                    tried = sorted([*tried, *further], key=_count_left)
+                    tried.sort(key=lambda pair: (pair[1].left.total() if pair[1] else 0, pair[0].source is not None))
             tried.sort(key=lambda pair: pair[1] is None or bool(pair[1].left))
     finally:
         _trying.reset(token)
     return list(dict.fromkeys(answer for answer, _ in tried))
 
 
+@dataclass(frozen=True, slots=True)
 class _Trial:
-    """Opens and surveys a source with the options of answers."""
+    """Opens and surveys a source with the options of answers.
 
-    def __init__(self, place: Path, files: Counter[str], open_source: partial[Source]) -> None:
-        """``files``: what is there, by :func:`_count_files`. ``open_source`` has the user's own options."""
-        self._place = place
-        self.tree = _find_tree(place)  # the index of an archive is kept while its tree is open
-        self._files = files
-        self._open = open_source
+    Attributes:
+        place: Path of the source.
+        files: What is there, by :func:`_count_files`.
+        open: Opens a path with the user's own options.
+    """
+
+    place: Path
+    files: Counter[str]
+    open: partial[Source]
 
     def run(
         self, answers: Iterable[Answer], asked: frozenset[str], depth: int = 0
@@ -157,12 +170,11 @@ class _Trial:
         row. If it is another path whose question offers paths again, yields the answer itself.
         """
         for answer in answers:
-            names = [each.removeprefix("--").replace("-", "_") for each in answer.options[::2]]
-            if any(name in _UNTRIED for name in names):
+            if answer.options[:1] == _UNTRIED:
                 yield answer, None
                 continue
             try:
-                outcome = self._survey(answer, names)
+                outcome = self._survey(answer)
             except AmbiguousSourceError as error:
                 if str(error) in asked or depth == _ASKED_IN_A_ROW:
                     continue
@@ -180,27 +192,23 @@ class _Trial:
                 if outcome.is_useful and not (depth and outcome.has_one_class):
                     yield replace(answer, note=outcome.describe()), outcome
 
-    def _survey(self, answer: Answer, names: Sequence[str]) -> Outcome:
+    def _survey(self, answer: Answer) -> Outcome:
         """Surveys the source with an answer. Raises the errors of opening, and the questions of a conversion."""
-        keywords, split = dict(self._open.keywords), None
-        for name, value in zip(names, answer.options[1::2], strict=True):
+        keywords = dict(self.open.keywords)
+        for option, value in zip(answer.options[::2], answer.options[1::2], strict=True):
+            name = option.removeprefix("--").replace("-", "_")
             name = _RENAMED.get(name, name)
-            if name in _LISTS:
-                keywords[name] = (*keywords.get(name, ()), value)
-            elif name == "on_error":
-                keywords["skip_bad"] = value == "skip"
-            elif name == "split":
-                split = value
-            else:
-                keywords[name] = value
-        place = answer.source or self._place
-        with closing(self._open.func(place, **keywords)) as source:
+            keywords[name] = (*keywords.get(name, ()), value) if name in _LISTS else value
+        split = keywords.pop("split", None)
+        keywords["skip_bad"] |= keywords.pop("on_error", "") == "skip"
+        place = answer.source or self.place
+        with closing(self.open.func(place, **keywords)) as source:
             survey = source.survey(split)
             ask_about_left(source, survey)
             ask_about_classes(source, survey)
             left = _count(map(_name_of, survey.ledger.names(Role.LEFT)))
             if answer.source is not None:
-                left += self._files - (_count_files(place) or Counter())
+                left += self.files - (_count_files(place) or Counter())
             outcome = Outcome(survey, source.kind, left)
             tree = getattr(source, "tree", None)
             if source.kind == "imagefolder" and isinstance(tree, Tree):
@@ -208,12 +216,6 @@ class _Trial:
                 repeats = any(parent in own for path in own for parent in path_and_parents(path.rpartition("/")[0]))
                 outcome = replace(outcome, repeats_classes=repeats)
             return outcome
-
-
-def _count_left(tried: tuple[Answer, Outcome | None]) -> tuple[int, bool]:
-    """Returns the number of files that an answer leaves out, and if it is another path, to sort answers."""
-    answer, outcome = tried
-    return outcome.left.total() if outcome else 0, answer.source is not None
 
 
 def _name_of(path: str) -> str:
@@ -257,7 +259,74 @@ def _count_files(place: Path) -> Counter[str] | None:
     return counts
 
 
-def _to_keywords(options: SourceOptions, kind: str | None) -> dict[str, Any]:
-    """Returns options as keywords of :func:`packstore.sources.open_source`."""
-    own = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "named"}
-    return {**own, "kind": kind}
+def _propose(place: Path, tree: Tree, options: SourceOptions, alone: bool) -> Iterator[Answer]:
+    """Yields answers, those that keep most first. With ``alone``, also to pack one of the folders alone."""
+    contents = list_contents(tree)
+    if not any(options.companions.values()):
+        yield from read_companions(find_companions(tree))
+        yield from _read_sidecars(tree, contents)
+    plain = () if find_image_companions(tree) else PLAIN_KINDS
+    if not options.splits:
+        yield from _name_splits(contents, bool(plain) and not find_other_annotations(tree))
+        yield from _separate_copies(contents)
+    yield from _choose_folders(place, contents, alone)
+    yield from (Answer(("--source", name)) for name in plain if alone)
+
+
+def _read_sidecars(tree: Tree, contents: Contents) -> Iterator[Answer]:
+    """Yields the answer that reads the files beside images that have their stems, by suffix."""
+    options: list[str] = []
+    files: dict[str, list[str]] = {}
+    for folder in contents.folders.values():
+        for suffix, names in folder.others.items():
+            if suffix not in NO_SIDECARS and names.count_shared(folder.images):
+                files.setdefault(suffix, []).extend(join(folder.path, name) for name in names.first[:_TEXTS])
+    for suffix, some in files.items():
+        type = tell_type(suffix, [tree.first_bytes(file, _BYTES) for file in some[:_TEXTS]], tree.encoding)
+        options += ["--sidecar", f"{{s}}{suffix}={type}"] if type is not None else []
+    if options:
+        yield Answer(tuple(options))
+
+
+def _name_splits(contents: Contents, flat: bool) -> Iterator[Answer]:
+    """Yields the answers that take the words of splits in the names of the top folders: with the classes in them, and
+    with ``flat`` without labels."""
+    tops = {path.split("/")[0] for path, each in contents.folders.items() if path and each.images.count}
+    splits = {name: find_split(name) for name in sorted(tops)}
+    if splits and all(splits.values()) and len({*map(MEANINGS.get, splits.values())}) > 1:
+        ordered = dict(sorted(splits.items(), key=lambda item: (SPLIT_ORDER.index(item[1]), item[0])))
+        yield name_splits(ordered)
+        if flat:
+            yield name_splits(ordered, "--source", "flat")
+
+
+def _separate_copies(contents: Contents) -> Iterator[Answer]:
+    """Yields the answer that makes copies of the classes a split of their own."""
+    images = [path for path, folder in contents.folders.items() if folder.images.count]
+    base = os.path.commonpath(images) if images else ""
+    classes = [path for path in images if path and path.rpartition("/")[0] == base]
+    copies = {
+        path: path.rpartition("/")[2]
+        for path, folder in contents.folders.items()
+        if path != base and sum(join(base, name) in images for name in folder.folders) > 1
+    }
+    if 1 < len(classes) <= _TOPS and copies and _OWN not in copies.values():
+        yield name_splits({**dict.fromkeys(classes, _OWN), **copies})
+
+
+def _choose_folders(place: Path, contents: Contents, alone: bool) -> Iterator[Answer]:
+    """Yields the answers that leave out a folder which is no class of several, and with ``alone``, that pack it
+    alone."""
+    images = {path: folder.images.count for path, folder in contents.folders.items() if folder.images.count}
+    base = os.path.commonpath(images) if images else ""
+    counts: Counter[str] = Counter()
+    for path, count in images.items():
+        counts["/".join(path.split("/")[: len(base.split("/")) + bool(base)])] += count
+    alike = Counter(path in images for path in counts)
+    for path in filter(None, counts) if 1 < len(counts) <= _TOPS else ():
+        if 2 * counts[path] < counts.total() and 2 * alike[path in images] <= len(counts):
+            yield Answer(ignore_paths([path]))
+        if alone and place.is_dir():
+            yield Answer(source=place / path)
+    if alone and base and place.is_dir():
+        yield Answer(source=place / base)

@@ -35,7 +35,7 @@ from packstore.sources.contents import is_clip_name, list_contents, path_and_par
 from packstore.sources.encodings import try_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.pairing import find_companions
-from packstore.sources.palettes import Palette, declare_mask_columns, find_matching_palette, read_mask_columns
+from packstore.sources.palettes import Palette, declare_mask_columns, find_palette, read_mask_columns
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.sidecars import MAX_BYTES, MAX_WORDS, declare_sidecar, is_words, parse_sidecar
 from packstore.sources.splits import find_split, find_splits_of_folders
@@ -154,7 +154,7 @@ class CompanionsSource(FileRowSource):
             return None
         folders = (file.rpartition("/")[0] for file in islice(self._list_files(self._columns["mask"]), _PROBED))
         places = ["", *chain.from_iterable(map(path_and_parents, folders))]
-        return find_matching_palette(self.tree, places, self._companion_fields["mask"])
+        return find_palette(self.tree, places, self._companion_fields["mask"])
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields one row for each image of a split that belongs to no other image."""

@@ -308,7 +308,8 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
     may_swap = relation.folders is None or relation.folders[0] != ""
     if (grey_first or masks_first) and may_swap:
         return _judge(tree, relation.swapped(), known)
-    if all(image is not None and image.is_mask for image, _ in pictures):
+    masks = [image is not None and image.is_mask for image, _ in pictures]
+    if all(masks) or (one.is_whole and any(masks)):
         return None  # several masks of an image
     if relation.has_numbers or not _are_forms(relation, pictures):
         return None

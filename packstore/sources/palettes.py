@@ -33,10 +33,12 @@ from packstore.sources.tree import Tree
 
 _MAX_BYTES, _MOST = 1 << 20, 1 << 16
 _NAMES = ("name", "class", "class name", "class_name", "label", "title")
-_COLOURS = (("r", "g", "b"), ("red", "green", "blue"))
+_VALUES = (("pixel value",), ("r", "g", "b"), ("red", "green", "blue"))
+_CAMVID = re.compile(r"(?P<r>\d+)[\s,]+(?P<g>\d+)[\s,]+(?P<b>\d+)[\s,]+(?P<name>\S.*)")
+_CVAT = re.compile(r"(?P<name>[^:]+):(?P<r>\d+),(?P<g>\d+),(?P<b>\d+):[^:]*:.*")
 
-ClassColours = list[tuple[str, tuple[int, int, int] | int]]
-"""Names of classes, each with its colour or its pixel value."""
+ClassColours = list[tuple[str, tuple[int, ...]]]
+"""Names of classes, each with the three values of its colour, or its pixel value."""
 _FILES = re.compile(r"_?[\w-]*(class(es)?|labels?|colou?rs?|palette|map)[\w-]*\.(txt|csv|json)", re.I)
 
 
@@ -56,25 +58,13 @@ class Palette:
 
     def read_class_numbers(self, data: bytes, max_pixels: int) -> NDArray[Any]:
         """Decodes the file of a mask to class numbers, ``(H, W)``. Raises :class:`ValueError` for an unknown colour or
-        value, and for a file that cannot be decoded."""
-        try:
-            return self._convert_to_class_numbers(data, max_pixels)
-        except DecodeError as error:
-            raise ValueError(f"its mask: {error}") from error
-
-    def _convert_to_class_numbers(self, data: bytes, max_pixels: int) -> NDArray[Any]:
-        """Does the work of :meth:`read_class_numbers`, but raises :class:`DecodeError` for a file that cannot be
-        decoded."""
-        file = printable(self.files[0])
+        value, and :class:`DecodeError` for a file that cannot be decoded."""
         if self.colours is None:
             from packstore.images.masks import decode_mask, read_mask_header
 
             values = decode_mask(data, read_mask_header(data, max_pixels))
             if values.size and int(values.max()) >= len(self.names):
-                raise ValueError(
-                    f"its mask has the value {int(values.max())}, which {file} does not name: mend it, or keep masks "
-                    f"without classes with --ignore '{file}'"
-                )
+                raise self._unknown_error(f"the value {int(values.max())}")
             return values
         from packstore.images.decoders import get_decoder
 
@@ -86,28 +76,29 @@ class Palette:
         odd = np.argwhere(known[order][place] != flat)
         if len(odd):
             y, x = odd[0].tolist()
-            raise ValueError(
-                f"its mask has the colour {tuple(pixels[y, x].tolist())} at {x}, {y}, which {file} does not name: "
-                f"mend it, or keep masks as they are with --ignore '{file}'"
-            )
+            raise self._unknown_error(f"the colour {tuple(pixels[y, x].tolist())} at {x}, {y}")
         numbers: NDArray[Any] = order[place].astype(np.uint8 if len(known) <= 256 else np.uint16)
         return numbers
+
+    def _unknown_error(self, what: str) -> ValueError:
+        """Returns the error for a mask with a colour or value that the palette lacks."""
+        file = printable(self.files[0])
+        return ValueError(
+            f"its mask has {what}, which {file} does not name: mend it, or keep masks as they are with "
+            f"--ignore '{file}'"
+        )
 
 
 def read_mask_columns(palette: Palette, mask: bytes, max_pixels: int) -> dict[str, Any]:
     """Reads the columns of a mask: ``mask``, its class numbers, and ``mask_labels``, the classes that occur. If the
     file has class numbers and no colours, leaves out ``mask``. Raises :class:`ValueError` for an unknown colour or
     value, and for a file that cannot be decoded."""
-    values = palette.read_class_numbers(mask, max_pixels)
+    try:
+        values = palette.read_class_numbers(mask, max_pixels)
+    except DecodeError as error:
+        raise ValueError(f"its mask: {error}") from error
     shown = {"mask_labels": np.unique(values).tolist()}
     return shown if palette.colours is None else {"mask": np.ascontiguousarray(values), **shown}
-
-
-def find_matching_palette(tree: Tree, folders: Sequence[str], masks: Field) -> Palette | None:
-    """Finds the palette in some folders that fits the column ``masks``. A palette of colours fits masks in colour, a
-    palette of values masks of one channel. Returns None if there is none. Raises the errors of :func:`find_palette`."""
-    palette = find_palette(tree, folders)
-    return palette if palette is not None and isinstance(masks, Image) == (palette.colours is not None) else None
 
 
 def declare_mask_columns(palette: Palette) -> dict[str, Field]:
@@ -115,80 +106,62 @@ def declare_mask_columns(palette: Palette) -> dict[str, Field]:
     return {"mask": Mask(optional=True), "mask_labels": Labels(palette.names, of=False, optional=True)}
 
 
-def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
-    """Finds the palette in some folders. Returns None if there is none. Raises :class:`AmbiguousSourceError` for
-    several palettes that differ, and :class:`SourceError` for a palette with two classes of one colour."""
+def find_palette(tree: Tree, folders: Sequence[str], masks: Field) -> Palette | None:
+    """Finds the palette in some folders that fits the column ``masks``. A palette of colours fits masks in colour, a
+    palette of values masks of one channel. Returns None if there is none. Raises :class:`AmbiguousSourceError` for
+    palettes that differ, and :class:`SourceError` for a palette with two classes of one colour."""
     palettes: list[Palette] = []
     for folder in dict.fromkeys(folders):
         for name in tree.names(folder).files:
             if _FILES.fullmatch(name) and not is_passed_over(name):
                 palettes += _read_palettes(tree, join(folder, name))
+    palettes = [each for each in palettes if isinstance(masks, Image) == (each.colours is not None)]
     if not palettes:
         return None
     first = palettes[0]
-    other = next((each for each in palettes if (each.names, each.colours) != (first.names, first.colours)), None)
-    if other is not None:
-        pair = first.files[0], other.files[0]
-        raise AmbiguousSourceError(
-            f"{tree.name()}: {printable(pair[0])} and {printable(pair[1])} define different classes of masks: leave "
-            "one out with --ignore",
-            [Answer(ignore_paths([each])) for each in pair],
-        )
+    for other in palettes:
+        if (other.names, other.colours) != (first.names, first.colours):
+            pair = first.files[0], other.files[0]
+            why = f"{' and '.join(map(printable, pair))} define different classes of masks: leave one out with --ignore"
+            raise AmbiguousSourceError(f"{tree.name()}: {why}", [Answer(ignore_paths([each])) for each in pair])
     return Palette(first.names, first.colours, tuple(file for each in palettes for file in each.files))
 
 
 def _read_palettes(tree: Tree, file: str) -> Iterator[Palette]:
-    """Yields the palette of a file. Yields none for another file, pixel values that do not count from 0, and colours
-    beyond 255. Raises :class:`SourceError` for two classes of one colour, and for a palette in an unknown encoding."""
-    rows = _read_class_colours(tree, file)
-    if not rows:
-        return
-    names = number_repeated_names([name for name, _ in rows], range(len(rows)))
-    colours = [colour for _, colour in rows]
-    if all(isinstance(colour, int) for colour in colours):
-        if colours == [*range(len(colours))]:
-            yield Palette(names, None, (file,))
-        return
-    triples = [(colour[0], colour[1], colour[2]) for colour in colours if not isinstance(colour, int)]
-    if any(not 0 <= value <= 255 for triple in triples for value in triple):
-        return
-    if len(set(triples)) < len(triples):
-        raise SourceError(f"{tree.name(file)} has two classes of one colour")
-    yield Palette(names, tuple(triples), (file,))
-
-
-def _read_class_colours(tree: Tree, file: str) -> ClassColours:
-    """Reads the classes in a file, with their colours or pixel values. Returns an empty list if the file is no palette,
-    is larger than 1 MiB, or has more than 65,536 classes. Raises :class:`SourceError` for a palette in an unknown
-    encoding, and for a file that cannot be read."""
+    """Yields the palette of a file. Yields none for another file, one above 1 MiB, pixel values that do not count from
+    0, and colours beyond 255. Raises :class:`SourceError` for two classes of one colour, and for a palette in an
+    unknown encoding."""
     if tree.stat(file).size > _MAX_BYTES:
-        return []
+        return
     data, fault = try_utf8(read_whole(tree, file, _MAX_BYTES), tree.encoding, tree.name(file))
-    reader = {".csv": _parse_colour_table, ".json": _parse_colour_json}.get(
+    parse = {".csv": _parse_colour_table, ".json": _parse_colour_json}.get(
         Path(file).suffix.lower(), _parse_colour_lines
     )
     try:
-        rows = reader(data.decode("utf-8-sig"))
+        rows = parse(data.decode("utf-8-sig"))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration, csv.Error):
-        return []
-    if rows and fault is not None:
+        return
+    colours = [colour for _, colour in rows]
+    if not rows or len(rows) > _MOST or any(not 0 <= value <= 255 for colour in colours for value in colour[-3:]):
+        return
+    if fault is not None:
         raise fault
-    return rows if len(rows) <= _MOST else []
+    if len({*colours}) < len(colours):
+        raise SourceError(f"{tree.name(file)} has two classes of one colour")
+    names = number_repeated_names([name for name, _ in rows], range(len(rows)))
+    triples = tuple((colour[0], colour[1], colour[2]) for colour in colours if len(colour) == 3)
+    if triples or colours == [(number,) for number in range(len(colours))]:
+        yield Palette(names, triples or None, (file,))
 
 
 def _parse_colour_lines(text: str) -> ClassColours:
-    """Parses lines of CamVid or CVAT; skips blank lines and comments (``#``). Raises :class:`ValueError` for any other
-    line."""
+    """Parses lines of CamVid or CVAT; skips blank lines and comments (``#``). Raises :class:`AttributeError` for any
+    other line."""
     colours: ClassColours = []
     for line in filter(None, map(str.strip, text.splitlines())):
-        if line[0] == "#":
-            continue
-        if match := re.fullmatch(r"(\d+)[\s,]+(\d+)[\s,]+(\d+)[\s,]+(\S.*)", line):
-            colours.append((match[4], (int(match[1]), int(match[2]), int(match[3]))))
-        elif match := re.fullmatch(r"([^:]+):(\d+),(\d+),(\d+):[^:]*:.*", line):
-            colours.append((match[1], (int(match[2]), int(match[3]), int(match[4]))))
-        else:
-            raise ValueError("not a palette")
+        if line[0] != "#":
+            found: Any = _CAMVID.fullmatch(line) or _CVAT.fullmatch(line)
+            colours.append((found["name"], (int(found["r"]), int(found["g"]), int(found["b"]))))
     return colours
 
 
@@ -196,14 +169,11 @@ def _parse_colour_table(text: str) -> ClassColours:
     """Parses a table with a column of class names, and columns of colours or pixel values. Sorts rows by pixel value.
     Raises :class:`ValueError`, :class:`IndexError` or :class:`StopIteration` for another text."""
     head, *lines = ([cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline="")) if line)
-    names = [cell.lower() for cell in head]
-    label = next(names.index(name) for name in _NAMES if name in names)
-    if "pixel value" in names:
-        value = names.index("pixel value")
-        numbered = sorted((int(line[value]), line[label]) for line in lines)
-        return [(name, number) for number, name in numbered]
-    red, green, blue = next([names.index(each) for each in three] for three in _COLOURS if set(three) <= {*names})
-    return [(line[label], (int(line[red]), int(line[green]), int(line[blue]))) for line in lines]
+    titles = [cell.lower() for cell in head]
+    label = next(titles.index(name) for name in _NAMES if name in titles)
+    columns = next([titles.index(each) for each in some] for some in _VALUES if {*some} <= {*titles})
+    rows = [(line[label], tuple(int(line[column]) for column in columns)) for line in lines]
+    return rows if len(columns) > 1 else sorted(rows, key=lambda row: row[1])
 
 
 def _parse_colour_json(text: str) -> ClassColours:
@@ -212,11 +182,10 @@ def _parse_colour_json(text: str) -> ClassColours:
     document = load_json(text.encode())
     colours: ClassColours = []
     for each in document["classes"] if isinstance(document, dict) else document:
-        name = each.get("title", each.get("name"))
-        colour = each["color"]
+        name, colour = each.get("title", each.get("name")), each["color"]
         if isinstance(colour, str):
             colour = bytes.fromhex(colour.removeprefix("#"))
         if not isinstance(name, str) or len(colour) != 3:
             raise ValueError("not a palette")
-        colours.append((name, (int(colour[0]), int(colour[1]), int(colour[2]))))
+        colours.append((name, tuple(map(int, colour))))
     return colours

@@ -1,12 +1,12 @@
 """Questions about a source: what is wrong, where, and the lines to try.
 
-:func:`ask` words all of them. Their lines are candidates: :mod:`.answers` tries them, and those of :mod:`.proposals`.
+:func:`ask` words all of them. Their lines are candidates, which :mod:`.answers` tries.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, takewhile
 from pathlib import Path
 
@@ -14,13 +14,21 @@ from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, 
 from packstore.core.registry import SOURCES
 from packstore.images.reading import CLIPS
 from packstore.images.unread import UNREAD_BYTES, find_unread_file_kind
-from packstore.sources.annotations import NAMES_IMAGES, SuspectedAnnotation, find_left_annotations
+from packstore.sources.annotations import (
+    NAMES_IMAGES,
+    SuspectedAnnotation,
+    find_left_annotations,
+    find_other_annotations,
+)
+from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, Source, Survey
+from packstore.sources.companion_patterns import PAIR, Companion
 from packstore.sources.contents import is_clip_name
 from packstore.sources.folder import FolderSource
 from packstore.sources.ignoring import compile_ignore_rules, escape_pattern, ignore_paths, ignore_patterns
 from packstore.sources.ledger import Role, suffix_for_count
 from packstore.sources.listing import is_image_name
+from packstore.sources.pairing import find_companions
 from packstore.sources.splits import find_split
 from packstore.sources.tree import Tree
 
@@ -28,7 +36,7 @@ COMPANIONS = "companions"
 """Kind of images with files that belong to them; a question if it is not certain what the files are."""
 PLAIN_KINDS = ("imagefolder", "flat")
 """Kinds that match partially if there are annotations beside the images, see :mod:`.annotations`."""
-_SHOWN, _MOST_PATTERNS = 8, 8
+_SHOWN, _NAMED, _MOST_PATTERNS = 8, 4, 8
 
 
 def ask(path: Path, why: str, *lines: Answer | Kind) -> AmbiguousSourceError:
@@ -76,6 +84,33 @@ def ask_about_annotations(
     tables = [SOURCES["table"]] if any(each.phrase.endswith(NAMES_IMAGES) for each in found) else []
     why = f"is {short_help(kind)}, and would be packed without what else is there: {shown}"
     return ask(path, why, *leave_out(found), *([] if holds_forms else [kind]), *tables)
+
+
+def ask_about_companions(path: Path, plain: Kind, *kinds: Kind) -> AmbiguousSourceError:
+    """Returns the question about files that seem to belong to images: to read them, to leave them out, to pack other
+    forms of images as samples of the ``plain`` kind, or ``kinds``."""
+    tree = open_tree(path)
+    found = [] if tree is None else find_companions(tree)
+    shown = ", ".join(f"{printable(each.phrase)} ({each.count} of {each.images})" for each in found[:_NAMED])
+    ignored = Answer(ignore_patterns(dict.fromkeys(each.ignore for each in found)))
+    suspects = [] if tree is None else find_other_annotations(tree)
+    noted = f"; and holds {join_phrases(suspects)}" if suspects else ""
+    samples = [plain] if any(each.option == PAIR for each in found) else []
+    why = f"has files that seem to belong to its images by their names: {shown}{noted}"
+    return ask(path, why, *read_companions(found), ignored, *samples, *kinds)
+
+
+def read_companions(found: Sequence[Companion]) -> Iterator[Answer]:
+    """Yields the answers that read all companions, and only those that are certain. If folders of different images
+    belong to one, first yields the answer by which this one belongs to them."""
+    pairs = [each.text.partition("=")[::2] for each in found]
+    apart = len(found) > 1 and sum(each.count for each in found) <= found[0].images
+    if apart and all(each.option == PAIR for each in found) and len({images for images, _ in pairs}) == 1:
+        yield Answer(tuple(chain.from_iterable(("--pair", f"{files}={images}") for images, files in pairs)))
+    certain = [each for each in found if each.certain]
+    for some in (found, certain if len(certain) < len(found) else []):
+        if some:
+            yield Answer(tuple(chain.from_iterable(each.arguments for each in some)))
 
 
 def join_phrases(found: Sequence[SuspectedAnnotation]) -> str:

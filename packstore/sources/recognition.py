@@ -18,6 +18,7 @@ from packstore.sources.annotations import (
 )
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.companion_patterns import SIDECAR
 from packstore.sources.contents import list_contents
 from packstore.sources.ignoring import compile_ignore_rules
 from packstore.sources.ledger import Role
@@ -29,11 +30,13 @@ from packstore.sources.nested import (
     find_only_folder,
     find_split_like_folders,
 )
+from packstore.sources.pairing import find_companions
 from packstore.sources.questions import (
     COMPANIONS,
     PLAIN_KINDS,
     ask,
     ask_about_annotations,
+    ask_about_companions,
     ask_about_folders,
     ask_about_kinds,
     ask_about_nested,
@@ -115,7 +118,7 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
             certainty = min(certainty, Certainty.PARTIAL)  # another kind reads more of it
         if certainty is Certainty.CERTAIN:
             if kind.name in PLAIN_KINDS and _names_kind(by_certainty, COMPANIONS):
-                raise _ask_about_companions(path, kind)
+                raise ask_about_companions(path, kind)
             if kind.name == "imagefolder" and not options.splits:
                 _refuse_unlikely_classes(path, clips)
             _refuse_few_annotations(path, kind)
@@ -152,11 +155,9 @@ def _ask_about_partial(path: Path, partial: Sequence[Kind], options: SourceOptio
     formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, COMPANIONS)]
     plain = next((kind for kind in partial if kind.name in PLAIN_KINDS), SOURCES[PLAIN_KINDS[0]])
     companions = any(kind.name == COMPANIONS for kind in partial)
-    if companions and [kind.name for kind in formats] == [_CAPTION_FILES]:
-        from packstore.sources.proposals import has_sidecars
-
-        if tree is not None and has_sidecars(tree):
-            return _ask_about_companions(path, plain, *formats)
+    has_texts = tree is not None and companions and any(each.option == SIDECAR for each in find_companions(tree))
+    if has_texts and [kind.name for kind in formats] == [_CAPTION_FILES]:
+        return ask_about_companions(path, plain, *formats)
     if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
         return ask_about_annotations(path, formats[0], left)
     if formats:
@@ -165,16 +166,9 @@ def _ask_about_partial(path: Path, partial: Sequence[Kind], options: SourceOptio
     if within and not (companions and all(kind.name == COMPANIONS for _, kind in within)):
         return ask_about_nested(path, within)
     if companions:
-        return _ask_about_companions(path, plain)
+        return ask_about_companions(path, plain)
     found = [] if tree is None else find_all_annotations(tree)
     return ask_about_annotations(path, plain, found, tree is not None and bool(find_image_companions(tree)))
-
-
-def _ask_about_companions(path: Path, plain: Kind, *further: Kind) -> AmbiguousSourceError:
-    """Returns the question about files that seem to belong to images; ``plain`` packs the images alone."""
-    from packstore.sources.proposals import ask_about_companions
-
-    return ask_about_companions(path, plain, *further)
 
 
 def _recognise_as(kind: Kind, path: Path, options: SourceOptions) -> Certainty:

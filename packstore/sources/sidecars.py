@@ -25,7 +25,7 @@ _WHOLE = re.compile(r"-?\d{1,15}")
 MAX_WORDS = 1 << 16
 """Maximum number of bytes of a text for people."""
 _NUMBER, _MANY_NUMBERS = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?", re.I), 4
-_BETWEEN, _PARTS = re.compile(r"[\s,;]+"), re.compile(r"[\s,;:|]+")
+_BETWEEN, _PARTS = re.compile(r"[,;]+"), re.compile(r"[\s,;:|]+")
 _NO_WORDS = re.compile(r"\s*(<.*>|\[.*\]|\{.*\})\s*\Z|.*\0", re.S)
 """XML and JSON, whole or not; a prompt may begin with ``[trigger]``, ``{red|blue}`` or ``<lora:owl:1>``."""
 
@@ -109,17 +109,12 @@ def _decode(raw: bytes, encoding: str | None) -> str:
 
 def _parse_numbers(text: str) -> NDArray[np.float64]:
     """Parses lines of numbers between white space, commas or semicolons."""
+    if not text:
+        return np.zeros((0, 0))
     try:
-        rows = [
-            [float(part) for part in _BETWEEN.split(line.strip(" \t,;\r"))]
-            for line in text.splitlines()
-            if line.strip()
-        ]
+        return np.loadtxt(io.StringIO(_BETWEEN.sub(" ", text)), np.float64, comments=None, ndmin=2)
     except ValueError:
-        raise ValueError("holds other text than numbers") from None
-    if len({len(row) for row in rows}) > 1:
-        raise ValueError("has lines with different counts of numbers")
-    return np.array(rows, np.float64).reshape(len(rows), len(rows[0]) if rows else 0)
+        raise ValueError("holds other text than lines of equally many numbers") from None
 
 
 def _parse_npy(raw: bytes) -> NDArray[Any]:

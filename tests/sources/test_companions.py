@@ -252,8 +252,8 @@ def test_patterns_that_match_nothing_or_not_this_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("type", "content", "reason"),
     [
-        ("numbers", "1 2\n3\n", "different counts"),
-        ("numbers", "one", "other text than numbers"),
+        ("numbers", "1 2\n3\n", "equally many numbers"),
+        ("numbers", "one", "other text than lines of equally many numbers"),
         ("npy", "x", "no array of numpy"),
         ("json", "{", "no JSON"),
     ],

@@ -44,7 +44,7 @@ from packstore.sources.contents import list_contents, path_and_parents
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.palettes import Palette, declare_mask_columns, find_matching_palette, read_mask_columns
+from packstore.sources.palettes import Palette, declare_mask_columns, find_palette, read_mask_columns
 from packstore.sources.rows import FileRow, InTree, in_packing_order
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
@@ -214,7 +214,7 @@ class VocSource(SidecarSource):
         """Palette that fits the masks, of colours or of values; None if there is none."""
         if "mask" not in self._masks:
             return None
-        return find_matching_palette(self.tree, [self._kit or ""], self._infer_mask_field(self._masks["mask"]))
+        return find_palette(self.tree, [self._kit or ""], self._infer_mask_field(self._masks["mask"]))
 
     def annotated_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a set, or of the folders of a split, with the files of their masks."""
