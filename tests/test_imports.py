@@ -42,7 +42,7 @@ ROOMS = (
     Room(
         "sources",
         "core cache images stores objects",
-        "numpy xxhash torch h5py lmdb nibabel pyarrow pydicom zarr zstandard",
+        "array_record numpy xxhash torch h5py lmdb nibabel pyarrow pydicom zarr zstandard",
     ),
     Room("exports", "core images objects stores", "numpy h5py zarr pyarrow xxhash"),
     Room("packing", "core images objects stores sources cluster", "numpy xxhash"),
@@ -69,7 +69,7 @@ TOOLS = (
     *(
         "execnet",
         "mypy",
-        "packstore[dicom,exr,heif,jpeg4py,nifti,opencv,parquet,plot,ray,remote,tiff,view,zarr,zstd]",
+        "packstore[arrayrecord,dicom,exr,heif,jpeg4py,nifti,opencv,parquet,plot,ray,remote,tiff,view,zarr,zstd]",
         "packstore",
         "playwright",
         "pytest-xdist",

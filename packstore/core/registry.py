@@ -217,7 +217,7 @@ SOURCES = Registry(
         "exported": "packstore.sources.exported:KIND",
         "tfds": "packstore.sources.records.tfds:KIND",
         "tfrecord": "packstore.sources.records.tfrecord:KIND",
-        "arrayrecord": "packstore.sources.records.arrayrecord:KIND",
+        "arrayrecord": "packstore.sources.records.tfrecord:ARRAYRECORD",
         "recordio": "packstore.sources.records.recordio:KIND",
         "mds": "packstore.sources.records.mds:KIND",
         "litdata": "packstore.sources.records.litdata:KIND",

@@ -21,7 +21,6 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -59,8 +58,6 @@ from packstore.sources.lmdbs import parse_datum
 from packstore.sources.medical.dicom import DicomSource
 from packstore.sources.medical.nifti import NiftiSource
 from packstore.sources.named.mat import load_mat
-from packstore.sources.records import arrayrecord
-from packstore.sources.records.arrayrecord import ArrayRecordSource
 from packstore.sources.records.beton import BetonSource
 from packstore.sources.records.litdata import LitdataSource
 from packstore.sources.records.mds import MdsSource
@@ -75,13 +72,12 @@ from packstore.stores.hdf5.checked import hash_lookup3
 from packstore.stores.mapped import check_offsets
 from packstore.stores.pth.pickle_reader import unpickle
 from packstore.training.coco_masks import coco_masks
-from tests.makers.arrayrecord import expanded
 from tests.makers.fuzzing import Target
 from tests.makers.seek_indexes import repaired
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 WRITTEN = frozenset(
-    {"annotated", "arrow", "coco_masks", "exr", "ffcv", "former", "parity", "parquet", "released", "riegeli"}
+    {"annotated", "arrayrecord", "arrow", "coco_masks", "exr", "ffcv", "former", "parity", "parquet", "released"}
 )
 """Folders beside those of seeds: what libraries wrote, and older versions of packstore (``former``, ``released``)."""
 _MAX_RECORDS = 2000
@@ -318,18 +314,6 @@ def _litdata(data: bytes) -> None:
                     source.read(entry)
     finally:
         shutil.copy(CORPUS / "litdata" / name, folder / name)
-
-
-def _arrayrecord(data: bytes) -> None:
-    """A file without the zeros at the ends of its blocks; its hashes count as right, which would refuse all others."""
-    path = _scratch() / "x.array_record"
-    path.write_bytes(expanded(data))
-    options = SourceOptions(max_pixels=1 << 16, named=True)
-    with mock.patch.object(arrayrecord, "_check_hash"), closing(ArrayRecordSource(path, options)) as source:
-        source.survey()
-        for entry in source.entries():
-            with suppress(SampleError):
-                source.read(entry)
 
 
 def _beton(data: bytes) -> None:
@@ -754,7 +738,6 @@ TARGETS = (
         ),
     ),
     Target("hf_features", _hf_features, (PackstoreError, ValueError), ("huggingface/features.py",), _repair_json),
-    Target("arrayrecord", _arrayrecord, (PackstoreError,), ("records/arrayrecord.py",)),
     Target("beton", _beton, (PackstoreError,), ("records/beton.py", "records/typed.py")),
     Target(
         "litdata",

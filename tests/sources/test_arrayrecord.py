@@ -2,16 +2,14 @@
 
 ``tests/corpus/arrayrecord`` was written by array_record 0.8.6 with ``group_size`` 1 to 4 and the compression that each
 is called after: seven examples with an image, a label and a file's name. Zeros at the ends of blocks are left out, see
-:func:`tests.makers.arrayrecord.expanded`. ``tests/corpus/riegeli/large.xz`` has five with 70,000 bytes beside, so that
-headers of blocks lie within records.
+:func:`tests.makers.arrayrecord.expanded`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import lzma
 import pickle
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,12 @@ import pytest
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import SampleError, SourceError
 from packstore.core.protobuf import write_example
-from packstore.images.engine import highway_hash
 from packstore.sources import open_source
 from packstore.testing import SourceSuite
-from tests.makers.arrayrecord import BLOCK, chunk, expanded, hashed, write_arrayrecord
+from tests.makers.arrayrecord import BLOCK, expanded, write_arrayrecord
 from tests.makers.images import tiny
 
+pytest.importorskip("array_record")
 CORPUS = Path(__file__).parents[1] / "corpus"
 
 
@@ -56,7 +54,7 @@ class TestArrayRecord(SourceSuite):
         file.write_bytes(file.read_bytes())
 
 
-@pytest.mark.parametrize("name", ["zstd", "uncompressed", "padded"])
+@pytest.mark.parametrize("name", ["zstd", "uncompressed", "padded", "brotli", "snappy", "transposed"])
 def test_what_the_library_wrote(name: str, tmp_path: Path) -> None:
     path = written(name, tmp_path)
     manifest = convert(path, tmp_path / "x.lmdb").manifest
@@ -69,18 +67,13 @@ def test_what_the_library_wrote(name: str, tmp_path: Path) -> None:
 
 
 def test_records_over_several_blocks(tmp_path: Path) -> None:
-    path = tmp_path / "large"
-    path.write_bytes(lzma.decompress((CORPUS / "riegeli" / "large.xz").read_bytes()))
-    convert(path, tmp_path / "x.h5")
-    ds = PackedDataset(tmp_path / "x.h5", columns=("image", "blob"), output="bytes")
-    assert [(bytes(image), bytes(blob)) for image, blob in ds] == [(tiny(n), bytes(70000 + n)) for n in range(5)]
     random = np.random.default_rng(1)
     blobs = [random.bytes(size) for size in (0, 65_400, 65_512, 65_536, 200_000)]
     records = [example(n, blob=[blob]) for n, blob in enumerate(blobs)]
     for group in (1, 2, 5):
         convert(write_arrayrecord(tmp_path / "own", records, group), tmp_path / "x.h5", overwrite=True)
         ds = PackedDataset(tmp_path / "x.h5", columns=("image", "blob"), output="bytes")
-        assert [bytes(blob) for _, blob in ds] == blobs
+        assert [(bytes(image), bytes(blob)) for image, blob in ds] == [(tiny(n), blob) for n, blob in enumerate(blobs)]
 
 
 def test_a_dataset_of_tensorflow_datasets(tmp_path: Path) -> None:
@@ -100,17 +93,10 @@ def test_a_dataset_of_tensorflow_datasets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("brotli", "in the compression 'b', which packstore does not read"),
-        ("snappy", "in the compression 's', which packstore does not read"),
-        ("transposed", "a chunk of type 't'"),
-        ("empty", "hold no records"),
-        ("other", "none of its records is a tf.train.Example"),
-    ],
+    ("name", "said"), [("empty", "hold no records"), ("other", "none of its records is a tf.train.Example")]
 )
 def test_what_is_not_read(name: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises((SampleError, SourceError), match=said) as caught:
+    with pytest.raises(SourceError, match=said) as caught:
         convert(written(name, tmp_path), tmp_path / "x.h5")
     assert "\n" not in str(caught.value)
 
@@ -119,41 +105,30 @@ def test_files_that_are_cut_off(tmp_path: Path) -> None:
     whole = write_arrayrecord(tmp_path / "x.array_record", [example(n) for n in range(5)]).read_bytes()
     for size in (64, 1000, BLOCK, 2 * BLOCK - 1):
         (tmp_path / "x.array_record").write_bytes(whole[:size])
-        with pytest.raises(SourceError, match="cannot be read: it") as caught:
+        with pytest.raises(SourceError, match="cannot be read: ") as caught:
             convert(tmp_path / "x.array_record", tmp_path / "x.h5")
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("sound", [False, True], ids=["as it is", "with its hashes"])
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (8, b"\xff" * 4),
-        (24, b"t"),
-        (25, b"\2"),
-        (32, b"\xff" * 6),
-        (40, b"?"),
-        (41, b"\x7f"),
-        (0, b"12345678"),
-        (16, b"12345678"),
-        (90, b"!"),
-    ],
-)
-def test_a_chunk_that_is_damaged(place: int, value: bytes, sound: bool, tmp_path: Path) -> None:
-    """Its records are bad samples; the others are packed, and their columns are what they were. Whatever its hashes
-    say, nothing in it is believed."""
-    if sound and place in (0, 16, 90):
-        pytest.skip("nothing but a hash shows it")
-    whole = write_arrayrecord(tmp_path / "x.array_record", [example(n) for n in range(9)]).read_bytes()
-    good = chunk([example(n) for n in range(3, 6)])
-    bad = good[:place] + value + good[place + len(value) :]
-    (tmp_path / "x.array_record").write_bytes(whole.replace(good, hashed(bad) if sound else bad))
+@pytest.mark.parametrize("place", [0, 30, 100])
+def test_a_chunk_that_is_damaged(place: int, tmp_path: Path) -> None:
+    """Its records are bad samples; the others are packed, and their columns are what they were."""
+    path = write_arrayrecord(tmp_path / "x.array_record", [example(n) for n in range(9)])
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(b"0003.png") + place] ^= 0xFF
+    path.write_bytes(whole)
     with pytest.raises(SampleError, match=r"x\.array_record: record 3: "):
-        convert(tmp_path / "x.array_record", tmp_path / "y.h5")
-    report = convert(tmp_path / "x.array_record", tmp_path / "x.h5", on_error="skip", overwrite=True)
+        convert(path, tmp_path / "y.h5")
+    report = convert(path, tmp_path / "x.h5", on_error="skip")
     assert (report.manifest.records, len(report.skipped)) == (6, 3)
     assert [column.nullable for column in report.manifest.columns if column.name == "label"] == [False]
+
+
+def test_the_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written("zstd", tmp_path)
+    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
+    with pytest.raises(SourceError, match=r"zstd\.array_record: pip install 'packstore\[arrayrecord\]'"):
+        convert(path, tmp_path / "x.h5")
 
 
 @pytest.mark.slow
@@ -172,20 +147,9 @@ def test_damage_in_what_the_library_wrote_is_seen(name: str, tmp_path: Path) -> 
         assert report.skipped
 
 
-def test_the_hash_is_that_of_the_reference() -> None:
-    """What the library wrote has hashes of a few sizes; others were computed by the algorithm in Python."""
-    data = bytes(range(97))
-    hashes = b"".join(highway_hash(data[:size]).to_bytes(8, "little") for size in range(98))
-    assert hashlib.sha256(hashes).hexdigest() == "703364522875b0b588b21e4b50f44290515551bdbabe86adbf057b944237c757"
-    # The first chunk of each file of Riegeli: its own hash, no data, the hash of none, its type.
-    header = bytes.fromhex("91bac23c9287e1a90000000000000000e19f13c0e9b1c3727300000000000000" + 16 * "0")
-    assert highway_hash(header[8:]).to_bytes(8, "little") == header[:8]
-    assert highway_hash(b"").to_bytes(8, "little") == header[16:24]
-
-
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_pickles_are_refused_and_not_unpickled(protocol: int, tmp_path: Path) -> None:
     records = [pickle.dumps({"image": tiny(n), "label": n}, protocol) for n in range(3)]
     write_arrayrecord(tmp_path / "a.array_record", records, 1)
-    with pytest.raises(SourceError, match=r"none of its records is a tf.train.Example: one begins with b'.x80"):
+    with pytest.raises(SourceError, match=r"none of its records is a tf\.train\.Example"):
         convert(tmp_path / "a.array_record", tmp_path / "x.h5")

@@ -231,7 +231,10 @@ def test_a_file_that_is_cut_off(left: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_damage_does_not_change_what_is_said_of_others(tmp_path: Path) -> None:
     """A bit that flips in a name, a label or a number of values is no new feature and no class."""
-    examples = [plain(n, label=ints(n % 3 + 1), class_name=[b"abc"[n % 3 : n % 3 + 1]]) for n in range(9)]
+    names = [[b"%d.png" % 7**n] for n in range(1, 10)]  # so unlike that one bit makes none of them another
+    examples = [
+        plain(n, label=ints(n % 3 + 1), class_name=[b"abc"[n % 3 : n % 3 + 1]], filename=names[n]) for n in range(9)
+    ]
     whole = records(*examples)
     first = len(records(*examples[:4]))
     (tmp_path / "labels.txt").write_text("1:a\n2:b\n3:c\n")

@@ -8,7 +8,6 @@ from packstore.images.engine.addresses import BufferAddresses
 from packstore.images.engine.compiled import engine_problem
 from packstore.images.engine.engine import MOST_SIDE, Engine, augment, get_engine
 from packstore.images.engine.functions import (
-    highway_hash,
     is_plain_jpeg,
     list_names,
     permute_in_place,
@@ -29,7 +28,6 @@ __all__ = [
     "augment",
     "engine_problem",
     "get_engine",
-    "highway_hash",
     "is_plain_jpeg",
     "list_names",
     "permute_in_place",

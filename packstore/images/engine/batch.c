@@ -210,9 +210,3 @@ EXPORT void packstore_engine_permute(int64_t *values, int64_t count, uint32_t le
 #endif
     permute_plain(values, count, length, shift, radix, keys);
 }
-
-/* See highway.c. */
-EXPORT uint64_t packstore_engine_highway_hash(const uint8_t *data, uint64_t size)
-{
-    return highway_hash(data, size);
-}

@@ -84,8 +84,6 @@ def load_library(path: str) -> ctypes.CDLL:
         *(pointer, pointer, pointer),
     )
     library.packstore_engine_checkpoints.restype = None
-    library.packstore_engine_highway_hash.argtypes = (pointer, ctypes.c_uint64)
-    library.packstore_engine_highway_hash.restype = ctypes.c_uint64
     library.packstore_engine_read_files.argtypes = (
         *(ctypes.c_int, ctypes.c_char_p, number),
         *(pointer, pointer, pointer, pointer),

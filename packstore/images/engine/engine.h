@@ -15,7 +15,6 @@
  * convert.c   types and layouts: normalised bytes, planes, interleaved channels
  * files.c     small files, many in a call
  * png.c       rows of PNG files of one channel: masks
- * highway.c   checksums of ArrayRecord
  * permute.c   random orders of records
  * augment.c   programs: operations on the pixels that are shown; see augment.h
  * kernels.c   the loops that there are twice
@@ -481,9 +480,6 @@ void read_files(int directory, const char *names, int64_t count, const int64_t *
 int64_t scan_tar(int file, int64_t at, int64_t end, int64_t most, int64_t (*facts)[3], char *names);
 void stat_files(int directory, const char *names, int64_t count, int64_t *facts);
 int list_names(int directory, int64_t capacity, char *files, char *folders, int64_t *sizes);
-
-/* highway.c */
-uint64_t highway_hash(const uint8_t *data, uint64_t size);
 
 /* permute.c */
 void permute_plain(int64_t *, int64_t count, uint32_t length, int shift, uint32_t radix, const uint32_t *keys);

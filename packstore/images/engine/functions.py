@@ -56,12 +56,6 @@ def permute_in_place(values: NDArray[np.int64], length: int, shift: int, radix: 
     return True
 
 
-def highway_hash(data: bytes) -> int:
-    """Computes the 64-bit HighwayHash with Riegeli's key, without the GIL. Raises :class:`EngineError` without an
-    engine."""
-    return int(compiled.require_library().packstore_engine_highway_hash(find_address(data), len(data)))
-
-
 def read_files(
     directory: int, names: Sequence[bytes], sizes: Sequence[int], modified_ns: Sequence[int]
 ) -> list[bytes | None]:

@@ -5,12 +5,9 @@ features for all formats of examples.
 from __future__ import annotations
 
 import math
-import zlib
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +15,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from packstore.core.column import Column
+from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
+from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
-from packstore.core.protobuf import Feature, Message, read_example
+from packstore.core.protobuf import PACKED, Feature, Message, read_example
 from packstore.core.tfrecord import CHECK, HEADER, parse_record_length, verify_data
 from packstore.images.orientation import upright_size
-from packstore.images.sniff import HeaderError, max_file_bytes
+from packstore.images.sniff import HeaderError
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import TAR_FAULTS, detect_compression, open_decompressor
 from packstore.sources.columns import ValueType, guess
@@ -37,8 +37,6 @@ SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz"
 """Suffixes of TFRecord files."""
 MAX_RECORD = (1 << 31) - 1
 BOX_FORMATS = ("XYXY", "YXYX", "XYWH", "REL_XYXY", "REL_YXYX")
-_PLAIN = frozenset(("image", "mask", "text", "bytes", "class", "box"))
-"""Kinds of columns that are no arrays of numbers."""
 _WINDOW = 1 << 11
 _MAX_KEY = 4096
 _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
@@ -116,10 +114,13 @@ class Example:
         """Locates the features. Raises :class:`ValueError` for any other message."""
         self.message, self.features = message, read_example(message)
 
+    def count(self, name: str) -> int:
+        """Counts the values of a feature; 0 if it is missing."""
+        return self.features.get(name, Feature()).count(self.message)
+
     def byte_values(self, name: str) -> list[bytes]:
-        """Reads the values of a feature of bytes; ``[]`` without values. Raises :class:`ValueError` for numbers, and if
-        the feature is missing."""
-        feature = self._find(name)
+        """Reads the values of a feature of bytes; ``[]`` if there are none. Raises :class:`ValueError` for numbers."""
+        feature = self.features.get(name, Feature())
         if feature.kind not in ("bytes", ""):
             raise ValueError("found numbers, expected texts or files")
         return feature.bytes(self.message)
@@ -133,38 +134,18 @@ class Example:
         return values[0]
 
     def numbers(self, name: str, dtype: str = "") -> NDArray[Any]:
-        """Reads the numbers of a feature. Raises :class:`ValueError` for bytes, for numbers beyond an integer
-        ``dtype``, and if the feature is missing."""
-        feature = self._find(name)
+        """Reads the numbers of a feature; none if it is missing. Raises :class:`ValueError` for bytes, and for numbers
+        beyond an integer ``dtype``."""
+        feature = self.features.get(name, Feature())
         if feature.kind == "bytes":
             raise ValueError("found bytes, expected numbers")
-        numbers = feature.numbers(self.message)
-        if not dtype or numbers.dtype.name == dtype:
-            return numbers
+        numbers: NDArray[Any] = feature.numbers(self.message)
         if dtype == "uint64" and numbers.dtype == np.int64:
             return numbers.view(np.uint64)
-        values = numbers.astype(dtype)
-        if dtype != "uint64" and values.dtype.kind in "iub" and not np.array_equal(values, numbers):
+        values = numbers.astype(dtype or numbers.dtype, copy=False)
+        if values.dtype.kind in "iub" and not np.array_equal(values, numbers):
             raise ValueError(f"found numbers beyond {dtype}")
         return values
-
-    def only_number(self, name: str) -> int | None:
-        """Reads the only number of a feature; None if the feature is missing or has no values. Raises
-        :class:`ValueError` for several numbers or bytes."""
-        numbers = self.numbers(name) if name in self.features else np.zeros(0)
-        if len(numbers) > 1:
-            raise ValueError(f"found {len(numbers)} numbers, expected one")
-        return int(numbers[0]) if len(numbers) else None
-
-    def has_values(self, name: str) -> bool:
-        """Tells if a feature is there, and has a type of values."""
-        return name in self.features and self.features[name].kind != ""
-
-    def _find(self, name: str) -> Feature:
-        """Returns a feature. Raises :class:`ValueError` if it is missing."""
-        if name not in self.features:
-            raise ValueError(f"it has no feature {name}")
-        return self.features[name]
 
 
 @dataclass(frozen=True)
@@ -174,130 +155,88 @@ class FeatureColumn:
     Attributes:
         feature: Name in an example.
         kind: ``image``, ``mask``, ``pixels``, ``text``, ``bytes``, ``class``, ``box``; or the dtype of numbers.
-        shape: Shape of one value; -1 for any size.
-        lengths: Lengths of the sequences that contain it, outermost first; -1 for any length.
+        shape: Shape of the numbers of an example; -1 for any size.
+        repeated: An example has a list of values that are no numbers.
         optional: An example may lack it.
         numbering: Converts class numbers.
-        of: Column of boxes to which the classes of a sequence belong; False for none.
-        encoding: Encoding of numbers that are packed into bytes, ``bytes`` or ``zlib``; format of boxes. Else ``""``.
+        of: Column of boxes to which the classes of a list belong; False for none.
+        box_format: Format of boxes, one of :data:`BOX_FORMATS`.
+        packed: The numbers are the bytes of an array, as one value.
     """
 
     feature: str
     kind: str
     shape: tuple[int, ...] = ()
-    lengths: tuple[int, ...] = ()
+    repeated: bool = False
     optional: bool = False
     numbering: Numbering = UNCHANGED
     of: str | bool = False
-    encoding: str = ""
+    box_format: str = ""
+    packed: bool = False
 
     def declare(self) -> Field:
-        """Declares the column. Pixels, labels of sequences, sequences of sequences and arrays of any length are never
-        optional."""
-        shape = (*self.lengths, *self.shape)
-        if len(self.lengths) > 1:
-            return Json()
+        """Declares the column. Pixels, labels of lists, and arrays of any length are never optional."""
+        many, classes = self.repeated, self.numbering.classes
         plain: dict[str, Field] = {
-            "image": Images() if self.lengths else Image(),
+            "image": Images() if many else Image(),
             "mask": Mask(),
             "pixels": Image("uint8"),
-            "class": Labels(self.numbering.classes, of=self.of) if self.lengths else Label(self.numbering.classes),
+            "class": Labels(classes, of=self.of) if many else Label(classes),
             "box": Boxes(),
-            "text": Json() if shape else Text(),
-            "bytes": Json() if shape else Bytes(),
+            "text": Json() if many else Text(),
+            "bytes": Json() if many else Bytes(),
         }
-        declared = plain.get(self.kind) or guess("", ValueType(self.kind, shape))
+        declared = plain.get(self.kind) or guess("", ValueType(self.kind, self.shape))
         never = isinstance(declared, Labels) or self.kind == "pixels" or getattr(declared, "ragged", False)
         return declared if never else replace(declared, optional=self.optional)
 
-    def decode(self, example: Example, limit: int) -> Any:
-        """Decodes the value of the column. Returns None if it is missing or the label -1. Numbers become an array;
-        nested lists if any length but the first varies. Sequences of other values become lists. Raises
-        :class:`ValueError` for a value that does not fit the feature, and for more than ``limit`` compressed bytes."""
-        name, shape = self.feature, (*self.lengths, *self.shape)
-        if len(self.lengths) > 1:
-            flat = f"{name}/ragged_flat_values"
-            items = self._decode_items(example, flat) if flat in example.features else []
-            rows = (f"{name}/ragged_row_lengths_{i}" for i in range(len(self.lengths) - 1))
-            return _nest_rows(items, [example.numbers(row).tolist() if row in example.features else [] for row in rows])
-        numeric, dtype = self.kind not in _PLAIN, "int64" if self.kind == "class" else self.kind
-        if numeric and self.shape.count(-1) > 1:
-            name = f"{name}/value"
-        if not (name in example.features if shape else example.has_values(name)):
-            is_list = self.kind not in (*_PLAIN - {"class"}, "pixels") and shape[:1] == (-1,) and -1 not in shape[1:]
-            return np.zeros((0, *shape[1:]), dtype) if is_list else None
-        if self.kind in ("image", "mask"):
-            return example.byte_values(name) if self.lengths else self.take_only(example.byte_values(name))
-        if numeric:
-            if not shape and not self.encoding and not len(example.numbers(name)):
-                return None
-            array = self.decode_array(example, limit)
-            return array.tolist() if -1 in shape[1:] and self.kind != "pixels" else array
-        items = self._decode_items(example, name)
+    def decode(self, example: Example) -> Any:
+        """Decodes the value of the column. Returns None if it is missing or the label -1, and an empty list for missing
+        classes or numbers of any length. Raises :class:`ValueError` for a value that does not fit the feature."""
+        name = f"{self.feature}/value" if self.shape.count(-1) > 1 else self.feature
+        if name not in example.features or not (self.repeated or self.shape or example.count(name)):
+            is_list = self.shape[:1] == (-1,) and -1 not in self.shape[1:] and self.kind != "pixels"
+            if is_list:
+                return np.zeros((0, *self.shape[1:]), self.kind)
+            return [] if self.kind == "class" and self.repeated else None
         if self.kind == "box":
-            return np.array(items, np.float64).reshape(-1, 4)
-        if self.shape and -1 not in self.shape:  # of strings
-            return np.array(items, object).reshape(self.shape).tolist()
-        if self.kind == "class" and self.lengths and None in items:
-            raise ValueError("found -1 among numbers of classes")
-        return items if shape else self.take_only(items)
-
-    def decode_array(self, example: Example, limit: int) -> NDArray[Any]:
-        """Decodes the numbers of the column. Those with several axes of any length have features of their shape and
-        value. Raises as :meth:`_decode_numbers`, and :class:`ValueError` if the shape is not that of the column."""
-        if self.shape.count(-1) <= 1:
-            return self._decode_numbers(example, self.feature, (*self.lengths, *self.shape), limit)
-        name = f"{self.feature}/shape"
-        said = tuple(example.numbers(name).tolist() if name in example.features else ())
-        if len(said) != len(self.shape) or any(n != most >= 0 for n, most in zip(said, self.shape, strict=True)):
-            raise ValueError(f"found the shape {said}, expected {self.shape}")
-        return self._decode_numbers(example, f"{self.feature}/value", (*self.lengths, *said), limit)
-
-    def take_only(self, items: Sequence[Any]) -> Any:
-        """Returns the only item; None if there is none. Raises :class:`ValueError` for several."""
-        if len(items) > 1:
-            raise ValueError(f"found {len(items)} values, expected one")
-        return items[0] if items else None
-
-    def _decode_items(self, example: Example, name: str) -> list[Any]:
-        """Decodes the values of a feature to a list of plain values. Raises :class:`ValueError` for values of another
-        type, and for a text that is not UTF-8."""
-        if self.kind in ("text", "bytes"):
-            values = example.byte_values(name)
-            return [value.decode("utf-8") for value in values] if self.kind == "text" else list(values)
+            return example.numbers(name, "float32").reshape(-1, 4).astype(np.float64)
         if self.kind == "class":
-            return list(map(self.numbering, example.numbers(name, "int64").tolist()))
-        shape = (-1, 4) if self.kind == "box" else (-1, *self.shape)
-        return list(self._decode_numbers(example, name, shape, 1 << 30).tolist())
+            values: list[Any] = [self.numbering(number) for number in example.numbers(name, "int64").tolist()]
+            if self.repeated and None in values:
+                raise ValueError("found -1 among numbers of classes")
+        elif self.kind in ("image", "mask", "bytes", "text"):
+            values = list(example.byte_values(name))
+            if self.kind == "text":
+                values = [value.decode("utf-8") for value in values]
+        else:
+            array = self.decode_array(example)
+            return array.tolist() if -1 in self.shape[1:] and self.kind != "pixels" else array
+        return values if self.repeated else self.take_only(values)
 
-    def _decode_numbers(self, example: Example, name: str, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
-        """Decodes the numbers of a feature to an array of ``shape``. Raises :class:`ValueError` for numbers that do not
-        fit the shape or an integer dtype. Also raises it for compressed numbers of more than ``limit`` bytes."""
-        dtype = {"pixels": "uint8", "box": "float32"}.get(self.kind, self.kind)
-        if self.encoding in ("bytes", "zlib"):
-            data = example.only_bytes(name)
-            if self.encoding == "zlib":
-                inflate = zlib.decompressobj()
-                data = inflate.decompress(data, limit)
-                if not inflate.eof:
-                    raise ValueError(f"it is cut off, or larger than {limit} bytes")
-            array = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
+    def decode_array(self, example: Example) -> NDArray[Any]:
+        """Decodes the numbers of the column to an array of its shape. Those with several axes of any length have a
+        feature of their shape and one of the numbers. Raises :class:`ValueError` for numbers that do not fit."""
+        name, shape = self.feature, self.shape
+        if shape.count(-1) > 1:
+            said = tuple(example.numbers(f"{name}/shape").tolist())
+            if len(said) != len(shape) or any(n != most >= 0 for n, most in zip(said, shape, strict=True)):
+                raise ValueError(f"found the shape {said}, expected {shape}")
+            name, shape = f"{name}/value", said
+        dtype = "uint8" if self.kind == "pixels" else self.kind
+        if self.packed:
+            array = np.frombuffer(example.only_bytes(name), np.dtype(dtype).newbyteorder("<"))
         else:
             array = example.numbers(name, dtype)
         if -1 not in shape and array.size != math.prod(shape):
             raise ValueError(f"found {array.size} numbers, expected {math.prod(shape)}")
         return array.reshape(shape)
 
-
-def _nest_rows(items: list[Any], row_lengths: Sequence[list[int]]) -> list[Any]:
-    """Nests values in lists of lists. ``row_lengths`` has the lengths of the rows of each level, outermost first.
-    Raises :class:`ValueError` if they do not add up."""
-    for lengths in reversed(row_lengths):
-        if sum(lengths) != len(items) or any(length < 0 for length in lengths):
-            raise ValueError(f"{len(items)} values do not make rows of {sum(lengths)}")
-        rows = iter(items)
-        items = [list(islice(rows, length)) for length in lengths]
-    return items
+    def take_only(self, values: Sequence[Any]) -> Any:
+        """Returns the only value; None if there is none. Raises :class:`ValueError` for several."""
+        if len(values) > 1:
+            raise ValueError(f"found {len(values)} values, expected one")
+        return values[0] if values else None
 
 
 class ExampleSource(WalkedSource):
@@ -332,14 +271,14 @@ class ExampleSource(WalkedSource):
     def decode_example(self, example: Example) -> dict[str, Any]:
         """Decodes the features of an example, by column; a missing one to None. Converts boxes to pixels. Raises
         :class:`ValueError`, with the name of the feature, for a value that does not fit its column."""
-        values, limit = {}, max_file_bytes(self.options.max_pixels)
+        values: dict[str, Any] = {}
         for name, column in self.example_columns.items():
             try:
-                values[name] = column.decode(example, limit)
+                values[name] = column.decode(example)
                 if column.kind == "box" and values[name] is not None:
-                    values[name] = to_pixels(column.encoding, values[name], values["image"])
-                    values[RELATIVE] = column.encoding.startswith("REL_")
-            except (ValueError, zlib.error, OverflowError) as error:
+                    values[name] = to_pixels(column.box_format, values[name], values["image"])
+                    values[RELATIVE] = column.box_format.startswith("REL_")
+            except (ValueError, OverflowError) as error:
                 raise ValueError(f"{printable(column.feature)}: {error}") from error
         return values
 
@@ -355,17 +294,11 @@ class ExampleSource(WalkedSource):
         return self.facts
 
     def check_index(self, indexes: Sequence[RecordIndex]) -> None:
-        """Raises :class:`SourceError` if no record is an example, with the damage to a file or the first bytes of a
-        record."""
+        """Raises :class:`SourceError` if no record is an example, with the damage to a file if there is any."""
         if not self.facts.parsed:
-            damaged = next((index.damaged for index in indexes if index.damaged is not None), None)
-            if damaged is not None and damaged.fault:
-                raise SourceError(f"{printable(str(self.path))}: {damaged.fault}")
-            spans = ((number, *index.numbers[:2]) for number, index in enumerate(indexes) if index.keys)
-            start = next((self.opened.read_record(*span)[:8] for span in spans if self.opened.is_sound(*span)), b"")
-            raise SourceError(
-                f"{printable(str(self.path))}: none of its records is a tf.train.Example: one begins with {start!r}"
-            )
+            faults = (index.damaged.fault for index in indexes if index.damaged is not None)
+            reason = next(faults, "none of its records is a tf.train.Example")
+            raise SourceError(f"{printable(str(self.path))}: {reason}")
 
     @cached_property
     def key_feature(self) -> str | None:
@@ -374,25 +307,10 @@ class ExampleSource(WalkedSource):
 
     @cached_property
     def has_keys(self) -> bool:
-        """True if every readable record has a key, and all keys differ. False if no record is readable. Reads records
-        with equal keys again, and removes the keys of damaged ones from :attr:`index`."""
-        names = (name for index in self.index for name in index.keys)
-        digests = np.fromiter(map(_digest_key, names), np.uint64)
-        values, counts = np.unique(digests[digests != 0], return_counts=True)
-        if not 0 < self.facts.parsed <= counts.sum():
-            return False
-        firsts = [*accumulate((len(index.keys) for index in self.index), initial=0)]
-        good = set[int]()
-        for each in np.flatnonzero(np.isin(digests, values[counts > 1])).tolist():
-            number = bisect_right(firsts, each) - 1
-            index, i = self.index[number], each - firsts[number]
-            if not self.opened.is_sound(number, *index.numbers[3 * i : 3 * i + 2]):
-                index.keys[i] = None
-            elif int(digests[each]) in good:
-                return False
-            else:
-                good.add(int(digests[each]))
-        return True
+        """True if every readable record has a key, and all keys differ. False if no record is readable."""
+        keys = (key for index in self.index for key in index.keys if key is not None)
+        digests = np.fromiter((xxhash.xxh3_64_intdigest(key.encode()) for key in keys), np.uint64)
+        return 0 < self.facts.parsed <= len(digests) == len(np.unique(digests))
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
         """Returns the size of a record's image, and its key or None; adds to :attr:`facts`. For an invalid record,
@@ -401,31 +319,36 @@ class ExampleSource(WalkedSource):
         try:
             example = Example(message)
             self.facts.add_example(example.features, message, lambda: self.opened.is_sound(number, place, message.size))
-            return measure_largest_value(example.features), read_key(example)
+            # The largest single value of bytes is probably the image.
+            spans = (its.spans[0] for its in example.features.values() if its.kind == "bytes" and len(its.spans) == 1)
+            return max((stop - start for _, start, stop in spans), default=0), self.read_key(example)
         except ValueError:
             return message.size, None  # reported when it is read
 
-
-def measure_largest_value(features: Mapping[str, Feature]) -> int:
-    """Returns the size of the largest single value of bytes, which is probably the image; 0 if there is none."""
-    spans = (f.spans[0] for f in features.values() if f.kind == "bytes" and len(f.spans) == 1)
-    return max((stop - start for _, start, stop in spans), default=0)
-
-
-def read_key(example: Example) -> str | None:
-    """Reads the key of an example from the first of :data:`KEYS` among its features. Returns None unless the value is
-    printable text of less than 4,096 bytes. Raises :class:`ValueError` for a text that is not UTF-8."""
-    feature = example.features.get(next((name for name in KEYS if name in example.features), ""), Feature())
-    if feature.kind != "bytes" or len(feature.spans) != 1:
-        return None
-    _, start, stop = feature.spans[0]
-    name = example.message.get(start, stop).decode("utf-8") if stop - start < _MAX_KEY else ""
-    return name if name and name.isprintable() else None
+    def read_key(self, example: Example) -> str | None:
+        """Reads the key of an example from the first of :data:`KEYS` among its features. Returns None unless the value
+        is printable text of less than 4,096 bytes. Raises :class:`ValueError` for a text that is not UTF-8."""
+        feature = example.features.get(next((name for name in KEYS if name in example.features), ""), Feature())
+        if feature.kind != "bytes" or len(feature.spans) != 1:
+            return None
+        _, start, stop = feature.spans[0]
+        name = example.message.get(start, stop).decode("utf-8") if stop - start < _MAX_KEY else ""
+        return name if name and name.isprintable() else None
 
 
-def _digest_key(key: str | None) -> int:
-    """Hashes a key to a positive integer, or returns 0 for None."""
-    return 0 if key is None else xxhash.xxh3_64_intdigest(key.encode()) or 1
+def decode_stored(column: Column, example: Example) -> Any:
+    """Decodes the value of a column of an export to an array, a list of files, or :class:`StoredBytes`. Raises
+    :class:`ValueError` for values that do not fit the column."""
+    is_array = column.layout is not None or column.kind == "fixed"
+    if not is_array and column.form != "numbers":
+        many = column.form == "files"
+        return example.byte_values(column.name) if many else StoredBytes(example.only_bytes(column.name))
+    shape = column.shape
+    if column.kind != "fixed":
+        shape = (-1,) * len(column.layout) if column.layout else (-1, *shape)
+    packed = column.layout is not None or column.dtype in PACKED
+    array = FeatureColumn(column.name, NUMPY_DTYPE[column.dtype].name, shape, packed=packed).decode_array(example)
+    return array if is_array else StoredBytes(array.tobytes())
 
 
 def to_pixels(form: str, boxes: NDArray[np.float64], image: Any) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Reads TFRecord files of ``tf.train.Example``, without a description of their features.
+"""Reads TFRecord and ArrayRecord files of ``tf.train.Example``, without a description of their features.
 
 Layouts of TF-slim (``research/inception/inception/data/build_imagenet_data.py``,
 ``research/slim/datasets/dataset_utils.py``), of the TF Object Detection API (``using_your_own_dataset.md``), and any
@@ -8,8 +8,9 @@ from features that name the class of each example.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+import importlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.protobuf import Message
 from packstore.images.encode.png import encode_png
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.columns import make_column_names
-from packstore.sources.records import refuse_missing_shards
+from packstore.sources.records import RecordFiles, refuse_missing_shards
 from packstore.sources.records.examples import (
     SUFFIXES,
     Example,
@@ -31,6 +33,7 @@ from packstore.sources.records.examples import (
     is_tfrecord,
 )
 from packstore.sources.records.facts import FeatureFacts, Numbering, find_class_names, find_numbering
+from packstore.sources.refusals import first_bytes
 from packstore.sources.schema import STATED_SIZE
 
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
@@ -49,20 +52,19 @@ _SAID = ("height", "width", "depth", "channels", "format", "colorspace", "encodi
 _SIDES = ("image/width", "image/height")
 """Features with the size of the image, as TensorFlow's object detection writes them."""
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
+_RIEGELI = bytes.fromhex("83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9")
+"""First bytes of files of Riegeli, the format of ArrayRecord and others."""
 
 
 @dataclass(frozen=True)
 class EdgeBoxes(FeatureColumn):
     """Column of boxes with a feature for each edge; :attr:`feature` is what their names begin with."""
 
-    def decode(self, example: Example, limit: int) -> NDArray[np.float64]:
-        """Decodes boxes ``(n, 4)``; ``(0, 4)`` if there are none. Raises :class:`ValueError` if an edge is missing, or
-        edges differ in number."""
-        names = [f"{self.feature}/{edge}" for edge in _EDGES]
-        edges = [example.numbers(name) for name in names if name in example.features]
-        if not any(map(len, edges)):
-            return np.zeros((0, 4))
-        if len({len(edge) for edge in edges}) > 1 or len(edges) < len(_EDGES):
+    def decode(self, example: Example) -> NDArray[np.float64]:
+        """Decodes boxes ``(n, 4)``; ``(0, 4)`` if there are none. Raises :class:`ValueError` if edges differ in
+        number."""
+        edges = [example.numbers(f"{self.feature}/{edge}") for edge in _EDGES]
+        if len({len(edge) for edge in edges}) > 1:
             raise ValueError("the edges of its boxes differ in number")
         return np.stack(edges, 1).astype(np.float64)
 
@@ -72,24 +74,23 @@ class RawPixels(FeatureColumn):
     """Column of images that are raw pixels of uint8.
 
     Attributes:
-        sides: Features of height, width and channels; the last is empty if channels are not recorded.
+        sides: Features of height, width and channels; the last may be missing.
     """
 
     sides: tuple[str, ...] = ()
 
-    def decode(self, example: Example, limit: int) -> bytes | None:
+    def decode(self, example: Example) -> bytes | None:
         """Encodes the pixels as a PNG file; None if they are missing. Without recorded channels, infers 1 or 3 from the
-        number of bytes. Raises :class:`ValueError` for other channels, for a missing side, and if the number of bytes
-        does not fit."""
-        data = self.take_only(example.byte_values(self.feature) if self.feature in example.features else [])
+        number of bytes. Raises :class:`ValueError` for other channels, and if the number of bytes does not fit."""
+        data = self.take_only(example.byte_values(self.feature))
         if data is None:
             return None
-        height, width, channels = (example.only_number(side) or 0 for side in self.sides)
-        channels = channels or len(data) // max(1, height * width)
-        if channels not in (1, 3) or min(height, width) < 1 or len(data) != height * width * channels:
+        height, width, *channels = (int(self.take_only(example.numbers(side).tolist()) or 0) for side in self.sides)
+        depth = channels[0] if channels else len(data) // max(1, height * width)
+        if depth not in (1, 3) or min(height, width) < 1 or len(data) != height * width * depth:
             shown = f"found {len(data):,} bytes of {height} x {width} pixels"
             raise ValueError(f"{shown}; expected uint8 with 1 or 3 channels")
-        return encode_png(np.frombuffer(data, np.uint8).reshape(height, width, channels))
+        return encode_png(np.frombuffer(data, np.uint8).reshape(height, width, depth))
 
 
 class TfrecordSource(ExampleSource):
@@ -113,14 +114,13 @@ class TfrecordSource(ExampleSource):
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts features that repeat size or format of the image, and features whose values hold several files each.
         Leaves out zeros."""
-        return +Counter({reason: len(features) for reason, features in self._left_features.items()})
+        return {reason: len(features) for reason, features in self._left_features.items() if features}
 
     def decode_example(self, example: Example) -> dict[str, Any]:
-        """Decodes the features of an example, by column, and the size of the image that they state. A missing list
-        becomes an empty array. Raises :class:`ValueError` for a value that does not fit its column."""
+        """Decodes the features of an example, by column, and the size of the image that they state."""
         values = super().decode_example(example)
-        if all(map(example.has_values, _SIDES)):
-            values[STATED_SIZE] = tuple(example.only_number(side) or 0 for side in _SIDES)
+        if all(map(example.count, _SIDES)):
+            values[STATED_SIZE] = tuple(int(example.numbers(side)[0]) for side in _SIDES)
         return values
 
     @cached_property
@@ -136,31 +136,22 @@ class TfrecordSource(ExampleSource):
         features = self.all_facts.features
         images = [name for name in _MAIN if name in features and "image" in features[name].looks]
         images += [name for name, facts in features.items() if facts.looks == {"image"} and facts.high == 1]
-        images += self._raw_features[:1] if self._raw_features else ()
+        images += self._raw_features[:1]
         if not images:
             names = printable(", ".join(sorted(features)[:8]))
             raise SourceError(f"{printable(str(self.path))}: its records hold no image files, but {names}")
         return images[0]
 
     @cached_property
-    def _raw_features(self) -> tuple[str, str, str, str] | None:
-        """Names of the features with raw pixels, their height, width and channels; the last is empty if channels are
-        not recorded. Raw pixels have a usual name of images, and are one value of bytes in each record. The value is
-        None
-
-        - if images are files;
-        - if pixels, height or width are missing;
-        - if a size is not one whole number in each record.
-        """
-        facts = self.all_facts.features
-        single = {name: each.kinds for name, each in facts.items() if each.low == each.high == 1}
-        raw = next((name for name in _MAIN if single.get(name) == frozenset(("bytes",))), "")
+    def _raw_features(self) -> tuple[str, ...]:
+        """Names of the features with raw pixels, their height, width, and channels if these are recorded. Empty if
+        images are files, or if pixels, height or width are missing."""
+        features = self.all_facts.features
+        raw = next((name for name in _MAIN if name in features and features[name].kinds == {"bytes"}), "")
         prefix = raw[: raw.rfind("/") + 1]
-        known = next((prefix + name for name in ("channels", "depth") if prefix + name in facts), "")
-        sizes = (prefix + "height", prefix + "width", known)
-        are_sizes = all(single.get(name) == frozenset(("ints",)) for name in sizes if name)
-        are_files = any("image" in each.looks for each in facts.values())
-        return (raw, *sizes) if raw and are_sizes and not are_files else None
+        sides = [prefix + side for side in ("height", "width", "channels", "depth") if prefix + side in features]
+        are_files = any("image" in facts.looks for facts in features.values())
+        return (raw, *sides[:3]) if raw and sides[:2] == [f"{prefix}height", f"{prefix}width"] and not are_files else ()
 
     @cached_property
     def _box_features(self) -> tuple[str, bool] | None:
@@ -188,15 +179,14 @@ class TfrecordSource(ExampleSource):
     def _numberings(self) -> dict[str, Numbering]:
         """Numbering of the classes of each label feature. TF-slim's boxes have that of their images' classes. Adds the
         reasons to :attr:`evidence`. Raises the errors of :func:`find_class_names` and :func:`find_numbering`."""
-        facts, labels = self.all_facts.features, self.facts.labels
+        facts, labels, named = self.all_facts.features, self.facts.labels, self.options.named
         beside = find_class_names(self.path if self.path.is_dir() else self.path.parent)
         numberings: dict[str, Numbering] = {}
         for label in (each for each in _LABELS if each in labels and facts[each].kinds <= {"ints", ""}):
             if label == "image/object/bbox/label" and "image/class/label" in numberings:  # of each box
                 numberings[label] = numberings["image/class/label"]
-                continue
-            named = self.options.named
-            numberings[label] = find_numbering(self.path, self.kind, label, labels[label], beside, named=named)
+            else:
+                numberings[label] = find_numbering(self.path, self.kind, label, labels[label], beside, named=named)
         reasons = dict.fromkeys(each.why for each in numberings.values() if each.why)
         self.evidence = "; ".join([self.evidence, *reasons])
         return numberings
@@ -223,26 +213,89 @@ class TfrecordSource(ExampleSource):
             name = make_column_names([short], ["boxes", *columns])[short]
             columns[name] = self._make_column(feature, feature == of)
         if boxes:
-            columns["boxes"] = EdgeBoxes(boxes[0], "box", lengths=(-1,), encoding=f"{'REL_' * boxes[1]}XYXY")
+            columns["boxes"] = EdgeBoxes(boxes[0], "box", box_format=f"{'REL_' * boxes[1]}XYXY")
         return columns
 
     def _make_column(self, name: str, of_boxes: bool) -> FeatureColumn:
         """Makes the column of a feature by the facts about its values. Raises :class:`SourceError` if records hold
         different types."""
         facts, numbering = self.facts.features[name], self._numberings.get(name)
-        missing, kinds = facts.missing or facts.low == 0, facts.kinds - {""}
+        missing, kinds, many = facts.missing or facts.low == 0, facts.kinds - {""}, facts.high > 1
         if len(kinds) > 1:
             both = " and ".join(sorted(kinds))
             raise SourceError(f"{printable(str(self.path))}: {printable(name)} holds {both} in different records")
-        shape = () if facts.high <= 1 else (facts.high if facts.low == facts.high else -1,)
         if numbering is not None:
-            lengths = (-1,) if of_boxes or shape else ()
             missing = missing or -1 in self.facts.labels[name]
-            return FeatureColumn(name, "class", (), lengths, missing, numbering, "boxes" if of_boxes else False)
+            return FeatureColumn(name, "class", (), of_boxes or many, missing, numbering, of_boxes and "boxes")
         if kinds != {"bytes"}:
-            return FeatureColumn(name, "float32" if kinds == {"floats"} else "int64", shape, (), missing)
-        kind = "text" if shape or facts.looks <= {"text"} else "image" if facts.looks == {"image"} else "bytes"
-        return FeatureColumn(name, kind, (), (-1,) if shape else (), missing)
+            shape = (facts.high if facts.low == facts.high else -1,) if many else ()
+            return FeatureColumn(name, "float32" if kinds == {"floats"} else "int64", shape, False, missing)
+        kind = "text" if many or facts.looks <= {"text"} else "image" if facts.looks == {"image"} else "bytes"
+        return FeatureColumn(name, kind, (), many, missing)
+
+
+class ArrayRecordFiles(RecordFiles):
+    """Reads records of ArrayRecord files by their numbers, with the library ``array_record``; thread-safe. The library
+    verifies the hashes of what it reads. Raises :class:`SourceError` if it is not installed."""
+
+    def open_file(self, path: Path) -> Any:
+        """Opens a file with the library. Raises :class:`SourceError` if its index is damaged, or it has none."""
+        try:
+            library = importlib.import_module("array_record.python.array_record_module")
+            # Samples are read one by one, so that nothing is read ahead.
+            reader = library.ArrayRecordReader(os.fsencode(path), options="readahead_buffer_size:0,max_parallelism:0")
+            if not reader.ok():
+                reader.read()  # raises the reason
+        except ImportError:
+            raise SourceError(f"{printable(str(path))}: pip install 'packstore[arrayrecord]' to read it") from None
+        except RuntimeError as error:
+            raise SourceError(f"{printable(str(path))} cannot be read: {printable(str(error))}") from None
+        return reader
+
+    def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
+        """Yields the number, size and message of each record of file ``number``. A record that cannot be read has the
+        size 0 and the message None."""
+        reader: Any = self[number]
+        for record in range(reader.num_records()):
+            try:
+                data = self.read_record(number, record, 0)
+            except ValueError:
+                yield record, 0, None  # reported when it is read
+            else:
+                yield record, len(data), Message.from_bytes(data)
+
+    def read_record(self, number: int, place: int, length: int) -> bytes:
+        """Reads record ``place`` of file ``number``; ignores ``length``. Raises :class:`ValueError` if it is
+        damaged."""
+        reader: Any = self[number]
+        try:
+            return bytes(reader.read([place])[0])
+        except RuntimeError as error:
+            raise ValueError(f"record {place}: {printable(str(error))}") from None
+
+    def locate_span(self, number: int, start: int, size: int) -> None:
+        """Returns None: only the library knows where a record lies, and headers of blocks interrupt it."""
+
+
+class ArrayRecordSource(TfrecordSource):
+    """Source of ArrayRecord files: one file, or all in a folder. Columns and refusals are those of
+    :class:`TfrecordSource`."""
+
+    kind = "arrayrecord"
+    unit = "ArrayRecord file"
+    suffixes = (".array_record", ".arrayrecord")
+
+    @classmethod
+    def is_shard(cls, path: Path) -> bool:
+        """Tells if a file has the signature of Riegeli, the format of ArrayRecord and others."""
+        return first_bytes(path, len(_RIEGELI)) == _RIEGELI
+
+    def open_files(self, paths: Sequence[Path]) -> RecordFiles:
+        """Returns a reader of ArrayRecord files."""
+        return ArrayRecordFiles(paths)
 
 
 KIND = Kind("tfrecord", "TFRecord files of tf.train.Example", TfrecordSource.recognise, TfrecordSource)
+ARRAYRECORD = Kind(
+    "arrayrecord", "ArrayRecord files of tf.train.Example", ArrayRecordSource.recognise, ArrayRecordSource
+)
