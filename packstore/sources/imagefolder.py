@@ -39,11 +39,6 @@ _KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
 _MOST_IGNORED = 16
 _LONE = re.compile(r"images?(_0?\d)?|imgs?|jpegimages|photos?|pictures?|frames?")
 """Names of a folder that is not a class if it is the only one in each split."""
-_NO_IMAGES = re.compile(
-    r"runs?|logs?|checkpoints?|ckpts?|weights|models?|scripts?|src|code|docs?|tools?|utils?|notebooks?|results?|"
-    r"outputs?|meta(data)?|splits?|tensorboard|wandb|lightning_logs|mlruns|bin|configs?|annotations?|labels?|labeltxt"
-)
-"""Names of folders without images that are not classes beside class folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +72,8 @@ class ImageFolderSource(FolderSource):
       cannot be packed together with labelled splits.
     - Beside other folders of images, splits can be packed one by one. If the user names the kind, all folders are
       classes instead.
-    - A folder without images is no class if it has a name like ``logs``. The only folder of each split is no class if
-      it has a name like ``images``. If the user names the kind, both are classes.
+    - A folder of other files alone is no class. The only folder of each split is no class if it has a name like
+      ``images``. If the user names the kind, both are classes.
     - A class without images in any split is refused.
     - In a folder without images, ``.npy`` files are the images.
     """
@@ -245,14 +240,11 @@ class ImageFolderSource(FolderSource):
         return SplitFolder(split, directory, classes, len(inside.images), (*above, inside.identity))
 
     def _is_other_folder(self, name: str, above: tuple[Identity, ...]) -> bool:
-        """Tells if a top folder is no class: it has a name like ``logs``, and files but no images. False if the user
-        names the kind of source."""
-        return (
-            not self.options.named
-            and _NO_IMAGES.fullmatch(name.lower()) is not None
-            and any(names.text for _, names in self.tree.folders(is_passed_over, name))
-            and not self.tree.holds_images(name, above)
-        )
+        """Tells if a top folder is no class: it has files, but no images. False if the user names the kind of
+        source."""
+        if self.options.named or self.tree.holds_images(name, above):
+            return False
+        return any(names.text for _, names in self.tree.folders(is_passed_over, name))
 
     def _enter_image_folders(self, folders: list[SplitFolder], ignored: Counter[str]) -> list[SplitFolder]:
         """Replaces ``train`` by ``train/images`` if ``images`` is the only folder in each split, and has a generic
