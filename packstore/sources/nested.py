@@ -168,7 +168,7 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
     if 0 < len(hollow) <= len(flat):
         return f"holds folders of images, and folders of such folders ({join_few(hollow)})", hollow, False
     if len(hollow) > 1 and len(hollow) == len(classes) and not found and not clips:
-        shared = set.intersection(*(set(below[path]) for path in hollow))
+        shared = set.intersection(*({name.lower() for name in below[path]} for path in hollow))
         if len(shared) > 1 and 2 * len(shared) >= max(len(below[path]) for path in hollow):
             return (
                 f"holds several folders with the same folders of images in each ({join_few(sorted(shared))})",

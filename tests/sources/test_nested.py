@@ -197,6 +197,22 @@ def test_a_folder_with_the_classes_inside_is_no_class(place: str, count: int, tm
         assert source.survey().columns[0].classes == ("a", "b")
 
 
+def test_folders_with_the_same_classes_in_another_case_are_no_classes(tmp_path: Path) -> None:
+    names = [
+        f"{folder}/{n}.jpg" for folder in ("drawings/cat", "drawings/dog", "layers/Cat", "layers/Dog") for n in "01"
+    ]
+    fill(tmp_path, {name: jpeg(n) for n, name in enumerate(names)})
+    assert "same folders of images in each (cat, dog)" in str(question(tmp_path))
+
+
+def test_a_folder_of_other_files_is_no_class(tmp_path: Path) -> None:
+    fill(tmp_path, {**PHOTOS, "arrays/x.npy": b"array"})
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+    assert survey.columns[0].classes == ("a", "b")
+    assert survey.ledger.passed_over == {"not images (.npy)": 1}
+
+
 @pytest.mark.parametrize(("beside", "asked"), [(3, False), (30, True), (10, False), (11, True)])
 def test_images_beside_classes_are_a_question_if_they_are_many(beside: int, asked: bool, tmp_path: Path) -> None:
     files = {f"top{n}.jpg": jpeg(n) for n in range(beside)}
