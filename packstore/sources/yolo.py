@@ -39,7 +39,7 @@ from packstore.sources.beside import (
     read_text,
     read_whole,
 )
-from packstore.sources.coco.documents import READ_ORDER, find_annotation_files
+from packstore.sources.coco.documents import find_annotation_files
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.schema import RELATIVE
@@ -517,7 +517,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     labelled = any(_has_labels(tree, place) for place in places) or _find_scattered_images(tree)
     if not _find_descriptions(tree) and not labelled:
         return Certainty.NO
-    others = any(file.kind in READ_ORDER for file in find_annotation_files(tree)) or VOC.find(tree)
+    others = find_annotation_files(tree) or VOC.find(tree)
     return Certainty.PARTIAL if others else Certainty.CERTAIN
 
 

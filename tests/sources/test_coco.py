@@ -19,7 +19,7 @@ from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.sources import Entry, ask_about_left, open_source
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
-from tests.makers.annotated import CATS, POINTS, coco, coco_image, coco_object, fill, jpeg, mask
+from tests.makers.annotated import CATS, POINTS, coco, coco_image, coco_object, fill, jpeg
 from tests.makers.command import run
 from tests.makers.images import encode
 
@@ -120,7 +120,7 @@ def test_ids_match_by_value(places: str, form: str, tmp_path: Path) -> None:
         with closing(open_source(root)) as source:
             survey = source.survey()
             samples = {e.key: dict(source.read(e).values) for e in source.entries()}  # type: ignore[union-attr]
-            left = {reason: n for reason, n in survey.ledger.passed_over.items() if reason != "licenses"}
+            left = survey.ledger.passed_over
         json_of = [values.pop("json") for values in samples.values()]
         assert any("annotations" in each for each in json_of)
         found.append((survey.columns, survey.splits, left, samples))
@@ -245,10 +245,6 @@ def test_what_is_missing_or_not_named_is_said(tmp_path: Path) -> None:
             "annotations of images that are not listed": 1,
             "images that no annotations name": 2,
             "not images (.txt)": 1,
-            "licenses": 3,
-            "values 'supercategory' of categories": 2,
-            "values 'keypoints' of categories": 1,
-            "values 'skeleton' of categories": 1,
         }
         with pytest.raises(SampleError, match="No such file"):
             source.read(list(source.entries())[1])
@@ -288,21 +284,18 @@ def panoptic_mask() -> bytes:
 
 
 def panoptic(root: Path, samples: int = 6, masks: str = "annotations/panoptic_train2017") -> Path:
-    """Panoptic masks, and stuff with its masks, beside the objects of :func:`coco`; the first image has no mask."""
+    """Panoptic masks beside the objects of :func:`coco`; the first image has no mask."""
     coco(root, samples)
     images = [coco_image(n) for n in range(samples - 2)]
     head = {"info": {}, "licenses": [], "images": images, "categories": THINGS}
     entries = [{"image_id": n, "file_name": f"{n:012}.png", "segments_info": SEGMENTS} for n in range(1, samples - 2)]
-    stuff = [coco_object(900 + n, n, category_id=187) for n in range(samples - 2)]
     files: dict[str, str | bytes] = {f"{masks}/{n:012}.png": panoptic_mask() for n in range(1, samples - 2)}
-    files |= {f"annotations/stuff_train2017_pixelmaps/{n:012}.png": mask(n) for n in range(samples - 2)}
     files["annotations/panoptic_train2017.json"] = json.dumps(head | {"annotations": entries})
-    files["annotations/stuff_train2017.json"] = json.dumps(head | {"categories": THINGS[2:], "annotations": stuff})
     return fill(root, files)
 
 
 @pytest.mark.parametrize("masks", ["annotations/panoptic_train2017", "panoptic_train2017"])
-def test_panoptic_masks_and_stuff_go_with_their_images(masks: str, tmp_path: Path) -> None:
+def test_panoptic_masks_go_with_their_images(masks: str, tmp_path: Path) -> None:
     root = panoptic(tmp_path / "set", masks=masks)
     with closing(open_source(root)) as source:
         survey = source.survey()
@@ -315,17 +308,14 @@ def test_panoptic_masks_and_stuff_go_with_their_images(masks: str, tmp_path: Pat
     assert classes == {
         "labels": ("person", "car", "dog"),
         "segment_labels": ("car", "dog", "sky-other-merged"),
-        "stuff_labels": ("sky-other-merged",),
     }
     assert found[0]["panoptic_mask"] is found[0]["segment_ids"] is found[0]["segment_labels"] is None
-    assert val["panoptic_mask"] is val["stuff_mask"] is val["stuff_labels"] is None
+    assert val["panoptic_mask"] is val["segment_ids"] is None
     first = found[1]
     assert first["boxes"] == [[1.5, 1, 6, 7.5]] * 2
     assert (first["segment_ids"], first["segment_labels"]) == ([7, 197121], [1, 2])
     assert first["panoptic_mask"] == panoptic_mask()
-    assert (first["stuff_labels"], first["stuff_mask"]) == ([0], mask(1))
     assert first["json"]["panoptic"] == {"file_name": "000000000001.png", "segments_info": SEGMENTS}
-    assert first["json"]["stuff"][0]["segmentation"] == coco_object(1, 1)["segmentation"]
     pixels = np.asarray(PIL.Image.open(io.BytesIO(first["panoptic_mask"]))).astype(int) @ [1, 256, 65536]
     assert [(pixels == number).sum() for number in first["segment_ids"]] == [9, 4]
     convert(root, tmp_path / "x.h5")
@@ -355,24 +345,23 @@ def test_each_pixel_of_a_panoptic_mask_is_the_id_of_its_segment(tmp_path: Path) 
     assert [int((drawn == each).sum()) for each in found] == [each["area"] for each in segments]
 
 
-def test_the_mask_of_stuff_of_an_image_without_suffix(tmp_path: Path) -> None:
-    image = coco_image(0) | {"file_name": "0"}
-    document = {"images": [image], "annotations": [coco_object(1, 0, category_id=187)], "categories": THINGS[2:]}
-    files: dict[str, str | bytes] = {"train2017/0": jpeg(0), "annotations/stuff_train2017_pixelmaps/0.png": mask(0)}
-    fill(tmp_path, files | {"annotations/stuff_train2017.json": json.dumps(document)})
+def test_stuff_alone_is_objects_and_beside_objects_is_left(tmp_path: Path) -> None:
+    coco(tmp_path)
+    stuff = {"images": [coco_image(n) for n in range(4)], "categories": THINGS[2:]}
+    stuff["annotations"] = [coco_object(900 + n, n, category_id=187) for n in range(4)]
+    fill(tmp_path, {"annotations/stuff_train2017.json": json.dumps(stuff)})
     with closing(open_source(tmp_path)) as source:
-        assert source.read(next(source.entries())).values["stuff_mask"] == mask(0)
-
-
-def test_stuff_alone_is_objects_and_masks_alone_are_read(tmp_path: Path) -> None:
-    panoptic(tmp_path)
-    for name in ("instances", "person_keypoints", "captions"):
-        for split in ("train", "val"):
-            (tmp_path / f"annotations/{name}_{split}2017.json").unlink()
-    with closing(open_source(tmp_path, ignore=["*_pixelmaps/", "panoptic*"])) as source:
+        assert [*source.survey().ledger.names(Role.LEFT)] == ["annotations/stuff_train2017.json"]
+        with pytest.raises(AmbiguousSourceError, match=r"stuff_train2017\.json"):
+            ask_about_left(source, source.survey())
+    with closing(open_source(tmp_path, ignore=["instances*", "person*", "captions*"])) as source:
         values = source.read(next(source.entries())).values
         assert (values["boxes"], values["labels"]) == ([[1.5, 1, 6, 7.5]], [0])
-    with closing(open_source(tmp_path, ignore=["stuff*"])) as source:
+
+
+def test_panoptic_masks_alone(tmp_path: Path) -> None:
+    panoptic(tmp_path)
+    with closing(open_source(tmp_path, ignore=["instances*", "person*", "captions*"])) as source:
         names = [column.name for column in source.survey().columns if not column.name.endswith("_valid")]
         assert names == ["segment_ids", "segment_labels", "panoptic_mask", "json"]
 
@@ -710,22 +699,6 @@ def test_folders_of_another_machine_before_the_names(tmp_path: Path) -> None:
         assert [entry.key for entry in source.entries()] == [f"train/{name}" for name in names]
 
 
-def test_annotations_twice_with_the_same_bytes_are_read_once(tmp_path: Path) -> None:
-    splits = ("train", "val", "test")
-    files: dict[str, str | bytes] = {f"{split}/{n:012}.jpg": jpeg(n) for n, split in enumerate(splits)}
-    for n, split in enumerate(splits):
-        text = of_images(n)
-        files |= {f"annotations/{split}.json": text, f"{split}/_annotations.coco.json": text}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        survey = source.survey()
-        ask_about_left(source, survey)
-        assert dict(survey.splits) == dict.fromkeys(splits, 1)
-        assert sorted(survey.ledger.names(Role.EVIDENCE)) == sorted(f"{s}/_annotations.coco.json" for s in splits)
-    (tmp_path / "val/_annotations.coco.json").write_text(of_images(1) + " ")
-    with pytest.raises(AmbiguousSourceError):
-        open_source(tmp_path)
-
-
 def test_one_file_of_annotations_over_the_folders_of_splits(tmp_path: Path) -> None:
     """The folders of the images are the splits; a further image that no annotations name is left."""
     files = photos("data/train_images", 1, 3) | photos("data/val_images", 2) | photos("saved", 8)
@@ -747,21 +720,17 @@ def test_one_file_of_annotations_over_the_folders_of_splits(tmp_path: Path) -> N
         (("val2017", "train2017"), {"train": 2, "val": 2}),
         (("test/day", "test/night"), {"test": 4}),
         (("day", "night"), {"": 4}),
-        (("train", "day"), None),
+        (("train", "day"), {"": 4}),
     ],
 )
 def test_names_with_folders_of_splits_in_one_file(
-    base: str, folders: tuple[str, ...], splits: dict[str, int] | None, tmp_path: Path
+    base: str, folders: tuple[str, ...], splits: dict[str, int], tmp_path: Path
 ) -> None:
     images = [coco_image(n) | {"file_name": f"{folders[n // 2]}/{n:012}.jpg"} for n in range(4)]
     files = photos(f"{base}{folders[0]}", 0, 1) | photos(f"{base}{folders[1]}", 2, 3)
     fill(tmp_path, files | {"annotations/instances.json": of_images(images=images)})
-    if splits is None:
-        with pytest.raises(AmbiguousSourceError, match=r"images of a split in .*train, and others in .*day") as asked:
-            open_source(tmp_path)
-        assert [answer.options for answer in asked.value.answers] == [("--source", "coco")]
-    with closing(open_source(tmp_path, kind="coco")) as source:
-        assert dict(source.survey().splits) == (splits or {"": 4})
+    with closing(open_source(tmp_path)) as source:
+        assert dict(source.survey().splits) == splits
         keys = sorted(f"{base}{each['file_name']}" for each in images)
         assert sorted(entry.key for entry in source.entries()) == keys
 
@@ -803,33 +772,6 @@ def test_images_in_several_folders_of_which_one_is_missing_or_twice(missing: boo
     fill(tmp_path, files | {"notes.json": of_images(1, 2, 3, *([4] if missing else []))})
     with pytest.raises(SourceError, match=r"the images of notes\.json are missing"):
         open_source(tmp_path)
-
-
-@pytest.mark.parametrize("bbox", ["missing", None, []])
-@pytest.mark.parametrize("name", ["annotations.json", "annotations/person_keypoints_train.json"])
-def test_keypoints_without_boxes(name: str, bbox: Any, tmp_path: Path) -> None:
-    """Such as those of hands and faces, of several objects in an image, or of none."""
-    source = plain(tmp_path / "set", [coco_image(n) for n in (1, 2, 3)], [])
-    points = [[1, 2, 2, 3, 4, 1], [5, 6, 2, 0, 0, 0], [7, 1, 1, 2, 2, 2]]
-    objects = [
-        {"id": n, "image_id": (1, 1, 3)[n], "category_id": (4, 1, 4)[n], "keypoints": points[n]}
-        | ({} if bbox == "missing" else {"bbox": bbox})
-        for n in range(3)
-    ]
-    categories = [POINTS, {**POINTS, "id": 4, "name": "hand"}]
-    change(source / "annotations.json", lambda document: document.update(annotations=objects, categories=categories))
-    if name != "annotations.json":
-        (source / "annotations").mkdir()
-        (source / "annotations.json").rename(source / name)
-    convert(source, tmp_path / "x.lmdb")
-    dataset = PackedDataset(tmp_path / "x.lmdb", columns=("keypoints", "keypoint_labels"))
-    assert [(each.tolist(), labels.tolist()) for each, labels in dataset] == [
-        ([[[1, 2, 2], [3, 4, 1]], [[5, 6, 2], [0, 0, 0]]], [1, 0]),
-        ([], []),
-        ([[[7, 1, 1], [2, 2, 2]]], [1]),
-    ]
-    assert not dataset.manifest.has_column("boxes")
-    assert verify(tmp_path / "x.lmdb", against=source).problems == ()
 
 
 def test_keypoints_of_which_only_some_have_boxes(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources import spread
 from packstore.sources.annotation_formats.parsing import clean_image_path, is_flagged, parse_id
-from packstore.sources.beside import find_base_folder, join, read_json, read_whole
+from packstore.sources.beside import find_base_folder, join, read_json
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import in_packing_order
@@ -24,9 +24,8 @@ _MAX_BYTES = 4 << 30
 _LARGEST = 1e30
 _CUT = 3
 """Most folders of another machine to remove from the names of images."""
-_WITH_OBJECTS = ("instances", "stuff", "panoptic")
 _START = 1 << 16
-_PROBED, _WHOLE = 16, 1 << 30
+_PROBED = 16
 _NAME = re.compile(
     r"(?:(instances|captions|person_keypoints|keypoints|panoptic|stuff|images?_info)(?=[_.-]))?[_-]?(.*?)[.]json"
 )
@@ -37,7 +36,7 @@ _OF_ONE_IMAGE = re.compile(rb'"image"\s*:\s*\{')
 """Matches a file of one image, as in SA-1B, which is not COCO's."""
 _BESIDE = ("annotations", "Annotations", "annotation", "labels", "coco")
 _KINDS = {"person_keypoints": "keypoints", "images_info": "image_info", "": "instances"}
-READ_ORDER = ("instances", "keypoints", "captions", "stuff", "panoptic", "image_info")
+_READ_ORDER = ("instances", "keypoints", "captions", "stuff", "panoptic", "image_info")
 """Kinds of files, in reading order."""
 
 
@@ -47,17 +46,15 @@ class AnnotationFile:
 
     Attributes:
         path: Path in the tree.
-        kind: One of :data:`READ_ORDER`.
+        kind: One of :data:`_READ_ORDER`.
         split: Name of the split, ``""`` if there is none.
         token: Part of the file's name after the kind, mostly the split with a year: ``train2017``.
-        named: True if the kind is in the file's name.
     """
 
     path: str
     kind: str
     split: str
     token: str
-    named: bool = True
 
 
 def find_annotation_files(tree: Tree) -> list[AnnotationFile]:
@@ -68,40 +65,25 @@ def find_annotation_files(tree: Tree) -> list[AnnotationFile]:
     return [file for folder in folders for file in _find_in_folder(tree, folder)]
 
 
-def separate_copies(tree: Tree, files: list[AnnotationFile]) -> tuple[list[AnnotationFile], list[AnnotationFile]]:
-    """Separates files from copies; returns both lists. A copy has the bytes of an earlier file of the same split and
-    kind."""
-    own: list[AnnotationFile] = []
-    copies: list[AnnotationFile] = []
-    for file in files:
-        alike = (each for each in own if (each.split, each.kind) == (file.split, file.kind))
-        (copies if any(_have_same_bytes(tree, each.path, file.path) for each in alike) else own).append(file)
-    return own, copies
-
-
-def _have_same_bytes(tree: Tree, one: str, other: str) -> bool:
-    """Tells if two files have the same content."""
-    return tree.stat(one).size == tree.stat(other).size and read_whole(tree, one) == read_whole(tree, other)
-
-
 def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[str, AnnotationFile]]:
     """Groups files by split, in packing order, and then by kind.
 
-    If two files of one kind have the same split, their tokens (``train2014``, ``train2017``) become the splits. If a
-    split has neither instances nor keypoints, its file of stuff counts as instances. Raises
-    :class:`AmbiguousSourceError` if two files of one kind have the same token. Also raises it if only some of the files
-    have a split.
+    If two files of one kind have the same split, their tokens (``train2014``, ``train2017``) become the splits. A file
+    of stuff counts as instances, and is left out beside other objects. Raises :class:`AmbiguousSourceError` if two
+    files of one kind have the same token. Also raises it if only some of the files have a split.
     """
     counts = Counter((file.split, file.kind) for file in files)
     shared = {split for (split, _), count in counts.items() if count > 1}
     groups: dict[str, dict[str, AnnotationFile]] = {}
     for file in files:
-        split = file.token if file.split in shared else file.split
-        kinds = groups.setdefault(split, {})
-        other = kinds.setdefault(file.kind, file)
-        if other is not file:
-            raise _several_files_error(
-                tree, [each for each in files if (each.token, each.kind) == (file.token, file.kind)]
+        kinds = groups.setdefault(file.token if file.split in shared else file.split, {})
+        if (other := kinds.setdefault(file.kind, file)) is not file:
+            folders = [each.path.rpartition("/")[0] for each in (other, file)]
+            are_apart = len({*folders}) == 2 and Path(tree.root).is_dir()
+            raise AmbiguousSourceError(
+                f"{tree.name()} is annotated by {printable(other.path)} and {printable(file.path)}, whose names have "
+                "no split: give one of their folders, or leave all but one out with --ignore",
+                [Answer(source=Path(tree.root, folder)) for folder in folders if folder and are_apart],
             )
     if len(groups) > 1 and "" in groups:
         odd = list(groups[""].values())
@@ -112,25 +94,11 @@ def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[st
             [Answer(ignore_paths(file.path for file in each)) for each in (odd, others)],
         )
     for kinds in groups.values():
-        if "stuff" in kinds and not {"instances", "keypoints"} & kinds.keys():
-            kinds["instances"] = replace(kinds.pop("stuff"), kind="instances")
+        stuff = kinds.pop("stuff", None)
+        if stuff is not None and not {"instances", "keypoints"} & kinds.keys():
+            kinds["instances"] = replace(stuff, kind="instances")
     order = in_packing_order(groups)
-    return {split: {kind: groups[split][kind] for kind in READ_ORDER if kind in groups[split]} for split in order}
-
-
-def _several_files_error(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSourceError:
-    """Returns the error for several files of one kind and split. If they are in different folders, each answer opens
-    one of these. Else each answer keeps one file, and ignores the others."""
-    named = " and ".join(printable(file.path) for file in files)
-    folders = [file.path.rpartition("/")[0] for file in files]
-    answers = [Answer(source=Path(tree.root, folder)) for folder in folders if folder and Path(tree.root).is_dir()]
-    if len(set(folders)) < len(folders):
-        answers = [Answer(ignore_paths(each.path for each in files if each is not kept)) for kept in files]
-    return AmbiguousSourceError(
-        f"{tree.name()} is annotated by {named}, whose names have no split: give one of their folders, or leave all "
-        "but one out with --ignore",
-        answers,
-    )
+    return {split: {kind: groups[split][kind] for kind in _READ_ORDER if kind in groups[split]} for split in order}
 
 
 def find_image_places(tree: Tree, file: AnnotationFile, names: list[str]) -> tuple[list[str] | None, list[str]]:
@@ -152,24 +120,25 @@ def find_image_places(tree: Tree, file: AnnotationFile, names: list[str]) -> tup
     return spread.find_image_places(tree, names, file.path, folder, {file.split} - {""}), names
 
 
-def find_mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end: str = "") -> str | None:
+def find_mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str]) -> str | None:
     """Finds the folder with most of the masks ``names`` of an annotation file; returns None if no folder has any.
 
-    The folder's name is that of the file without suffix, plus ``end``. The folder is beside the file, one level above,
-    or in ``images`` in one of these. Without ``end``, it may also be the file's own folder.
+    The folder's name is that of the file without suffix. The folder is beside the file, one level above, or in
+    ``images`` in one of these. It may also be the file's own folder.
     """
     beside = file.path.rpartition("/")[0]
     stem = file.path.rpartition("/")[2].rpartition(".")[0]
-    above = beside.rpartition("/")[0]
-    places = [join(base, f"{name}{end}") for base in (beside, above) for name in (stem, f"images/{stem}")]
-    return find_base_folder(tree, names, [*places, *(() if end else (beside,))])
+    bases = (beside, beside.rpartition("/")[0])
+    return find_base_folder(
+        tree, names, [*(join(base, f"{top}{stem}") for base in bases for top in ("", "images/")), beside]
+    )
 
 
 def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
     """Yields the files of annotations in a folder: JSON objects with one of COCO's lists.
 
-    - The list has to begin in the first 64 KiB of a file. For a file with COCO's name, the first 1 GiB is searched.
-    - Without a kind in its name, a file also needs a value such as ``image_id`` in the first 64 KiB.
+    - The list has to begin in the first 64 KiB of a file.
+    - Without a kind in its name, a file also needs a value such as ``image_id`` there.
     - Files of a single image are skipped.
     - If the folder has more than 16 JSON files, only files with COCO's names count.
     """
@@ -181,15 +150,13 @@ def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
         start = tree.first_bytes(path, _START)
         if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
             continue
-        if not _LISTS.search(start) and not (_has_coco_name(name) and _LISTS.search(tree.first_bytes(path, _WHOLE))):
-            continue
-        if _OF_ONE_IMAGE.search(start):
+        if not _LISTS.search(start) or _OF_ONE_IMAGE.search(start):
             continue
         match = _NAME.fullmatch(name.lower().lstrip("."))
         kind, token = (match[1] or "", match[2]) if match else ("", "")
         if not kind and not _ENTRIES.search(start):
             continue
-        yield AnnotationFile(path, _KINDS.get(kind, kind), _find_split(kind, token, folder), token, bool(kind))
+        yield AnnotationFile(path, _KINDS.get(kind, kind), _find_split(kind, token, folder), token)
 
 
 def _has_coco_name(name: str) -> bool:
@@ -216,15 +183,9 @@ def _find_split(kind: str, token: str, folder: str) -> str:
 def read_document(tree: Tree, file: AnnotationFile) -> dict[str, Any]:
     """Reads a file. The names of its images become clean paths.
 
-    Raises :class:`SourceError` if the file is not COCO's, or an image has no id or no name. Also raises it if
-    ``annotations`` are missing that the file's name promises."""
+    Raises :class:`SourceError` if the file is not COCO's, or an image has no id or no name."""
     where = tree.name(file.path)
     document = read_json(tree, file.path, _MAX_BYTES)
-    if isinstance(document, dict) and file.named and file.kind in _WITH_OBJECTS and "annotations" not in document:
-        raise SourceError(
-            f"{where} lists images, but no annotations, which its name promises: fetch it again, or leave it out with "
-            f"--ignore '/{printable(file.path)}'"
-        )
     for name in ("images", "annotations", "categories"):
         entries = document.get(name, []) if isinstance(document, dict) else None
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
