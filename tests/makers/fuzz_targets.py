@@ -44,7 +44,7 @@ from packstore.sources.annotation_formats.voc import VocSource
 from packstore.sources.archives import open_tree
 from packstore.sources.arrays.files import MatSource, NpzSource
 from packstore.sources.arrays.idx import IdxSource
-from packstore.sources.arrays.pickles import BatchError, build_array, parse_dict, parse_name_list
+from packstore.sources.arrays.pickles import BatchError, build_array, parse_dict
 from packstore.sources.arrays.published import LAYOUTS, Cifar10Source
 from packstore.sources.base import Sample, SourceOptions
 from packstore.sources.captions import CaptionsSource
@@ -195,9 +195,8 @@ def _tiff(data: bytes) -> None:
 
 def _pickle(data: bytes) -> None:
     for value in parse_dict(data).values():
-        for read in (build_array, parse_name_list):
-            with suppress(ValueError):
-                read(value)
+        with suppress(ValueError):
+            build_array(value)
 
 
 def _cifar_directory(layout: int) -> Callable[[bytes], None]:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import struct
 import zipfile
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,6 @@ from packstore.sources.arrays.stored import (
     OpenArrays,
     ReadRange,
     StoredArray,
-    read_at,
     verify_first,
 )
 from packstore.sources.inflating import ZLIB
@@ -76,10 +73,9 @@ def open_numpy_file(opened: OpenArrays, path: Path) -> None:
     Raises one of ``FAULTS`` for damaged headers or sizes, encryption, more than 10,000 arrays, a member of a zip that
     is no array, and two of one name.
     """
-    descriptor = opened.open_descriptor(path)
-    plain = partial(read_at, descriptor)
+    plain = opened.open_plain(path)
     if first_bytes(path, 4) != _ZIP:
-        array = _parse_array(path.stem, os.fstat(descriptor).st_size, plain)
+        array = _parse_array(path.stem, path.stat().st_size, plain)
         opened.put(path.stem, array, alone=True)
         return
     with zipfile.ZipFile(path) as archive:
@@ -174,8 +170,7 @@ def open_mat(opened: OpenArrays, path: Path) -> None:
     of other types, complex numbers included. Raises one of ``FAULTS`` for damage, and for another format."""
     if not MatSource.reads_file(path):
         raise ValueError("it is no MATLAB file of versions 5 to 7; save it again with -v7")
-    descriptor = opened.open_descriptor(path)
-    plain, size = partial(read_at, descriptor), os.fstat(descriptor).st_size
+    plain, size = opened.open_plain(path), path.stat().st_size
     order, position = read_byte_order(plain(HEADER_BYTES, 0)), HEADER_BYTES
     while position < size:
         kind, length = struct.unpack(f"{order}II", plain(8, position))
@@ -183,7 +178,7 @@ def open_mat(opened: OpenArrays, path: Path) -> None:
         if end > size:
             raise ValueError(f"it ends {end - size} bytes too early")
         read: ReadRange = plain
-        start, begin = os.pread(descriptor, _MAT_START, position), position
+        start, begin = plain(min(_MAT_START, size - position), position), position
         if kind == COMPRESSED:
             reader = opened.open_inflated(path, (position + 8, length), ZLIB)
             read, start, begin = reader.read_at, reader.read(_MAT_START), 0

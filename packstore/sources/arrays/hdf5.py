@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from packstore.sources.arrays.stored import (
     StoredArray,
     may_be_written,
     object_array,
-    read_at,
 )
 from packstore.sources.refusals import first_bytes
 
@@ -54,8 +52,8 @@ class Hdf5Source(ArraySource):
         h5py."""
         import h5py
 
-        file = opened.closing.enter_context(h5py.File(path, "r", locking=False))
-        read = partial(read_at, opened.open_descriptor(path))
+        file = opened.enter_context(h5py.File(path, "r", locking=False))
+        read = opened.open_plain(path)
         waiting, seen = [("", file)], set()
         while waiting:
             name, group = waiting.pop(0)

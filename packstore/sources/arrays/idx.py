@@ -19,7 +19,7 @@ import numpy as np
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.arrays.choosing import ask
 from packstore.sources.arrays.published import Parts, PixelSource
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, ReadRange, StoredArray, read_at, verify_first
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, ReadRange, StoredArray, verify_first
 from packstore.sources.base import Kind
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import list_folders
@@ -135,7 +135,7 @@ def _open_array(opened: OpenArrays, path: Path) -> StoredArray:
     size that no gzip could hold; the first read of values verifies size and checksum. Raises :class:`ValueError` for a
     wrong header or size."""
     reader = opened.open_inflated(path) if first_bytes(path, 2) == _GZIP else None
-    read: ReadRange = partial(read_at, opened.open_descriptor(path)) if reader is None else reader.read_at
+    read: ReadRange = opened.open_plain(path) if reader is None else reader.read_at
     start = read(4, 0)
     dtype, axes = _DTYPES.get(start[2]), start[3]
     if start[:2] != b"\0\0" or dtype is None or not 1 <= axes <= _MAX_AXES:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -19,14 +18,12 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import printable
 from packstore.core.pickle_machine import PickleError, StandIn, interpret_plain_pickle
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, StoredArray, read_at
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, StoredArray
 
 _MAX_OPERATIONS = 2_000_000  # CIFAR-100's train takes 250,000
 _MAX_COPY = 1 << 16
 """Largest part of a pickle that is copied out of it; larger parts are pixels."""
-_TYPES = {"uint8": "u1", "int32": "i4", "int64": "i8", "float64": "f8"}
-_DTYPES = {f"{order}{name}": short for name, short in (*_TYPES.items(), *((s, s) for s in _TYPES.values()))
-           for order in ("", "<", "|", "=")}  # fmt: skip
+_TYPES = ("uint8", "int32", "int64", "float64", "u1", "i4", "i8", "f8")
 _ORDERS = ("<", ">", "|", "=")
 
 
@@ -69,23 +66,15 @@ def check_array(value: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any], bool]:
     :class:`BatchError` for any other value, more than four axes, and another number of bytes."""
     if not isinstance(value, _Array):
         raise BatchError(f"found {type(value).__name__}, expected an array or a list of integers")
-    if not isinstance(value.state, tuple) or len(value.state) != 5:
-        raise BatchError("an array whose state is not (version, shape, dtype, order, bytes)")
-    _, shape, kind, fortran, data = value.state
-    sizes = isinstance(shape, tuple) and all(type(n) is int and 0 <= n < 1 << 63 for n in shape)
-    if not isinstance(kind, _DType) or not isinstance(data, (bytes, Span)) or not sizes or len(shape) > 4:
+    state: Any = value.state if isinstance(value.state, tuple) and len(value.state) == 5 else (None,) * 5
+    _, shape, kind, fortran, data = state
+    sizes = isinstance(shape, tuple) and len(shape) <= 4 and all(type(n) is int and 0 <= n < 1 << 63 for n in shape)
+    if not isinstance(kind, _DType) or not isinstance(data, (bytes, Span)) or not sizes:
         raise BatchError("an array that is not of plain numbers with one to four axes")
     size = data.size if isinstance(data, Span) else len(data)
     if math.prod(shape) * kind.dtype.itemsize != size:
         raise BatchError(f"an array of shape {shape} and dtype {kind.dtype} with {size} bytes")
     return data, shape, kind.dtype, bool(fortran)
-
-
-def parse_name_list(value: Any) -> tuple[str, ...]:
-    """Converts a list of texts, or of UTF-8 bytes, to names. Raises :class:`ValueError` for any other value."""
-    if not isinstance(value, list) or not all(isinstance(item, (bytes, str)) for item in value):
-        raise BatchError(f"found {type(value).__name__}, expected a list of names")
-    return tuple(item.decode("utf-8") if isinstance(item, bytes) else item for item in value)
 
 
 class Span(NamedTuple):
@@ -123,8 +112,7 @@ def open_pickle(opened: OpenArrays, path: Path) -> None:
         offset = data.start if isinstance(data, Span) else program.find(data)
         if offset < 0 or fortran:
             raise BatchError("its pixels are not plain bytes of the file in C order: write it again with Python 3")
-    read = partial(read_at, opened.open_descriptor(path))
-    opened.arrays["data"] = StoredArray(ArrayInfo("data", shape, dtype), read, offset)
+    opened.arrays["data"] = StoredArray(ArrayInfo("data", shape, dtype), opened.open_plain(path), offset)
     opened.add("labels", build_array(batch.get("labels")))
 
 
@@ -134,16 +122,16 @@ class _DType(StandIn):
     __slots__ = ("dtype",)
 
     def __init__(self, name: Any, align: Any = False, copy: Any = True) -> None:
-        text = name.decode("latin-1") if isinstance(name, bytes) else name
-        if not isinstance(text, str) or text not in _DTYPES:
-            shown = repr(text[:40]) if isinstance(text, str) else type(text).__name__
-            raise BatchError(f"an array of dtype {shown}, expected {', '.join(_TYPES)}")
-        self.dtype = np.dtype(_DTYPES[text])
+        text = name.decode("latin-1") if isinstance(name, bytes) else name if isinstance(name, str) else ""
+        if text.lstrip("<|=") not in _TYPES:
+            raise BatchError(f"an array of dtype {text[:40]!r}, expected uint8, int32, int64 or float64")
+        self.dtype = np.dtype(text.lstrip("<|="))
 
     def set_state(self, state: Any) -> None:
         """Takes the byte order from ``(version, byte order, subarray, names, fields, …)``."""
         plain = isinstance(state, tuple) and len(state) >= 8 and state[2:5] == (None, None, None)
-        order = state[1].decode("latin-1") if plain and isinstance(state[1], bytes) else state[1] if plain else None
+        order = state[1] if plain else None
+        order = order.decode("latin-1") if isinstance(order, bytes) else order
         if order not in _ORDERS:
             raise BatchError("a dtype with fields or without byte order")
         self.dtype = self.dtype.newbyteorder(">" if order == ">" else "<")

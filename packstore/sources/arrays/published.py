@@ -20,11 +20,11 @@ from packstore.core.fields import Field, Label
 from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays
 from packstore.sources.arrays.files import open_mat, open_numpy_file
-from packstore.sources.arrays.pickles import build_array, open_pickle, parse_dict, parse_name_list
+from packstore.sources.arrays.pickles import build_array, open_pickle, parse_dict
 from packstore.sources.arrays.source import ArraySource, name_path
 from packstore.sources.arrays.stored import ArrayInfo, ColumnArray, OpenArrays, StoredArray
 from packstore.sources.base import Kind, SourceOptions
-from packstore.sources.beside import TextTable, is_file, read_text, read_whole
+from packstore.sources.beside import is_file, read_text, read_whole
 from packstore.sources.found import has_path
 from packstore.sources.listing import list_folders
 from packstore.sources.named import find_marked_folder
@@ -207,10 +207,6 @@ class CifarSource(PixelSource):
     max_open = 2
     key_digits = 5
 
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options)
-        self.normalization = self.kind
-
     @classmethod
     def find_parts(cls, path: Path) -> Parts:
         """Finds split and path of each batch, which may be in an archive. Raises as :func:`find_cifar` does."""
@@ -231,8 +227,7 @@ class CifarSource(PixelSource):
         """Reads the names of the classes of each label column. Raises :class:`SourceError` or :class:`ValueError` for
         damage, and if a file of the layout is missing, or in the archive twice."""
         batches = [file.name for _, file in self.parts]
-        layouts = (each for each in LAYOUTS if each.kind == self.kind)
-        self.beside = next(each for each in layouts if [name for _, name in each.batches] == batches).meta
+        self.beside = next(each.meta for each in LAYOUTS if [name for _, name in each.batches] == batches)
         missing = [name for name in (*self.beside, *batches) if not is_file(self._tree, self._inside(name))]
         if missing or self._tree.replaced:
             raise SourceError(f"it is {self.kind} without {', '.join(missing) or 'files that are there once'}")
@@ -241,10 +236,11 @@ class CifarSource(PixelSource):
             file = self.beside[number if self._is_binary else 0]
             data = read_whole(self._tree, self._inside(file), _MAX_BYTES)
             with name_path(self._folder / file):
-                if self._is_binary:
-                    classes[column] = tuple(filter(None, map(str.strip, data.decode("utf-8").splitlines())))
-                else:
-                    classes[column] = parse_name_list(parse_dict(data).get(key))
+                names = data.splitlines() if self._is_binary else parse_dict(data).get(key)
+                if not isinstance(names, list) or not all(isinstance(each, (bytes, str)) for each in names):
+                    raise ValueError(f"found {type(names).__name__}, expected a list of names")
+                texts = [each.decode("utf-8") if isinstance(each, bytes) else each for each in names]
+                classes[column] = tuple(filter(None, map(str.strip, texts)))
         return classes
 
     def open_arrays(self, opened: OpenArrays, path: Path) -> None:
@@ -268,7 +264,7 @@ class CifarSource(PixelSource):
 class Cifar10Source(CifarSource):
     """CIFAR-10, with the column ``label``."""
 
-    kind = "cifar10"
+    kind = normalization = "cifar10"
     title = "cifar10: cifar-10-batches-py/ or cifar-10-batches-bin/, or an archive of it"
     columns: ClassVar = {"label": ("labels", "label_names")}
 
@@ -276,7 +272,7 @@ class Cifar10Source(CifarSource):
 class Cifar100Source(CifarSource):
     """CIFAR-100, with the columns ``label`` (fine) and ``coarse_label``."""
 
-    kind = "cifar100"
+    kind = normalization = "cifar100"
     title = "cifar100: cifar-100-python/ or cifar-100-binary/, or an archive of it"
     columns: ClassVar = {
         "label": ("fine_labels", "fine_label_names"),
@@ -318,7 +314,7 @@ def find_cifar(path: Path, kind: str | None) -> tuple[CifarLayout, Path] | None:
 
 class Stl10Source(PixelSource):
     """STL-10 (https://cs.stanford.edu/~acoates/stl10/) in a folder or an archive: ``train_X.bin``, ``train_y.bin`` …,
-    column by column. ``unlabeled`` has no labels; ``folds`` are the predefined folds of a training image."""
+    column by column. ``unlabeled`` has no labels."""
 
     kind = "stl10"
     title = "STL-10: it has no train_X.bin, test_X.bin"
@@ -343,14 +339,13 @@ class Stl10Source(PixelSource):
         file = self._inside("class_names.txt")
         if not is_file(self._tree, file):
             return {"label": None}
-        lines = read_text(self._tree, file).decode("utf-8-sig").split("\n")
-        names = tuple(line.strip() for line in lines if line.strip())
+        names = tuple(read_text(self._tree, file).decode("utf-8-sig").split())
         if len(set(names)) != 10:
             raise SourceError(f"{self._tree.name(file)} has {len(set(names))} names; expected 10")
         return {"label": names}
 
     def open_arrays(self, opened: OpenArrays, path: Path) -> None:
-        """Opens the pixels, labels and folds of a split."""
+        """Opens the pixels and labels of a split."""
         tree, file, split = self._tree, self._inside(path.name), path.name.removesuffix("_X.bin")
         length, rest = divmod(tree.stat(file).size, 3 * 96 * 96)
         if rest:
@@ -361,17 +356,6 @@ class Stl10Source(PixelSource):
         if split != "unlabeled":
             labels = np.frombuffer(read_whole(tree, self._inside(f"{split}_y.bin")), np.uint8)
             self.add_labels(opened, {"label": labels}, 1)
-        if split == "train" and is_file(tree, listed := self._inside("fold_indices.txt")):
-            folds, table = np.zeros((length, 10), np.bool_), TextTable(tree.name(listed), read_whole(tree, listed))
-            lines = list(table)
-            if len(lines) != 10:
-                raise ValueError(f"fold_indices.txt has {len(lines)} folds; expected 10")
-            for fold, line in enumerate(lines):
-                images = [table.parse_int(text, "numbers of images", line) for text in line]
-                if not all(0 <= image < length for image in images):
-                    table.refuse_line(line, f"numbers below {length:,}")
-                folds[images, fold] = True
-            opened.add("folds", folds)
 
 
 class SvhnSource(PixelSource):
@@ -447,16 +431,15 @@ class ImageNet32Source(PixelSource):
         return [file for file in (*super().files(), self.path / "map_clsloc.txt") if file.is_file()]
 
     def read_class_names(self) -> dict[str, tuple[str, ...] | None]:
-        """Returns the wnids in the first MiB of ``map_clsloc.txt`` by number, if that file exists. Raises
-        :class:`SourceError` if the numbers are not 1, 2, 3 …, or a wnid occurs twice."""
+        """Returns the wnids in the first MiB of ``map_clsloc.txt``, if that file exists. Raises :class:`SourceError` if
+        their numbers are not 1, 2, 3 …"""
         file = self.path / "map_clsloc.txt"
         if not file.is_file():
             return {"label": None}
-        table = TextTable(printable(str(file)), first_bytes(file, 1 << 20))
-        wnids = {table.parse_int("".join(line[1:2]), "a wnid and a number", line): line[0] for line in table}
-        if sorted(wnids) != list(range(1, len(wnids) + 1)) or len(set(wnids.values())) != len(wnids):
-            raise SourceError(f"{table.name} does not number its classes from 1 on")
-        return {"label": tuple(wnids[number] for number in range(1, len(wnids) + 1))}
+        lines = [line.split() for line in first_bytes(file, 1 << 20).decode("utf-8", "replace").splitlines()]
+        if [line[1:2] for line in lines] != [[str(number)] for number in range(1, len(lines) + 1)]:
+            raise SourceError(f"{printable(str(file))} does not number its classes from 1 on")
+        return {"label": tuple(line[0] for line in lines)}
 
     def open_arrays(self, opened: OpenArrays, path: Path) -> None:
         """Opens the pixels and labels of a batch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -42,16 +43,6 @@ from packstore.sources.splits import find_split_folders
 _PROBED = 4
 _MAX_FILES = 10_000
 _OTHER_DATA = (".h5", ".hdf5", ".npz", ".npy", ".mdb", ".tar", ".zip", ".parquet", ".arrow", ".tfrecord", ".mds")
-_PIXEL_DTYPES = {
-    "bool": "uint8",
-    "uint8": "uint8",
-    "int8": "int16",
-    "uint16": "uint16",
-    "int16": "int16",
-    **dict.fromkeys(("int32", "uint32", "int64", "uint64"), "int32"),
-    **dict.fromkeys(("float16", "float32", "float64"), "float32"),
-}
-"""Dtype of the mode by dtype of the array."""
 _MASK_DTYPES = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "uint16": "uint16", "int16": "int32"}
 """Dtype of a column of masks by dtype of the array."""
 
@@ -126,11 +117,16 @@ class ArraySource(RowSource):
 
     @classmethod
     def matches(cls, path: Path) -> bool:
-        """Tells if a path is a file of this kind, or a folder of such files alone. Raises :class:`SourceError` for a
-        web page in a folder that has the name of such a file."""
+        """Tells if a path is a file of this kind, or a folder of such files alone, see :func:`_is_other_data`. Raises
+        :class:`SourceError` for a web page in a folder that has the name of such a file."""
         if not path.is_dir():
             return cls.reads_file(path)
-        files = cls.find_files(path) if cls.holds_only_arrays(path) else []
+        files = []
+        for each in _walk_files(path):
+            if cls.is_array_file(each):
+                files.append(each)
+            elif _is_other_data(each):
+                return False
         for file in files:
             refuse_page(file)
         return bool(files) and all(map(cls.reads_file, files))
@@ -170,21 +166,6 @@ class ArraySource(RowSource):
     def is_array_file(cls, path: Path) -> bool:
         """Tells if ``path`` is a file with one of :attr:`suffixes`."""
         return path.name.lower().endswith(cls.suffixes) and path.is_file()
-
-    @classmethod
-    def holds_only_arrays(cls, path: Path) -> bool:
-        """Tells if a folder holds files of this kind, directly or in folders of splits, and no images, data files of
-        other kinds or further folders. Empty folders do not count."""
-        has_arrays = False
-        for file in _walk_files(path):
-            if cls.is_array_file(file):
-                has_arrays = True
-            elif file.is_dir():
-                if any(not is_passed_over(each.name) for each in visible_paths(file)):
-                    return False
-            elif file.name.lower().endswith((*IMAGE_SUFFIXES, *_OTHER_DATA)):
-                return False
-        return has_arrays
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
         """Chooses the arrays that are columns; returns their roles, and the names of classes if labels are texts, else
@@ -244,11 +225,8 @@ class ArraySource(RowSource):
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts arrays that are no columns, and chunks that were never written; leaves out zeros."""
-        counts = {
-            "arrays that are no values of samples": len(self._roles.left_out),
-            "chunks that were never written": self._unwritten_chunks,
-        }
-        return {reason: count for reason, count in counts.items() if count}
+        left, unwritten = len(self._roles.left_out), self._unwritten_chunks
+        return +Counter({"arrays that are no values of samples": left, "chunks that were never written": unwritten})
 
     def files(self) -> Sequence[Path]:
         """Returns the files of arrays."""
@@ -298,9 +276,9 @@ class ArraySource(RowSource):
         for arrays of different lengths, too large chunks, and images of too many pixels."""
         shapes: set[tuple[int, ...]] = set()
         for part in self._roles.parts:
-            if any(chosen.length != part.length for chosen in part.columns.values()):
-                raise SourceError("its arrays have different lengths")
             for chosen in part.columns.values():
+                if chosen.length != part.length:
+                    raise SourceError("its arrays have different lengths")
                 rows_per_block(chosen.info, chosen.axis)
             image = part.columns["image"]
             if image.info.content != "numbers":
@@ -396,12 +374,19 @@ def name_path(path: Path, why: str = "", faults: tuple[type[Exception], ...] = (
 
 def _walk_files(path: Path) -> Iterator[Path]:
     """Yields the paths in a folder, and in its folders of splits, sorted in each. Skips hidden and ignored ones."""
-    found = find_split_folders(each.name for each in visible_paths(path))
-    splits = sorted(path / name for name in found if (path / name).is_dir())
-    for folder in [path, *splits]:
-        yield from (
-            file for file in sorted(visible_paths(folder)) if not is_passed_over(file.name) and file not in splits
-        )
+    splits = find_split_folders(each.name for each in visible_paths(path))
+    folders = [path, *(path / name for name in sorted(splits) if (path / name).is_dir())]
+    for folder in folders:
+        for each in sorted(visible_paths(folder)):
+            if not is_passed_over(each.name) and each not in folders:
+                yield each
+
+
+def _is_other_data(path: Path) -> bool:
+    """Tells if a path is an image, a data file of another kind, or a folder that is not empty."""
+    if path.is_dir():
+        return any(not is_passed_over(each.name) for each in visible_paths(path))
+    return path.name.lower().endswith((*IMAGE_SUFFIXES, *_OTHER_DATA))
 
 
 def _pixel_mode(chosen: ColumnArray) -> Mode:
@@ -411,8 +396,10 @@ def _pixel_mode(chosen: ColumnArray) -> Mode:
     - Floating-point numbers become float32, and a value that float32 does not hold makes a bad sample.
     - int8 becomes int16, and bool becomes uint8.
     """
+    dtype = chosen.info.dtype
+    wide = "float32" if dtype.kind == "f" else "int32" if dtype.itemsize > 2 else dtype.name
     channels = chosen.info.shape[chosen.order[2]] if len(chosen.order) == 3 else 1
-    return mode_of(channels, _PIXEL_DTYPES.get(chosen.info.dtype.name, "uint8"))
+    return mode_of(channels, {"bool": "uint8", "int8": "int16"}.get(wide, wide))
 
 
 def _cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:

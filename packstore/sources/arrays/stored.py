@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from zipfile import BadZipFile
@@ -40,6 +41,10 @@ _BYTE = np.dtype("u1")
 _MAX_RATIO, _MAX_UNWRITTEN = 1100, 1 << 28
 _BLOCK_CHUNKS = 1024
 """Most chunks of a block: a library may take some kilobytes for each, written or not."""
+
+
+ReadRange = Callable[[int, int], bytes]
+"""Reads bytes of a file, given size and offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +177,18 @@ class _ArrayInMemory(FileArray):
         return self.values[(slice(None),) * axis + (slice(start, stop),)]
 
 
-class OpenArrays:
-    """Open file of named arrays. Its format fills it, and adds what is to be closed to :attr:`closing`.
+class OpenArrays(ExitStack):
+    """Open file of named arrays. Its format fills it, and adds what :meth:`close` has to close.
 
     Attributes:
         arrays: The arrays by name.
         attributes: :data:`ATTRIBUTES` of arrays and groups by name; ``""`` is the file.
-        closing: Closes the file.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.arrays: dict[str, FileArray] = {}
         self.attributes: dict[str, Mapping[str, Any]] = {}
-        self.closing = ExitStack()
 
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Adds an array in memory."""
@@ -194,25 +198,17 @@ class OpenArrays:
         """Adds an array under another name, with ``changes`` of its description."""
         self.arrays[name] = replace(array, info=replace(array.info, name=name, **changes))
 
-    def open_descriptor(self, path: Path) -> int:
-        """Opens a file for reading until :meth:`close`; returns its descriptor. Raises :class:`OSError`."""
+    def open_plain(self, path: Path) -> ReadRange:
+        """Opens a file for reading until :meth:`close`, see :func:`_read_at`. Raises :class:`OSError`."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.closing.callback(os.close, descriptor)
-        return descriptor
+        self.callback(os.close, descriptor)
+        return partial(_read_at, descriptor)
 
     def open_inflated(self, *where: Any) -> GzipReader:
         """Opens compressed data until :meth:`close`, see :class:`GzipReader`."""
         reader = GzipReader(*where)
-        self.closing.callback(reader.close)
+        self.callback(reader.close)
         return reader
-
-    def close(self) -> None:
-        """Closes the file. Idempotent."""
-        self.closing.close()
-
-
-ReadRange = Callable[[int, int], bytes]
-"""Reads bytes of a file, given size and offset."""
 
 
 @dataclass(slots=True)
@@ -281,7 +277,6 @@ class BlockCache:
         self._open: OrderedDict[int, OpenArrays] = OrderedDict()
         self._kept: OrderedDict[tuple[int, str, int], NDArray[Any]] = OrderedDict()
         self._kept_bytes = 0
-        self._rows: dict[tuple[int, str], int] = {}
 
     def open_file(self, number: int) -> OpenArrays:
         """Returns file number ``number``, opened if it is not open. May close the file that was used least recently.
@@ -301,11 +296,8 @@ class BlockCache:
 
         ``columns``: Number of arrays that are read side by side. At least twice as many blocks stay in the cache.
         """
-        name = chosen.info.name
-        rows = self._rows.get((chosen.file, name)) or self._rows.setdefault(
-            (chosen.file, name), rows_per_block(chosen.info, chosen.axis)
-        )
-        key = (chosen.file, name, row // rows)
+        rows = rows_per_block(chosen.info, chosen.axis)
+        key = (chosen.file, chosen.info.name, row // rows)
         with self._lock:
             block = self._kept.get(key)
             if block is None:
@@ -429,14 +421,12 @@ def bytes_per_row(info: ArrayInfo, axis: int) -> int:
     return info.dtype.itemsize * math.prod(size for place, size in enumerate(info.shape) if place != axis)
 
 
-def read_at(descriptor: int, size: int, place: int) -> bytes:
+def _read_at(descriptor: int, size: int, place: int) -> bytes:
     """Reads exactly ``size`` bytes at offset ``place`` of an open file. Raises :class:`ValueError` if the file is
     shorter, and :class:`OSError` if the disk fails."""
     if place < 0 or place + size > os.fstat(descriptor).st_size:
         raise ValueError(f"the file has no {size} bytes at byte {place}: it was cut off, or is damaged")
     data = os.pread(descriptor, size, place)
-    while len(data) < size and (more := os.pread(descriptor, size - len(data), place + len(data))):
-        data += more
     if len(data) != size:
         raise ValueError(f"the file ends {size - len(data)} bytes before it should: it was cut off")
     return data
