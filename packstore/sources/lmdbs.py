@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -461,7 +460,7 @@ def _parse_name(path: Path) -> tuple[str, str]:
 
 class OcrSource(LmdbSource):
     """LMDBs of images with texts, for OCR: MJSynth, SynthText
-    (https://github.com/clovaai/deep-text-recognition-benchmark). Leaves out other entries, and counts them.
+    (https://github.com/clovaai/deep-text-recognition-benchmark). Leaves out other entries.
 
     Keys are ``image-%09d`` and ``label-%09d`` from 1 on, and ``num-samples``. The label is a text. Listing raises
     :class:`SourceError` if ``num-samples`` is wrong."""
@@ -476,30 +475,18 @@ class OcrSource(LmdbSource):
 
     def walk_samples(self, database: Database, split: str) -> Iterator[tuple[str, Any, int, int]]:
         """Yields a sample for each number, with the mean size of all."""
-        count = _count_ocr_samples(database)
+        text = database.read_value(b"num-samples") or b""
+        count = int(text) if text.isdigit() and len(text) <= 9 else 0
+        if database.read_value(b"image-%09d" % count) is None or database.read_value(b"image-%09d" % (count + 1)):
+            raise ValueError(f"num-samples is {printable(repr(text[:40])[1:])}, which is not the number of images")
         size = database.file.stat().st_size // max(1, count)
         for number in range(1, count + 1):
             yield self.make_key(database, split, f"image-{number:09}"), number, size, 16
-
-    def count_left_parts(self) -> Mapping[str, int]:
-        """Returns the number of entries besides image, label and ``num-samples`` by reason; ``{}`` if there are
-        none."""
-        others = sum(max(0, each.entries - 1 - 2 * _count_ocr_samples(each)) for each in self.databases)
-        return +Counter({"entries besides image, label and num-samples": others})
 
     def read_sample_values(self, database: Database, ref: Any) -> dict[str, Any]:
         """Reads image and text."""
         text = self.read_file(database, b"label-%09d" % ref)
         return {"image": self.read_file(database, b"image-%09d" % ref), "text": text.decode("utf-8")}
-
-
-def _count_ocr_samples(database: Database) -> int:
-    """Reads ``num-samples``. Raises :class:`ValueError` unless it is the number of the last image."""
-    text = database.read_value(b"num-samples") or b""
-    count = int(text) if text.isdigit() and len(text) <= 9 else 0
-    if database.read_value(b"image-%09d" % count) is None or database.read_value(b"image-%09d" % (count + 1)):
-        raise ValueError(f"num-samples is {printable(repr(text[:40])[1:])}, which is not the number of images")
-    return count
 
 
 LSUN = Kind("lsun", "LMDBs of LSUN", LsunSource.recognise, LsunSource)

@@ -153,21 +153,16 @@ def test_encoded_images_of_any_length(tmp_path: Path) -> None:
         ragged = file.create_dataset("images", (5,), h5py.vlen_dtype(np.uint8))
         opaque = h5py.File(tmp_path / "o.h5", "w")
         voids = opaque.create_dataset("images", (5,), f"V{len(files[0])}")
-        strings = h5py.File(tmp_path / "s.h5", "w").create_dataset("images", (5,), h5py.string_dtype("ascii"))
         for n, data in enumerate(files):
             ragged[n] = np.frombuffer(data, np.uint8)
             voids[n] = np.void(data)
-            strings[n] = b"\xff\xd8\xff" + b"jpeg %d" % n
         file["labels"] = np.arange(5)
         opaque.close()
-        strings.file.close()
     for name in ("v.h5", "o.h5"):
         report = convert(tmp_path / name, tmp_path / f"{name}.lmdb")
         assert report.manifest.encoding == "original"
         ds = PackedDataset(tmp_path / f"{name}.lmdb", columns=("image",), output="bytes")
         assert [bytes(image) for image in ds] == files
-    with closing(open_source(tmp_path / "s.h5")) as source:
-        assert images(source)[4] == b"\xff\xd8\xffjpeg 4"
 
 
 def test_files_with_numbers_are_parts_in_their_order(tmp_path: Path) -> None:
@@ -344,41 +339,6 @@ def test_a_virtual_dataset_is_refused_as_labels_and_left_out_as_a_column(tmp_pat
         open_source(tmp_path / "labels.h5")
     with closing(open_source(tmp_path / "more.h5")) as source:
         assert source.survey().ledger.passed_over == {"arrays that are no values of samples": 1}
-
-
-ATTRIBUTES: dict[str, Any] = {
-    "array": np.array(["ant", "bee", "cat"], dtype=h5py.string_dtype()),
-    "bytes": np.array([b"ant", b"bee", b"cat"]),
-    "JSON": '["ant", "bee", "cat"]',
-    "JSON by number": '{"0": "ant", "1": "bee", "2": "cat"}',
-}
-
-
-@pytest.mark.parametrize("form", ATTRIBUTES)
-@pytest.mark.parametrize("where", ["deep/labels", "deep/images", "deep", "/"])
-@pytest.mark.parametrize("name", ["classes", "class_names", "label_names"])
-def test_classes_are_named_by_attributes(name: str, where: str, form: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", {"deep/images": pixels(6, 4, 4, 3), "deep/labels": np.arange(6) % 3})
-    with h5py.File(path, "r+") as file:
-        file[where].attrs[name] = ATTRIBUTES[form]
-    assert convert(path, tmp_path / "o.h5").manifest.classes == ("ant", "bee", "cat")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("classes", ["ant", "bee"]),
-        ("names", ["ant", "bee", "cat"]),
-        ("classes", 3),
-        ("classes", h5py.Empty("f")),
-        ("classes", ["ant", "ant", "bee"]),
-    ],
-)
-def test_attributes_that_name_something_else(name: str, value: Any, tmp_path: Path) -> None:
-    path = write(tmp_path / "a.h5", {"images": pixels(6, 4, 4, 3), "labels": np.arange(6) % 3})
-    with h5py.File(path, "r+") as file:
-        file.attrs[name] = value
-    assert convert(path, tmp_path / "o.h5").manifest.classes is None
 
 
 TEXTS = ["dog", "ant", "cat ä", "ant", "dog", "dog"]

@@ -154,8 +154,7 @@ class TestOcr(SourceSuite):
 def test_ocr_becomes_text(tmp_path: Path) -> None:
     path = ocr(tmp_path / "a", 3)
     write(path, {b"wordbox-000000001": b"1"})
-    report = convert(path, tmp_path / "o.lmdb")
-    assert dict(report.ledger.members) == {"entries besides image, label and num-samples": 1}
+    convert(path, tmp_path / "o.lmdb")
     ds = PackedDataset(tmp_path / "o.lmdb", columns=("key", "image", "text"), output="bytes")
     expected = [(f"image-{n:09}", tiny(n), f"Wört {n}") for n in (1, 2, 3)]
     assert [(key, bytes(image), text) for key, image, text in ds] == expected

@@ -35,7 +35,7 @@ class ExportedArrays(ExportedRows, ArraySource):
     def list_files(self) -> list[Path]:
         """Lists the shards that the export manifest names. If the shards are groups of one folder, lists that folder
         alone."""
-        return self.find_files(self.path) if self.grouped else [file for _, file in self.list_shards()]
+        return super().list_files() if self.grouped else [file for _, file in self.list_shards()]
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, None]:
         """Assigns roles by the export manifest; returns None for the classes, since the manifest has them. Raises

@@ -5,14 +5,11 @@ Names, shapes and dtypes decide. If they do not, the user is asked; nothing is g
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -373,48 +370,24 @@ def _may_be_labels(chosen: ColumnArray) -> bool:
 
 
 def find_class_names(roles: ArrayRoles, blocks: BlockCache) -> tuple[str, ...] | None:
-    """Finds the names of the classes of numeric labels: in an array of texts, else in attributes of the labels, the
-    images or a group above them. There must be a name for each number: reads all labels. Raises :class:`OSError` or
-    :class:`ValueError` if labels or texts cannot be read."""
-    most, attributes = -1, []
-    for part in roles.parts:
-        chosen = part.columns.get("label")
-        if chosen is None or not chosen.length:
-            continue
-        file = blocks.open_file(chosen.file)
-        labels = file.arrays[chosen.info.name].read_all()
-        most = max(most, int(labels[np.isfinite(labels)].max(initial=0)))
-        for column in (chosen, part.columns["image"]):
-            words = column.info.name.split("/")
-            above = ("/".join(words[:end]) for end in range(len(words), -1, -1))
-            found = blocks.open_file(column.file).attributes
-            attributes += [value for place in above for value in found.get(place, {}).values()]
-    possible = chain([_read_class_names(blocks, roles.classes)], map(_parse_class_names, attributes))
-    return next((names for names in possible if len(names) > most >= 0), None)
-
-
-def _parse_class_names(value: Any) -> tuple[str, ...]:
-    """Parses an attribute with names of classes: a list, an array, a mapping from numbers to names, or JSON of these.
-    Returns ``()`` for any other value, and for repeated names."""
-    if isinstance(value, (str, bytes)):
-        with suppress(ValueError, RecursionError):
-            value = json.loads(value)
-    if isinstance(value, np.ndarray):
-        value = value.reshape(-1).tolist()
-    if isinstance(value, Mapping):
-        value = [value.get(str(number)) for number in range(len(value))]
-    if not isinstance(value, list):
-        return ()
-    names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else name for name in value]
-    are_names = all(isinstance(name, str) and name for name in names) and len(set(names)) == len(names)
-    return tuple(names) if are_names else ()
+    """Finds the names of the classes of numeric labels in an array of texts. There must be a name for each number:
+    reads all labels. Raises :class:`OSError` or :class:`ValueError` if labels or texts cannot be read."""
+    names = _read_class_names(blocks, roles.classes)
+    for part in roles.parts if names else ():
+        if (chosen := part.columns.get("label")) is not None:
+            labels = blocks.open_file(chosen.file).arrays[chosen.info.name].read_all()
+            if labels[np.isfinite(labels)].max(initial=0) >= len(names):
+                return None
+    return names or None
 
 
 def _read_class_names(blocks: BlockCache, chosen: ColumnArray | None) -> tuple[str, ...]:
-    """Reads an array of names of classes; ``()`` for None, repeated names, and more than 1,048,576 texts."""
+    """Reads an array of names of classes; ``()`` for None, for repeated or empty names, and for more than 1,048,576
+    texts."""
     if chosen is None or chosen.length > _MAX_CLASSES:
         return ()
-    return _parse_class_names([*chain.from_iterable(_read_texts(blocks, chosen))])
+    names = tuple(chain.from_iterable(_read_texts(blocks, chosen)))
+    return names if all(names) and len(set(names)) == len(names) else ()
 
 
 def _read_texts(blocks: BlockCache, chosen: ColumnArray) -> Iterator[list[str]]:

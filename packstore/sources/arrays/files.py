@@ -57,13 +57,9 @@ class NpzSource(ArraySource):
 
     @classmethod
     def reads_file(cls, path: Path) -> bool:
-        """Tells if a file is an ``.npy``, or a zip of numpy arrays. The suffix ``.npz`` of a zip suffices. With any
-        other suffix but ``.zip``, the first file in the zip has to be an ``.npy``."""
-        start = first_bytes(path, 512)
-        name = start[_LOCAL_BYTES : _LOCAL_BYTES + int.from_bytes(start[_LENGTHS_AT : _LENGTHS_AT + 2], "little")]
-        suffix = path.suffix.lower()
-        is_npz = suffix == ".npz" or (name.endswith(b".npy") and suffix != ".zip")
-        return start.startswith(_NPY) or (start.startswith(_ZIP) and is_npz)
+        """Tells if a file is an ``.npy``, or a zip with the suffix ``.npz``."""
+        start = first_bytes(path)
+        return start.startswith(_NPY) or (start.startswith(_ZIP) and path.suffix.lower() == ".npz")
 
 
 def open_numpy_file(opened: OpenArrays, path: Path) -> None:

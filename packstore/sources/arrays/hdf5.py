@@ -1,14 +1,12 @@
 """HDF5 files that are no packstore stores: datasets of images and labels by name, shape and dtype, read by h5py.
 
-A contiguous dataset is read from the file directly, a compressed one in whole chunks. Links to other files are refused,
-and datasets whose values lie in other files are not read.
+Links to other files are refused, and datasets whose values lie in other files are not read.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
-from packstore.images.sniff import begins_like_image
 from packstore.sources.arrays import make_array_kind
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import (
-    ATTRIBUTES,
     ArrayInfo,
     FileArray,
     OpenArrays,
-    ReadRange,
-    StoredArray,
     may_be_written,
     object_array,
 )
@@ -48,16 +42,13 @@ class Hdf5Source(ArraySource):
     files_name = "HDF5 files"
 
     def open_arrays(self, opened: OpenArrays, path: Path) -> None:
-        """Adds all datasets of a file, at most 10,000, and visits each group once. Contiguous ones are read without
-        h5py."""
+        """Adds all datasets of a file, at most 10,000, and visits each group once."""
         import h5py
 
         file = opened.enter_context(h5py.File(path, "r", locking=False))
-        read = opened.open_plain(path)
         waiting, seen = [("", file)], set()
         while waiting:
             name, group = waiting.pop(0)
-            opened.attributes[name] = _read_class_attributes(group)
             for child in group:
                 inside, link = f"{name}/{child}".lstrip("/"), group.get(child, getlink=True)
                 item = group.get(child) if not isinstance(link, h5py.ExternalLink) else None
@@ -71,8 +62,7 @@ class Hdf5Source(ArraySource):
                     seen.add(item.id)
                     waiting.append((inside, item))
                 elif isinstance(item, h5py.Dataset):
-                    opened.arrays[inside] = _open_dataset(inside, item, read)
-                    opened.attributes[inside] = _read_class_attributes(item)
+                    opened.arrays[inside] = _Hdf5Array(_describe_dataset(inside, item), item)
                 if len(opened.arrays) + len(seen) > _MAX_OBJECTS:
                     raise ValueError(f"it holds more than {_MAX_OBJECTS:,} datasets and groups")
 
@@ -80,26 +70,22 @@ class Hdf5Source(ArraySource):
     def reads_file(cls, path: Path) -> bool:
         """Tells if a path is an HDF5 file by its signature, which a user block may precede. False for packstore stores,
         and files that h5py cannot open."""
+        import h5py
+
         start = first_bytes(path, _STARTS[-1] + len(_SIGNATURE))
-        return any(start.startswith(_SIGNATURE, place) for place in _STARTS) and not _is_store(path)
-
-
-def _open_dataset(name: str, dataset: Any, read: ReadRange) -> FileArray:
-    """Opens a dataset; numbers at one place of the file are read directly by ``read``."""
-    import h5py
-
-    info = _describe_dataset(name, dataset)
-    offset = dataset.id.get_offset() if info.content == "numbers" else None
-    if offset is not None and dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype):
-        return StoredArray(info, read, offset)
-    return _Hdf5Array(info, dataset)
+        if not any(start.startswith(_SIGNATURE, place) for place in _STARTS):
+            return False
+        try:
+            with h5py.File(path, "r", locking=False) as file:
+                return "manifest" not in file.attrs and "row_checksum" not in file
+        except (OSError, RuntimeError, ValueError, KeyError):
+            return False  # opening it as a store tells the fault
 
 
 def _describe_dataset(name: str, dataset: Any) -> ArrayInfo:
     """Describes a dataset, as unreadable if it has no shape, no column can hold its values, or they are in other files.
 
-    - Byte arrays of varying length and opaque values are files.
-    - Strings are files if the first string begins like an image, else texts.
+    - Byte arrays of varying length and opaque values are files; strings are texts.
     - A dataset with MATLAB's attributes has reversed axes.
 
     Raises :class:`ValueError` if over 256 MiB of its numbers were never written.
@@ -112,8 +98,7 @@ def _describe_dataset(name: str, dataset: Any) -> ArrayInfo:
     if dataset.is_virtual or dataset.external:  # HDF5 finds the files by the working directory and the environment
         return ArrayInfo.unreadable(name, shape, f"{printable(name)} refers to values elsewhere, {_OUTSIDE}")
     if h5py.check_string_dtype(dtype) is not None:
-        is_file = begins_like_image(_read_first_value(dataset)[:64])
-        return ArrayInfo(name, shape, content="files" if is_file else "texts")
+        return ArrayInfo(name, shape, content="texts")
     if inner in (np.uint8, np.int8) or (dtype.kind == "V" and dtype.fields is None and dtype.subdtype is None):
         return ArrayInfo(name, shape, content="files")
     chunk = dataset.chunks[0] if dataset.chunks else 1
@@ -123,14 +108,6 @@ def _describe_dataset(name: str, dataset: Any) -> ArrayInfo:
         if not may_be_written(size, [stored]):
             raise ValueError(f"{name} should have {size:,} bytes, of which {stored:,} were written")
     return replace(info, reversed="MATLAB_class" in dataset.attrs)
-
-
-def _read_class_attributes(item: Any) -> dict[str, Any]:
-    """Reads the attributes of a dataset or group that may name classes; ``{}`` if they cannot be read."""
-    values = {}
-    with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):  # a type that numpy lacks
-        values = {each: item.attrs[each] for each in ATTRIBUTES if each in item.attrs}
-    return values
 
 
 @dataclass(slots=True)
@@ -164,27 +141,6 @@ class _Hdf5Array(FileArray):
         else:  # HDF5 before 1.12.3 (h5py 3.8); slower: each call searches for its chunk
             places += (dataset.id.get_chunk_info(number).chunk_offset for number in range(count))
         return chunk, (tuple(a // b for a, b in zip(place, chunk, strict=True)) for place in places)
-
-
-def _read_first_value(dataset: Any) -> bytes:
-    """Reads the first value of a dataset with one axis. Returns ``b""`` for other axes, and if there is no value, it is
-    no bytes, or it cannot be read."""
-    with suppress(OSError, RuntimeError, ValueError):
-        value = dataset[0] if len(dataset.shape) == 1 and dataset.shape[0] else b""
-        return value if isinstance(value, bytes) else b""
-    return b""
-
-
-def _is_store(path: Path) -> bool:
-    """Tells if a file is a packstore store. True also for a file that cannot be opened: opening it as a store raises
-    the error."""
-    import h5py
-
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            return "manifest" in file.attrs or "row_checksum" in file
-    except (OSError, RuntimeError, ValueError, KeyError):
-        return True  # opening it as a store tells the fault
 
 
 KIND = make_array_kind(Hdf5Source, "HDF5 files with arrays of images", exported=True)

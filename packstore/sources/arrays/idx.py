@@ -159,15 +159,11 @@ def _match_name(path: Path) -> re.Match[str] | None:
 
 
 def _find_idx_folders(path: Path) -> list[Path]:
-    """Finds the folders with idx files: ``path``, else its ``raw``, else the ``raw`` of each folder in it. Returns
-    ``[]`` if there are none."""
+    """Finds the folders with idx files: ``path``, its ``raw``, and the ``raw`` of each folder in it."""
     if not path.is_dir():
         return []
-    for places in ([path], [path / "raw"], [each / "raw" for each in list_folders(path)]):
-        folders = [place for place in places if place.is_dir() and any(map(_match_name, visible_paths(place)))]
-        if folders:
-            return folders
-    return []
+    places = [path, path / "raw", *(each / "raw" for each in list_folders(path))]
+    return [each for each in places if each.is_dir() and any(map(_match_name, visible_paths(each)))]
 
 
 KIND = Kind("idx", "MNIST's idx files", IdxSource.recognise, IdxSource, takes_arrays=True)

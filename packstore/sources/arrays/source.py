@@ -40,7 +40,6 @@ from packstore.sources.refusals import refuse_page
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.splits import find_split_folders
 
-_PROBED = 4
 _MAX_FILES = 10_000
 _OTHER_DATA = (".h5", ".hdf5", ".npz", ".npy", ".mdb", ".tar", ".zip", ".parquet", ".arrow", ".tfrecord", ".mds")
 _MASK_DTYPES = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "uint16": "uint16", "int16": "int32"}
@@ -132,29 +131,20 @@ class ArraySource(RowSource):
         return bool(files) and all(map(cls.reads_file, files))
 
     @classmethod
-    def find_files(cls, path: Path) -> list[Path]:
-        """Finds the files at a path. In a folder, these are its files and those in its folders of splits. Skips hidden
-        and ignored files.
-
-        Raises :class:`SourceError` for a path without file or folder, and for more than 10,000 files. Raises
-        :class:`OSError` if a folder cannot be listed."""
-        if not path.is_dir():
-            if not path.is_file():
-                raise SourceError(f"{printable(str(path))} is not a file")
-            return [path]
-        files = [file for file in _walk_files(path) if cls.is_array_file(file)]
-        if len(files) > _MAX_FILES:
-            raise SourceError(f"{printable(str(path))} holds more than {_MAX_FILES:,} {cls.files_name}")
-        return files
-
-    @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
         """Returns ``CERTAIN`` if :meth:`matches`, else ``NO``, without opening a file."""
         return Certainty.CERTAIN if cls.matches(path) else Certainty.NO
 
     def list_files(self) -> list[Path]:
-        """Lists the files of this source, by :meth:`find_files`. Subclasses may choose others."""
-        return self.find_files(self.path)
+        """Lists the files of this source: its path, or the files in the folder and in its folders of splits. Skips
+        hidden and ignored files. Raises :class:`SourceError` for more than 10,000 files, and :class:`OSError` if a
+        folder cannot be listed."""
+        if self.path.is_file():
+            return [self.path]
+        files = [file for file in _walk_files(self.path) if self.is_array_file(file)]
+        if len(files) > _MAX_FILES:
+            raise SourceError(f"it holds more than {_MAX_FILES:,} {self.files_name}")
+        return files
 
     @property
     def gaps_are_bad(self) -> bool:
@@ -181,7 +171,7 @@ class ArraySource(RowSource):
         return list(dict.fromkeys(part.split for part in self._roles.parts))
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows of a split. The size of a row of files or texts is the mean of the first four rows."""
+        """Yields the rows of a split. Of files or texts, the first row stands for the sizes of all."""
         before = f"{split}/" if split else ""
         make_key, index = f"{before.replace('%', '%%')}%0{self.key_digits}d".__mod__, 0
         for number, part in enumerate(self._roles.parts):
@@ -308,18 +298,16 @@ class ArraySource(RowSource):
         return pairs
 
     def _estimate_row_bytes(self, chosen: ColumnArray) -> int:
-        """Returns the bytes of a row of numbers, and the mean of the first rows of files or texts."""
+        """Returns the bytes of a row of numbers, and of the first row of files or texts."""
         if chosen.info.content == "numbers":
             return bytes_per_row(chosen.info, chosen.axis)
-        return sum(map(len, self._read_first_rows(chosen))) // max(1, min(_PROBED, chosen.length))
+        return len(self._read_first_row(chosen))
 
-    def _read_first_rows(self, chosen: ColumnArray) -> list[Any]:
-        """Reads the first four rows of an array of files or texts, without those that cannot be read."""
-        rows = []
-        for row in range(min(_PROBED, chosen.length)):
-            with suppress(OSError, ValueError):
-                rows.append(self._blocks.read_row(chosen, row, 1))
-        return rows
+    def _read_first_row(self, chosen: ColumnArray) -> Any:
+        """Reads the first row of an array of files or texts; ``b""`` if there is none, or it cannot be read."""
+        with suppress(OSError, ValueError):
+            return self._blocks.read_row(chosen, 0, 1) if chosen.length else b""
+        return b""
 
     def make_column(self, name: str, chosen: ColumnArray) -> tuple[Field, Callable[[Any], Any]]:
         """Makes the field of an array, and the function that converts a row to its value. Raises :class:`SourceError`
@@ -328,7 +316,7 @@ class ArraySource(RowSource):
 
         - ``image`` and ``label`` are an image and a label.
         - Texts are a text.
-        - Files are images if the first that can be read begins like an image, else bytes.
+        - Files are images if the first begins like an image, else bytes.
         - Whole numbers ``(N, H, W)`` of at most 32 bits are masks, if ``mask`` is in the name.
         - Other numbers are an array.
 
@@ -337,8 +325,7 @@ class ArraySource(RowSource):
         """
         info, dtype = chosen.info, chosen.info.dtype
         if info.content == "files":
-            first = [] if name == "image" else self._read_first_rows(chosen)[:1]
-            are_images = name == "image" or any(begins_like_image(bytes(row[:64])) for row in first)
+            are_images = name == "image" or begins_like_image(bytes(self._read_first_row(chosen)[:64]))
             convert = partial(_to_file, name, max_file_bytes(self.options.max_pixels))
             return Image() if are_images else Bytes(), convert
         if name == "image":

@@ -10,7 +10,7 @@ import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,9 +23,6 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.sources.inflating import GzipReader
-
-ATTRIBUTES = ("classes", "class_names", "label_names")
-"""Attributes that name classes."""
 
 FAULTS = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFError, struct.error, zlib.error, BadZipFile)
 """Errors of libraries and parsers for damaged files."""
@@ -182,13 +179,11 @@ class OpenArrays(ExitStack):
 
     Attributes:
         arrays: The arrays by name.
-        attributes: :data:`ATTRIBUTES` of arrays and groups by name; ``""`` is the file.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.arrays: dict[str, FileArray] = {}
-        self.attributes: dict[str, Mapping[str, Any]] = {}
 
     def add(self, name: str, values: NDArray[Any]) -> None:
         """Adds an array in memory."""

@@ -23,7 +23,6 @@ from packstore.core.plainjson import load_json
 from packstore.sources.arrays import make_array_kind
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import (
-    ATTRIBUTES,
     ArrayInfo,
     FileArray,
     OpenArrays,
@@ -66,10 +65,9 @@ class ZarrSource(ArraySource):
             raise SourceError(f"{printable(str(path))} is N5, which is not read: convert it to Zarr or HDF5")
         return any((path / name).is_file() for name in _NODES)
 
-    @classmethod
-    def find_files(cls, path: Path) -> list[Path]:
+    def list_files(self) -> list[Path]:
         """Returns the folder itself, which is opened as one file."""
-        return [path]
+        return [self.path]
 
     def files(self) -> Iterator[Path]:  # type: ignore[override]
         """Yields the metadata and chunk files of the arrays that are read, and the metadata of groups above them."""
@@ -86,8 +84,8 @@ class ZarrSource(ArraySource):
         return f"files {xxhash.xxh3_128_hexdigest(super().stamp().encode())}"
 
     def open_arrays(self, opened: OpenArrays, path: Path) -> None:
-        """Opens all arrays and reads the attributes of all groups, from the top down. Raises one of ``FAULTS`` for more
-        than 1,000 of them, damaged metadata, too large chunks, and if the files cannot hold an array's bytes."""
+        """Opens all arrays, from the top down. Raises one of ``FAULTS`` for more than 1,000 arrays and groups, damaged
+        metadata, too large chunks, and if the files cannot hold an array's bytes."""
         waiting = [("", path)]
         for name, folder in waiting:
             if len(waiting) > _MAX_FOLDERS:
@@ -96,8 +94,6 @@ class ZarrSource(ArraySource):
             metadata = next((each for each in found if each is not None), None)
             if metadata is None:
                 continue
-            attributes = metadata.get("attributes") or _read_object(folder / ".zattrs") or {}
-            opened.attributes[name] = {each: attributes[each] for each in ATTRIBUTES if each in attributes}
             if metadata.get("node_type") == "array" or "chunks" in metadata:
                 opened.arrays[name] = self._open_array(name, folder, metadata)
             else:
