@@ -595,7 +595,7 @@ def test_xml_files_beside_a_table_are_one_more_answer(tmp_path: Path) -> None:
     root = make(tmp_path, [f"images/im{n:02}.png" for n in range(5)], {"labels.csv": lines, **notes})
     with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match="--source voc") as caught:
         ask_about_left(source, source.survey())
-    assert [answer.options for answer in caught.value.answers][1:] == [("--source", "table"), ("--source", "voc")]
+    assert {answer.options for answer in caught.value.answers[1:]} == {("--source", "table"), ("--source", "voc")}
 
 
 def test_a_folder_of_which_some_images_are_named_is_not_to_be_ignored(tmp_path: Path) -> None:
@@ -641,8 +641,8 @@ def test_a_row_for_each_mask_of_an_image(tmp_path: Path) -> None:
     )  # fmt: skip
     found = rows(path)
     assert list(found) == [f"im{n:02}.png" for n in range(4)]
-    assert [found[f"im{n:02}.png"]["maskpath_3"] is None for n in range(4)] == [True, True, False, True]
-    assert found["im02.png"]["maskpath_2"] == (path / "m/im02_1.png").read_bytes()
+    assert [len(found[f"im{n:02}.png"]["maskpath"]) for n in range(4)] == [1, 2, 3, 1]
+    assert found["im02.png"]["maskpath"][1] == (path / "m/im02_1.png").read_bytes()
     assert found["im02.png"]["labels"] == ["Cat", "Dog", "Cow"]
     assert left(path) == {}
 

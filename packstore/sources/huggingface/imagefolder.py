@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Field, Image, Images, Label, Mask
+from packstore.core.fields import Field, Image, Label
 from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, join
@@ -19,7 +18,7 @@ from packstore.sources.huggingface import splits as hf_splits
 from packstore.sources.huggingface.splits import CARD, Card
 from packstore.sources.listed import SplitNumbers
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.rows import FileRow, FileRowSource, in_packing_order
 from packstore.sources.splits import lower_known_split
 from packstore.sources.table import TableSource
 from packstore.sources.table.finding import KindCounter, Table
@@ -100,19 +99,6 @@ class MetadataSource(TableSource):
                 paths[self._main] = more
                 cells = {name: value for name, value in row.cells.items() if name not in paths}
                 yield NamedRow(image, number, row.place, cells | {own: paths[n] for n, own in self._naming.items()})
-
-    def _further_files(self, image: int) -> dict[str, Any]:
-        """Returns the further images of a row, by column; a list of images for a column of lists."""
-        (cells,) = self.listed.cells_of(image)
-        files = {name: [*map(InTree, cells[name])] for name in self._further}
-        names = self._columns.names
-        return {
-            names[n]: each if n in self._lists else each[0] for n, each in files.items() if each or n in self._lists
-        }
-
-    def _declare_further_image(self, name: str) -> Image | Images | Mask:
-        """Returns the field of a column of further images, or of lists of images."""
-        return Images() if name in self._lists else super()._declare_further_image(name)
 
     def _assign_splits(self) -> SplitNumbers:
         """Returns the splits of all images.

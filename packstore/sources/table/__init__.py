@@ -37,11 +37,11 @@ from packstore.sources.table.finding import (
     name_splits_alike,
 )
 from packstore.sources.table.images import ImageIndex, NamedRow, RowsByImage
-from packstore.sources.table.record_columns import RecordColumns, find_descriptions, number_further
+from packstore.sources.table.record_columns import RecordColumns, find_descriptions
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
-_MOST_FURTHER, _MEASURED = 64, 512
+_MEASURED, _HEADER = 512, 1 << 16
 
 
 class TableSource(ListedSource):
@@ -52,8 +52,8 @@ class TableSource(ListedSource):
     keypoints are those of the first row.
 
     Opening reads all rows into a temporary file. It raises :class:`AmbiguousSourceError` for an image that two tables
-    name, and if boxes fit several conventions. It raises :class:`SourceError` for an image in two splits, and for more
-    than 64 further images of a column. It raises it also if no table names images.
+    name, and if boxes fit several conventions. It raises :class:`SourceError` for an image in two splits, and if no
+    table names images.
     """
 
     kind = "table"
@@ -66,6 +66,7 @@ class TableSource(ListedSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         given = dict(parse_columns(options.columns))
+        self._lists: set[str] = set()  # columns of further images that hold a list for each image
         self._tables = self._find_tables(given)
         objects = next((table.objects for table in self._tables if table.objects is not None), None)
         if options.layout == NOT_CONVERTED:
@@ -74,13 +75,11 @@ class TableSource(ListedSource):
             table.objects = None if table.is_text else objects
         self._missing: Counter[str] = Counter()
         self.listed = RowsByImage(self.tree, self._tables, self._read_rows(), self.merges_rows)
-        self._further = {name: 1 for table in self._tables for name in table.further}
+        self._further = list(dict.fromkeys(name for table in self._tables for name in table.further))
         several = self.listed.images_with_several()
         for number in several if self._further else ():
-            for name, paths in self.listed.list_different(number, self._further).items():
-                self._further[name] = max(self._further[name], len(paths))
-        if max(self._further.values(), default=1) > _MOST_FURTHER:
-            raise SourceError(f"{self.tree.name()}: an image has more than {_MOST_FURTHER} further images in its rows")
+            found = self.listed.list_different(number, self._further)
+            self._lists |= {name for name, paths in found.items() if len(paths) > 1}
         plain = {name: each for name, each in self.listed.facts.items() if name not in self._further}
         declared = _merge_declared_fields(self._tables)
         if objects is not None:
@@ -182,21 +181,18 @@ class TableSource(ListedSource):
             )
 
     def _further_files(self, image: int) -> dict[str, Any]:
-        """Returns the further images of an image, by column."""
+        """Returns the further images of an image, by column; a list of images for a column of lists."""
         further = self.listed.list_different(image, self._further) if self._further else {}
         return {
-            self._columns.names[number_further(name, n)]: InTree(path)
+            self._columns.names[name]: [*map(InTree, paths)] if name in self._lists else InTree(paths[0])
             for name, paths in further.items()
-            for n, path in enumerate(paths, 1)
+            if paths or name in self._lists
         }
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the fields of the image, further images, and the columns of :class:`RecordColumns`."""
-        columns: dict[str, Field] = {"image": Image()}
-        for name, most in self._further.items():
-            for n in range(1, most + 1):
-                columns[self._columns.names[number_further(name, n)]] = self._declare_further_image(name)
-        return columns | self._columns.declare_fields()
+        further = {self._columns.names[name]: self._declare_further_image(name) for name in self._further}
+        return {"image": Image(), **further, **self._columns.declare_fields()}
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the image and its further images, and converts the cells of all its rows. Raises :class:`ValueError`
@@ -225,18 +221,17 @@ class TableSource(ListedSource):
         return {f"rows of {printable(file)} without an image": count for file, count in self._missing.items()}
 
     def _declare_further_image(self, name: str) -> Image | Images | Mask:
-        """Returns the field of a column of further images: optional images.
+        """Returns the field of a column of further images: lists of images, or optional images.
 
         If the column's name means masks, the first readable file in the first 512 rows decides between masks and
         images.
         """
+        if name in self._lists:
+            return Images()
         if not looks_like_mask(name.lower()):
             return Image(optional=True)
         rows = (cells.get(name) or () for _, cells in islice(self.listed, _MEASURED))
         return infer_mask_field(self.tree, chain.from_iterable(rows))
-
-
-_SIZED, _HEADER = 512, 1 << 16
 
 
 def _measure_images(tree: Tree, rows: RowsByImage) -> dict[int, tuple[int, int]]:
@@ -245,7 +240,7 @@ def _measure_images(tree: Tree, rows: RowsByImage) -> dict[int, tuple[int, int]]
     Returns the sizes by row number; all rows of an image have one. Leaves out images without a readable header.
     """
     sizes: dict[int, tuple[int, int]] = {}
-    for image in range(0, rows.image_count, max(1, rows.image_count // _SIZED)):
+    for image in range(0, rows.image_count, max(1, rows.image_count // _MEASURED)):
         start = tree.first_bytes(rows.image_path(image), _HEADER)
         with suppress(HeaderError, SampleError, ValueError):
             sizes |= dict.fromkeys(rows.numbers_of(image), upright_size(start))

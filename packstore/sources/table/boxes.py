@@ -55,9 +55,8 @@ def find_convention(
 ) -> str:
     """Finds the convention that all boxes follow, by the names of their columns and the sizes of images.
 
-    The name of the convention ends in ``n`` if boxes are fractions of the image. Sizes are those in ``sized``, and
-    columns ``width`` and ``height``. Columns named like corners are ``xyxy``, even if boxes do not fit. Without boxes,
-    returns the first convention that the names allow.
+    The name of the convention ends in ``n`` if boxes are fractions of the image. Columns named like corners are
+    ``xyxy``, even if boxes do not fit. Without boxes, returns the first convention that the names allow.
 
     Args:
         where: Name of the table, for messages.
@@ -74,34 +73,26 @@ def find_convention(
     """
     ranges, measured = BoxConventionCounter(), BoxConventionCounter()
     for number, block in enumerate(batch_rows(rows)):
-        boxes, sides = [], []
+        boxes: list[list[float]] = []
         for n, (place, cells) in enumerate(block, number * 4096):
             try:
                 own = read_row_boxes(cells, names)
             except ValueError as error:
                 raise MalformedBoxError(f"{place}: {error}") from None
-            for box in own:
-                boxes.append(box)
-                if n in sized:
-                    measured.count_boxes(np.array([box]), np.array([sized[n]], np.float64))
-                width, height = (parse_number_cell(cells.get(name)) for name in ("width", "height"))
-                sides.append((width, height) if {"width", "height"}.isdisjoint(names) else (None, None))
-        full = all(w and h for w, h in sides)
-        ranges.count_boxes(np.array(boxes).reshape(-1, 4), np.array(sides, np.float64) if full and sides else None)
+            boxes += own
+            if n in sized:
+                measured.count_boxes(np.array(own).reshape(-1, 4), np.array([sized[n]] * len(own), np.float64))
+        ranges.count_boxes(np.array(boxes).reshape(-1, 4))
     if said is not None:
         return said
-    possible = [
+    choices = [
         name for name in ranges.possible_conventions() if not measured.count or name in measured.possible_conventions()
     ]
-    choices = possible
     if implied == "xyxy":
-        choices = [name for name in possible if name.removesuffix("n") == implied]
-        if len(choices) != 1:
-            choices = ["xyxyn"] if ranges.fractions and not ranges.whole else ["xyxy"]
-    elif implied:
-        choices = [name for name in possible if name.removesuffix("n") in ("xywh", "cxcywh")]
-        if implied == "cxcywh" or not names[0].lower().endswith(("x", "left")):
-            choices = [name for name in choices if name.removesuffix("n") == implied] or choices
+        choices = ["xyxyn" if ranges.fractions and not ranges.whole else "xyxy"]
+    elif implied:  # x, y, w, h may be centres as well
+        meant = ("xywh", "cxcywh") if implied == "xywh" and names[0].lower().endswith(("x", "left")) else (implied,)
+        choices = [name for name in choices if name.removesuffix("n") in meant]
     if len(choices) == 1 or not ranges.count:
         return choices[0] if choices else "xyxy"
     offered = [*(choices or CONVENTIONS[:3]), NOT_CONVERTED]

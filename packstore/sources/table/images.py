@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -257,9 +258,10 @@ class RowsByImage(ValuesByImage):
         return [cells for _, cells in self.values_of(image)]
 
     def list_different(self, image: int, columns: Iterable[str]) -> dict[str, list[str]]:
-        """Returns the different values of an image's rows by column. Missing values are left out."""
+        """Returns the further images of an image's rows by column; equal cells count once."""
         rows = self.cells_of(image)
-        return {name: list(dict.fromkeys(path for cells in rows for path in cells.get(name) or ())) for name in columns}
+        cells = {name: dict.fromkeys(tuple(each.get(name) or ()) for each in rows) for name in columns}
+        return {name: [*chain.from_iterable(each)] for name, each in cells.items()}
 
     def _record_rows(self, rows: Iterable[NamedRow]) -> Iterator[tuple[str, Any]]:
         """Updates the facts about the columns of each row. Yields its image, and its place and cells.

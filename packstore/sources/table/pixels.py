@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Field, Image
@@ -29,7 +28,7 @@ from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.dataset import index_key
 from packstore.sources.encodings import parse_columns
 from packstore.sources.ignoring import ignore_paths
-from packstore.sources.ledger import Claims, Role
+from packstore.sources.ledger import Claims
 from packstore.sources.rows import Row
 from packstore.sources.splits import find_split_of_file
 from packstore.sources.table import TableSource
@@ -69,76 +68,62 @@ class PixelTableSource(TableSource):
     kind = "pixel_table"
     _tables: Sequence[PixelTable]
 
-    def _find_tables(self, given: dict[str, list[str]]) -> Sequence[Table]:
+    def _find_tables(self, given: dict[str, list[str]]) -> Sequence[PixelTable]:
         """Finds the tables of pixels. Raises :class:`SourceError` if there is none.
 
         Raises :class:`AmbiguousSourceError` for several that do not name different splits.
         """
-        self._tables = find_pixel_tables(self.tree, given)
-        if not self._tables:
+        tables = find_pixel_tables(self.tree, given)
+        if not tables:
             raise SourceError(
                 f"{printable(str(self.path))} has no table of pixels: a column pixels, or columns pixel0, pixel1 …"
             )
-        splits = {table.split for table in self._tables}
-        if len(splits) < len(self._tables) or (len(splits) > 1 and "" in splits):
-            named = [table.file for table in self._tables]
+        splits, files = {table.split for table in tables}, [table.file for table in tables]
+        if len(splits) < len(tables) or (len(splits) > 1 and "" in splits):
             raise AmbiguousSourceError(
-                f"{self.tree.name()} has {len(named)} tables of pixels, {' and '.join(map(printable, named[:3]))}, "
+                f"{self.tree.name()} has {len(files)} tables of pixels, {' and '.join(map(printable, files[:3]))}, "
                 "whose names do not tell different splits: leave all but one out with --ignore",
-                [Answer(ignore_paths(each for each in named if each != kept)) for kept in named[:8]],
+                [Answer(ignore_paths(each for each in files if each != kept)) for kept in files[:8]],
             )
-        return self._tables
+        return tables
 
     def _read_rows(self) -> Iterator[NamedRow]:
         """Yields each row without its pixels. Writes its pixels to a temporary file.
 
-        Raises :class:`SourceError` for a row with too few or too many cells, and for pixels that :meth:`_write_pixels`
-        refuses. Raises :class:`AmbiguousSourceError` for a table in an unknown encoding.
+        Raises :class:`SourceError` for a row whose pixels are not numbers from 0 to 255, as many as in the first row
+        and those of a square.
         """
-        self._sizes = images = 0
+        self._size = images = 0
         with tempfile.TemporaryFile() as kept:
             for number, table in enumerate(self._tables):
                 for place, cells in table.rows(self.tree):
-                    pixels = [cells.pop(name) for name in table.pixels]
-                    self._write_pixels(kept, pixels[0].split() if len(pixels) == 1 else pixels, place)
+                    texts = [cells.pop(name) for name in table.pixels]
+                    try:
+                        raw = bytes(map(int, texts[0].split() if len(texts) == 1 else texts))
+                    except ValueError:
+                        raise SourceError(f"{place}: a pixel is not a whole number from 0 to 255") from None
+                    self._size = self._size or len(raw)
+                    if len(raw) != self._size or find_square_shape(len(raw)) is None:
+                        raise SourceError(
+                            f"{place}: {len(raw):,} pixels, expected those of a square in gray or RGB, as many as in "
+                            "the first row"
+                        )
+                    kept.write(raw)
                     yield NamedRow(str(images), number, place, cells)
                     images += 1
             kept.flush()
             self._pixels: OpenFile | None = OpenFile(os.dup(kept.fileno()))
-
-    def _write_pixels(self, file: Any, texts: Sequence[str], where: str) -> None:
-        """Checks the pixels of a row and writes them to the file.
-
-        Raises :class:`SourceError` for numbers other than 0 to 255, and for images that are no squares. Raises it also
-        for another number of pixels than before.
-        """
-        try:
-            raw = bytes(map(int, texts))
-        except ValueError:
-            odd = next((text for text in texts if not text.isdecimal() or int(text) > 255), "")
-            raise SourceError(
-                f"{where}: the pixel {printable(odd[:20])!r} is not a whole number from 0 to 255; pack other "
-                "numbers from Python (packstore guide packing)"
-            ) from None
-        self._sizes = self._sizes or len(raw)
-        if len(raw) != self._sizes:
-            raise SourceError(f"{where}: {len(raw):,} pixels, the first image has {self._sizes:,}")
-        if find_square_shape(len(raw)) is None:
-            raise SourceError(
-                f"{where}: {len(raw):,} pixels are not a square in gray or RGB; pack them from Python (packstore guide "
-                "packing)"
-            )
-        file.write(raw)
+        self.shape = find_square_shape(self._size) or (0, 0, 1)
 
     def fields(self) -> Mapping[str, Field]:
-        """Returns the fields of the image and the other columns. Sets :attr:`shape` to the shape of all images."""
-        self.shape = self._shape
-        return {**super().fields(), "image": Image("uint8", mode="L" if self._shape[2] == 1 else "RGB")}
+        """Returns the fields of the image and the other columns."""
+        gray = self.shape is not None and self.shape[2] == 1
+        return {**super().fields(), "image": Image("uint8", mode="L" if gray else "RGB")}
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields one row for each image of a split, with split and number as key."""
         for index, image in enumerate(self.images_of(split)):
-            yield Row(index_key(split, index), image, math.prod(self._shape))
+            yield Row(index_key(split, index), image, self._size)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the pixels of a row from the temporary file as ``image``, uint8 ``(H, W, C)``. Adds the row's other
@@ -148,8 +133,7 @@ class PixelTableSource(TableSource):
         """
         if self._pixels is None:
             raise ValueError("its source is closed")
-        raw = self._pixels.read(self._sizes, ref * self._sizes)
-        image: NDArray[np.uint8] = np.frombuffer(raw, np.uint8).reshape(self._shape)
+        image = np.frombuffer(self._pixels.read(self._size, ref * self._size), np.uint8).reshape(self.shape or ())
         return {"image": image} | self._columns.build_values(self.listed.cells_of(ref), b"")
 
     def claim_row(self, claims: Claims, row: Row) -> None:
@@ -157,10 +141,9 @@ class PixelTableSource(TableSource):
 
     def claim_files(self, claims: Claims) -> None:
         """Claims the tables of pixels as packed, and Kaggle's sample submissions as evidence."""
+        super().claim_files(claims)
         for table in self._tables:
             claims.claim(table.file)
-        for file in list_possible_tables(self.tree, submissions=True):
-            claims.claim(file, Role.EVIDENCE)
 
     def locate_row(self, ref: Any) -> None:
         """Returns None: pixels are texts in the table."""
@@ -169,11 +152,6 @@ class PixelTableSource(TableSource):
         """Closes the source. Pixels cannot be read afterwards."""
         self._pixels = None
         super().close()
-
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        """Height, width and colours of all images."""
-        return find_square_shape(self._sizes) or (0, 0, 1)
 
 
 def find_square_shape(count: int) -> tuple[int, int, int] | None:
@@ -206,28 +184,25 @@ def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) ->
     if b"pixel" not in start[:4096].lower() and start.split(b"\n", 1)[0].count(b",") < _LEAST:
         return None
     lines = read_cells(tree, file, start[: start.rfind(b"\n") + 1] or start)
-    first = next(lines, (0, []))[1]
+    (_, first), (_, second) = next(lines, (0, [])), next(lines, (0, []))
     split = find_split_of_file(file)
-    one = [n for n, name in enumerate(first) if name.lower() in ("pixels", "pixel", "image_pixels")]
-    if len(one) == 1:
-        second = next(lines, (0, []))[1]
-        full = len(second) == len(first) and len(second[one[0]].split()) >= _LEAST
-        return PixelTable(file, True, split=split, pixels=[first[one[0]]]) if full else None
+    one = [name for name in first if name.lower() in ("pixels", "pixel", "image_pixels")]
+    if len(one) == 1 and len(second) == len(first):
+        is_image = len(second[first.index(one[0])].split()) >= _LEAST
+        return PixelTable(file, True, split=split, pixels=one) if is_image else None
     many = [name for name in first if _PIXEL.fullmatch(name)]
     if len(many) >= _LEAST and find_square_shape(len(many)) is not None:
         return PixelTable(file, True, split=split, pixels=many)
     if not all(cell.isdecimal() and int(cell) <= 255 for cell in first) or find_square_shape(len(first) - 1) is None:
         return None
     names = [str(n) for n in range(1, len(first) + 1)]
-    label = (*given.get("label", ()), "")[0]
-    if not label:
-        last, other = names[-1], names[0]
+    if not given.get("label"):
         raise AmbiguousSourceError(
-            f"{tree.name(file)} has no header: its class is in column {other} or in column {last}: say which with "
+            f"{tree.name(file)} has no header: its class is in column 1 or in column {names[-1]}: say which with "
             "--column label=COL",
-            [Answer(("--column", f"label={other}")), Answer(("--column", f"label={last}"))],
+            [Answer(("--column", f"label={name}")) for name in (names[0], names[-1])],
         )
-    return PixelTable(file, False, split=split, pixels=[name for name in names if name != label])
+    return PixelTable(file, False, split=split, pixels=[name for name in names if name not in given["label"]])
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
@@ -245,10 +220,9 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         raise
     except SourceError:
         return Certainty.NO
-    if not files:
-        return Certainty.NO
     others = (file.rpartition("/")[2] for file in list_possible_tables(tree) if file not in files)
-    return Certainty.CERTAIN if all(map(_NOTES.fullmatch, others)) else Certainty.PARTIAL
+    certainty = Certainty.CERTAIN if all(map(_NOTES.fullmatch, others)) else Certainty.PARTIAL
+    return certainty if files else Certainty.NO
 
 
 KIND = Kind(

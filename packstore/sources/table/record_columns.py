@@ -40,7 +40,7 @@ class RecordColumns:
         files: Sequence[str],
         rows: RowsByImage,
         roles: ColumnRoles,
-        further: Mapping[str, int],
+        further: Sequence[str],
         convention: str,
         declared: Mapping[str, Field],
     ) -> None:
@@ -51,7 +51,7 @@ class RecordColumns:
             files: Paths of the tables.
             rows: All rows, by image.
             roles: Columns of the tables by their meaning.
-            further: Columns that name further images, each with the most that an image has.
+            further: Columns that name further images.
             convention: Convention of the boxes; empty without boxes.
             declared: Fields of the columns whose types the tables state.
         """
@@ -199,8 +199,7 @@ class RecordColumns:
         taken = ["image", "boxes", "segmentations", "keypoints", "keypoint_labels", _UNCERTAIN, _BLANK]
         taken += ["label", "labels", "tags"] if roles.label or roles.flags else []
         taken += [CROWD] if roles.crowds else []
-        further = [number_further(name, n) for name, most in self._further.items() for n in range(1, most + 1)]
-        own = {name: f"column{name}" if name.isdigit() else name for name in (*further, *roles.rest)}
+        own = {name: f"column{name}" if name.isdigit() else name for name in (*self._further, *roles.rest)}
         names = make_column_names(own.values(), taken)
         return {name: names[called] for name, called in own.items()}
 
@@ -343,11 +342,6 @@ def _list_crowds(cell: Any, boxes: int) -> list[int]:
     """Returns 1 for each crowd region among the boxes of a row, and 0 for other boxes. ``cell``: the flags of all, or
     one for all."""
     return [int(flag in (1, True)) for flag in cell] if isinstance(cell, list) else [parse_flag(cell) or 0] * boxes
-
-
-def number_further(name: str, number: int) -> str:
-    """Returns the name of a further image by its number in the column: ``NAME`` for 1, ``NAME 2`` for 2."""
-    return name if number == 1 else f"{name} {number}"
 
 
 def find_descriptions(tree: Tree, tables: Iterable[str]) -> list[str]:
