@@ -94,7 +94,6 @@ class LabelledSource(ListedSource):
                 if other != label:
                     named = printable(self.listed.image_path(image))
                     raise SourceError(f"{place}: {named} is {printable(other)!r}, and {printable(label)!r} in {first}")
-            self._repeated[""] = len(self.listed) - self.listed.image_count, self.listed.image_path(image)
         if self._names and self._holds_numbers:  # then labels that look like numbers are names, too
             self._names.update(label for _, label in self.listed)
         self._numbers = {name: number for number, name in enumerate(sorted(self._names))}

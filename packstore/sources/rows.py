@@ -7,7 +7,6 @@ counts rows, declares columns and checks values. Images of rows may be files of 
 from __future__ import annotations
 
 import errno
-import marshal
 import re
 from abc import abstractmethod
 from collections import Counter
@@ -384,10 +383,6 @@ class FileRowSource(TreeRowSource):
 
     main = "image"
 
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options)
-        self._repeated: dict[str, tuple[int, str]] = {}
-
     @abstractmethod
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split, lazily, the same at each call; their values are plain."""
@@ -401,33 +396,6 @@ class FileRowSource(TreeRowSource):
                     yield from self._make_folder_rows(folder, listing, dict(row.values))
             else:
                 yield self._make_sized_row(row)
-
-    def notes(self) -> tuple[str, ...]:
-        """Returns a note if :meth:`skip_repeated` skipped rows."""
-        count = sum(count for count, _ in self._repeated.values())
-        if not count:
-            return ()
-        first = next(first for count, first in self._repeated.values() if count)
-        lines = f"{count:,} line{'s' * (count > 1)}"
-        return (f"the lists repeat {lines}, such as {printable(first)}; each image is packed once",)
-
-    def skip_repeated(self, split: str, rows: Iterable[FileRow]) -> Iterator[FileRow]:
-        """Yields the rows of a split, equal ones once. Takes some 100 bytes of memory for each row."""
-        seen: set[bytes] = set()
-        count, first = 0, ""
-        for row in rows:
-            plain: Any = row[:]
-            try:
-                content = marshal.dumps(plain, 0)  # in half the time of repr
-            except ValueError:  # a value of another type, such as InTree
-                content = repr(row).encode("utf-8", "surrogatepass")
-            digest = xxhash.xxh3_128_digest(content)
-            if digest in seen:
-                count, first = count + 1, first or row.file
-                continue
-            seen.add(digest)
-            yield row
-        self._repeated[split] = count, first
 
     def _make_folder_rows(self, folder: str, listing: Listing, values: dict[str, Any]) -> Iterator[Row]:
         """Yields a row for each image in a listed folder, with the same values."""
@@ -551,6 +519,16 @@ class FileRowSource(TreeRowSource):
         if value.optional:
             return None
         raise ValueError(f"its {printable(value.file)} is missing or is not a file")
+
+
+def skip_repeated(rows: Iterable[FileRow]) -> Iterator[FileRow]:
+    """Yields rows, equal ones once. Takes some 100 bytes of memory for each row."""
+    seen: set[bytes] = set()
+    for row in rows:
+        digest = xxhash.xxh3_128_digest(repr(row).encode("utf-8", "surrogatepass"))
+        if digest not in seen:
+            seen.add(digest)
+            yield row
 
 
 _FILES = (InTree, list)

@@ -156,7 +156,7 @@ def test_a_column_twice_is_an_error(tmp_path: Path) -> None:
 
 def test_images_of_another_size_are_named(tmp_path: Path) -> None:
     text = fer(3) + f"1,{' '.join(['7'] * 81)},Training\n"
-    with pytest.raises(SourceError, match="line 5: 81 pixels, expected those of a square in gray or RGB, as many as in the first"):
+    with pytest.raises(SourceError, match="line 5: 81 pixels, expected those of a square"):
         open_source(fill(tmp_path, {"fer.csv": text}))
 
 

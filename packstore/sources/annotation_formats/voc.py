@@ -45,7 +45,7 @@ from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.palettes import Palette, declare_mask_columns, find_palette, read_mask_columns
-from packstore.sources.rows import FileRow, InTree, in_packing_order
+from packstore.sources.rows import FileRow, InTree, in_packing_order, skip_repeated
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
@@ -218,7 +218,7 @@ class VocSource(SidecarSource):
 
     def annotated_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a set, or of the folders of a split, with the files of their masks."""
-        rows = self.skip_repeated(split, self._list_set(split)) if self._sets else super().annotated_rows(split)
+        rows = skip_repeated(self._list_set(split)) if self._sets else super().annotated_rows(split)
         for row in rows:
             stem = row.file.removeprefix(self._images).lstrip("/").rpartition(".")[0]
             masks = {name: InTree(join(folder, f"{stem}.png"), True) for name, folder in self._masks.items()}
