@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from packstore.core.fields import Field, Images
-from packstore.sources.annotation_formats import make_kind
 from packstore.sources.annotation_formats.documents import DocumentFormat, DocumentSource
 from packstore.sources.annotation_formats.parsing import parse_json
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Value
+from packstore.sources.annotation_formats.source import make_kind
 from packstore.sources.contents import list_contents
 from packstore.sources.encodings import convert_start
 from packstore.sources.rows import FileRow, InTree

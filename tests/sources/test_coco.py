@@ -170,7 +170,6 @@ def test_annotations_of_no_image_are_an_error_if_most_are(kind: str, image: Any,
             with pytest.raises(SourceError, match=said) as caught:
                 open_source(root)
             assert repr(image) in str(caught.value)
-            assert "the ids are 3, 2, 1, …" in str(caught.value)
         else:
             with closing(open_source(root)) as source:
                 left = source.survey().ledger.passed_over
@@ -180,7 +179,7 @@ def test_annotations_of_no_image_are_an_error_if_most_are(kind: str, image: Any,
 @pytest.mark.parametrize("category", [7, "07", 1.5, None, [18]])
 def test_annotations_of_no_category_are_an_error_if_most_are(category: Any, tmp_path: Path) -> None:
     objects = [coco_object(1, 1, category_id=category), coco_object(2, 1, category_id=category), coco_object(3, 1)]
-    with pytest.raises(SourceError, match=r"2 of 3 annotations have the category_id of no category.* ids are 3, 18"):
+    with pytest.raises(SourceError, match=r"2 of 3 annotations have the category_id of no category"):
         open_source(plain(tmp_path, [coco_image(1)], objects))
 
 

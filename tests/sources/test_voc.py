@@ -137,7 +137,7 @@ def test_an_annotation_without_objects_has_no_boxes(text: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("place", "images"),
-    [("ImageSets", "JPEGImages"), ("Main", "JPEGImages"), ("ImageSets/Main", "JPEGImages"), ("ImageSets", "Images")],
+    [("ImageSets", "JPEGImages"), ("ImageSets/Main", "JPEGImages"), ("ImageSets", "Images")],
 )
 def test_where_sets_may_lie(place: str, images: str, tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {f"{images}/{n}.jpg": jpeg(n) for n in range(5)}
@@ -168,11 +168,8 @@ def test_images_in_no_set_are_counted_and_those_missing_are_bad(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("count", [3, 300])
-@pytest.mark.parametrize("former", [False, True])
-def test_what_labelme_writes_beside_the_masks_raises_no_question(count: int, former: bool, tmp_path: Path) -> None:
-    masks, arrays = (
-        ("SegmentationClassPNG", "SegmentationClass") if former else ("SegmentationClass", "SegmentationClassNpy")
-    )
+def test_what_labelme_writes_beside_the_masks_raises_no_question(count: int, tmp_path: Path) -> None:
+    masks, arrays = "SegmentationClass", "SegmentationClassNpy"
     files: dict[str, str | bytes] = {"class_names.txt": "_background_\ncat\n"}
     for n in range(count):
         files |= {

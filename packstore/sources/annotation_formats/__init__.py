@@ -8,19 +8,15 @@
 
 A format is a generator that yields what one annotation has, see :mod:`.shapes`. Its decorator finds the files:
 :func:`beside` for a file of annotations for each image, or :func:`.documents.document` for files about many images. All
-annotations are read once, when :mod:`.columns` declares the columns, since classes and columns depend on the whole
+annotations are read once, when :mod:`.source` declares the columns, since classes and columns depend on the whole
 dataset. :mod:`.parsing` has what generators parse with.
 """
 
 from __future__ import annotations
 
-import posixpath
-import re
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,186 +24,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
-from packstore.core.fields import Field
-from packstore.sources.annotation_formats.columns import AnnotationColumns, Raw
-from packstore.sources.annotation_formats.parsing import parse_json
-from packstore.sources.annotation_formats.shapes import Parts, Picture
-from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import infer_mask_field, is_file, join, read_text
+from packstore.sources.annotation_formats.source import AnnotatedSource, Format, Raw, ReadParts, make_kind
+from packstore.sources.base import Kind, SourceOptions
+from packstore.sources.beside import join, read_text
 from packstore.sources.contents import list_contents, stem_of
-from packstore.sources.encodings import convert_start
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.rows import FileRow, InTree, in_packing_order
 from packstore.sources.splits import find_splits_of_folders, is_split
 from packstore.sources.spread import find_spread
 from packstore.sources.tree import Tree
 
 _MAX_BYTES = 256 << 20
-_START, _LOOKED_AT = 1 << 16, 16
+_LOOKED_AT = 16
 _USUAL = ("JPEGImages", "Images", "images", "img", "imgs")
 """Names of folders of images."""
-
-ReadParts = Callable[[Any, Picture], Parts]
-"""Yields what one annotation of a format has. May raise any error of reading a value that lacks its structure."""
-
-
-class FurtherFile(NamedTuple):
-    """File of an image that is the value of another column.
-
-    Attributes:
-        column: Name of the column.
-        patterns: Possible paths of the file, relative to the folder of the image, with ``{stem}`` of the image and
-            ``{folder}``, the name of its folder. A dataset has files of the first pattern that any image has.
-        field: Declaration of the column; None for an image or a mask, as the files are.
-        parse: Converts the content of the file; None to keep it.
-    """
-
-    column: str
-    patterns: Sequence[str]
-    field: Field | None = None
-    parse: Callable[[bytes], Any] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Format(ABC):
-    """Annotation format: how its files are found and parsed.
-
-    Attributes:
-        kind: Name of its kind of source.
-        help: Description of the kind: the name of the format, a colon, and its files.
-        signature: Pattern that is searched in the first 64 KiB of a file of annotations.
-        read_parts: Yields what one annotation has.
-        parse: Parses the bytes of a file, in UTF-8. Raises :class:`ValueError` for an invalid file. The result is the
-            value of the column ``json``, if the generator yields no other.
-        classes: Classes in the publisher's order, if the dataset lists none and has no others.
-        files: Further files of each image.
-        upright: Kind of image files that the format's tools turn upright before they count coordinates.
-        takes_boxes: The format uses a ``layout`` of boxes.
-    """
-
-    kind: str
-    help: str
-    signature: bytes
-    read_parts: ReadParts
-    parse: Callable[[bytes], Any] = parse_json
-    classes: Sequence[str] = ()
-    files: Sequence[FurtherFile] = ()
-    upright: str = ""
-    takes_boxes: bool = False
-
-    @abstractmethod
-    def find(self, tree: Tree) -> Sequence[Any]:
-        """Finds the folders or files with annotations of this format; ``[]`` if there are none."""
-
-    @property
-    def extensions(self) -> frozenset[str]:
-        """Extensions that mark annotations beside an image of the same name."""
-        return frozenset()
-
-    @property
-    def title(self) -> str:
-        """Name of the format, for messages."""
-        return self.help.partition(":")[0]
-
-    def begins(self, tree: Tree, file: str) -> bool | None:
-        """Tells if a file of ``tree`` begins as one of this format; None for an empty file."""
-        start = convert_start(tree.first_bytes(file, _START))
-        return re.search(self.signature, start) is not None if start.strip() else None
-
-
-def make_kind(format: Format, source: Callable[[Path, SourceOptions, Any], AnnotatedSource]) -> Kind:
-    """Makes the kind of a format, certain of each tree in which the format finds something."""
-
-    def recognise(path: Path, _: SourceOptions) -> Certainty:
-        tree = open_tree(path)
-        return Certainty.CERTAIN if tree is not None and format.find(tree) else Certainty.NO
-
-    def open_format(path: Path, options: SourceOptions) -> AnnotatedSource:
-        return source(path, options, format)
-
-    return Kind(
-        *(format.kind, format.help, recognise, open_format),
-        takes_boxes=format.takes_boxes,
-        in_objects=True,
-        sidecar_extensions=format.extensions,
-    )
-
-
-class AnnotatedSource(AnnotationColumns, FileRowSource):
-    """Base of annotation formats whose images are files: converts the raw annotation of each row to columns.
-
-    Attributes:
-        format: The format.
-        expected: Beginnings of paths of further files that belong to the layout, and are left without a question.
-    """
-
-    left_images = "images without annotations in other folders"
-
-    def __init__(self, path: Path, options: SourceOptions, format: Format) -> None:
-        super().__init__(path, options)
-        self.format = format
-        self.kind, self.title, self.usual = format.kind, format.title, format.classes
-        self.expected: list[str] = []
-
-    @abstractmethod
-    def annotated_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split with their annotations, and without the format's further files."""
-
-    @abstractmethod
-    def pop_annotation(self, values: dict[str, Any]) -> Raw | None:
-        """Removes the raw annotation from the values of a row, and returns it; None if the row has none."""
-
-    def annotation_frame(self, kind: str) -> str | None:
-        """Returns ``upright`` for the kind of image files that the format's tools turn, else None."""
-        return "upright" if kind == self.format.upright else None
-
-    def expects_left(self, path: str) -> bool:
-        """Tells if a left file is one of :attr:`expected`: such files raise no question."""
-        return path.startswith(tuple(self.expected))
-
-    def fields(self) -> Mapping[str, Field]:
-        """Declares the columns of the annotations, and of further files if any image has them."""
-        columns = dict(super().fields())
-        for column, _, declared, _ in self.format.files:
-            if column in self._patterns:
-                rows = chain.from_iterable(map(self.file_rows, self.splits()))
-                columns[column] = declared or infer_mask_field(self.tree, (row.values[column].file for row in rows))
-        return columns
-
-    def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split, with the format's further files of each image."""
-        for row in self.annotated_rows(split):
-            files = {name: InTree(_find_beside(row.file, each), True) for name, each in self._patterns.items()}
-            yield row._replace(values={**row.values, **files}) if files else row
-
-    @cached_property
-    def _patterns(self) -> dict[str, str]:
-        """Patterns of the further files, by column: the first of each that any image has. Lists all rows."""
-        found: dict[str, str] = {}
-        for column, patterns, _, _ in self.format.files:
-            for pattern in patterns:
-                rows = chain.from_iterable(map(self.annotated_rows, self.splits()))
-                if column not in found and any(is_file(self.tree, _find_beside(row.file, pattern)) for row in rows):
-                    found[column] = pattern
-        return found
-
-    def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image with its further files, and converts its annotation to columns. Raises :class:`ValueError` for
-        an invalid annotation or further file."""
-        values = dict(super().read_values(ref))
-        raw = self.pop_annotation(values)
-        for column, _, _, parse in self.format.files:
-            if parse is not None and values.get(column) is not None:
-                values[column] = parse(values[column])
-        with self.name_annotation_file(ref):
-            return values if raw is None else values | self.make_column_values(raw, values[self.main])
-
-
-def _find_beside(image: str, pattern: str) -> str:
-    """Returns the path of a further file of an image by its pattern."""
-    folder, _, name = image.rpartition("/")
-    return posixpath.normpath(join(folder, pattern.format(stem=stem_of(name), folder=folder.rpartition("/")[2])))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,8 +191,8 @@ class SidecarSource(AnnotatedSource):
         self._folders = format.find(self.tree)
         places = dict.fromkeys(each.annotations for each in self._folders if each.annotations is not None)
         if not self._folders:
-            raise SourceError(f"{printable(str(path))} has no images with annotations of {self.title}")
-        self.evidence = f"annotations of {self.title} in " + ", ".join(printable(p) or "the folder" for p in places)
+            raise SourceError(f"{printable(str(path))} has no images with annotations of {format.title}")
+        self.evidence = f"annotations of {format.title} in " + ", ".join(printable(p) or "the folder" for p in places)
         self._classes_by_file = format.read_classes(self.tree, [each.images for each in self._folders])
         self.listed = [*chain.from_iterable(self._classes_by_file.values())]
 
@@ -385,11 +215,6 @@ class SidecarSource(AnnotatedSource):
     def describing_files(self) -> Iterable[str]:
         """Returns the lists of classes. Each file of annotations belongs to one image."""
         return self._classes_by_file
-
-    def parse_parts(self, item: Any, picture: Picture) -> tuple[Any, Parts]:
-        """Parses the content of a file of annotations."""
-        parsed = self.format.parse(item)
-        return parsed, self.format.read_parts(parsed, picture)
 
     def pop_annotation(self, values: dict[str, Any]) -> Raw | None:
         """Removes the content of the file of annotations from the values, and returns it; None without such a file."""

@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
-from packstore.sources.annotation_formats import AnnotatedSource, Format, ReadParts, make_kind
-from packstore.sources.annotation_formats.columns import MALFORMED, Raw, check_class_names
 from packstore.sources.annotation_formats.parsing import clean_image_path
-from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture
+from packstore.sources.annotation_formats.shapes import Document, Listed
+from packstore.sources.annotation_formats.source import (
+    MALFORMED,
+    AnnotatedSource,
+    Format,
+    Raw,
+    ReadParts,
+    check_class_names,
+    make_kind,
+)
 from packstore.sources.annotation_formats.spool import SpooledEntry, SpooledSource
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.beside import find_base_folder, is_folder, join, read_text
@@ -93,7 +100,7 @@ class DocumentSource(AnnotatedSource, SpooledSource):
         super().__init__(path, options, format)
         files = self.format.find(self.tree)
         if not files:
-            raise SourceError(f"{printable(str(path))} has no annotations of {self.title}")
+            raise SourceError(f"{printable(str(path))} has no annotations of {format.title}")
         self.documents: dict[str, Document] = {}
         self.spool_entries(chain.from_iterable(map(self._read_file, files)))
         self.listed = [name for each in self.documents.values() for name in each.classes.values()]
@@ -117,7 +124,9 @@ class DocumentSource(AnnotatedSource, SpooledSource):
             raise
         except MALFORMED as error:
             reason = f"{type(error).__name__}: {printable(str(error))[:200]}"
-            raise SourceError(f"{self.tree.name(file)} is not in the format of {self.title} ({reason})") from None
+            raise SourceError(
+                f"{self.tree.name(file)} is not in the format of {self.format.title} ({reason})"
+            ) from None
         document.content = None
         self.documents[file] = document
         paths = self._find_images(file, names, [entry for entry in entries for _ in (0, *entry.further_images)])
@@ -166,10 +175,6 @@ class DocumentSource(AnnotatedSource, SpooledSource):
     def annotated_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each entry of a split."""
         return self.entry_rows(split)
-
-    def parse_parts(self, item: Any, picture: Picture) -> tuple[Any, Parts]:
-        """Reads the item of an entry; the value of ``json`` is the item itself."""
-        return item, self.format.read_parts(item, picture)
 
     def pop_annotation(self, values: dict[str, Any]) -> Raw | None:
         """Removes the entry's number from ``values``, and reads the entry's raw annotation from the temporary file."""

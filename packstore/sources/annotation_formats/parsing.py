@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, TypeVar
 
 from packstore.core.errors import SourceError, printable
@@ -19,7 +16,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 _NUMBER = re.compile(r"(-?(?:0|[1-9]\d{0,17}))(?:\.0+)?", re.ASCII)
 _LARGEST_FLOAT = 1 << 53
-_SHOWN = 3
 _MAX_XML = 1 << 30
 
 
@@ -121,18 +117,6 @@ def split_numbers(line: str, separator: str | None, counts: Collection[int], nam
     return [*words[:names], *to_floats(words[names:])]
 
 
-def parse_csv(data: bytes) -> list[dict[str, str]]:
-    """Parses CSV with a header to a dict for each line. Raises :class:`ValueError` for a line of another length."""
-    try:
-        lines = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline="")))
-    except csv.Error as error:
-        raise ValueError(str(error)) from None
-    for number, line in enumerate(lines, 1):
-        if None in line or None in line.values():
-            raise ValueError(f"line {number} below the header has other fields than the header")
-    return lines
-
-
 def parse_id(value: Any) -> int | str | None:
     """Returns an id in the one form in which equal ids are equal: ``1`` for 1, 1.0, ``"1"`` and ``"1.0"``.
 
@@ -181,10 +165,10 @@ def match_images(
         image, total = images.get(image_id), total + 1
         unmatched += [value] if image is None else []
         yield annotation, image
-    check_most_match(where, "image_id", unmatched, total, images)
+    check_most_match(where, "image_id", unmatched, total)
 
 
-def check_most_match(where: str, name: str, unmatched: Collection[Any], total: int, known: Collection[Any]) -> None:
+def check_most_match(where: str, name: str, unmatched: Collection[Any], total: int) -> None:
     """Raises :class:`SourceError` if most annotations of a file match nothing: their ids are then written differently.
 
     Args:
@@ -192,14 +176,11 @@ def check_most_match(where: str, name: str, unmatched: Collection[Any], total: i
         name: Name of the value with the id, ``image_id``.
         unmatched: The value of each annotation that matches nothing.
         total: Number of all annotations.
-        known: All ids that exist.
     """
     if 2 * len(unmatched) <= total:
         return
-    noun = name.removesuffix("_id")
-    some = ", ".join(printable(f"{each!r:.40}") for each in islice(known, _SHOWN))
-    there = f"the ids are {some}{', …' if len(known) > _SHOWN else ''}" if known else "there are none"
+    some = printable(f"{next(iter(unmatched))!r:.40}")
     raise SourceError(
-        f"{where}: {len(unmatched):,} of {total:,} annotations have the {name} of no {noun}, such as "
-        f"{printable(f'{next(iter(unmatched))!r:.40}')}; {there}. Correct the ids, or remove these annotations"
+        f"{where}: {len(unmatched):,} of {total:,} annotations have the {name} of no {name.removesuffix('_id')}, such "
+        f"as {some}. Correct the ids, or remove these annotations"
     )

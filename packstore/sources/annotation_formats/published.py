@@ -25,9 +25,10 @@ from itertools import starmap
 from typing import Any
 
 from packstore.core.fields import Text
-from packstore.sources.annotation_formats import FurtherFile, beside, parsing, shapes
+from packstore.sources.annotation_formats import beside, parsing, shapes
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Tag, Value
+from packstore.sources.annotation_formats.source import FurtherFile
 from packstore.sources.beside import join
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 
@@ -55,7 +56,7 @@ def bdd100k(frame: Any, _: Picture) -> Parts:
         if each.get("box2d"):
             yield shapes.box(label, parsing.get_floats(each["box2d"], "x1", "y1", "x2", "y2"), crowd=crowd)
         elif each.get("rle"):
-            yield shapes.run_lengths(label, each["rle"], crowd=crowd)
+            yield shapes.masked(label, each["rle"], crowd=crowd)
         elif closed and all(set(shape.get("types", "L")) <= {"L"} for shape in closed):
             polygons = (parsing.flatten_points(shape["vertices"]) for shape in closed)
             yield shapes.polygon(label, *polygons, crowd=crowd)
@@ -182,7 +183,7 @@ def openmmlab(image: Any, picture: Picture) -> Parts:
         polygons = [parsing.to_floats(polygon) for polygon in outlines]
         corners = parsing.to_floats(each["bbox"], 4) if each.get("bbox") else shapes.bounding_box(*polygons)
         mask, crowd = mask if isinstance(mask, dict) else polygons or None, parsing.is_flagged(each, "ignore_flag")
-        yield shapes.mask_object(label, mask, corners, crowd, **texts)
+        yield shapes.masked(label, mask, corners, crowd=crowd, **texts)
 
 
 @beside(
@@ -194,7 +195,7 @@ def sa1b(content: Any, _: Picture) -> Parts:
     """Each annotation is an object with its box and mask (run lengths or polygons), which are not checked. Objects have
     no class."""
     for each in content["annotations"]:
-        yield shapes.mask_object(None, each["segmentation"], shapes.box_from_corner(*each["bbox"]))
+        yield shapes.masked(None, each["segmentation"], shapes.box_from_corner(*each["bbox"]))
 
 
 _VISDRONE = (

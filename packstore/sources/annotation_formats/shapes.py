@@ -31,15 +31,14 @@ class AnnotatedObject:
         label: Name of its class; None without a class.
         box: Left, top, right, bottom.
         segmentation: Polygons, or COCO's run lengths ``{"size": [height, width], "counts": …}``; None for a box alone.
-        values: Further values of the object, by column.
-        crowd: It is no ordinary object, but a crowd or a region to ignore.
+        values: Further values of the object, by column; ``crowd`` if it is no ordinary object, but a crowd or a region
+            to ignore.
     """
 
     label: str | None
     box: Sequence[float]
     segmentation: Any = None
     values: Mapping[str, Any] = field(default_factory=dict)
-    crowd: bool = False
 
 
 class Point(NamedTuple):
@@ -163,8 +162,7 @@ class Document:
         frame. An image is named by this number, the group of the pattern ``number``. Counts frames without an image as
         left out.
 
-        Raises :class:`ValueError` if there are images and frames, but no frame has an image. Also raises it if a frame
-        has two images, such as ``1.jpg`` and ``000001.jpg``.
+        Raises :class:`ValueError` if there are images and frames, but no frame has an image.
         """
         frames: dict[float, list[Any]] = {}
         for frame, line in lines:
@@ -175,9 +173,6 @@ class Document:
             raise ValueError(
                 f"no image is named by the number of a frame, such as {min(frames):g}; the first is {images[0]}"
             )
-        twice = next((each for each, count in Counter(numbers).items() if count > 1 and each in frames), None)
-        if twice is not None:
-            raise ValueError(f"two images are named by the number of frame {twice}: remove one")
         for image, own in zip(images, numbers, strict=True):
             yield image, own, frames.get(own, [])
         self.leave("frames of a video without an image", len(frames.keys() - set(numbers)))
@@ -193,7 +188,6 @@ def box(
     label: str | None,
     corners: Sequence[float],
     degrees: float = 0,
-    crowd: bool = False,
     about: tuple[float, float] | None = None,
     **values: Any,
 ) -> AnnotatedObject:
@@ -203,44 +197,30 @@ def box(
     has a polygon of the four corners, and the box around them.
     """
     if not degrees:
-        return AnnotatedObject(label, corners, None, values, crowd)
+        return AnnotatedObject(label, corners, None, values)
     left, top, right, bottom = corners
     cx, cy = about or ((left + right) / 2, (top + bottom) / 2)
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     flat = []
     for x, y in ((left, top), (right, top), (right, bottom), (left, bottom)):
         flat += [cx + (x - cx) * cos - (y - cy) * sin, cy + (x - cx) * sin + (y - cy) * cos]
-    return polygon(label, flat, crowd=crowd, **values)
+    return polygon(label, flat, **values)
 
 
-def polygon(label: str | None, *polygons: list[float], crowd: bool = False, **values: Any) -> AnnotatedObject:
+def polygon(label: str | None, *polygons: list[float], **values: Any) -> AnnotatedObject:
     """Makes an object from its polygons, with the box around them. ``values`` go to further columns. Raises
     :class:`ValueError` if there are no points, or a point has one coordinate."""
-    return AnnotatedObject(label, bounding_box(*polygons), list(polygons), values, crowd)
+    return AnnotatedObject(label, bounding_box(*polygons), list(polygons), values)
 
 
-def run_lengths(
-    label: str | None, mask: Mapping[str, Any], corners: Any = None, crowd: bool = False, **values: Any
-) -> AnnotatedObject:
-    """Makes an object from its box and the run lengths of its mask. ``values`` go to further columns. Raises
-    :class:`ValueError` for a size that is no number.
-
-    ``mask`` has ``size``, height and width of the image, and ``counts``, COCO's string or a list of run lengths, which
-    are not checked. Without ``corners``, the box is the whole image.
-    """
-    height, width = (int(to_float(each)) for each in mask["size"])
-    runs = {"size": [height, width], "counts": mask["counts"]}
-    return AnnotatedObject(label, corners or [0, 0, width, height], runs, values, crowd)
-
-
-def mask_object(
-    label: str | None, mask: Any, corners: Sequence[float], crowd: bool = False, **values: Any
-) -> AnnotatedObject:
-    """Makes an object from its box and its mask: run lengths as for :func:`run_lengths`, or polygons, which are not
-    checked."""
-    if isinstance(mask, dict):
-        return run_lengths(label, mask, corners, crowd, **values)
-    return AnnotatedObject(label, corners, mask, values, crowd)
+def masked(label: str | None, mask: Any, corners: Sequence[float] | None = None, **values: Any) -> AnnotatedObject:
+    """Makes an object from its mask: polygons with their box, or run lengths ``{"size": [height, width], "counts": …}``
+    with their box, or else that of the whole image. ``values`` go to further columns. Raises :class:`ValueError` for a
+    size that is no number; checks nothing else."""
+    if isinstance(mask, Mapping):
+        height, width = (int(to_float(each)) for each in mask["size"])
+        mask, corners = {"size": [height, width], "counts": mask["counts"]}, corners or [0, 0, width, height]
+    return AnnotatedObject(label, corners or (), mask, values)
 
 
 def outline(label: str | None, flat: list[float], closed: bool, **values: Any) -> Iterator[AnnotatedObject | Point]:

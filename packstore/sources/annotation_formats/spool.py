@@ -18,8 +18,6 @@ from packstore.sources.ignoring import ignore_paths
 from packstore.sources.rows import FileRow, FileRowSource, Row, in_packing_order
 from packstore.sources.tree import Tree
 
-_MAX_SPLITS = 255
-
 
 class Spool:
     """List of values, written as JSON to a temporary file and read back by number. Takes 8 bytes of memory for each
@@ -86,13 +84,13 @@ class SpooledSource(FileRowSource):
     def spool_entries(self, entries: Iterable[SpooledEntry]) -> None:
         """Writes the entries to the temporary file; takes memory for the paths of their images.
 
-        Raises :class:`SourceError` for more than 255 splits, and if the file cannot be written. Without
+        Raises :class:`SourceError` if the file cannot be written. Without
         :attr:`allows_repeats`, raises :class:`AmbiguousSourceError` for a second entry of an image.
         """
         self._images: list[bytes] = []
         self._splits: list[str] = []
         self._listers: list[str] = []
-        self._split_of, self._lister_of = bytearray(), array("I")
+        self._split_of, self._lister_of = array("I"), array("I")
         self._earlier = array("q")  # by entry, number of earlier entries of the same image
         self._spool = Spool(self.tree.name(), self._record_entries(entries))
 
@@ -113,10 +111,7 @@ class SpooledSource(FileRowSource):
             self._earlier.append(times[image])
             times[image] += 1
             self._images.append(image)
-            number = splits.setdefault(split, len(splits))
-            if number >= _MAX_SPLITS:
-                raise SourceError(f"{self.tree.name(lister)}: more than {_MAX_SPLITS} splits")
-            self._split_of.append(number)
+            self._split_of.append(splits.setdefault(split, len(splits)))
             self._lister_of.append(listers.setdefault(lister, len(listers)))
             yield value
         self._splits, self._listers = [*splits], [*listers]
@@ -129,7 +124,7 @@ class SpooledSource(FileRowSource):
         """Yields a row for each entry of a split, in the order of the lists. Its value ``entry`` is the number of the
         entry. Later entries of an image have keys with ``#1``, ``#2`` …."""
         number = self._splits.index(split) if split in self._splits else -1
-        for entry in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
+        for entry in np.flatnonzero(np.frombuffer(self._split_of, np.uint32) == number).tolist():
             name, earlier = self._images[entry].decode("utf-8", "surrogateescape"), self._earlier[entry]
             yield FileRow(name, {"entry": entry}, f"{name}#{earlier}" if earlier else None)
 

@@ -22,9 +22,10 @@ from typing import Any
 
 from packstore.core.errors import printable
 from packstore.core.fields import Json
-from packstore.sources.annotation_formats import FurtherFile, beside, parsing, shapes
+from packstore.sources.annotation_formats import beside, parsing, shapes
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Value
+from packstore.sources.annotation_formats.source import FurtherFile
 from packstore.sources.beside import join
 
 _NUMBER = r"-?\d+(?:\.\d+)?"

@@ -16,6 +16,8 @@ VoTT.
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import math
 import re
 import zlib
@@ -26,7 +28,6 @@ from urllib.parse import unquote
 
 from packstore.core.errors import SourceError
 from packstore.sources.annotation_formats import beside, parsing, shapes
-from packstore.sources.annotation_formats.columns import check_class_names
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.parsing import flatten_points, get_floats, nonempty_text, to_float, to_floats
 from packstore.sources.annotation_formats.shapes import (
@@ -39,6 +40,7 @@ from packstore.sources.annotation_formats.shapes import (
     Tag,
     Value,
 )
+from packstore.sources.annotation_formats.source import check_class_names
 from packstore.sources.beside import is_file, join, read_text
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import Tree
@@ -95,7 +97,7 @@ def imglab(image: Any, _: Picture) -> Parts:
     for each in parsing.as_list(image.get("box")):
         corners = shapes.box_from_corner(*get_floats(each, "@left", "@top", "@width", "@height"))
         more: dict[str, Any] = {"difficult": int(each["@difficult"])} if "@difficult" in each else {}
-        yield shapes.box(nonempty_text(each.get("label")), corners, 0, parsing.is_flagged(each, "@ignore"), **more)
+        yield shapes.box(nonempty_text(each.get("label")), corners, crowd=parsing.is_flagged(each, "@ignore"), **more)
         for part in parsing.as_list(each.get("part")):
             yield Point(part["@name"], *get_floats(part, "@x", "@y"))
 
@@ -138,7 +140,7 @@ def datumaro(item: Any, picture: Picture) -> Parts:
             yield shapes.box(label, to_floats(each["points"], 4), **more)
         elif kind == "mask":
             corners = shapes.box_from_corner(*each["bbox"]) if each.get("bbox") else None
-            yield shapes.run_lengths(label, each["rle"], corners, **more)
+            yield shapes.masked(label, each["rle"], corners, **more)
         elif kind in ("polygon", "points", "polyline"):
             yield from shapes.outline(label, to_floats(each["points"]), kind == "polygon", **more)
 
@@ -331,7 +333,7 @@ def _parse_via(data: bytes) -> Any:
     if data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[", b""):
         return parsing.parse_json(data)
     images: dict[str, Any] = {}
-    for line in parsing.parse_csv(data):
+    for line in csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline="")):
         line = {name.strip().lstrip("#"): value for name, value in line.items()}
         attributes, shape, own = (
             parsing.parse_json(line[name].encode() or b"{}")

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from packstore.core.run_lengths import compute_run_lengths_box, decode_run_lengths, encode_run_lengths
-from packstore.sources.annotation_formats import FurtherFile, parsing, shapes
+from packstore.sources.annotation_formats import parsing, shapes
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Tag
+from packstore.sources.annotation_formats.source import FurtherFile
 from packstore.sources.beside import is_folder, join
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 
@@ -86,7 +87,7 @@ def _read_cvat_shape(kind: str, shape: Any, image: Any) -> Parts:
         place = [*map(int, parsing.get_floats(shape, "@left", "@top", "@width", "@height"))]
         size = [int(image["@height"]), int(image["@width"])]
         mask = {"size": size, "counts": _expand_run_lengths(shape["@rle"], place, size)}
-        yield shapes.run_lengths(label, mask, shapes.box_from_corner(*place), **more)
+        yield shapes.masked(label, mask, shapes.box_from_corner(*place), **more)
     elif kind == "cuboid":
         yield shapes.polygon(label, parsing.get_floats(shape, *_CUBOID), **more)
     elif kind == "skeleton":
@@ -186,4 +187,4 @@ def mots(lines: Any, _: Picture) -> Parts:
         corners = compute_run_lengths_box(decode_run_lengths(words[5].encode()), height, width)
         mask = {"size": (height, width), "counts": words[5]}
         label = _MOTS.get(number, str(number))
-        yield shapes.run_lengths(label, mask, corners, crowd=number == 10, track=track)
+        yield shapes.masked(label, mask, corners, crowd=number == 10, track=track)

@@ -18,23 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
-from packstore.core.fields import Field, Image
+from packstore.core.fields import Field
 from packstore.core.manifest import Manifest
 from packstore.core.plainxml import load_xml
-from packstore.sources.annotation_formats import (
-    AnnotatedFolder,
-    SidecarFormat,
-    SidecarSource,
-    make_kind,
-    parsing,
-    shapes,
-)
+from packstore.sources.annotation_formats import AnnotatedFolder, SidecarFormat, SidecarSource, parsing, shapes
 from packstore.sources.annotation_formats.shapes import Parts, Picture
+from packstore.sources.annotation_formats.source import FurtherFile, make_kind
 from packstore.sources.base import SourceOptions
 from packstore.sources.beside import (
     clean_path,
     find_suffixes_other_than_jpg,
-    infer_mask_field,
     is_folder,
     join,
     read_lines,
@@ -56,7 +49,7 @@ CLASSES = (
 """The classes of Pascal VOC, numbered as in its development kit, from 0."""
 _IMAGES = "JPEGImages"
 _MASKS = {"mask": "SegmentationClass", "object_mask": "SegmentationObject"}
-_SETS = ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets", "Main")
+_SETS = ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets")
 _UNION = "trainval"
 
 
@@ -93,17 +86,17 @@ class _VocFormat(SidecarFormat):
     def find(self, tree: Tree) -> Sequence[AnnotatedFolder]:
         """Finds the folders of images as the base, or those of a kit with masks alone."""
         paths = [path for path in list_contents(tree).folders if path.rpartition("/")[2] == _IMAGES]
-        masked = (path for path in paths if _find_masks(tree, path.rpartition("/")[0]))
+        masks = ((path, join(path.rpartition("/")[0], folder)) for path in paths for folder in _MASKS.values())
+        masked = dict.fromkeys(path for path, folder in masks if tree.names(folder).ending(".png"))
         return super().find(tree) or [AnnotatedFolder(path, None, "") for path in masked]
 
 
 class VocSource(SidecarSource):
-    """Adds what the kit of Pascal VOC has beside its XML files.
+    """Adds what the kit of Pascal VOC has beside XML files and masks.
 
-    - Splits are the sets of ``ImageSets/Main``, or else those of ``ImageSets/Segmentation``, ``ImageSets`` or ``Main``.
+    - Splits are the sets of ``ImageSets/Main``, or else those of ``ImageSets/Segmentation`` or ``ImageSets``.
       ``trainval`` is left out beside ``train`` and ``val``, since it is their union.
-    - ``mask`` and ``object_mask`` are the files of the masks. If CVAT's ``labelmap.txt`` fits, ``mask`` has class
-      numbers instead of colours, with ``mask_labels``.
+    - If CVAT's ``labelmap.txt`` fits the masks, ``mask`` has class numbers instead of colours, with ``mask_labels``.
 
     A box with a corner at 0 proves that the files count from 0, since none can have it that counts from 1. Then all
     boxes are kept as they are written. ``layout`` answers instead: ``voc`` or ``xyxy``.
@@ -119,48 +112,38 @@ class VocSource(SidecarSource):
                 f"{CORNERS}, counted from 0"
             )
         super().__init__(path, options, format)
-        self._says_layout = options.layout is not None
-        self._at_zero = False
-        self._kit, self._images = self._find_kit()
-        self._masks = {} if self._kit is None else _find_masks(self.tree, self._kit)
-        names = (*(f"{name}Npy" for name in _MASKS.values()), *_MASKS.values())  # LabelMe's copies of masks as arrays
-        copies = (join(self._kit or "", f"{name}/") for name in names)
-        self.expected += [each for each in copies if self._masks and each[:-1] not in self._masks.values()]
-        self._lists = {} if self._kit is None else self._find_lists(self._kit)
-        self._sets = self._read_sets()
+        self._says_layout, self._at_zero = options.layout is not None, False
+        self._kit, images = self._find_kit()
+        self.expected += [join(self._kit, f"{folder}Npy/") for folder in _MASKS.values()]  # LabelMe's copies of masks
+        self._lists = self._find_lists() if images else {}
+        self._sets = self._read_sets(images)
         if self._sets:
             self.left_images = "images in none of the sets"  # type: ignore[misc]
             self.evidence += f" and the sets {', '.join(in_packing_order(self._sets))}"
-        if not self._says_layout and self._is_annotated:
-            super().fields()  # parses all annotations
+        if not self._says_layout and any(each.annotations is not None for each in self._folders):
+            self.fields()  # parses all annotations
             self.options = replace(self.options, layout=CORNERS if self._at_zero else VOC)
 
-    def _find_kit(self) -> tuple[str | None, str]:
-        """Finds the folder of the kit, and in it that of the images: ``JPEGImages``, or any beside ``ImageSets``. None
-        if there is no kit. Raises :class:`AmbiguousSourceError` for several."""
-        above = ([*filter(self._is_in_kit, path_and_parents(each.images))] for each in self._folders)
-        kits = {places[-1].rpartition("/")[0]: places[-1] for places in above if places}
+    def _find_kit(self) -> tuple[str, str]:
+        """Finds the folder of the kit, and that of its images: ``JPEGImages``, or any beside ``ImageSets``; empty texts
+        if there is none. Raises :class:`AmbiguousSourceError` for several kits."""
+        places = dict.fromkeys(path for each in self._folders for path in path_and_parents(each.images))
+        kits = {
+            place.rpartition("/")[0]: place
+            for place in places
+            if place.rpartition("/")[2] == _IMAGES or is_folder(self.tree, join(place.rpartition("/")[0], "ImageSets"))
+        }
         if len(kits) > 1:
-            answers = [Answer(source=Path(self.path, kit)) for kit in kits] if self.path.is_dir() else []
             each = " or ".join(map(self.tree.name, kits))
+            answers = [Answer(source=Path(self.path, kit)) for kit in kits] if self.path.is_dir() else []
             raise AmbiguousSourceError(
                 f"{self.tree.name()} holds several sets of Pascal VOC: give one of them, {each}", answers
             )
-        return next(iter(kits.items()), (None, ""))
+        return next(iter(kits.items()), ("", ""))
 
-    def _is_in_kit(self, place: str) -> bool:
-        """Tells if a folder is that of the images of a kit."""
-        kit, _, name = place.rpartition("/")
-        return name == _IMAGES or is_folder(self.tree, join(kit, "ImageSets"))
-
-    @property
-    def _is_annotated(self) -> bool:
-        """There are XML files."""
-        return any(each.annotations is not None for each in self._folders)
-
-    def _find_lists(self, kit: str) -> dict[str, str]:
+    def _find_lists(self) -> dict[str, str]:
         """Finds the list of images of each split, in the first folder that has any."""
-        for folder in (join(kit, place) for place in _SETS):
+        for folder in (join(self._kit, place) for place in _SETS):
             names = (name for name in self.tree.names(folder).ending(".txt") if is_split(name[:-4]))
             lists = {name[:-4].lower(): join(folder, name) for name in names}
             if {"train", "val"} <= lists.keys():
@@ -169,29 +152,27 @@ class VocSource(SidecarSource):
                 return lists
         return {}
 
-    def _read_sets(self) -> dict[str, list[str]]:
-        """Reads the images of each split, whose lists name them without suffix."""
-        if not self._lists:
-            return {}
-        start, folders = len(self._images) + 1, self.tree.folders(is_passed_over, self._images)
-        names = (join(place, name)[start:] for place, listed in folders for name in listed.ending(*IMAGE_SUFFIXES))
-        suffixes = find_suffixes_other_than_jpg(self.tree, self._images, names)
+    def _read_sets(self, images: str) -> dict[str, list[str]]:
+        """Reads the images of each split, whose lists name them without suffix, in the folder ``images``."""
+        folders = self.tree.folders(is_passed_over, images) if self._lists else ()
+        names = (join(place, name) for place, listed in folders for name in listed.ending(*IMAGE_SUFFIXES))
+        suffixes = find_suffixes_other_than_jpg(self.tree, images, names)
         sets: dict[str, list[str]] = {split: [] for split in self._lists}
         owners: dict[str, str] = {}
         for split, file in self._lists.items():
             for number, line in read_lines(self.tree, file, paths=True):
                 try:
-                    stem = clean_path(line)
+                    image = join(images, clean_path(line))
                 except ValueError as error:
                     raise SourceError(f"{self.tree.name(file)}, line {number}: {error}") from None
-                if (first := owners.setdefault(stem, file)) != file:
-                    unions = [join(file.rpartition("/")[0], f"{_UNION}.txt")]  # would take the place of a list
+                if (first := owners.setdefault(image, file)) != file:
+                    union = join(file.rpartition("/")[0], f"{_UNION}.txt")  # would take the place of a list
                     raise AmbiguousSourceError(
-                        f"{self.tree.name()}: {printable(stem)} is in two sets, {printable(first)} and "
+                        f"{self.tree.name()}: {printable(line)} is in two sets, {printable(first)} and "
                         f"{printable(file)}: remove it from one, or leave a list out with --ignore",
-                        [Answer(ignore_paths(sorted({each, *unions}))) for each in (first, file)],
+                        [Answer(ignore_paths(sorted({each, union}))) for each in (first, file)],
                     )
-                sets[split].append(join(self._images, stem + suffixes.get(stem, ".jpg")))
+                sets[split].append(image + suffixes.get(image, ".jpg"))
         return sets
 
     def splits(self) -> Sequence[str]:
@@ -199,39 +180,26 @@ class VocSource(SidecarSource):
         return in_packing_order(self._sets) or super().splits()
 
     def fields(self) -> Mapping[str, Field]:
-        """Returns the columns of masks before those of annotations, and the latter only if there are XML files."""
-        image, *others = super().fields().items() if self._is_annotated else [("image", Image())]
-        masks = {name: self._infer_mask_field(folder) for name, folder in self._masks.items()}
-        masks |= declare_mask_columns(self._palette) if self._palette is not None else {}
-        return dict([image, *masks.items(), *others])
-
-    def _infer_mask_field(self, folder: str) -> Field:
-        """Returns the field of the masks in a folder."""
-        return infer_mask_field(self.tree, (join(folder, name) for name in self.tree.names(folder).ending(".png")))
+        """Returns the columns of the base, and those of a palette."""
+        return {**super().fields(), **(declare_mask_columns(self._palette) if self._palette is not None else {})}
 
     @cached_property
     def _palette(self) -> Palette | None:
         """Palette that fits the masks, of colours or of values; None if there is none."""
-        if "mask" not in self._masks:
-            return None
-        return find_palette(self.tree, [self._kit or ""], self._infer_mask_field(self._masks["mask"]))
+        masks = super().fields().get("mask")
+        return None if masks is None else find_palette(self.tree, [self._kit], masks)
 
     def annotated_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a set, or of the folders of a split, with the files of their masks."""
-        rows = skip_repeated(self._list_set(split)) if self._sets else super().annotated_rows(split)
-        for row in rows:
-            stem = row.file.removeprefix(self._images).lstrip("/").rpartition(".")[0]
-            masks = {name: InTree(join(folder, f"{stem}.png"), True) for name, folder in self._masks.items()}
-            yield row._replace(values={**row.values, **masks})
+        """Yields the rows of a set, in the order of its list, or those of the folders of a split."""
+        return skip_repeated(self._list_set(split)) if self._sets else super().annotated_rows(split)
 
     def _list_set(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a set, in the order of its list."""
+        """Yields the rows of a set."""
         places = {each.images: each.annotations for each in self._folders}
         for image in self._sets[split]:
             folder, _, name = image.rpartition("/")
-            place = places.get(folder)
-            files = {} if place is None else {"raw": InTree(join(place, self.format.list_names(name)[0]), True)}
-            yield FileRow(image, files)
+            files = [join(places[folder] or "", each) for each in self.format.list_names(name) if places.get(folder)]
+            yield FileRow(image, {"raw": InTree(files[0], optional=True)} if files else {})
 
     def parse_columns(self, item: Any, picture: Picture) -> dict[str, Any]:
         """Parses an annotation; moves boxes that count from 1 to 0."""
@@ -267,35 +235,20 @@ class VocSource(SidecarSource):
 
     def notes(self) -> tuple[str, ...]:
         """Adds a note if the boxes were found to count from 0."""
-        if self._says_layout or self.options.layout != CORNERS or not self._at_zero:
-            return super().notes()
-        note = (
-            "a box is at 0, so all boxes count pixels from 0 and are kept as they are written; "
-            f"--layout {VOC} reads them as counted from 1"
-        )
-        return (*super().notes(), note)
+        note = f"a box is at 0, so all boxes count pixels from 0; --layout {VOC} reads them as counted from 1"
+        found = self._at_zero and not self._says_layout and self.options.layout == CORNERS
+        return (*super().notes(), *([note] if found else []))
 
     def describing_files(self) -> Iterable[str]:
         """Returns the lists of images and the files of the palette."""
         return [*self._lists.values(), *(self._palette.files if self._palette is not None else ())]
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims the files that are read, and as evidence all other lists in the folders of sets, such as those of a
-        single class."""
+        """Claims the files that are read, and as evidence all other lists of the kit, such as those of a single
+        class."""
         super().claim_files(claims)
-        for place in ("ImageSets", "Main") if self._kit is not None else ():
-            for folder, names in self.tree.folders(is_passed_over, join(self._kit or "", place)):
-                claims.claim_all(folder, names.ending(".txt"), Role.EVIDENCE)
-
-
-def _find_masks(tree: Tree, kit: str) -> dict[str, str]:
-    """Finds the folders of masks in a kit, by column. LabelMe has written them to ``SegmentationClassPNG``."""
-    places = ((column, join(kit, name + end)) for column, name in _MASKS.items() for end in ("PNG", ""))
-    found: dict[str, str] = {}
-    for column, folder in places:
-        if tree.names(folder).ending(".png"):
-            found.setdefault(column, folder)
-    return found
+        for folder, names in self.tree.folders(is_passed_over, join(self._kit, "ImageSets")):
+            claims.claim_all(folder, names.ending(".txt"), Role.EVIDENCE)
 
 
 def _counts_from_zero(box: Sequence[float]) -> bool:
@@ -309,6 +262,7 @@ FORMAT = _VocFormat(
     help="Pascal VOC: JPEGImages with Annotations",
     folders=[("", ""), (_IMAGES, "Annotations")],
     patterns=("{stem}.xml",),
+    files=[FurtherFile(column, (f"../{folder}/{{stem}}.png",)) for column, folder in _MASKS.items()],
     signature=rb"(?s)\A(?!.*LabelMe Webtool).*<annotation",  # MIT's LabelMe has polygons instead of boxes
     read_parts=read_parts,
     parse=parse_annotation,

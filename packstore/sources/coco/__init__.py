@@ -74,8 +74,7 @@ class CocoSource(SpooledSource):
             raise SourceError(f"{self.tree.name()}: the images of {printable(file)} are missing: {printable(image)}")
         for file, counts in self._category_ids.items():
             unmatched = [number for number in counts.elements() if number not in self._names["objects"]]
-            names = sorted(self._names["objects"])
-            check_most_match(self.tree.name(file), "category_id", unmatched, counts.total(), names)
+            check_most_match(self.tree.name(file), "category_id", unmatched, counts.total())
         short = {split: next(iter(files.values())).split for split, files in groups.items()}
         short = {split: short.get(split) or split for split in self._splits}
         unique = {name for name, count in Counter(short.values()).items() if count == 1}

@@ -1,11 +1,16 @@
-"""Columns of annotated images: their declarations, from all annotations of a dataset, and the values of each image."""
+"""An annotation format, and the source that converts its annotations to columns."""
 
 from __future__ import annotations
 
+import csv
+import posixpath
+import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +19,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Text
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
+from packstore.sources.annotation_formats.parsing import parse_json
 from packstore.sources.annotation_formats.shapes import (
     NO_CLASS,
     AnnotatedObject,
@@ -24,7 +30,14 @@ from packstore.sources.annotation_formats.shapes import (
     Tag,
     Value,
 )
+from packstore.sources.archives import open_tree
+from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.beside import infer_mask_field, is_file, join
+from packstore.sources.contents import stem_of
+from packstore.sources.encodings import convert_start
+from packstore.sources.rows import FileRow, FileRowSource, InTree
 from packstore.sources.schema import RELATIVE
+from packstore.sources.tree import Tree
 
 _MAX_CLASSES = 1 << 16
 _PER_OBJECT: Mapping[str, Field] = {
@@ -44,8 +57,99 @@ _PER_IMAGE: Mapping[str, Field] = {
 """Further columns with a value for each image."""
 _MISSING = {CROWD: 0, "difficult": -1, "track": -1}
 """Numbers of objects without a value."""
-MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError, zlib.error)
+MALFORMED = (
+    *(ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError),
+    *(zlib.error, csv.Error),
+)
 """Errors from reading a value that lacks the structure of the format."""
+
+
+_START = 1 << 16
+
+ReadParts = Callable[[Any, Picture], Parts]
+"""Yields what one annotation of a format has. May raise any error of reading a value that lacks its structure."""
+
+
+class FurtherFile(NamedTuple):
+    """File of an image that is the value of another column.
+
+    Attributes:
+        column: Name of the column.
+        patterns: Possible paths of the file, relative to the folder of the image, with ``{stem}`` of the image and
+            ``{folder}``, the name of its folder. A dataset has files of the first pattern that any image has.
+        field: Declaration of the column; None for an image or a mask, as the files are.
+        parse: Converts the content of the file; None to keep it.
+    """
+
+    column: str
+    patterns: Sequence[str]
+    field: Field | None = None
+    parse: Callable[[bytes], Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format(ABC):
+    """Annotation format: how its files are found and parsed.
+
+    Attributes:
+        kind: Name of its kind of source.
+        help: Description of the kind: the name of the format, a colon, and its files.
+        signature: Pattern that is searched in the first 64 KiB of a file of annotations.
+        read_parts: Yields what one annotation has.
+        parse: Parses the bytes of a file, in UTF-8. Raises :class:`ValueError` for an invalid file. The result is the
+            value of the column ``json``, if the generator yields no other.
+        classes: Classes in the publisher's order, if the dataset lists none and has no others.
+        files: Further files of each image.
+        upright: Kind of image files that the format's tools turn upright before they count coordinates.
+        takes_boxes: The format uses a ``layout`` of boxes.
+    """
+
+    kind: str
+    help: str
+    signature: bytes
+    read_parts: ReadParts
+    parse: Callable[[bytes], Any] = parse_json
+    classes: Sequence[str] = ()
+    files: Sequence[FurtherFile] = ()
+    upright: str = ""
+    takes_boxes: bool = False
+
+    @abstractmethod
+    def find(self, tree: Tree) -> Sequence[Any]:
+        """Finds the folders or files with annotations of this format; ``[]`` if there are none."""
+
+    @property
+    def extensions(self) -> frozenset[str]:
+        """Extensions that mark annotations beside an image of the same name."""
+        return frozenset()
+
+    @property
+    def title(self) -> str:
+        """Name of the format, for messages."""
+        return self.help.partition(":")[0]
+
+    def begins(self, tree: Tree, file: str) -> bool | None:
+        """Tells if a file of ``tree`` begins as one of this format; None for an empty file."""
+        start = convert_start(tree.first_bytes(file, _START))
+        return re.search(self.signature, start) is not None if start.strip() else None
+
+
+def make_kind(format: Format, source: Callable[[Path, SourceOptions, Any], AnnotatedSource]) -> Kind:
+    """Makes the kind of a format, certain of each tree in which the format finds something."""
+
+    def recognise(path: Path, _: SourceOptions) -> Certainty:
+        tree = open_tree(path)
+        return Certainty.CERTAIN if tree is not None and format.find(tree) else Certainty.NO
+
+    def open_format(path: Path, options: SourceOptions) -> AnnotatedSource:
+        return source(path, options, format)
+
+    return Kind(
+        *(format.kind, format.help, recognise, open_format),
+        takes_boxes=format.takes_boxes,
+        in_objects=True,
+        sidecar_extensions=format.extensions,
+    )
 
 
 class Raw(NamedTuple):
@@ -74,8 +178,8 @@ class _Summary(NamedTuple):
     tag_classes: set[str]
 
 
-class AnnotationColumns(ABC):
-    """Base of annotation formats: converts the annotations of a dataset to these columns.
+class AnnotatedSource(FileRowSource):
+    """Base of annotation formats whose images are files: converts the raw annotation of each row to these columns.
 
     - ``boxes`` with their ``labels``, and ``iscrowd``: 1 for crowds and regions to ignore
     - ``segmentations``: for each box, polygons in pixels or run lengths, as in COCO, or null
@@ -88,33 +192,45 @@ class AnnotationColumns(ABC):
     left out. Objects without a class have the class ``(none)`` if others have one.
 
     Attributes:
-        path: Path of the dataset, for messages.
-        title: Name of the format.
+        format: The format.
         listed: Classes that the dataset lists, in their order.
-        usual: Classes in the publisher's order, if the dataset lists none and has no others.
+        expected: Beginnings of paths of further files that belong to the layout, and are left without a question.
     """
 
-    path: Path
-    title: str
-    listed: Sequence[str] = ()
-    usual: Sequence[str] = ()
+    left_images = "images without annotations in other folders"
+
+    def __init__(self, path: Path, options: SourceOptions, format: Format) -> None:
+        super().__init__(path, options)
+        self.format, self.kind = format, format.kind
+        self.listed: Sequence[str] = ()
+        self.expected: list[str] = []
 
     @abstractmethod
-    def parse_parts(self, item: Any, picture: Picture) -> tuple[Any, Parts]:
-        """Returns the value of the column ``json`` for an annotation, and its parts. May raise any error of reading a
-        value that lacks the structure of the format."""
+    def annotated_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split with their annotations, and without the format's further files."""
+
+    @abstractmethod
+    def pop_annotation(self, values: dict[str, Any]) -> Raw | None:
+        """Removes the raw annotation from the values of a row, and returns it; None if the row has none."""
 
     @abstractmethod
     def raw_annotations(self) -> Iterator[Raw]:
         """Yields the raw annotations of all rows; skips those that cannot be read."""
 
+    def annotation_frame(self, kind: str) -> str | None:
+        """Returns ``upright`` for the kind of image files that the format's tools turn, else None."""
+        return "upright" if kind == self.format.upright else None
+
+    def expects_left(self, path: str) -> bool:
+        """Tells if a left file is one of :attr:`expected`: such files raise no question."""
+        return path.startswith(tuple(self.expected))
+
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns that any annotation needs, ``image`` first. Declares ``boxes`` as well if there is no
-        other column but ``json``. The first call reads all annotations. Raises :class:`SourceError` if annotations name
-        more than 65,536 classes."""
+        """Declares the columns that any annotation needs, ``image`` first, and ``boxes`` if there is no other but
+        ``json``; then those of further files if any image has them. The first call reads all annotations. Raises
+        :class:`SourceError` if annotations name more than 65,536 classes."""
         seen, classes = set(self._summary.columns), self._classes
-        if not seen - {"json"}:
-            seen.add("boxes")
+        seen |= {"boxes"} if seen == {"json"} else set()
         labels = {"labels": "boxes", "keypoint_labels": "keypoints"}
         seen = seen - labels.keys() | {name for name, of in labels.items() if classes and of in seen}
         seen -= {"label"} if "tags" in seen else set()
@@ -130,7 +246,40 @@ class AnnotationColumns(ABC):
             **_PER_OBJECT,
             **_PER_IMAGE,
         }
-        return {"image": Image(), **{name: each for name, each in columns.items() if name in seen}}
+        columns = {"image": Image(), **{name: each for name, each in columns.items() if name in seen}}
+        for name, _, declared, _ in self.format.files:
+            if name in self._patterns:
+                rows = chain.from_iterable(map(self.file_rows, self.splits()))
+                columns[name] = declared or infer_mask_field(self.tree, (row.values[name].file for row in rows))
+        return columns
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split, with the format's further files of each image."""
+        for row in self.annotated_rows(split):
+            files = {name: InTree(_find_beside(row.file, each), True) for name, each in self._patterns.items()}
+            yield row._replace(values={**row.values, **files}) if files else row
+
+    @cached_property
+    def _patterns(self) -> dict[str, str]:
+        """Patterns of the further files, by column: the first of each that any image has. Lists all rows."""
+        found: dict[str, str] = {}
+        for column, patterns, _, _ in self.format.files:
+            for pattern in patterns:
+                rows = chain.from_iterable(map(self.annotated_rows, self.splits()))
+                if column not in found and any(is_file(self.tree, _find_beside(row.file, pattern)) for row in rows):
+                    found[column] = pattern
+        return found
+
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image with its further files, and converts its annotation to columns. Raises :class:`ValueError` for
+        an invalid annotation or further file."""
+        values = dict(super().read_values(ref))
+        raw = self.pop_annotation(values)
+        for column, _, _, parse in self.format.files:
+            if parse is not None and values.get(column) is not None:
+                values[column] = parse(values[column])
+        with self.name_annotation_file(ref):
+            return values if raw is None else values | self.make_column_values(raw, values[self.main])
 
     def make_column_values(self, raw: Raw, image: bytes) -> dict[str, Any]:
         """Converts the raw annotation of an image to values of the declared columns; drops other values. Raises
@@ -147,15 +296,15 @@ class AnnotationColumns(ABC):
         """Parses an annotation to values by column. A missing value of an object is None. Raises :class:`ValueError`
         for any fault in it, such as a class whose name is no text."""
         try:
-            json, parts = self.parse_parts(item, picture)
-            return {"json": json, **_to_columns([*parts])}
+            content = self.format.parse(item) if isinstance(item, bytes) else item
+            return {"json": content, **_to_columns([*self.format.read_parts(content, picture)])}
         except HeaderError as error:
             raise ValueError(error.reason) from error
         except ValueError:
             raise
         except MALFORMED as error:
             reason = f"{type(error).__name__}: {printable(str(error))[:80]}"
-            raise ValueError(f"its annotation is not in the format of {self.title} ({reason})") from error
+            raise ValueError(f"its annotation is not in the format of {self.format.title} ({reason})") from error
 
     @cached_property
     def _column_names(self) -> frozenset[str]:
@@ -165,8 +314,8 @@ class AnnotationColumns(ABC):
     @cached_property
     def listed_classes(self) -> Mapping[str, None]:
         """Classes that the dataset or its publisher lists, in their order, as keys."""
-        seen = self._summary.classes - {NO_CLASS}
-        return dict.fromkeys(self.listed or (self.usual if seen and seen <= {*self.usual} else ()))
+        seen, usual = self._summary.classes - {NO_CLASS}, self.format.classes
+        return dict.fromkeys(self.listed or (usual if seen and seen <= {*usual} else ()))
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
@@ -216,7 +365,7 @@ def _to_columns(parts: Sequence[Part]) -> dict[str, Any]:
     return {
         "boxes": [each.box for each in objects],
         "labels": [each.label or NO_CLASS for each in objects],
-        CROWD: [int(each.crowd) or None for each in objects],
+        CROWD: [int(bool(each.values.get("crowd"))) or None for each in objects],
         "segmentations": [each.segmentation for each in objects],
         "keypoints": [(point.x, point.y) for point in points],
         "keypoint_labels": [point.label or NO_CLASS for point in points],
@@ -237,3 +386,9 @@ def check_class_names(names: Iterable[Any]) -> None:
     odd = next((name for name in names if name is not None and not isinstance(name, str)), None)
     if odd is not None:
         raise ValueError(f"found {printable(repr(odd)[:60])} as the name of a class, expected a text")
+
+
+def _find_beside(image: str, pattern: str) -> str:
+    """Returns the path of a further file of an image by its pattern."""
+    folder, _, name = image.rpartition("/")
+    return posixpath.normpath(join(folder, pattern.format(stem=stem_of(name), folder=folder.rpartition("/")[2])))
