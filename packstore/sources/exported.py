@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_stored, to_stored
@@ -171,21 +170,19 @@ class ExportedRows(RowSource):
             raise SampleError(entry.key, error.reason) from error
         line = {} if self.lines is None else self.lines[number]
         values: dict[str, Any] = {}
-        in_line = line.get("values", {})
         for column in self.columns_at_rest:
-            if column.name not in self.export_manifest.held or column.name in in_line:
-                for each in (column, *column.companions):
-                    values[each.name] = parse_value(each, line)
-                if not column.nullable or values[column.valid_name]:
-                    _check_files(column, values[column.name])
-                _check_classes(column, values[column.name])
-                continue
-            value = given.get(column.name)
-            values[column.name] = _to_stored(column, value)
-            if column.kind == "ragged" and column.layout is not None:
-                values[column.shape_name] = shape_to_stored(column, value)
-            if column.nullable:
-                values[column.valid_name] = value is not None
+            name = column.name
+            if name in self.export_manifest.held and name not in line.get("values", {}):
+                value = given.get(name)
+                values[name] = bytes(value) if isinstance(value, StoredBytes) else to_stored(column, value)
+                if column.kind == "ragged" and column.layout is not None:
+                    values[column.shape_name] = shape_to_stored(column, value)
+                if column.nullable:
+                    values[column.valid_name] = value is not None
+            else:
+                values |= {each.name: parse_value(each, line) for each in (column, *column.companions)}
+            if not column.nullable or values[column.valid_name]:
+                _check_stored(column, values[name])
         return Sample(self._convert_image(given.get("image")), values, at_rest=True)
 
     def _convert_image(self, value: Any) -> ImageData:
@@ -280,49 +277,20 @@ def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[
     return open
 
 
-def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
-    """Converts a value of an export to its stored form. Raises :class:`ValueError` if it does not fit the column.
-
-    :class:`StoredBytes` have that form already. If an array has the column's dtype, only its shape and its classes are
-    checked.
-    """
-    if isinstance(value, StoredBytes):
-        _check_files(column, value)
-        return bytes(value)
-    if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[column.dtype] or column.holds_class:
-        return to_stored(column, value)
-    if column.kind == "fixed":
-        fits = value.shape == column.shape
-    elif column.layout is not None:
-        fits = value.ndim == len(column.layout)
-    else:
-        fits = value.ndim == 1 + len(column.shape) and value.shape[1:] == column.shape
-    if not fits:
-        raise ValueError(f"column {column.name!r}: found an array {value.shape}, expected {column.shape}")
-    _check_classes(column, value)
-    return value.tobytes() if column.kind == "ragged" else value
-
-
-def _check_files(column: Column, value: Any) -> None:
-    """Raises :class:`ValueError` for a damaged stored value of a column of files. Does nothing for other columns."""
+def _check_stored(column: Column, value: Any) -> None:
+    """Raises :class:`ValueError` for damaged files, and for a number that is not one of the column's classes."""
     if column.form == "files":
         try:
             column.traits.files(column, value)
         except StoreError as error:
             raise ValueError(str(error)) from None
-
-
-def _check_classes(column: Column, value: Any) -> None:
-    """Raises :class:`ValueError` if a number in a value is not one of the column's classes. Does nothing for a column
-    without classes."""
-    if column.classes is None:
-        return
-    numbers = np.frombuffer(value, np.int64) if isinstance(value, bytes) else np.asarray(value)
-    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(column.classes):
-        raise ValueError(
-            f"column {column.name!r} has {len(column.classes)} classes, numbered from 0; got {numbers.min()} to "
-            f"{numbers.max()}"
-        )
+    if column.classes is not None:
+        numbers = np.frombuffer(value, np.int64) if isinstance(value, bytes) else np.asarray(value)
+        if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < len(column.classes):
+            raise ValueError(
+                f"column {column.name!r} has {len(column.classes)} classes, numbered from 0; got {numbers.min()} to "
+                f"{numbers.max()}"
+            )
 
 
 class ExportedFiles(ExportedRows):

@@ -9,12 +9,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from operator import itemgetter
 from typing import IO, Any
@@ -31,10 +30,7 @@ from packstore.sources.tree import FileStat, Tree, changed_message, check_size
 
 _KNOWN_NAMES = 200_000
 """Maximum number of names in cached directories; the last directory stays, however large."""
-_ATTEMPTS = 4
-_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
-
-_NOTHING = ObjectInfo("", 0, None, 0.0)
+_NO_OBJECT = ObjectInfo("", 0, None, 0.0)
 Children = Mapping[str, "ObjectInfo | None"]
 """Content of a directory by name: an object, or None for a directory."""
 
@@ -60,11 +56,11 @@ class Bucket:
         and :class:`UsageError` for a store that cannot list."""
         if (known := self._known.get(name)) is not None:
             return known
-        if self._is_known_absent(name):
-            return {}
         if not self.objects.can_list:
             shown = f"{self.objects.url}/{name}"
             raise UsageError(f"{shown} cannot be listed, so no folder there is a source: copy it to this machine")
+        if self._is_known_absent(name):
+            return {}
         files, directories = self.objects.list_directory(name)
         children: dict[str, ObjectInfo | None] = {
             file.name.rpartition("/")[2]: file for file in files if file.name != name
@@ -88,21 +84,22 @@ class Bucket:
         known = self._known.get(parent) if name else None
         if known is not None and last in known:
             return known[last]
-        if known is None and not self._is_known_absent(parent):
-            if self.objects.can_list and (not name or self.list_directory(name)):
-                return None
-            with suppress(MissingObjectError):
-                return self.objects.head(name)
+        if known is not None or self._is_known_absent(parent):
+            raise _make_missing_error(name)
+        if self.objects.can_list and (not name or self.list_directory(name)):
+            return None
+        try:
+            return self.objects.head(name)
+        except MissingObjectError:
             if not self.objects.can_list:
-                self.list_directory(name)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+                self.list_directory(name)  # raises UsageError
+            raise _make_missing_error(name) from None
 
     def _is_known_absent(self, directory: str) -> bool:
         """Tells if a cached listing proves that there is no directory of this name."""
         while directory:
             directory, _, last = directory.rpartition("/")
-            known = self._known.get(directory)
-            if known is not None and known.get(last, _NOTHING) is not None:
+            if self._known.get(directory, {last: None}).get(last, _NO_OBJECT) is not None:
                 return True
         return False
 
@@ -205,7 +202,6 @@ class RemotePath(UrlPath):
 class ObjectTree(Tree):
     """Objects below a URL.
 
-    An ETag that is an MD5 digest proves the content. S3 has such ETags for objects that were not uploaded in parts.
     Times of modification are cut to seconds. In place of times of change, files have hashes of their ETags. Methods
     raise :class:`SourceError` if the store cannot be reached."""
 
@@ -214,13 +210,12 @@ class ObjectTree(Tree):
         self.rules = active_rules(path)
         self.encoding = active_encoding()
         self._bucket, self._top = path.bucket_and_name()
-        self._md5, self._proven = True, False
 
     def read_names(self, directory: str) -> Names:
         """Lists the names in a directory. Raises :class:`FileNotFoundError` if it does not exist."""
         names = sorted(self._list_children(directory).items(), key=itemgetter(0))
         if not names:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
+            raise _make_missing_error(directory)
         return Names([name for name, info in names if info is not None], [name for name, info in names if info is None])
 
     def stat_any(self, file: str) -> FileStat:
@@ -249,15 +244,14 @@ class ObjectTree(Tree):
             with _as_source_errors():
                 return self._bucket.objects.get(info.name, place, stop) if place < stop else b""
         except MissingObjectError:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file) from None
+            raise _make_missing_error(file) from None
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
-        """Reads an object, and proves its bytes if the ETag is an MD5 digest. Raises :class:`SampleError` if it is
-        gone, too large, or has changed."""
+        """Reads an object. Raises :class:`SampleError` if it is gone, too large, or has changed."""
         check_size(key, size_bytes, max_bytes)
         try:
             with _as_source_errors():
-                info, data = self._read_proven(self._object_name(key))
+                info, data = self._bucket.objects.read(self._object_name(key))
         except MissingObjectError:
             raise SampleError(key, "is not there any more: it was there when it was listed") from None
         if len(data) != size_bytes or _modified_ns(info) != modified_ns:
@@ -267,29 +261,6 @@ class ObjectTree(Tree):
     def close(self) -> None:
         """Empties the cache of listings."""
         self._bucket.clear_cache()
-
-    def _read_proven(self, name: str) -> tuple[ObjectInfo, bytes]:
-        """Reads an object, and proves its bytes by an ETag that is their MD5. Returns bytes unproven if the ETag is no
-        MD5. If the MD5 differs, reads again until two reads are equal. Raises :class:`RemoteError` after five different
-        reads.
-
-        If two reads are equal, but differ from the ETag, later reads ignore ETags. They still use ETags if an ETag has
-        proved bytes before.
-        """
-        before: bytes | None = None
-        for _ in range(_ATTEMPTS + 1):
-            info, data = self._bucket.objects.read(name)
-            digest = _MD5.fullmatch(info.etag or "") if self._md5 else None
-            if digest is None:
-                return info, data
-            if hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]:
-                self._proven = True
-                return info, data
-            if data == before:
-                self._md5 = self._proven
-                return info, data
-            before = data
-        raise RemoteError(f"{self.name(name)} reads differently each time: the network or the server alters bytes")
 
     def _find_object(self, file: str) -> ObjectInfo | None:
         """Finds an object, or returns None for a directory. First lists the whole directory above. Raises
@@ -319,6 +290,11 @@ def _as_source_errors() -> Iterator[None]:
         raise
     except RemoteError as error:
         raise SourceError(str(error)) from None
+
+
+def _make_missing_error(name: str) -> FileNotFoundError:
+    """Makes the error for a name without object and directory."""
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 def _modified_ns(info: ObjectInfo) -> int:
