@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 _CHUNK = 1 << 18
 _STEP = 16 << 20
@@ -20,25 +20,14 @@ _GZIP, ZLIB = 31, zlib.MAX_WBITS  # zlib's window bits for gzip headers and trai
 class InflatedFile:
     """Content of a gzip file (RFC 1952), a zlib stream (RFC 1950) or a deflate stream (RFC 1951), read in order.
 
-    A gzip file may have several members. Leaving the ``with`` block does not close the file. Reading raises
-    :class:`EOFError` for truncated data, and :class:`zlib.error` for damaged data. The checksum of a member is verified
-    at its end.
+    A gzip file may have several members. Reading raises :class:`EOFError` for truncated data, and :class:`zlib.error`
+    for damaged data. The checksum of a member is verified at its end.
     """
 
-    _end: int | None = None
-
-    def __init__(self, file: IO[bytes], bits: int = _GZIP) -> None:
-        self._file, self._bits = file, bits
+    def __init__(self, file: IO[bytes], bits: int = _GZIP, end: int | None = None) -> None:
+        """``bits``: window bits of zlib. ``end``: position in the file at which a stream without its own end stops."""
+        self._file, self._bits, self._end = file, bits, end
         self._inflate = zlib.decompressobj(bits)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Does nothing in this base."""
 
     def read(self, size: int) -> bytes:
         """Reads the next ``size`` bytes; fewer only at the end. Raises :class:`ValueError` for more than 256 MiB."""
@@ -49,21 +38,14 @@ class InflatedFile:
         while size and (part := self._inflate_next(min(size, _CHUNK * 4))):
             parts.append(part)
             size -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     def _inflate_next(self, size: int) -> bytes:
         """Inflates the next bytes, at most ``size``; returns ``b""`` at the end."""
         while True:
             pending = self._inflate.unconsumed_tail
             if self._inflate.eof:
-                if self._bits != _GZIP:
-                    return b""
-                pending, zeros = self._inflate.unused_data.lstrip(b"\0"), 0
-                while not pending and (data := self._file.read(_CHUNK)):
-                    zeros += len(data)
-                    if zeros > _MAX_PADDING:
-                        raise zlib.error(f"more than {_MAX_PADDING >> 20} MiB of zeros follow the compressed data")
-                    pending = data.lstrip(b"\0")
+                pending = self._find_next_member()
                 if not pending:
                     return b""
                 self._inflate = zlib.decompressobj(self._bits)
@@ -75,6 +57,16 @@ class InflatedFile:
             if not pending and not self._inflate.eof:
                 raise EOFError("the compressed data is cut off")
 
+    def _find_next_member(self) -> bytes:
+        """Returns the first bytes of the next member of a gzip file, behind zeros; ``b""`` at the end."""
+        pending, zeros = self._inflate.unused_data.lstrip(b"\0"), 0
+        while self._bits == _GZIP and not pending and (data := self._file.read(_CHUNK)):
+            zeros += len(data)
+            if zeros > _MAX_PADDING:
+                raise zlib.error(f"more than {_MAX_PADDING >> 20} MiB of zeros follow the compressed data")
+            pending = data.lstrip(b"\0")
+        return pending if self._bits == _GZIP else b""
+
 
 class GzipReader(InflatedFile):
     """Content of a gzip file or deflate stream, readable at any position. Keeps some 50 KB for every 16 MiB that it has
@@ -83,16 +75,16 @@ class GzipReader(InflatedFile):
     def __init__(self, path: Path, deflated: tuple[int, int] | None = None, window_bits: int = -ZLIB) -> None:
         """Opens the file. ``deflated``: start and size in bytes of a bare deflate stream (RFC 1951), if the file
         contains that instead; ``window_bits`` of ``ZLIB``: of a zlib stream (RFC 1950)."""
-        super().__init__(path.open("rb"), _GZIP if deflated is None else window_bits)
         start, size = deflated or (0, 0)
-        self._end = None if deflated is None else start + size
+        bits, end = (_GZIP, None) if deflated is None else (window_bits, start + size)
+        super().__init__(path.open("rb"), bits, end)
         self._file.seek(start)
         self._position = 0
         # (position in the content, position in the file, state) of points to resume from, about 50 KB each
         self._points: list[tuple[int, int, Any]] = [(0, start, self._inflate.copy())]
 
     def close(self) -> None:
-        """Closes the compressed file, too."""
+        """Closes the compressed file."""
         self._file.close()
 
     def tell(self) -> int:

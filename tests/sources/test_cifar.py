@@ -10,6 +10,7 @@ import struct
 import tarfile
 import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -696,7 +697,7 @@ def test_a_gzip_file_reads_alike_everywhere(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inflating, "_CHUNK", 17)
         patch.setattr(inflating, "_STEP", 50)
-        with inflating.GzipReader(path) as reader:
+        with closing(inflating.GzipReader(path)) as reader:
             for position, size in seeks:
                 assert reader.seek(position) == min(position, len(whole))
                 got = b""

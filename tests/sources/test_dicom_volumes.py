@@ -163,11 +163,9 @@ BROKEN: Mapping[str, tuple[Callable[[list[Path]], Any], str]] = {
         lambda files: change(files[1], ImagePositionPatient=[-10, -20, 0]),
         r"uneven or twice: 0 mm from [43]\.dcm to [34]\.dcm, 2\.5",
     ),
-    "size": (lambda files: save_series(files[0].parent, 1, 1, Rows=5, Columns=6), "more than one size"),
-    "orientation": (
-        lambda files: change(files[1], ImageOrientationPatient=[0, 1, 0, 0, 0, 1]), "more than one orientation.*3",
-    ),
-    "pixels": (lambda files: change(files[1], PixelSpacing=[1, 1]), r"distance of pixels.*3\.dcm \(1\.0, 1\.0\)"),
+    "size": (lambda files: save_series(files[0].parent, 1, 1, Rows=5, Columns=6), "differ in size"),
+    "orientation": (lambda files: change(files[1], ImageOrientationPatient=[0, 1, 0, 0, 0, 1]), "differ in size"),
+    "pixels": (lambda files: change(files[1], PixelSpacing=[1, 1]), r"and 3\.dcm differ in size"),
     "shifted": (lambda files: change(files[1], ImagePositionPatient=[9, -20, 2.5]), "uneven"),
     "at one place": (
         lambda files: [change(file, ImagePositionPatient=[0, 0, 0]) for file in files], "uneven or twice: 0 mm from",

@@ -125,16 +125,15 @@ class IndexBuilder:
         self._numbers.frombytes(members.tobytes())
         return True
 
-    def add_hard_link(self, name: str, target: str) -> None:
-        """Adds the name ``name`` for the content that the file ``target`` has now. A later file of the name ``target``
-        does not change it. If there is no such file, adds a file without data. Raises as :meth:`add_file`."""
-        entry = self._files.get(_normalise_path(target) or b"")
-        self._add(name, self._append_member(Member(0, NOWHERE, 0)) if entry is None else entry)
+    def add_link(self, name: str, target: str, *, hard: bool) -> None:
+        """Adds a link. Raises as :meth:`add_file`.
 
-    def add_symbolic_link(self, name: str, target: str) -> None:
-        """Adds a link to ``target``, relative to the directory of ``name``; :meth:`build` follows it. Raises as
-        :meth:`add_file`."""
-        self._add(name, target)
+        - A hard link has the content that the file ``target`` has now. A later file of the name ``target`` does not
+          change it. If there is no such file, adds a file without data.
+        - Another is relative to the directory of ``name``; :meth:`build` follows it.
+        """
+        entry = self._files.get(_normalise_path(target) or b"") if hard else target
+        self._add(name, self._append_member(Member(0, NOWHERE, 0)) if entry is None else entry)
 
     def build(
         self,

@@ -219,10 +219,9 @@ def _add_member(builder: IndexBuilder, member: tarfile.TarInfo, folder: str = ""
         modified = int(member.mtime) * 10**9 if 0 <= member.mtime < 2**33 else 0
         data = Member(member.size, member.offset_data, member.size, modified_ns=modified)
         builder.add_file(name, data, stated=states_utf8(member) and folder.isascii())
-    elif member.islnk():
-        builder.add_hard_link(name, folder + member.linkname)
-    elif member.issym():
-        builder.add_symbolic_link(name, member.linkname)
+    elif member.islnk() or member.issym():
+        hard = member.islnk()
+        builder.add_link(name, folder + member.linkname if hard else member.linkname, hard=hard)
     elif not member.isdir():
         builder.add_file(name, Member(0, NOWHERE, 0))
 
@@ -235,7 +234,8 @@ def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
 
     def pieces() -> Iterator[bytes]:
         done = 0
-        with path.open("rb") as file, open_decompressor(file, kind, name) as stream:
+        with path.open("rb") as file:
+            stream = open_decompressor(file, kind, name)
             while data := stream.read(_STEP):
                 yield data
                 done += len(data)

@@ -45,7 +45,7 @@ _UNDEFINED_LENGTH = 0xFFFFFFFF  # length of compressed pixels
 _ITEM_BYTES = 8  # least size of a compressed frame
 _MAX_FRAMES = 1 << 24
 _COSINE_ERROR = 0.01  # largest error of the length of an axis
-_PARALLEL = 1e-3  # largest difference of direction cosines of parallel slices
+_PARALLEL = 1e-3  # largest difference of direction cosines of parallel slices, and of distances in mm
 _UNEVEN = 0.02  # largest difference between two steps from slice to slice, as a share of the usual one
 _JPEG_LS, _LOSSLESS = b"\xff\xf7", b"\xff\xc3"
 """Markers of the frame header, which is the same in JPEG-LS and in lossless JPEG."""
@@ -419,19 +419,15 @@ def stack_slices(slices: Sequence[Slice]) -> tuple[list[Slice], dict[str, Any]]:
     """
     slices = sorted(slices, key=lambda each: each.plane.position)
     first, names = slices[0], [printable(each.name) for each in slices]
-    for other in slices:
+    for name, other in zip(names, slices, strict=True):
         if not (other.plane.place and other.plane.spacing):
-            raise ValueError(f"is no volume: {printable(other.name)} has no position, or no distance of pixels")
-        for what, one, two, tolerance in (
-            ("size", first.pixels.shape, other.pixels.shape, 0),
-            ("distance of pixels", first.plane.spacing, other.plane.spacing, 0),
-            ("orientation", first.plane.axes, other.plane.axes, _PARALLEL),
-        ):
-            if len(one) != len(two) or not np.allclose(one, two, rtol=1e-4, atol=tolerance):
-                raise ValueError(
-                    f"is a series of more than one {what}: {names[0]} has {one}, {printable(other.name)} {two}; leave "
-                    "the others out with --ignore"
-                )
+            raise ValueError(f"is no volume: {name} has no position, or no distance of pixels")
+        one, two = ((*each.pixels.shape, *each.plane.spacing, *each.plane.axes) for each in (first, other))
+        if not np.allclose(one, two, rtol=1e-4, atol=_PARALLEL):
+            raise ValueError(
+                f"is no volume: {names[0]} and {name} differ in size, distance of pixels or orientation; leave one out "
+                "with --ignore"
+            )
     axes = np.array(first.plane.axes).reshape(2, 3)
     normal = np.cross(*axes)
     places = np.array([each.plane.place for each in slices])
