@@ -33,7 +33,7 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, round_up_size
 from packstore.sources.schema import NamedSample, Schema, make_schema
 from packstore.sources.torchvision_files import find_image_files, is_subset
-from packstore.sources.values import is_path, nbytes_of
+from packstore.sources.values import is_path, nbytes_of, number_equal_names
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -461,9 +461,7 @@ def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
         classes = getattr(data, "classes", None)
         if isinstance(classes, (list, tuple)) and classes:
             names = [", ".join(c) if isinstance(c, (list, tuple)) else str(c) for c in classes]
-            # ImageNet has two classes "crane".
-            own = (name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names))
-            found.setdefault(tuple(own), split)
+            found.setdefault(number_equal_names(names), split)
     if len(found) > 1:
         shown = "; ".join(f"{printable(split)}: {', '.join(names[:5])}, …" for names, split in found.items())
         raise UsageError(f"the splits have different classes ({shown}); give fields= with packstore.Label(classes)")

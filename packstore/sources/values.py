@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -22,13 +23,19 @@ from packstore.core.modes import DTYPES, RGB, Mode, mode_of, parse_mode
 from packstore.images.encode import EncodeOptions
 from packstore.images.losses import find_losses
 from packstore.images.reading import Reading, convert_pixels
-from packstore.images.sniff import HeaderError, check_header
+from packstore.images.sniff import HeaderError, begins_like_image, check_header
 from packstore.sources.listing import IMAGE_SUFFIXES
 
 LABEL_NAMES = ("label", "target", "class", "y", "cls")
 """Names of whole numbers that are labels, in formats without declarations of fields."""
 _PNG = b"\x89PNG\r\n\x1a\n"
-_MASK_COLOURS = (0, 3)  # of a PNG, byte 25: gray, palette
+_MASK_COLOURS = (b"\0", b"\3")  # of a PNG, byte 25: gray, palette
+
+
+def number_equal_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns names of classes, of which equal ones get their number: ``crane (134)``, as in ImageNet."""
+    count = Counter(names)
+    return tuple(name if count[name] == 1 else f"{name} ({number})" for number, name in enumerate(names))
 
 
 def is_pil(value: Any) -> bool:
@@ -342,12 +349,10 @@ def _infer_file_field(name: str, value: Any) -> Field:
     ``name`` and the first bytes decide."""
     if is_path(value):
         return Mask() if looks_like_mask(name) else Image()
-    start = bytes(memoryview(value)[:16])
-    if names_an_image(name):
-        return Image()
-    if looks_like_mask(name) and start.startswith(_PNG):
+    start = bytes(memoryview(value)[:26])
+    if not names_an_image(name) and looks_like_mask(name) and start.startswith(_PNG) and start[25:] in _MASK_COLOURS:
         return Mask()
-    return Image() if start.startswith((_PNG, b"\xff\xd8\xff")) else Bytes()
+    return Image() if names_an_image(name) or begins_like_image(start[:16]) else Bytes()
 
 
 def _common_dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
@@ -449,5 +454,5 @@ def refuse_odd_mask(data: bytes) -> None:
         raise ValueError(error.reason) from error
     if kind != "png":
         raise ValueError(f"found a {kind} file; expected PNG, or an array (height, width)")
-    if data[25] not in _MASK_COLOURS:
+    if data[25:26] not in _MASK_COLOURS:
         raise ValueError("found a PNG in colour; expected one with a palette or in gray, or an array (height, width)")

@@ -51,8 +51,8 @@ from packstore.sources.captions import CaptionsSource
 from packstore.sources.coco import CocoSource
 from packstore.sources.exported import ExportedFiles
 from packstore.sources.flat import LabelledSource
+from packstore.sources.huggingface import read_features
 from packstore.sources.huggingface.columns import TableFacts, declare_columns
-from packstore.sources.huggingface.features import read_features
 from packstore.sources.huggingface.imagefolder import open_image_folder
 from packstore.sources.lmdbs import parse_datum
 from packstore.sources.medical.dicom import DicomSource

@@ -6,29 +6,26 @@ array.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
+from datetime import date, time
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import numpy as np
 
 from packstore.core.errors import printable
-from packstore.core.fields import BOXES_ARE, Array, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
+from packstore.core.fields import BOXES_ARE, Array, Bytes, Field, Image, Images, Json, Label, Labels, Text
 from packstore.images.sniff import begins_like_image
+from packstore.sources import huggingface as hf
 from packstore.sources.boxes import CONVENTIONS
 from packstore.sources.columns import make_column_names
-from packstore.sources.huggingface import features as hf
-from packstore.sources.huggingface.features import ObjectColumn, is_file_struct, is_list, load_pyarrow
+from packstore.sources.huggingface import ObjectColumn, is_file_struct, is_list, load_pyarrow
 from packstore.sources.values import infer_field, names_an_image
 
 Cells = Callable[[int], Any]
 """Function that returns the converted value of a row."""
 CellReader = Callable[[Any], Cells]
 """Function that makes the cells of an array."""
-_COLOUR_TYPE, _GRAY_OR_PALETTE = 25, (0, 3)  # byte of a PNG, and its values for one channel
 _MAX_DEPTH = 32
 
 
@@ -127,38 +124,25 @@ def _to_file_list(scalar: Any) -> list[Any] | None:
 
 
 def to_json(scalar: Any) -> Any:
-    """Converts an Arrow scalar to a value of JSON. Dates, times, decimals and UUIDs become texts.
-
-    Raises :class:`ValueError` for a struct with a field twice.
-    """
+    """Converts an Arrow scalar to a value of JSON. Dates and times have ISO format; decimals, UUIDs and the like are
+    texts. Raises :class:`ValueError` for a struct with a field twice."""
     try:
         return _plain_to_json(scalar.as_py())
     except ValueError:  # nanoseconds, which Python's dates and times lack
-        types = load_pyarrow("pyarrow.types")
-        if types.is_map(scalar.type):
-            return [[to_json(item[0]), to_json(item[1])] for item in scalar.values]
-        if is_list(scalar.type):
-            return [to_json(item) for item in scalar.values]
-        if not types.is_struct(scalar.type):
-            plain = str(scalar.cast("string"))
-            return f"{plain} ns" if plain.lstrip("-").isdigit() else plain.replace(" ", "T")
-        if len({*(names := [field.name for field in scalar.type])}) < len(names):
+        if not load_pyarrow("pyarrow.types").is_temporal(scalar.type):
             raise
-        return {name: to_json(scalar[name]) for name in names}
+        return str(scalar.cast("string")).replace(" ", "T")
 
 
 def _plain_to_json(value: Any) -> Any:
-    """Converts a plain Python value of Arrow to JSON. Dates and times get ISO format.
-
-    Durations, decimals and UUIDs become texts. Keeps other values.
-    """
+    """Converts a plain Python value of Arrow to JSON."""
     if isinstance(value, dict):
         return {str(name): _plain_to_json(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain_to_json(each) for each in value]
-    if isinstance(value, (date, datetime, time)):
+    if isinstance(value, (date, time)):  # datetime is a date
         return value.isoformat()
-    return str(value) if isinstance(value, (timedelta, Decimal, UUID)) else value
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 python_cells = scalar_cells(lambda scalar: scalar.as_py())
@@ -195,20 +179,6 @@ def _later_files_cells(array: Any) -> Cells:
     """Returns cells that read the files after the first of a list. Null becomes None."""
     cells = file_list_cells(array)
     return lambda row: None if (files := cells(row)) is None else files[1:]
-
-
-def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
-    """Returns a reader of cells that convert nested lists to a NumPy array of ``shape`` and ``dtype``; null becomes
-    None.
-
-    Reading a cell raises :class:`ValueError` for lists of another size, for values of another type, and for a null in
-    a list.
-    """
-
-    def numbers(scalar: Any) -> Any:
-        return None if flatten_numbers(scalar) is None else np.array(scalar.as_py(), dtype).reshape(shape)
-
-    return scalar_cells(numbers)
 
 
 def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) -> list[TableColumn]:
@@ -304,11 +274,9 @@ def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) ->
     if len(set(schema.names)) < len(schema.names):
         raise ValueError("its tables have two columns of one name")
     declared = {}
-    objects = find_box_column(schema, features)
-    for number, name in enumerate(schema.names):
-        column = (name, schema.types[number], features.get(name), first.column(number))
+    for name, type, array in zip(schema.names, schema.types, first.columns, strict=True):
         try:
-            declared[name] = _declare_column(*column, facts, boxes=objects is not None and objects.column == name)
+            declared[name] = _declare_column(name, type, features.get(name), array, facts)
         except ValueError as error:
             raise ValueError(f"column {printable(name)!r}: {error}") from error
     return declared
@@ -328,27 +296,24 @@ def _choose_main_image(schema: Any, declared: Mapping[str, tuple[Field, CellRead
     raise ValueError(f"no column holds images; columns: {columns[:500]}")
 
 
-def _declare_column(
-    name: str, type: Any, feature: Any, array: Any, facts: TableFacts, boxes: bool = False
-) -> tuple[Field, CellReader]:
+def _declare_column(name: str, type: Any, feature: Any, array: Any, facts: TableFacts) -> tuple[Field, CellReader]:
     """Chooses the field of a column by its type, its feature and ``array``, its first rows.
 
-    Returns the field, and a function of an array, which returns a function from a row number to a value. Logs a warning
-    for names of classes that JSON does not keep, unless ``boxes``: then the names become labels.
-
-    Raises :class:`ValueError` for a type that no field holds.
+    Returns the field, and a function of an array, which returns a function from a row number to a value. Raises
+    :class:`ValueError` for a type that no field holds.
     """
     types, type = load_pyarrow("pyarrow.types"), hf.value_type(type)
     if is_file_struct(type) or hf.is_binary(type):
         cells = file_cells if is_file_struct(type) else python_cells
-        if hf.is_other_file(feature):
+        if hf.feature_type(feature) in hf.OTHER_FILES:
             return Bytes(), cells
         return _infer_file_field(name, map(cells(array), range(len(array))), feature), cells
     if _holds_image_lists(type, feature, array):
         return Images(), file_list_cells
     if hf.is_label(name, type, feature):
-        names = hf.drop_repeated_names(name, hf.class_names(feature))
-        return Label(names), scalar_cells(_to_class_number) if name in facts.negative else python_cells
+        return Label(hf.class_names(feature)), scalar_cells(
+            _to_class_number
+        ) if name in facts.negative else python_cells
     if hf.is_number(type):
         return Array(hf.DTYPES[str(type)]), python_cells
     if hf.is_text(type):
@@ -357,20 +322,14 @@ def _declare_column(
         return Text(), python_cells
     if types.is_temporal(type) or types.is_decimal(type):
         return Text(), scalar_cells(_to_text)
-    if hf.feature_type(feature) in ("Array2D", "Array3D", "Array4D", "Array5D"):
-        shape, dtype = _read_array_shape(feature)
-        return Array(dtype, shape), array_reader(shape, dtype)
     if is_list(type) and hf.is_number(type.value_type):
         item, inner = type.value_type, hf.item_feature(feature)
-        if types.is_integer(item) and hf.feature_type(inner) == "ClassLabel":
-            return Labels(hf.drop_repeated_names(name, hf.class_names(inner)), of=False), scalar_cells(flatten_numbers)
         fixed = bool(types.is_fixed_size_list(type))
-        return Array(hf.DTYPES[str(item)], (type.list_size,) if fixed else (), ragged=not fixed), scalar_cells(
-            flatten_numbers
-        )
+        field: Field = Array(hf.DTYPES[str(item)], (type.list_size,) if fixed else (), ragged=not fixed)
+        if types.is_integer(item) and hf.feature_type(inner) == "ClassLabel":
+            field = Labels(hf.class_names(inner), of=False)
+        return field, scalar_cells(flatten_numbers)
     refuse_bytes(type)
-    if not boxes:
-        hf.warn_of_lost_names(name, feature)
     return Json(), scalar_cells(to_json)
 
 
@@ -383,10 +342,7 @@ def _infer_file_field(name: str, values: Iterable[Any], feature: Any) -> Field:
     if not data:
         return Bytes() if feature is None and not names_an_image(name) else Image()
     field = infer_field(name.lower(), [data])
-    if isinstance(field, Mask) and (len(data) <= _COLOUR_TYPE or data[_COLOUR_TYPE] not in _GRAY_OR_PALETTE):
-        return Image()
-    is_image = hf.feature_type(feature) == "Image" or begins_like_image(data[:16])
-    return Image() if is_image and isinstance(field, Bytes) else field
+    return Image() if isinstance(field, Bytes) and hf.feature_type(feature) == "Image" else field
 
 
 def _find_first_file(values: Iterable[Any]) -> bytes:
@@ -394,17 +350,8 @@ def _find_first_file(values: Iterable[Any]) -> bytes:
     return next((data for each in values if (data := each.data if isinstance(each, TableFile) else each)), b"")
 
 
-def _read_array_shape(feature: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
-    """Reads shape and dtype from the feature of an array. Raises :class:`ValueError` if either is invalid."""
-    shape, dtype = feature.get("shape"), hf.DTYPES.get(str(feature.get("dtype")))
-    if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape) or dtype is None:
-        raise ValueError(f"its shape {shape!r:.80} and dtype {feature.get('dtype')!r:.80} are not those of an array")
-    return tuple(shape), dtype
-
-
 def _holds_image_lists(type: Any, feature: Any, array: Any) -> bool:
-    """Tells if an array holds lists of images, by its feature. Without a feature, decides by the beginning of the
-    first file."""
+    """Tells if an array holds lists of images, by its feature or by the beginning of the first file."""
     if not is_list(type) or not (is_file_struct(type.value_type) or hf.is_binary(type.value_type)):
         return False
     if (inner := hf.item_feature(feature)) is not None:

@@ -19,11 +19,11 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import MANIFEST_FILE, StoredBytes
 from packstore.core.fields import Bytes, Image, Images
+from packstore.sources import huggingface as hf
 from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.huggingface import columns as hf_columns
-from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface import splits as hf_splits
 from packstore.sources.huggingface.columns import CellReader, Cells, TableColumn, TableFacts, TableFile
 from packstore.sources.huggingface.tables import HfTableSource, OpenTable, RowGroup, leads_outside

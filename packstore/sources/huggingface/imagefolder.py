@@ -9,11 +9,11 @@ from pathlib import Path
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label
+from packstore.sources import huggingface as hf
 from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, join
 from packstore.sources.columns import make_column_names
-from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface import splits as hf_splits
 from packstore.sources.huggingface.splits import CARD, Card
 from packstore.sources.listed import SplitNumbers
@@ -55,9 +55,7 @@ class MetadataSource(TableSource):
         files = find_metadata(self.tree)
         if len({file.rpartition(".")[2] for file in files}) > 1:
             raise SourceError(f"{self.tree.name()} has metadata in several formats: keep the files of one format")
-        classes = {
-            name: hf.drop_repeated_names(name, hf.class_names(each)) for name, each in self._card.features.items()
-        }
+        classes = {name: hf.class_names(each) for name, each in self._card.features.items()}
         labels: dict[str, Field] = {name: Label(names) for name, names in classes.items() if names is not None}
         tables = [Table(file, True, "", strip=False) for file in files]
         columns: dict[str, None] = {}

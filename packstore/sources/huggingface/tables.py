@@ -6,6 +6,7 @@ large group only a part is in memory at a time.
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -20,14 +21,14 @@ from typing import Any, NamedTuple
 from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Mask, Text
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
+from packstore.sources import huggingface as hf
 from packstore.sources.archives import open_required_tree
 from packstore.sources.base import SourceOptions
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.columns import LabelTexts
+from packstore.sources.huggingface import ObjectColumn, load_pyarrow, pyarrow_errors
 from packstore.sources.huggingface import columns as hf_columns
-from packstore.sources.huggingface import features as hf
 from packstore.sources.huggingface.columns import Cells, TableColumn, TableFacts, TableFile
-from packstore.sources.huggingface.features import ObjectColumn, load_pyarrow, pyarrow_errors
 from packstore.sources.huggingface.splits import CARD, list_files
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -38,6 +39,7 @@ from packstore.sources.schema import RELATIVE
 from packstore.sources.splits import lower_known_split
 from packstore.sources.table.boxes import MalformedBoxError, find_convention
 
+_log = logging.getLogger(__name__)
 _KEPT = 4
 """Number of decoded blocks that are kept, since threads read rows only roughly in order."""
 
@@ -247,7 +249,12 @@ class HfTableSource(ShardSource):
     @cached_property
     def columns(self) -> list[TableColumn]:
         """Columns, declared by all facts; scans all files on first use."""
-        return self._declare_columns(self._facts)
+        objects, columns = self._facts.objects, self._declare_columns(self._facts)
+        for column in columns:
+            has_names = "'ClassLabel'" in repr(self._features.get(column.column))
+            if has_names and isinstance(column.field, Json) and (objects is None or column.column != objects.column):
+                _log.warning("%s: its numbers are kept without the names of their classes", printable(column.name))
+        return columns
 
     @cached_property
     def _probed_columns(self) -> list[TableColumn]:
@@ -323,8 +330,8 @@ class HfTableSource(ShardSource):
         """Finds the column that holds boxes, and decides their convention. Reads the column unless the convention is
         known.
 
-        Returns None if there is no such column, or boxes stay JSON. If boxes stay JSON, warns in the log of names of
-        classes that are lost. Raises :class:`AmbiguousSourceError` if the convention is not clear.
+        Returns None if there is no such column, or boxes stay JSON. Raises :class:`AmbiguousSourceError` if the
+        convention is not clear.
         """
         objects, layout = hf_columns.find_box_column(self._first_batch.schema, self._features), self.options.layout
         if objects is None or (objects.convention and layout is None and not objects.named):
@@ -338,7 +345,6 @@ class HfTableSource(ShardSource):
         except MalformedBoxError:
             convention = NOT_CONVERTED
         if convention == NOT_CONVERTED:
-            hf.warn_of_lost_names(objects.column, self._features.get(objects.column))
             return None
         return replace(
             objects, convention=convention, classes=tuple(sorted(names)) if objects.named else objects.classes

@@ -19,7 +19,7 @@ from packstore.sources.beside import infer_mask_field
 from packstore.sources.boxes import NOT_CONVERTED
 from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.encodings import parse_columns
-from packstore.sources.huggingface.features import ObjectColumn
+from packstore.sources.huggingface import ObjectColumn
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listed import ListedSource, SplitNumbers

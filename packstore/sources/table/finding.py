@@ -12,12 +12,12 @@ import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Field
+from packstore.sources import huggingface as hf
 from packstore.sources.annotations import holds_masks
 from packstore.sources.beside import join
 from packstore.sources.columns import FILE_COLUMNS
 from packstore.sources.contents import list_contents, suffix_of
-from packstore.sources.huggingface import features as hf
-from packstore.sources.huggingface.features import ObjectColumn
+from packstore.sources.huggingface import ObjectColumn
 from packstore.sources.ignoring import escape_pattern, ignore_paths
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.splits import find_split_of_file

@@ -16,8 +16,8 @@ from packstore.core.plainjson import load_json, parse_float64
 from packstore.sources.beside import read_whole
 from packstore.sources.contents import suffix_of
 from packstore.sources.encodings import try_utf8
+from packstore.sources.huggingface import load_pyarrow, pyarrow_errors, read_features
 from packstore.sources.huggingface.columns import declare_plain_column, refuse_bytes, to_json
-from packstore.sources.huggingface.features import load_pyarrow, pyarrow_errors, read_features
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.splits import find_split_of_file
 from packstore.sources.tree import Tree
