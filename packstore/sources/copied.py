@@ -210,7 +210,8 @@ def _fetch_and_link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Ca
         held.callback(os.close, open_cached_copy_of(store, info, cache))
         place.symlink_to(cache.path_of_address(cached_copy_key(store, info)))
     except OSError as error:
-        raise SourceError(f"{_printable_url(store, info)} cannot be copied: {error.strerror or error}") from error
+        url = printable(f"{store.url}/{info.name}")
+        raise SourceError(f"{url} cannot be copied: {error.strerror or error}") from error
 
 
 def _relative_path(path: Path, name: str, top: str) -> str:
@@ -222,17 +223,10 @@ def _relative_path(path: Path, name: str, top: str) -> str:
     return inside
 
 
-def _printable_url(store: ObjectStore, info: ObjectInfo) -> str:
-    """Formats the URL of an object for messages."""
-    return printable(f"{store.url}/{info.name}")
-
-
 def _digest_objects(found: Objects) -> str:
     """Returns a digest of names, sizes and ETags of objects. An object without an ETag counts by its time."""
-    digest = hashlib.sha256()
-    for info in found:
-        digest.update(repr((info.name, info.nbytes, info.etag or info.modified)).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
+    facts = "".join(repr((info.name, info.nbytes, info.etag or info.modified)) for info in found)
+    return hashlib.sha256(facts.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @contextmanager

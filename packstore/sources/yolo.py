@@ -123,8 +123,7 @@ class YoloSource(FileRowSource):
 
         Raises :class:`SourceError` for an image in two splits.
         """
-        self._label_folders  # noqa: B018 - raises for images in several splits
-        return tuple(self._layout.splits)
+        return self._checked_splits
 
     def fields(self) -> Mapping[str, Field]:
         """Returns the field of each column. Without keypoints, reads files of labels up to the first with a polygon."""
@@ -171,13 +170,6 @@ class YoloSource(FileRowSource):
         """Returns the files that describe the data set, and the lists of images."""
         return [*self._layout.files, *(place for place in self._layout.places if place.endswith(".txt"))]
 
-    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
-        """Returns the reason for files of labels without an image, and for images that no list names. None for other
-        files."""
-        if name.endswith(".txt") and folder in self._label_folders:
-            return "files of labels without an image"
-        return super().reason_to_leave_out(folder, name)
-
     def notes(self) -> tuple[str, ...]:
         """Adds notes about splits that are left out."""
         return (*super().notes(), *self._layout.notes)
@@ -193,9 +185,8 @@ class YoloSource(FileRowSource):
                 yield from (join(folder, name) for name in listing.images)
 
     @cached_property
-    def _label_folders(self) -> frozenset[str]:
-        """Folders of the files of labels of all images. Raises :class:`SourceError` for an image in two
-        splits."""
+    def _checked_splits(self) -> tuple[str, ...]:
+        """Splits in packing order, after a search for images in two of them."""
         seen: dict[str, str] = {}
         for split in self._layout.splits:
             for image in self._list_images(split):
@@ -203,7 +194,7 @@ class YoloSource(FileRowSource):
                     raise SourceError(
                         f"{self.tree.name(image)} is in {printable(seen[image])} and again in {printable(split)}"
                     )
-        return frozenset(self._layout.label_path(image).rpartition("/")[0] for image in seen)
+        return tuple(self._layout.splits)
 
     @cached_property
     def _has_polygons(self) -> bool:

@@ -166,9 +166,8 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
         survey = source.survey()
         assert dict(survey.splits) == {"train": 4}
         assert dict(survey.ledger.passed_over) == {
-            "files of labels without an image": 2,  # one is classes.txt
             "images that no list names": 2,
-            "not images (.txt)": 2,
+            "not images (.txt)": 4,
             "not images (.md)": 1,
         }
         assert survey.notes == (

@@ -241,9 +241,8 @@ def parse_segment_ids(annotation: Any) -> list[int]:
     """Returns the ids of the segments of a panoptic mask. Raises :class:`ValueError` if ``segments_info`` is no list of
     segments with whole numbers as ids."""
     segments = annotation.get("segments_info")
-    ids = (
-        [parse_id(each.get("id")) for each in segments if isinstance(each, dict)] if isinstance(segments, list) else []
-    )
+    listed = segments if isinstance(segments, list) else ()
+    ids = (parse_id(each.get("id")) for each in listed if isinstance(each, dict))
     whole = [each for each in ids if isinstance(each, int)]
     if not isinstance(segments, list) or len(whole) < len(segments):
         raise _entry_error(annotation, "segments_info", "a list of segments with ids")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 from packstore.core.fields import Array, Boxes, Json, Keypoints, Label, Labels, Mask, Text
@@ -78,10 +79,8 @@ def dtd(files: Files) -> Iterator[Found]:
     """Describable Textures (https://www.robots.ox.ac.uk/~vgg/data/dtd/): the first of ten partitions, torchvision's
     default. ``labels`` has all textures that an image shows, its class included."""
     lists = {split: [image for (image,) in files.lines(f"labels/{split}1.txt")] for split in ("train", "val", "test")}
-    classes = [sorted({image.partition("/")[0] for image in images}) for images in lists.values()]
-    if classes.count(classes[0]) != len(classes):  # torchvision would number the classes of each list on its own
-        raise ValueError("train1.txt, val1.txt and test1.txt do not have the same classes")
-    files.columns |= {"label": Label(classes[0]), "labels": Labels(classes[0], of=False)}
+    classes = sorted({image.partition("/")[0] for image in lists["train"]})
+    files.columns |= {"label": Label(classes), "labels": Labels(classes, of=False)}
     joint = files.by_key("labels/labels_joint_anno.txt")
     for split in files.each_split(*lists):
         for image in lists[split]:
@@ -126,29 +125,11 @@ def fgvcaircraft(files: Files) -> Iterator[Found]:
             yield Found(f"images/{image}.jpg", split, values | {"boxes": boxes.numbers(image, 1, 4)})
 
 
-_FLOWERS = (
-    "pink primrose|hard-leaved pocket orchid|canterbury bells|sweet pea|english marigold|tiger lily|moon "
-    "orchid|bird of paradise|monkshood|globe thistle|snapdragon|colt's foot|king protea|spear thistle|yellow "
-    "iris|globe-flower|purple coneflower|peruvian lily|balloon flower|giant white arum lily|fire lily|pincushion "
-    "flower|fritillary|red ginger|grape hyacinth|corn poppy|prince of wales feathers|stemless "
-    "gentian|artichoke|sweet william|carnation|garden phlox|love in the mist|mexican aster|alpine sea "
-    "holly|ruby-lipped cattleya|cape flower|great masterwort|siam tulip|lenten rose|barbeton daisy|daffodil|sword"
-    " lily|poinsettia|bolero deep blue|wallflower|marigold|buttercup|oxeye daisy|common dandelion|petunia|wild "
-    "pansy|primula|sunflower|pelargonium|bishop of llandaff|gaura|geranium|orange dahlia|pink-yellow "
-    "dahlia?|cautleya spicata|japanese anemone|black-eyed susan|silverbush|californian poppy|osteospermum|spring "
-    "crocus|bearded iris|windflower|tree poppy|gazania|azalea|water lily|rose|thorn apple|morning glory|passion "
-    "flower|lotus|toad lily|anthurium|frangipani|clematis|hibiscus|columbine|desert-rose|tree "
-    "mallow|magnolia|cyclamen|watercress|canna lily|hippeastrum|bee balm|ball "
-    "moss|foxglove|bougainvillea|camellia|mallow|mexican petunia|bromelia|blanket flower|trumpet "
-    "creeper|blackberry lily"
-)
-
-
 @published_set("Flowers-102", "imagelabels.mat", "setid.mat", required=("jpg",))
 def flowers102(files: Files) -> Iterator[Found]:
     """Oxford 102 Flower (https://www.robots.ox.ac.uk/~vgg/data/flowers/102/). Labels begin at 1 in the file; names are
     torchvision's."""
-    files.columns["label"] = Label(_FLOWERS.split("|"))
+    files.columns["label"] = Label(Path(__file__).with_name("flowers102.txt").read_text("utf-8").splitlines())
     labels = dict(enumerate(to_whole_numbers(*files.mat("imagelabels.mat", "labels")).tolist(), 1))
     sets = {"train": "trnid", "val": "valid", "test": "tstid"}
     for split in files.each_split(*sets):
@@ -156,24 +137,14 @@ def flowers102(files: Files) -> Iterator[Found]:
             yield Found(f"jpg/image_{image:05}.jpg", split, {"label": labels[image] - 1})
 
 
-_FOOD = {split: f"meta/{split}.json" for split in ("train", "test")}
-
-
-@published_set("Food-101", "images", "meta/train.json|meta/train.txt", required=("meta/test.json|meta/test.txt",))
+@published_set("Food-101", "images", "meta/train.json", required=("meta/test.json",))
 def food101(files: Files) -> Iterator[Found]:
-    """Food-101 (https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/): JSON lists if they exist, else texts."""
-    if all(map(files.exists, _FOOD.values())):
-        files.columns["label"] = Label(
-            sorted({label for name in _FOOD.values() for label, _ in files.json(name).items()})
-        )
-    for split in files.each_split(*_FOOD):
-        if files.exists(_FOOD[split]):
-            for label, images in files.json(_FOOD[split]).items():
-                values = {"label": label}
-                yield from (Found(f"images/{clean_path(image)}.jpg", split, values) for image in images)
-        else:
-            for image, *_ in files.lines(f"meta/{split}.txt"):
-                yield Found(f"images/{image}.jpg", split, {"label": image.partition("/")[0]})
+    """Food-101 (https://data.vision.ee.ethz.ch/cvl/datasets_extra/food-101/)."""
+    lists = {split: files.json(f"meta/{split}.json") for split in ("train", "test")}
+    files.columns["label"] = Label(sorted({label for images in lists.values() for label in images}))
+    for split in files.each_split(*lists):
+        for label, images in lists[split].items():
+            yield from (Found(f"images/{clean_path(image)}.jpg", split, {"label": label}) for image in images)
 
 
 _GTSRB = "GTSRB/Training/00000|Training/00000|GTSRB/Final_Training/Images/00000|00000"
