@@ -29,7 +29,7 @@ from packstore.packing.options import AppendOptions
 from packstore.packing.recorded_options import options_to_record
 from packstore.sources import add_source_to_questions, ask_about_left, recorded_companions, take_frames
 from packstore.sources.base import Source, Survey
-from packstore.sources.clips import ClipsSource
+from packstore.sources.frames import ClipsSource
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, merge_classes

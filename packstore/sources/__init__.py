@@ -169,7 +169,7 @@ def add_source_to_questions(place: Path, options: SourceOptions, kind: str | Non
 def take_frames(source: Source, frames: str | None) -> Source:
     """Wraps the source if ``frames`` is ``all``, ``clips`` or ``clips:files``, else returns it."""
     if frames in (CLIPS, FILE_CLIPS):
-        from packstore.sources.clips import ClipsSource
+        from packstore.sources.frames import ClipsSource
 
         return ClipsSource(source, frames)
     if frames == ALL_FRAMES:

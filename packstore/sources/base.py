@@ -84,7 +84,7 @@ class SourceOptions:
         columns: Meanings of the columns of a table, ``image=COL``; see :mod:`packstore.sources.table.columns`.
         frames: ``all``: each frame of an image file is a sample, see :class:`packstore.sources.frames.FramesSource`;
             ``clips`` or ``clips:files``: each file or folder is a sample, see
-            :class:`packstore.sources.clips.ClipsSource`.
+            :class:`packstore.sources.frames.ClipsSource`.
         crowds: The column ``iscrowd`` of boxes is declared: True, also if no box is a crowd, as a store that has the
             column needs it; False, never, for a store that was packed before there was one; None, if any is a crowd.
         pair: Patterns of further images, see :mod:`packstore.sources.companion_patterns`.

@@ -1,7 +1,9 @@
-"""Reads the frames of image files with several, and packs each frame as a record (``--frames all``)."""
+"""Reads the frames of image files with several: each as a record (``--frames all``), or all of a clip as an array
+(``--frames clips``), a file of several or a folder of numbered ones."""
 
 from __future__ import annotations
 
+import re
 import threading
 from abc import abstractmethod
 from array import array
@@ -9,21 +11,22 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
-from typing import Any, NoReturn
+from itertools import groupby, islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.columns import ImageData
 from packstore.core.errors import DecodeError, SampleError, SourceError, UsageError, printable
+from packstore.core.fields import Array, column_of
 from packstore.core.files import Location
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.decoders import native, pillow
 from packstore.images.frames import count_frames
-from packstore.images.reading import ALL_FRAMES, Reading, convert_pixels
-from packstore.images.sniff import HeaderError, check_header
+from packstore.images.reading import ALL_FRAMES, CLIPS, FILE_CLIPS, Reading, convert_pixels
+from packstore.images.sniff import HeaderError, check_header, too_many_values
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.listing import key_size
 from packstore.sources.wrapped import WrappedSource
@@ -31,8 +34,9 @@ from packstore.sources.wrapped import WrappedSource
 _EVERY = 200
 _BY_LIBRARY = ("avif", "heif", "jxl")
 """Image formats whose frames only a library counts."""
-BROKEN = 0
-"""Number of frames of a file that cannot be read."""
+_NUMBERED = re.compile(r".*?(\d+)\.[^.]+", re.S)
+_CLIP = "clip"
+"""Name of the column of clips."""
 
 
 class FrameFilesSource(WrappedSource):
@@ -57,7 +61,6 @@ class FrameFilesSource(WrappedSource):
 
     def locate(self, entry: Entry) -> Location | None:
         """Returns None: pixels are not a range of a file."""
-        return None
 
     def identity(self) -> str:
         """Returns the identity of the wrapped source, with the option ``frames``."""
@@ -142,17 +145,20 @@ class FrameFilesSource(WrappedSource):
             rest = islice(fetched, len(entry.ref[-1]) - 1)
             yield entry._replace(ref=(*entry.ref[:-1], tuple(map(tuple, (first, *rest)))))
 
-    def read_file(self, key: str, file: Entry) -> tuple[ImageData | Sample, native.FrameReader]:
-        """Reads a file, and opens it as frames. Keeps the last file of each thread open, for the next frame. Raises
-        :class:`SampleError`, with the key of the sample, for a bad file."""
+    def read_file(self, key: str, file: Entry, frames: int) -> tuple[ImageData | Sample, native.FrameReader]:
+        """Reads a file with ``frames`` frames, and opens it. Keeps the last file of each thread open, for the next
+        frame. Raises :class:`SampleError`, with the key of the sample, for a bad file."""
         kept: tuple[Entry, ImageData | Sample, native.FrameReader] | None = getattr(self._last, "file", None)
         if kept is not None and kept[0] == file:
             return kept[1:]
         self._last.file = None
         with named_errors(key):
             sample = self._source.read(file)
-            data = sample.image if isinstance(sample, Sample) else sample
-            reader = native.FrameReader(memoryview(bytes(data)), self.options.max_pixels)
+            data = bytes(sample.image if isinstance(sample, Sample) else sample)
+            if not frames:  # counted as broken
+                _inspect_frames(data)
+                raise SampleError(key, "could not be read when frames were counted; run this again")
+            reader = native.FrameReader(memoryview(data), self.options.max_pixels)
         self._last.file = file, sample, reader
         return sample, reader
 
@@ -165,12 +171,6 @@ class FrameFilesSource(WrappedSource):
             if drops and pixels[..., -1].min() < own.white:
                 raise SampleError(key, f"frame {frame} has transparent pixels; say with --alpha what becomes of them")
             return convert_pixels(pixels, own, reading, reader.bits if reading.depth == "scale" else None)
-
-    def raise_damage(self, key: str, reader: native.FrameReader) -> NoReturn:
-        """Raises :class:`SampleError` with the reason why the frames of a file could not be counted."""
-        with named_errors(key):
-            _inspect_frames(bytes(reader.data))
-        raise SampleError(key, "could not be read when frames were counted; run this again")
 
     def scan_files(self, progress: ProgressCallback = no_progress, total: int | None = None) -> Mode:
         """Returns the mode that holds all frames. The first call reads all files of all splits, and counts their
@@ -198,7 +198,7 @@ class FrameFilesSource(WrappedSource):
         try:
             return _inspect_frames(bytes(self._source.image(entry)))
         except (SampleError, HeaderError, DecodeError):
-            return BROKEN, (0, 0), set()
+            return 0, (0, 0), set()
 
 
 @contextmanager
@@ -261,9 +261,7 @@ class FramesSource(FrameFilesSource):
         """Reads a file, and decodes one of its frames to the common mode. If the file has several frames and its sample
         a key, adds ``#number`` to the key. Raises :class:`SampleError` for a bad file or frame."""
         frame, count, (file,) = entry.ref
-        sample, reader = self.read_file(entry.key, Entry(*file))
-        if count == BROKEN:
-            self.raise_damage(entry.key, reader)
+        sample, reader = self.read_file(entry.key, Entry(*file), count)
         image = to_record_layout(self.read_frame(entry.key, reader, frame, Reading(self.scan_files().name)))
         if not isinstance(sample, Sample):
             return image
@@ -298,3 +296,180 @@ def find_common_mode(path: str, modes: Mapping[Mode, str]) -> Mode:
         f"{printable(path)}: {printable(first)} has frames of mode {one}, {printable(second)} of mode {other}, and a "
         "store has one; leave one kind out with --ignore"
     )
+
+
+class ClipsSource(FrameFilesSource):
+    """Wraps a source of image files. Each clip is a sample.
+
+    The column ``clip`` has the frames, ``(frames, channels, height, width)``. The image is the middle frame. One pass
+    over the files finds the mode that holds all frames.
+
+    - If any file has several frames, each file is a clip, with its key, labels and other values.
+    - Else, in an image folder, each folder of numbered frames is a clip, and its path is the key. All frames have one
+      size. A folder of clips is a class.
+
+    ``options.frames`` becomes ``clips:files`` when the first case is found. The survey, not the constructor, refuses a
+    store, a column ``clip``, and a source in neither case.
+    """
+
+    def __init__(self, source: Source, frames: str = CLIPS) -> None:
+        super().__init__(source, frames)
+        self._reading: Reading | None = None
+        self._sizes: dict[tuple[int, int], str] = {}  # the first file of each size
+        self._depths: dict[bool, str] = {}  # the first file in a folder of a class, and the first in no class
+        self._has_several = False
+        self._unnumbered = ""
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Counts clips; reads all files of all splits first. Raises the errors of :meth:`_are_files`. Raises
+        :class:`UsageError`
+
+        - for a store, and a source without image files;
+        - for a source that has a column ``clip``;
+        - if each folder is a clip, and the source has values of single files.
+        """
+        survey = self.survey_files(split)
+        taken = any(column.name == _CLIP for column in survey.columns)
+        if survey.store is not None or taken:
+            why = f"has a column {_CLIP} already" if taken else "is a store: pack the files that it was packed from"
+            raise UsageError(f"{printable(str(self.path))} {why}; leave frames=clips out")
+        self.scan_files(progress, survey.records)
+        mode, by_file = self._target.pixels, self._are_files()
+        companions = {companion.name for column in survey.columns for companion in column.companions}
+        if not by_file and (named := survey.sampled - companions):
+            raise UsageError(
+                f"{printable(str(self.path))}: each folder is a clip, and {', '.join(sorted(named))} is of each file; "
+                "leave it out (--column keep=geo)"
+            )
+        clip = column_of(_CLIP, Array(mode.dtype, spatial="DCHW", smooth=True))
+        others = survey.columns if by_file or self._has_classes else ()
+        return replace(
+            self.count_samples(survey, split, mode, progress),
+            columns=(*others, clip, *clip.companions),
+            sampled=survey.sampled | {each.name for each in (clip, *clip.companions)},
+        )
+
+    def read_as(self, reading: Reading) -> bool:
+        """Sets the reading of all frames, which replaces the mode that holds all frames. Returns True."""
+        self._reading = reading
+        return True
+
+    @property
+    def _target(self) -> Reading:
+        """Reading of frames: the choice of :meth:`read_as`, else the mode that holds all frames. Without a choice, the
+        first use scans all files."""
+        return self._reading or Reading(self.scan_files().name)
+
+    def read(self, entry: Entry) -> ImageData | Sample:
+        """Decodes all frames of a clip, and returns the middle frame as its image. A clip that is a file also has the
+        other values of the file. Raises :class:`SampleError` for a bad frame, frames of different sizes, and too large
+        a clip."""
+        counts, files = entry.ref
+        reading, clip, at = self._target, np.empty(0), 0
+        size = None if self._are_files() else next(iter(self._sizes))
+        sample: ImageData | Sample = b""
+        for count, file in zip(counts, (Entry(*each) for each in files), strict=True):
+            sample, reader = self.read_file(file.key, file, count)
+            for frame in range(count):
+                pixels = self.read_frame(file.key, reader, frame, reading)
+                size = size or pixels.shape[:2]
+                if pixels.shape[:2] != size:
+                    raise SampleError(
+                        file.key, f"frame {frame} has {pixels.shape[0]} x {pixels.shape[1]} pixels, other frames "
+                        f"{size[0]} x {size[1]}; all frames of a clip have one size"
+                    )  # fmt: skip
+                if not at:
+                    clip = self._allocate_clip(file.key, sum(counts), pixels)
+                clip[at] = pixels.transpose(2, 0, 1)
+                at += 1
+        image = to_record_layout(clip[at // 2].transpose(1, 2, 0))
+        if isinstance(sample, Sample) and self._are_files():
+            return sample._replace(image=image, values={**sample.values, _CLIP: clip})
+        return Sample(image, {_CLIP: clip})
+
+    def _allocate_clip(self, key: str, frames: int, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Allocates an array for ``frames`` frames like ``pixels``. Raises :class:`SampleError` if it would be too
+        large."""
+        height, width, channels = pixels.shape
+        shown = f"a clip of {frames:,} frames of {width} x {height} pixels"
+        reason = too_many_values(shown, frames * pixels.size, self.options.max_pixels)
+        if reason is not None:
+            raise SampleError(key, f"{reason}, or take --frames all")
+        return np.empty((frames, channels, height, width), pixels.dtype)
+
+    def make_samples(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
+        """Makes a clip of each file, or of each folder of frames. Frames of a folder are in the order of their numbers.
+        Yields the entry of each clip, its number of frames, and the pixels of one frame."""
+        if self._are_files():
+            for file, at in files:
+                count = self._counts[at]
+                yield file._replace(ref=((count,), (tuple(file),))), count, self._pixels[at]
+            return
+        height, width = next(iter(self._sizes))
+        for (folder, split), group in groupby(
+            (file for file, _ in files), lambda file: (file.key.rpartition("/")[0], file.split)
+        ):
+            frames = sorted(group, key=lambda frame: _find_number(frame) or 0)
+            first = frames[0]
+            yield first._replace(
+                key=folder, split=split, labels=first.labels if self._has_classes else (),
+                size_bytes=sum(frame.size_bytes for frame in frames),
+                ref=((1,) * len(frames), tuple(map(tuple, frames))),
+                modified_ns=max(frame.modified_ns for frame in frames),
+                changed_ns=max(frame.changed_ns for frame in frames),
+            ), len(frames), height * width  # fmt: skip
+
+    def scan_file(self, entry: Entry) -> tuple[int, tuple[int, int], set[Mode]]:
+        """Scans a file, and returns the same as the base. Records the facts that decide if files or folders are
+        clips."""
+        facts = super().scan_file(entry)
+        count, size, _ = facts
+        self._has_several |= count > 1
+        if count:
+            self._sizes.setdefault(size, entry.key)
+        self._unnumbered = self._unnumbered or (entry.key if _find_number(entry) is None else "")
+        # The folder of its split does not count.
+        self._depths.setdefault(entry.key.count("/") - bool(entry.split) > 1, entry.key)
+        return facts
+
+    @property
+    def _has_classes(self) -> bool:
+        """True if folders of clips are in folders of classes. Valid only after a scan of all files."""
+        return next(iter(self._depths))
+
+    def _are_files(self) -> bool:
+        """Tells if each file is a clip; if not, each folder is. Unless the user has chosen ``clips:files``, the first
+        call scans all files, and sets ``options.frames``. Raises :class:`SourceError` if neither is clear."""
+        if self.options.frames == FILE_CLIPS:
+            return True
+        self.scan_files()
+        if self._has_several:
+            self.options = replace(self.options, frames=FILE_CLIPS)
+        elif problem := self._find_problem():
+            raise SourceError(
+                f"{problem}: leave what is no frame out with --ignore, or take --frames clips:files, which makes each "
+                "file a clip"
+            )
+        return self._has_several
+
+    def _find_problem(self) -> str:
+        """Returns the reason why folders are no clips; empty if they are: all files are numbered frames, of one size
+        and at one depth."""
+        path = printable(str(self.path))
+        if not self._sizes:
+            return f"{path}: no file can be read"
+        if self.kind != "imagefolder":
+            return f"{path} ({self.kind}) has no file of several frames, and is not a folder of folders of frames"
+        if self._unnumbered:
+            return f"{printable(self._unnumbered)} is not a numbered frame (frame_0001.jpg)"
+        for what, files in {"size": self._sizes.values(), "depth of folders": self._depths.values()}.items():
+            if len(files) > 1:
+                one, other = map(printable, list(files)[:2])
+                return f"{path}: all clips have one {what}, and {one} and {other} differ"
+        return ""
+
+
+def _find_number(entry: Entry) -> int | None:
+    """Finds the last number in the name of a frame."""
+    match = _NUMBERED.fullmatch(entry.key.rpartition("/")[2])
+    return None if match is None else int(match[1])

@@ -23,7 +23,6 @@ from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.sources import Entry, Source, open_source
 from packstore.sources.base import Sample
 from packstore.testing import SourceSuite
-from tests.makers.images import encode
 
 tifffile = pytest.importorskip("tifffile")
 imagecodecs = pytest.importorskip("imagecodecs")
@@ -243,12 +242,6 @@ def test_clips_are_appended_and_resumed(encoding: str, tmp_path: Path, monkeypat
     assert verify(store, decode=True).ok
 
 
-def folders_of_frames(path: Path) -> None:
-    for number in range(2):
-        (path / "v" / f"{number}.jpg").parent.mkdir(parents=True, exist_ok=True)
-        (path / "v" / f"{number}.jpg").write_bytes(encode(Image.new("RGB", (8, 6)), "JPEG"))
-
-
 def pages_of_two_sizes(path: Path) -> None:
     with tifffile.TiffWriter(path / "a" / "pages.tif") as file:
         for size in (6, 7):
@@ -256,7 +249,6 @@ def pages_of_two_sizes(path: Path) -> None:
 
 
 REFUSED: Mapping[str, tuple[Any, dict[str, Any], str]] = {
-    "folders of frames": (folders_of_frames, {}, r"a/x\.gif has several frames, and v/0\.jpg is numbered"),
     "sizes": (pages_of_two_sizes, {}, r"a/pages\.tif: frame 1 has 7 x 8 pixels, other frames 6 x 8"),
     "bomb": (lambda path: None, {"max_pixels": 50}, r"a/x\.gif: is a clip of 20 frames"),
     "resize": (lambda path: None, {"resize": 4}, "resize.*clip"),
