@@ -6,7 +6,6 @@ stores, not by LMDB.
 
 from __future__ import annotations
 
-import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,11 +51,8 @@ class Database:
         self.path = path
         self.file = path / DATA_FILE if path.is_dir() else path
         try:
-            descriptor = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self._pages = Pages(descriptor)
-            finally:
-                os.close(descriptor)
+            with self.file.open("rb") as file:
+                self._pages = Pages(file.fileno())
         except (PageError, OSError) as error:
             raise SourceError(f"{printable(str(path))} is not a readable LMDB, or is damaged: {error}") from None
         self.entries = self._pages.entries

@@ -167,7 +167,7 @@ def test_texts_that_name_classes_are_labels(tmp_path: Path) -> None:
     path = write_zarr(tmp_path / "a.zarr", {"images": pixels(4, 5, 5, 3)}, 2)
     group = zarr.open_group(str(path), mode="a")
     group.create_array("labels", shape=(4,), dtype=str)[:] = np.array(["dog", "cat", "cat", "dog"])
-    assert convert(path, tmp_path / "o.h5").manifest.classes == ("cat", "dog")
+    assert convert(path, tmp_path / "o.h5", label_key="labels").manifest.classes == ("cat", "dog")
     assert list(PackedDataset(tmp_path / "o.h5", columns=("label",))) == [1, 0, 0, 1]
 
 

@@ -37,10 +37,10 @@ class ExportedArrays(ExportedRows, ArraySource):
         alone."""
         return super().list_files() if self.grouped else [file for _, file in self.list_shards()]
 
-    def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, None]:
-        """Assigns roles by the export manifest; returns None for the classes, since the manifest has them. Raises
-        :class:`SourceError` if a file or array is missing, or has another length."""
-        return _choose_exported_arrays(self.export_manifest, infos, grouped=self.grouped), None
+    def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
+        """Assigns roles by the export manifest. Raises :class:`SourceError` if a file or array is missing, or has
+        another length."""
+        return _choose_exported_arrays(self.export_manifest, infos, grouped=self.grouped)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads a sample's values as the exported store held them. An image that is stored as bytes becomes an array of

@@ -17,7 +17,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.core.modes import MAX_CHANNELS
 from packstore.sources.arrays.stored import ArrayInfo, BlockCache, ColumnArray, decode_text, parse_layout
 from packstore.sources.base import SourceOptions
-from packstore.sources.columns import LabelTexts, is_label_name, make_column_names, name_words
+from packstore.sources.columns import is_label_name, make_column_names, name_words
 from packstore.sources.rows import in_packing_order
 from packstore.sources.splits import SPLIT_ORDER
 
@@ -74,8 +74,8 @@ class _NamedArray:
         split: The first word that is a split; ``""`` if there is none.
         role: Other words of the array's name, joined by ``_``.
         words: The words of ``role``.
-        stem: Words of the file's name that are no split and no role.
-        part: Numbers that distinguish the parts of a split, such as the 1 of ``batch_1.h5``.
+        part: Words that distinguish the parts of a split, such as the ``batch`` and 1 of ``batch_1.h5``. Numbers come
+            before words.
     """
 
     file: int
@@ -83,8 +83,7 @@ class _NamedArray:
     split: str
     role: str
     words: frozenset[str]
-    stem: tuple[str, ...]
-    part: tuple[int, ...]
+    part: tuple[tuple[float, str], ...]
 
 
 def ask(question: str, option: str, values: Iterable[str]) -> AmbiguousSourceError:
@@ -102,7 +101,6 @@ def assign_roles(files: Sequence[Sequence[ArrayInfo]], options: SourceOptions) -
 
     Raises:
         AmbiguousSourceError: An option has to decide; the message names it. Or images have no split, but others have.
-            Or names of files do not tell which parts belong together.
         SourceError: There are no images, or arrays contradict each other.
     """
     named = [_parse_array_name(number, info) for number, infos in enumerate(files) for info in infos]
@@ -113,11 +111,6 @@ def assign_roles(files: Sequence[Sequence[ArrayInfo]], options: SourceOptions) -
     parts = []
     for split in in_packing_order(each.split for each in named if each.split or not has_splits):
         arrays = [each for each in named if each.split == split]
-        if len({each.stem for each in arrays}) > 1:
-            names = sorted({each.info.file for each in arrays})
-            raise AmbiguousSourceError(
-                f"the files {printable(', '.join(names))} do not go together by their names; give one of them"
-            )
         for part in sorted({each.part for each in arrays}):
             parts.append(_assign_part(split, [each for each in arrays if each.part == part], options, used))
     lost = next((each for each in named if has_splits and not each.split and _looks_like_images(each)), None)
@@ -130,15 +123,15 @@ def assign_roles(files: Sequence[Sequence[ArrayInfo]], options: SourceOptions) -
 
 def _parse_array_name(file: int, info: ArrayInfo) -> _NamedArray:
     """Splits the names of an array and its file into split, role and part. ``train_images`` in ``batch_1.h5`` has the
-    split ``train``, the role ``images``, the stem ``batch`` and the part 1."""
+    split ``train``, the role ``images``, and the part of ``batch`` and 1."""
     own = name_words(info.name)
     stem = name_words(info.file.rpartition("/")[0] if info.alone else re.sub(r"\.[A-Za-z0-9]+$", "", info.file))
     split = next((word for word in [*own, *stem] if word in SPLIT_ORDER), "")
     role = [word for word in own if word not in SPLIT_ORDER and not (info.alone and word.isdigit())]
-    numbers = tuple(int(word) for word in (own if info.alone else stem) if word.isdigit())
-    rest = () if info.alone else stem
-    stem = [word for word in rest if not word.isdigit() and word not in {*SPLIT_ORDER, *_IMAGES, *_LABELS, *_MASKS}]
-    return _NamedArray(file, info, split, "_".join(role), frozenset(role), tuple(stem), numbers)
+    others = own if info.alone else [word for word in stem if word not in {*SPLIT_ORDER, *_IMAGES, *_LABELS, *_MASKS}]
+    part = tuple((int(word), "") if word.isdigit() else (math.inf, word) for word in others)
+    part = tuple(each for each in part if each[0] < math.inf) if info.alone else part
+    return _NamedArray(file, info, split, "_".join(role), frozenset(role), part)
 
 
 def _assign_part(split: str, arrays: list[_NamedArray], options: SourceOptions, used: set[int]) -> SplitArrays:
@@ -158,8 +151,9 @@ def _assign_part(split: str, arrays: list[_NamedArray], options: SourceOptions, 
     count = chosen.length
     if lengths and count not in lengths:
         raise SourceError(f"{chosen.info.shown} holds {count} images, and there are {max(lengths)} labels")
-    if options.label_key is not None and not _is_number_per_row(labels[0], "uifb"):
-        raise SourceError(f"{labels[0].info.shown} should have one number for each of {count} images")
+    is_text = options.label_key is not None and labels[0].info.content == "texts" and len(labels[0].info.shape) == 1
+    if options.label_key is not None and not is_text and not _is_number_per_row(labels[0], "uifb"):
+        raise SourceError(f"{labels[0].info.shown} should have one number or text for each of {count} images")
     labels = [each for each in labels if each.info.shape[0] == count]
     if len(labels) > 1:
         question = "it holds several arrays of labels: say which is 'label' (the others keep their names)"
@@ -337,48 +331,31 @@ def _propose_flat_layouts(image: _NamedArray, lengths: Collection[int]) -> tuple
     return False, layouts
 
 
-def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRoles, tuple[str, ...] | None]:
-    """Makes an array of texts the labels, if no array has class numbers. In its part it must be the only one with a
-    name for labels, and its texts must certainly be classes. Reads all its texts.
-
-    Returns the new roles, and the names of the classes. The names are None if no texts become the labels. Raises
-    :class:`OSError` or :class:`ValueError` if texts cannot be read.
-    """
+def find_text_labels(roles: ArrayRoles) -> list[str]:
+    """Finds the arrays that seem to name the class of each sample, if there are no labels: texts with a name for
+    labels."""
     if any("label" in part.columns for part in roles.parts):
-        return roles, None
-    texts, parts = LabelTexts(), []
-    for part in roles.parts:
-        names = [name for name, chosen in part.columns.items() if name != "image" and _may_be_labels(chosen)]
-        if len(names) > 1:
-            return roles, None
-        if names:
-            columns = dict(part.columns)
-            label = columns.pop(names[0])
-            for some in _read_texts(blocks, label):
-                texts.add_texts(set(some), len(some))
-            part = replace(part, columns={"image": columns.pop("image"), "label": label, **columns})
-        parts.append(part)
-    order = _read_class_names(blocks, roles.classes)
-    classes = texts.decide_classes(order=order)
-    return (roles, None) if classes is None else (replace(roles, parts=tuple(parts), classes=None), classes)
-
-
-def _may_be_labels(chosen: ColumnArray) -> bool:
-    """Tells if an array has a text for each sample, and a name for labels."""
-    words = [word for word in name_words(chosen.info.name) if word not in SPLIT_ORDER]
-    return chosen.info.content == "texts" and len(chosen.info.shape) == 1 and is_label_name(words)
+        return []
+    texts = (chosen.info for chosen in roles.parts[0].columns.values() if chosen.info.content == "texts")
+    return [each.name for each in texts if is_label_name([w for w in name_words(each.name) if w not in SPLIT_ORDER])]
 
 
 def find_class_names(roles: ArrayRoles, blocks: BlockCache) -> tuple[str, ...] | None:
-    """Finds the names of the classes of numeric labels in an array of texts. There must be a name for each number:
-    reads all labels. Raises :class:`OSError` or :class:`ValueError` if labels or texts cannot be read."""
-    names = _read_class_names(blocks, roles.classes)
-    for part in roles.parts if names else ():
-        if (chosen := part.columns.get("label")) is not None:
+    """Finds the names of the classes of all labels: those in an array of texts, if there is one for each label, else
+    the sorted texts of labels that are texts. Reads all labels. Raises :class:`OSError` or :class:`ValueError` if
+    labels or texts cannot be read, or more than 1,048,576 of them differ."""
+    names, texts, most = _read_class_names(blocks, roles.classes), set[str](), -1
+    for part in roles.parts:
+        chosen = part.columns.get("label")
+        if chosen is not None and chosen.info.content == "texts":
+            for some in _read_texts(blocks, chosen):
+                texts.update(some)
+                if len(texts) > _MAX_CLASSES:
+                    raise ValueError(f"{chosen.info.shown} has more than {_MAX_CLASSES:,} different texts")
+        elif chosen is not None and names:
             labels = blocks.open_file(chosen.file).arrays[chosen.info.name].read_all()
-            if labels[np.isfinite(labels)].max(initial=0) >= len(names):
-                return None
-    return names or None
+            most = max(most, labels[np.isfinite(labels)].max(initial=0))
+    return names if names and most < len(names) and texts.issubset(names) else tuple(sorted(texts)) or None
 
 
 def _read_class_names(blocks: BlockCache, chosen: ColumnArray | None) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from packstore.sources.arrays.stored import (
     StoredArray,
     verify_first,
 )
-from packstore.sources.inflating import ZLIB
+from packstore.sources.inflating import ZLIB, GzipReader
 from packstore.sources.named.mat import COMPRESSED, HEADER_BYTES, parse_array_start, read_byte_order
 from packstore.sources.refusals import first_bytes
 
@@ -87,7 +87,7 @@ def open_numpy_file(opened: OpenArrays, path: Path) -> None:
             if member.compress_type == zipfile.ZIP_STORED:
                 read: ReadRange = lambda size, at, start=start: plain(size, start + at)  # type: ignore[misc]  # noqa: E731
             elif member.compress_type == zipfile.ZIP_DEFLATED:
-                read = opened.open_inflated(path, (start, member.compress_size)).read_at
+                read = opened.enter_context(GzipReader(path, (start, member.compress_size))).read_at
             else:
                 raise ValueError(f"{name} is compressed by method {member.compress_type}, which numpy does not write")
             array = _parse_array(name, member.file_size, read)
@@ -176,7 +176,7 @@ def open_mat(opened: OpenArrays, path: Path) -> None:
         read: ReadRange = plain
         start, begin = plain(min(_MAT_START, size - position), position), position
         if kind == COMPRESSED:
-            reader = opened.open_inflated(path, (position + 8, length), ZLIB)
+            reader = opened.enter_context(GzipReader(path, (position + 8, length), ZLIB))
             read, start, begin = reader.read_at, reader.read(_MAT_START), 0
             while reader.read(_CHUNK):
                 continue  # the end has a checksum

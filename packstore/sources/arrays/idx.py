@@ -22,6 +22,7 @@ from packstore.sources.arrays.published import Parts, PixelSource
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, ReadRange, StoredArray, verify_first
 from packstore.sources.base import Kind
 from packstore.sources.ignoring import visible_paths
+from packstore.sources.inflating import GzipReader
 from packstore.sources.listing import list_folders
 from packstore.sources.refusals import first_bytes
 
@@ -134,7 +135,7 @@ def _open_array(opened: OpenArrays, path: Path) -> StoredArray:
     """Opens the array of an idx file, plain or gzip, until ``opened`` is closed. Of a gzip file, this only refuses a
     size that no gzip could hold; the first read of values verifies size and checksum. Raises :class:`ValueError` for a
     wrong header or size."""
-    reader = opened.open_inflated(path) if first_bytes(path, 2) == _GZIP else None
+    reader = opened.enter_context(GzipReader(path)) if first_bytes(path, 2) == _GZIP else None
     read: ReadRange = opened.open_plain(path) if reader is None else reader.read_at
     start = read(4, 0)
     dtype, axes = _DTYPES.get(start[2]), start[3]

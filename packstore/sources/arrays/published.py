@@ -129,9 +129,8 @@ class PixelSource(ArraySource):
         """Returns nothing: files of pixels have no chunks, and some are slow to open."""
         return [], 0
 
-    def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, None]:
-        """Makes each array the column of its name. Returns the roles. Raises :class:`SourceError` for images of
-        different sizes."""
+    def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
+        """Makes each array the column of its name. Raises :class:`SourceError` for images of different sizes."""
         order = tuple(self.layout.index(letter) for letter in "HWC" if letter in self.layout)
         parts, sizes = [], set()
         for number, (split, _) in enumerate(self.parts):
@@ -143,7 +142,7 @@ class PixelSource(ArraySource):
             raise SourceError(f"its files hold images of the sizes {sorted(sizes)}: give one folder")
         splits = in_packing_order(part.split for part in parts)
         parts.sort(key=lambda part: splits.index(part.split))
-        return ArrayRoles(tuple(parts), None, ()), None
+        return ArrayRoles(tuple(parts), None, ())
 
     def make_column(self, name: str, chosen: ColumnArray) -> tuple[Field, Callable[[Any], Any]]:
         """Declares the columns of labels, and others as the base does."""
@@ -466,9 +465,4 @@ CIFAR10 = Kind("cifar10", "CIFAR-10 as downloaded, a folder or .tar.gz", Cifar10
 CIFAR100 = Kind("cifar100", "CIFAR-100 as downloaded, a folder or .tar.gz", Cifar100Source.recognise, Cifar100Source)
 STL10 = Kind("stl10", "STL-10 as published", Stl10Source.recognise, Stl10Source)
 SVHN = Kind("svhn", "SVHN, cropped digits, as published", SvhnSource.recognise, SvhnSource)
-IMAGENET32 = Kind(
-    "imagenet32",
-    "downsampled ImageNet (32 x 32, 64 x 64 …) as published",
-    ImageNet32Source.recognise,
-    ImageNet32Source,
-)
+IMAGENET32 = Kind("imagenet32", "downsampled ImageNet as published", ImageNet32Source.recognise, ImageNet32Source)

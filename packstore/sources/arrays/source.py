@@ -21,7 +21,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
 from packstore.core.modes import Mode, mode_of
 from packstore.images.sniff import begins_like_image, excess_pixels_message, max_file_bytes
-from packstore.sources.arrays.choosing import ArrayRoles, assign_roles, assign_text_labels, find_class_names
+from packstore.sources.arrays.choosing import ArrayRoles, assign_roles, find_class_names, find_text_labels
 from packstore.sources.arrays.stored import (
     FAULTS,
     ArrayInfo,
@@ -86,7 +86,7 @@ class ArraySource(RowSource):
         try:
             with name_path(path):
                 infos = [self._list_arrays(number, file) for number, file in enumerate(self._files)]
-                self._roles, self._text_classes = self.assign_columns(infos)
+                self._roles = self.assign_columns(infos)
                 self._check_arrays()
                 self._unwritten_rows, self._unwritten_chunks = self._find_unwritten()
         except BaseException:
@@ -157,14 +157,18 @@ class ArraySource(RowSource):
         """Tells if ``path`` is a file with one of :attr:`suffixes`."""
         return path.name.lower().endswith(cls.suffixes) and path.is_file()
 
-    def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
-        """Chooses the arrays that are columns; returns their roles, and the names of classes if labels are texts, else
-        None.
-
-        Raises :class:`AmbiguousSourceError` if an option has to decide, :class:`SourceError` if there are no images,
-        and :class:`ValueError` or :class:`OSError` if texts cannot be read.
-        """
-        return assign_text_labels(assign_roles(infos, self.options), self._blocks)
+    def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
+        """Chooses the arrays that are columns. Raises :class:`AmbiguousSourceError` if an option has to decide, and
+        :class:`SourceError` if there are no images."""
+        roles = assign_roles(infos, self.options)
+        if not self.options.named and (texts := find_text_labels(roles)):
+            raise AmbiguousSourceError(
+                f"{printable(', '.join(texts))} may name the class of each sample: say which, or name the kind to keep "
+                "the texts",
+                [*(Answer(("--label-key", name)) for name in texts), Answer(("--source", self.kind))],
+                lists_answers=True,
+            )
+        return roles
 
     def splits(self) -> Sequence[str]:
         """Returns the splits of the arrays, in packing order."""
@@ -283,9 +287,8 @@ class ArraySource(RowSource):
         self.shape = (shapes.pop() or None) if len(shapes) == 1 else None
         images = [part.columns["image"].info.shown for part in self._roles.parts]
         labels = [part.columns["label"].info.shown for part in self._roles.parts if "label" in part.columns]
-        self.evidence = f"images {images[0]}" + (f", labels {labels[0]}" if labels else ", no labels")
-        if len(images) > 1:
-            self.evidence += f", and {len(images) - 1} more like these"
+        more = f", and {len(images) - 1} more like these" if len(images) > 1 else ""
+        self.evidence = f"images {images[0]}, {f'labels {labels[0]}' if labels else 'no labels'}{more}"
 
     @cached_property
     def _row_sizes(self) -> list[tuple[int, int]]:
@@ -332,10 +335,10 @@ class ArraySource(RowSource):
             mode = _pixel_mode(chosen)
             return Image(mode.dtype, mode=mode.name), partial(_cast_exactly, dtype=mode.dtype)
         if name == "label":
-            if self._text_classes is None:
-                return Label(find_class_names(self._roles, self._blocks)), _to_class_number
-            numbers = {text: number for number, text in enumerate(self._text_classes)}
-            return Label(self._text_classes), partial(_find_class_number, numbers)
+            numbers = {text: number for number, text in enumerate(self._classes or ())}
+            return Label(self._classes), partial(
+                _find_class_number, numbers
+            ) if info.content == "texts" else _to_class_number
         if info.content == "texts":
             return Text(), decode_text
         if "mask" in name and len(info.shape) == 3 and dtype.kind in "uib" and dtype.itemsize <= 4:
@@ -343,6 +346,11 @@ class ArraySource(RowSource):
         if dtype.name not in ITEM_SIZE:
             raise SourceError(f"{info.shown}: no type of column holds {dtype}")
         return Array(dtype.name, info.shape[1:]), partial(to_native, dtype, False)
+
+    @cached_property
+    def _classes(self) -> tuple[str, ...] | None:
+        """Names of the classes, see :func:`find_class_names`."""
+        return find_class_names(self._roles, self._blocks)
 
 
 @contextmanager

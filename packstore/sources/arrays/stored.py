@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.inflating import GzipReader
 
 FAULTS = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFError, struct.error, zlib.error, BadZipFile)
 """Errors of libraries and parsers for damaged files."""
@@ -198,12 +197,6 @@ class OpenArrays(ExitStack):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.callback(os.close, descriptor)
         return partial(_read_at, descriptor)
-
-    def open_inflated(self, *where: Any) -> GzipReader:
-        """Opens compressed data until :meth:`close`, see :class:`GzipReader`."""
-        reader = GzipReader(*where)
-        self.callback(reader.close)
-        return reader
 
 
 @dataclass(slots=True)
