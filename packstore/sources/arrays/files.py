@@ -12,6 +12,7 @@ import itertools
 import math
 import struct
 import zipfile
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def open_numpy_file(opened: OpenArrays, path: Path) -> None:
             if member.compress_type == zipfile.ZIP_STORED:
                 read: ReadRange = lambda size, at, start=start: plain(size, start + at)  # type: ignore[misc]  # noqa: E731
             elif member.compress_type == zipfile.ZIP_DEFLATED:
-                read = opened.enter_context(GzipReader(path, (start, member.compress_size))).read_at
+                read = opened.enter_context(closing(GzipReader(path, (start, member.compress_size)))).read_at
             else:
                 raise ValueError(f"{name} is compressed by method {member.compress_type}, which numpy does not write")
             array = _parse_array(name, member.file_size, read)
@@ -176,7 +177,7 @@ def open_mat(opened: OpenArrays, path: Path) -> None:
         read: ReadRange = plain
         start, begin = plain(min(_MAT_START, size - position), position), position
         if kind == COMPRESSED:
-            reader = opened.enter_context(GzipReader(path, (position + 8, length), ZLIB))
+            reader = opened.enter_context(closing(GzipReader(path, (position + 8, length), ZLIB)))
             read, start, begin = reader.read_at, reader.read(_MAT_START), 0
             while reader.read(_CHUNK):
                 continue  # the end has a checksum

@@ -11,6 +11,7 @@ import math
 import re
 import string
 import struct
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -135,7 +136,7 @@ def _open_array(opened: OpenArrays, path: Path) -> StoredArray:
     """Opens the array of an idx file, plain or gzip, until ``opened`` is closed. Of a gzip file, this only refuses a
     size that no gzip could hold; the first read of values verifies size and checksum. Raises :class:`ValueError` for a
     wrong header or size."""
-    reader = opened.enter_context(GzipReader(path)) if first_bytes(path, 2) == _GZIP else None
+    reader = opened.enter_context(closing(GzipReader(path))) if first_bytes(path, 2) == _GZIP else None
     read: ReadRange = opened.open_plain(path) if reader is None else reader.read_at
     start = read(4, 0)
     dtype, axes = _DTYPES.get(start[2]), start[3]
