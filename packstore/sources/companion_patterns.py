@@ -30,7 +30,11 @@ OPTIONS = (PAIR, SIDECAR, MASKS)
 TYPES = ("text", "json", "label", "numbers", "npy", "bytes")
 """Types of sidecars."""
 _STEM, _FOLDER = "{s}", "{dir}"
-_TOKEN = re.compile(r"\{s\}|\*")
+_PART = r"(?!\.{1,2}(?:/|\Z))(?:[^/{}*\0]|\{s\})+"
+_PATH = re.compile(rf"(?:\{{dir\}}(?:(?:/\.\.)*/|(?!/)))?(?:{_PART}/)*(?!\.{{1,2}}\Z)(?:[^/{{}}\0]|\{{s\}})+")
+"""A relative path within the source, perhaps from the image's folder."""
+_FORMS = {PAIR: "IMAGES=FILES", SIDECAR: "[IMAGES=]FILES=TYPE", MASKS: "[IMAGES=]FILES"}
+_EXAMPLES = "'{s}_mask.png' or 'masks/{s}.png'"
 _WORDS = re.compile(r"[^\W_]+")
 _SUFFIX = re.compile(r"(\.[^./{}*]+)$")
 
@@ -85,11 +89,6 @@ class CompanionPattern:
     images: str | None
     files: str
     type: str
-
-    @property
-    def may_match_several(self) -> bool:
-        """True if several files may belong to an image."""
-        return "*" in self.files
 
     @property
     def words(self) -> str:
@@ -245,48 +244,26 @@ def parse_pattern(option: str, text: str) -> CompanionPattern:
     """Parses one value of an option. Raises :class:`UsageError` if it is unusable."""
     *images, files = text.split("=")
     type = {PAIR: "image", MASKS: "mask"}.get(option, files)
-    if option == SIDECAR:
-        if type not in TYPES or not images:
-            raise _bad_pattern_error(option, text, f"it ends with =TYPE, one of {', '.join(TYPES)}")
+    if option == SIDECAR and images:
         *images, files = images
-    if len(images) > 1 or (option == PAIR and not images and not files.startswith(_FOLDER)):
-        form = {PAIR: "IMAGES=FILES", SIDECAR: "[IMAGES=]FILES=TYPE", MASKS: "[IMAGES=]FILES"}[option]
-        raise _bad_pattern_error(option, text, f"its form is {form}")
-    for each in (*images, files):
-        _check_path(option, text, each)
-    if any(_STEM not in each for each in images):
-        raise _bad_pattern_error(option, text, "the pattern of the images has no {s}")
-    if _STEM not in files and (images or not files.startswith(_FOLDER)):
-        raise _bad_pattern_error(option, text, "the pattern of the files has no {s}")
-    if images and images[0] == files:
-        raise _bad_pattern_error(option, text, "both patterns are equal")
-    if images and _FOLDER in images[0]:
-        raise _bad_pattern_error(option, text, "{dir} stands only in the pattern of the files")
-    if images and "/" in images[0] and _FOLDER in files:
-        raise _bad_pattern_error(option, text, "{dir} needs a pattern of images without folders")
-    if files.rpartition("/")[2] in (_STEM, "*"):
-        raise _bad_pattern_error(option, text, "the pattern of the files matches every file")
+    beside = files.startswith(_FOLDER)
+    faults = {
+        f"it ends with =TYPE, one of {', '.join(TYPES)}": option == SIDECAR and type not in TYPES,
+        f"its form is {_FORMS[option]}": len(images) > 1 or (option == PAIR and not images and not beside),
+        f"expected a path such as {_EXAMPLES}, with '*' in its last part alone": not all(
+            map(_PATH.fullmatch, (*images, files))
+        ),
+        "it has no {s}": any(_STEM not in each for each in images) or (_STEM not in files and (images or not beside)),
+        "both patterns are equal": files in images,
+        "{dir} belongs into the pattern of the files, beside images without folders": any(
+            _FOLDER in each or ("/" in each and beside) for each in images
+        ),
+        "the pattern of the files matches every file": files.rpartition("/")[2] in (_STEM, "*"),
+    }
+    for why, is_wrong in faults.items():
+        if is_wrong:
+            raise UsageError(f"{option}: {printable(text)!r} is not a pattern: {why}")
     return CompanionPattern(option, text, images[0] if images else None, files, type)
-
-
-def _check_path(option: str, text: str, path: str) -> None:
-    """Raises :class:`UsageError` for a pattern that is no relative path within the source."""
-    parts = path.split("/")
-    if parts[0] == _FOLDER:
-        parts = parts[1:]
-        while parts[:1] == [".."]:
-            parts = parts[1:]
-    parts = [parts[0].removeprefix(_FOLDER), *parts[1:]] if parts else []
-    rest = _TOKEN.sub("", "/".join(parts))
-    if not parts or any(part in ("", ".", "..") for part in parts) or "\0" in path or "{" in rest or "}" in rest:
-        raise _bad_pattern_error(option, text, "expected a path such as '{s}_mask.png' or 'masks/{s}.png'")
-    if "*" in "".join(parts[:-1]):
-        raise _bad_pattern_error(option, text, "'*' stands only in the last part of the path")
-
-
-def _bad_pattern_error(option: str, text: str, why: str) -> UsageError:
-    """Returns the error for an unusable pattern."""
-    return UsageError(f"{option}: {printable(text)!r} is not a pattern: {why}")
 
 
 def check_companions(option: str, given: object) -> tuple[str, ...]:

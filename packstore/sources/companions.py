@@ -6,7 +6,6 @@ the patterns are those that :mod:`.pairing` finds in the names, if it is certain
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +26,6 @@ from packstore.sources.companion_patterns import (
     OPTIONS,
     PAIR,
     SIDECAR,
-    Companion,
     CompanionPattern,
     parse_companions,
 )
@@ -36,6 +34,7 @@ from packstore.sources.encodings import try_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.pairing import find_companions
 from packstore.sources.palettes import Palette, declare_mask_columns, find_palette, read_mask_columns
+from packstore.sources.relations import find_names
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.sidecars import MAX_BYTES, MAX_WORDS, declare_sidecar, is_words, parse_sidecar
 from packstore.sources.splits import find_split, find_splits_of_folders
@@ -70,13 +69,13 @@ class CompanionsSource(FileRowSource):
         super().__init__(path, options)
         self._patterns = self._find_patterns()
         self._names_of = lru_cache(_KEPT_FOLDERS)(self._list_names)
-        folders = self._count_images()
+        folders = Counter(image.rpartition("/")[0] for image in self._list_images())
         if not folders:
             raise SourceError(f"{printable(str(path))} holds no images other than those that belong to images")
         self._has_strays = self._find_strays(folders)
         if self._has_strays:
             del folders[""]
-        self._split_of = self._find_splits(folders)
+        self._split_of = find_splits_of_folders(folders)
         self._class_of = self._name_folders(folders)
         distinct = {*self._class_of.values()}
         count = sum(folders.values())
@@ -106,14 +105,6 @@ class CompanionsSource(FileRowSource):
                 "--pair, --sidecar or --masks"
             )
         return patterns
-
-    def _find_splits(self, folders: Iterable[str]) -> dict[str, str]:
-        """Returns the splits of folders of images; empty unless each has one."""
-        return find_splits_of_folders(folders)
-
-    def _holds_samples(self, folder: str) -> bool:
-        """Tells if the images of a folder are samples, unless they belong to images."""
-        return folder != "" or not self._has_strays
 
     def _find_strays(self, folders: Mapping[str, int]) -> bool:
         """Tells if the images at the top are no samples: few beside those in folders, and without companions."""
@@ -162,7 +153,7 @@ class CompanionsSource(FileRowSource):
             if listing.is_cycle:
                 yield from (FileRow(join(folder, name), {}) for name in listing.images if split == self.splits()[0])
                 continue
-            if self._split_of.get(folder, "") == split and self._holds_samples(folder):
+            if self._split_of.get(folder, "") == split and (folder or not self._has_strays):
                 for name in listing.images:
                     if name.lower().endswith(IMAGE_SUFFIXES) and not self.is_companion(join(folder, name)):
                         yield self._make_row(folder, join(folder, name))
@@ -188,11 +179,11 @@ class CompanionsSource(FileRowSource):
             if "*" in name:
                 found = [
                     each
-                    for each in _names_from(names, name.partition("*")[0])
+                    for each in find_names(names, name.partition("*")[0])
                     if pattern.file_name_matches(each, stem) and not self._has_longer_stem(image, stem, each)
                 ]
             else:
-                found = [each for each in dict.fromkeys((name, raise_suffix(name))) if _is_in(names, each)][:1]
+                found = [each for each in (name, raise_suffix(name)) if each in find_names(names, each)][:1]
             if found := [file for each in found if (file := join(folder, each)) != image]:
                 return found
         return []
@@ -209,7 +200,7 @@ class CompanionsSource(FileRowSource):
             return False
         for end in range(place + len(last) + 1, len(name)):
             longer = f"{before}{name[place:end]}."
-            for other in _names_from(names, longer):
+            for other in find_names(names, longer):
                 if other.lower().endswith(IMAGE_SUFFIXES) and not self.is_companion(join(folder, other)):
                     return True
         return False
@@ -276,18 +267,6 @@ class CompanionsSource(FileRowSource):
         """Lists the names of the files in a folder, sorted."""
         return self.tree.names(folder).files
 
-    def _count_images(self) -> dict[str, int]:
-        """Counts the images in each folder that belong to no other image. Leaves out folders without any."""
-        counts = {}
-        for folder, names in self.tree.folders(is_passed_over):
-            if not self._holds_samples(folder):
-                continue
-            images = (name for name in names.ending(*IMAGE_SUFFIXES) if name[0] != ".")
-            count = sum(not self.is_companion(join(folder, name)) for name in images)
-            if count:
-                counts[folder] = count
-        return counts
-
     def _name_columns(self) -> Mapping[str, Sequence[CompanionPattern]]:
         """Names the columns of all patterns. Patterns of one option whose files have the same words share a column if
         their images are in different folders."""
@@ -300,12 +279,11 @@ class CompanionsSource(FileRowSource):
                 continue
             several = pattern.option == MASKS and self._has_several(pattern)
             default = {PAIR: "pair", MASKS: "masks" if several else "mask"}.get(pattern.option, pattern.type)
-            name = pattern.words if several_masks or pattern.option != MASKS else default
+            words = pattern.words if several_masks or pattern.option != MASKS else ""
             taken = {"image", self._folder_column, *columns}
+            name = make_column_name(words or default)
             if name in taken and pattern.words:
-                name = f"{default}_{pattern.words}"
-            name = name or default
-            name = make_column_name(name)
+                name = make_column_name(f"{default}_{pattern.words}")
             while name in taken:
                 name += "_"
             columns[name] = (pattern,)
@@ -315,14 +293,12 @@ class CompanionsSource(FileRowSource):
 
     def _has_several(self, pattern: CompanionPattern) -> bool:
         """Tells if several files of a pattern belong to one image."""
-        if not pattern.may_match_several:
-            return False
-        return any(len(self.find_files(pattern, image)) > 1 for image in self._list_images())
+        return "*" in pattern.files and any(len(self.find_files(pattern, image)) > 1 for image in self._list_images())
 
     def _list_images(self) -> Iterator[str]:
         """Yields the paths of all samples, without reading sizes."""
         for folder, names in self.tree.folders(is_passed_over):
-            for name in names.ending(*IMAGE_SUFFIXES) if self._holds_samples(folder) else ():
+            for name in names.ending(*IMAGE_SUFFIXES) if folder or not self._has_strays else ():
                 if name[0] != "." and not self.is_companion(join(folder, name)):
                     yield join(folder, name)
 
@@ -363,20 +339,6 @@ class CompanionsSource(FileRowSource):
         }
 
 
-def _names_from(names: Sequence[str], prefix: str) -> Iterator[str]:
-    """Yields the names that begin with ``prefix``; ``names`` are sorted."""
-    for number in range(bisect_left(names, prefix), len(names)):
-        if not names[number].startswith(prefix):
-            return
-        yield names[number]
-
-
-def _is_in(names: Sequence[str], name: str) -> bool:
-    """Tells if sorted ``names`` have ``name``."""
-    place = bisect_left(names, name)
-    return place < len(names) and names[place] == name
-
-
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Certain if the user gives patterns, or if it is sure what all files beside images are. Partial if there are other
     files that belong to images, else ``NO``."""
@@ -390,15 +352,14 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO
     return (
         Certainty.CERTAIN
-        if all(each.certain for each in found) and not _leaves_more(path, tree, options, found)
+        if all(each.certain for each in found) and not _leaves_more(path, tree, options)
         else Certainty.PARTIAL
     )
 
 
-def _leaves_more(path: Path, tree: Tree, options: SourceOptions, found: Sequence[Companion]) -> bool:
+def _leaves_more(path: Path, tree: Tree, options: SourceOptions) -> bool:
     """Tells if there are further annotations than those found, or folders of images without any, other than splits."""
-    texts = {name: tuple(each.text for each in found if each.option == name) for name in OPTIONS}
-    source = CompanionsSource(path, replace(options, pair=texts[PAIR], sidecar=texts[SIDECAR], masks=texts[MASKS]))
+    source = CompanionsSource(path, options)
     if source.has_folders_without_companions() or not source.has_plain_texts():
         return True
     for suspect in find_further_files(tree):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,15 +21,14 @@ _MOST_CLASSES, _MOST_COLOURS, _FEW = 64, 32, 4
 _SHADE, _CONTRAST, _TWO_SHADES = 16, 96, 0.9
 _MORE_EDGES = 3
 """Factor by which a scan of text has more edges than the masks of its parts."""
-_WINDOWS = (
-    perceptual.WHOLE, (0.0, 1.0, 0.0, 0.875), (0.0, 1.0, 0.125, 1.0), (0.0, 1.0, 0.0, 0.75), (0.0, 1.0, 0.25, 1.0)
-)  # fmt: skip
-"""Windows that are compared: two cameras side by side show nearly the same, further to the left or right."""
-_SAME_LIGHT = 0.15
-"""Maximum of 1 minus the correlation of block means of two forms of a picture."""
-_ALIKE = 96
-"""Maximum distance of hashes of two forms of a picture. Hashes of different pictures hardly ever are as near, see
-:data:`packstore.images.perceptual.THRESHOLD`."""
+_GRID, _SHIFTS = 16, range(-3, 4)
+"""Pictures are compared by means of 16 x 16 blocks, and in shifts by up to a fifth of their width: two cameras side by
+side show nearly the same, further to the left or right."""
+_ALIKE, _FEW_ALIKE, _SAME = 0.75, 0.9, 0.95
+"""Correlation of the blocks of most forms of a picture, of all of fewer than four, and of pictures that are equal."""
+_MANY, _MOST = 6, 0.7
+"""Of so many pairs, this share must be nearest to each other if all pictures have much in common."""
+
 
 _recent: dict[tuple[str, str, str, int, int], Picture | None] = {}
 
@@ -61,21 +59,12 @@ class Picture:
     edges: float
     grey: NDArray[np.float32] | None
 
-    @cached_property
-    def hashes(self) -> NDArray[np.uint64]:
-        """Perceptual hashes of the windows, uint64 ``(5, 4)``."""
-        assert self.grey is not None
-        hashed: NDArray[np.uint64] = perceptual.hash_windows(self.grey[None], _WINDOWS)[0]
-        return hashed
-
-    @cached_property
+    @property
     def blocks(self) -> NDArray[np.float32]:
-        """Means of 8 x 8 blocks, as a vector of mean 0 and length 1; hardly changed by noise, blur or other light."""
+        """Means of 4 x 4 blocks, ``(16, 16)``; hardly changed by noise, blur or other light."""
         assert self.grey is not None
-        means = self.grey.reshape(8, 8, 8, 8).mean((1, 3)).ravel()
-        means = means - means.mean()
-        unit: NDArray[np.float32] = means / max(float(np.linalg.norm(means)), 1e-6)
-        return unit
+        means: NDArray[np.float32] = self.grey.reshape(_GRID, 4, _GRID, 4).mean((1, 3))
+        return means
 
 
 Pair = tuple[Picture | None, Picture | None]
@@ -188,56 +177,59 @@ def have_own_sizes(pairs: Sequence[Pair]) -> bool:
     return bool(own.all() and 2 * next_ones.sum() < len(known))
 
 
-def have_unrelated_sizes(pairs: Sequence[Pair]) -> bool:
-    """Tells if the ratios of the two sizes of a pair vary among the pairs. Needs two pairs or more."""
-    ratios = [
-        (round(one.width / other.width, 1), round(one.height / other.height, 1))
-        for one, other in pairs
-        if one is not None and other is not None
-    ]
-    return len(ratios) == len(pairs) and len(set(ratios)) > max(1, len(ratios) // 2)
-
-
 def differ_in_colour(pairs: Sequence[Pair]) -> bool:
-    """Tells if all first pictures are in colour and all second ones grey, or the other way round, and their sizes are
-    related."""
-    greys = {(one.is_grey, other.is_grey) for one, other in pairs if one is not None and other is not None}
-    return len(greys) == 1 and len(set(*greys)) == 2 and not have_unrelated_sizes(pairs)
+    """Tells if all first pictures are in colour and all second ones grey, or the other way round, and the ratios of
+    their sizes do not vary."""
+    known = [(one, other) for one, other in pairs if one is not None and other is not None]
+    ratios = {(round(one.width / other.width, 1), round(one.height / other.height, 1)) for one, other in known}
+    if len(known) == len(pairs) and len(ratios) > max(1, len(known) // 2):
+        return False
+    return {(one.is_grey, other.is_grey) for one, other in known} in ({(True, False)}, {(False, True)})
 
 
 def resemble(pairs: Sequence[Pair]) -> bool:
-    """Tells if the two pictures of each pair show the same, and those of different pairs do not.
+    """Tells if the two pictures of each pair show the same, and those of different pairs do not. Needs two pairs.
 
-    Needs two pairs or more. In each, the hashes or the means of blocks must be nearer to each other than to those of
-    all other pairs, and near enough that this is no chance.
+    Each picture must be more like its partner than like all other pictures, and so much that this is no chance. Of six
+    pairs or more, what all pictures have in common, such as a background, does not count, and a few may be unlike.
     """
     known = [(one, other) for one, other in pairs if one is not None and other is not None]
-    if all(one.digest == other.digest for one, other in known):
-        return False  # copies of files
     if len(known) < max(2, len(pairs)) or any(one.grey is None or other.grey is None for one, other in known):
         return False
-    ones = np.stack([one.hashes[0] for one, _ in known])
-    near = np.tril(perceptual.hamming_distances(ones[:, None], ones[None]) <= _ALIKE / 2, -1)
-    means = np.stack([one.blocks for one, _ in known])
-    near &= 1 - means @ means.T <= _SAME_LIGHT  # equal noise in all pictures makes their hashes near
+    if all(one.digest == other.digest for one, other in known):
+        return False  # copies of files
+    ones, others = (np.stack([pair[side].blocks for pair in known]) for side in (0, 1))
     # Several folders may hold the same picture, which would be near to all its forms.
-    known = [pair for number, pair in enumerate(known) if not near[number].any()]
-    if len(known) < 2:
+    new = ~(np.tril(_correlate(ones, ones, (0,)), -1) > _SAME).any(1)
+    if len(known) >= _MANY and _are_nearest(_correlate(ones - ones.mean(0), others - others.mean(0))).mean() >= _MOST:
+        return True
+    if new.sum() < 2:
         return False
-    ones, others = (np.stack([pair[side].hashes for pair in known]) for side in (0, 1))
-    hashes = perceptual.hamming_distances(ones[:, None, :, None], others[None, :, None])
-    blocks, others_blocks = (np.stack([pair[side].blocks for pair in known]) for side in (0, 1))
-    return (
-        _go_in_pairs(hashes[..., 0, 0], _ALIKE)
-        or _go_in_pairs(hashes.min((-1, -2)), _ALIKE)
-        or _go_in_pairs(1 - blocks @ others_blocks.T, _SAME_LIGHT)
+    alike = _correlate(ones[new], others[new])
+    own = np.diag(alike)
+    return bool(
+        _are_nearest(alike).all() and (own.min() >= _FEW_ALIKE if len(own) < _FEW else np.median(own) >= _ALIKE)
     )
 
 
-def _go_in_pairs(distances: NDArray[Any], most: float) -> bool:
-    """Tells if each picture is nearest to its own partner, and usually as near as ``most``; of fewer than four pairs,
-    all must be nearer than half as much. ``distances`` ``(n, n)`` has the distances of partners on its diagonal."""
-    own = np.diag(distances)
-    apart = np.where(np.eye(len(own), dtype=bool), np.inf, distances)
-    near = own.max() <= most / 2 if len(own) < _FEW else np.median(own) <= most
-    return bool((own < np.minimum(apart.min(0), apart.min(1))).all() and near)
+def _correlate(ones: NDArray[Any], others: NDArray[Any], shifts: Sequence[int] = _SHIFTS) -> NDArray[Any]:
+    """Returns the correlation ``(n, m)`` of the blocks ``(n, 16, 16)`` with the others ``(m, 16, 16)``, the largest of
+    those in all shifts."""
+    found = []
+    for shift in shifts:
+        left, right = max(0, shift), max(0, -shift)
+        both = []
+        for blocks, start, end in ((ones, left, right), (others, right, left)):
+            cut = blocks[:, :, start : _GRID - end].reshape(len(blocks), -1)
+            cut = cut - cut.mean(1, keepdims=True)
+            both.append(cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-6))
+        found.append(both[0] @ both[1].T)
+    best: NDArray[Any] = np.max(found, axis=0)
+    return best
+
+
+def _are_nearest(alike: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tells for each pair if its pictures are more like each other than like all others."""
+    apart = np.where(np.eye(len(alike), dtype=bool), -np.inf, alike)
+    nearest: NDArray[np.bool_] = np.diag(alike) > np.maximum(apart.max(0), apart.max(1))
+    return nearest

@@ -763,6 +763,26 @@ def test_a_name_without_a_number_among_numbered_ones_is_no_evidence(tmp_path: Pa
         assert (source.kind, source.survey().records) == ("imagefolder", 24)
 
 
+def chessboard(seed: int, shift: int) -> bytes:
+    """A board before a wall, from the left or the right."""
+    random = np.random.default_rng(seed)
+    x, y, side = random.integers(5, 30) + shift, random.integers(4, 20), random.integers(5, 8)
+    values = np.full((72, 96), 200, np.uint8)
+    squares = np.indices((5, 7)).sum(0) % 2 == 0
+    values[y : y + 5 * side, x : x + 7 * side] = np.where(squares.repeat(side, 0).repeat(side, 1), 20, 200)
+    return encode(Image.fromarray(values), "JPEG")
+
+
+@pytest.mark.parametrize("names", [("left{:02}.jpg", "right{:02}.jpg"), ("left/{:02}.jpg", "right/{:02}.jpg")])
+def test_pictures_of_a_chessboard_by_two_cameras_are_a_question(names: tuple[str, str], tmp_path: Path) -> None:
+    """All of them are alike, but each pair shows the board at the same place."""
+    files = {name.format(n): chessboard(n, 8 - 8 * k) for n in range(1, 14) for k, name in enumerate(names)}
+    assert question(fill(tmp_path / "pairs", files))[0][0] == "--pair"
+    unlike = {name.format(n): chessboard(n + 50 * k, 0) for n in range(1, 14) for k, name in enumerate(names)}
+    with closing(open_source(fill(tmp_path / "unlike", unlike))) as source:
+        assert source.survey().records == 26
+
+
 def test_pictures_in_colour_and_grey_are_a_question(tmp_path: Path) -> None:
     files = {f"color_{n}.png": encode(photo(n), "PNG") for n in range(6)}
     path = fill(tmp_path, files | {f"range_{n}.png": encode(photo(50 + n).convert("L"), "PNG") for n in range(6)})
