@@ -750,7 +750,7 @@ TARGETS = (
     Target("idx", _idx, (PackstoreError,), ("arrays/idx.py",)),
     Target(
         "dicom",
-        _medical(DicomSource, "x.dcm", "image=stored", "image=window", "image=volumes:rescaled"),
+        _medical(DicomSource, "x.dcm", "image=stored", "image=window", "image=rescaled"),
         (PackstoreError,),
         ("medical/dicom.py", "medical/dicom_files.py", "medical/scan.py"),
     ),

@@ -223,7 +223,12 @@ def test_reports_and_other_files_are_said(tmp_path: Path) -> None:
 
 def test_options_are_checked(tmp_path: Path) -> None:
     save(make_dataset(pixels_of(1)), tmp_path / "a.dcm")
-    for wrong, said in (("image=pretty", "stored"), ("keep=Nothing", "Nothing"), ("label=Modality", "keep=KEYWORD")):
+    for wrong, said in (
+        ("image=pretty", "stored"),
+        ("image=volumes", "dcm2niix"),
+        ("keep=Nothing", "Nothing"),
+        ("label=Modality", "keep=KEYWORD"),
+    ):
         with pytest.raises(UsageError, match=said):
             open_source(tmp_path, kind="dicom", columns=wrong)
 

@@ -1,9 +1,9 @@
-"""DICOM: a folder of studies. Each frame is a record, in the order of the planes of its series, or each series is."""
+"""DICOM: a folder of studies. Each frame is a record, in the order of the planes of its series."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import SourceError, UsageError, printable
-from packstore.core.fields import Array, Bytes, Field, Json, Text
+from packstore.core.fields import Array, Bytes, Field, Json
 from packstore.core.modes import Mode, mode_of
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.images.sniff import too_many_values
 from packstore.sources.base import Kind, SourceOptions, Survey
 from packstore.sources.beside import join
 from packstore.sources.encodings import parse_columns
@@ -26,20 +25,19 @@ from packstore.sources.medical.dicom_files import (
     MAGIC,
     MAGIC_AT,
     DicomHeader,
-    Slice,
     load_pydicom,
     parse_file,
+    raise_as_damaged,
+    read_elements,
+    read_frame,
     read_header,
-    read_slices,
-    stack_slices,
+    read_plane,
 )
 from packstore.sources.medical.scan import FileRef, HeaderScanSource, ScannedFile, declare_image_field, make_row
 from packstore.sources.rows import Row
 from packstore.sources.tree import Tree
 
 _SUFFIXES = (".dcm", ".dicom", ".dic", ".ima")
-_VOLUMES = {"volumes": "stored", "volumes:rescaled": "rescaled", "volumes:window": "window"}
-"""Form of the values of volumes by the value of ``--column image=``."""
 _DTYPES = ("uint8", "uint16", "int16", "int32")
 _NO_PIXELS = "DICOM without pixels (reports, plans, directories)"
 _RECENT_FILES = 4
@@ -51,12 +49,10 @@ class DicomSource(HeaderScanSource):
     The options of ``--column``:
 
     - ``image=``: the pixels are stored values, rescaled or windowed; stored values by default.
-    - ``image=volumes``: each series is a record, a volume and its middle slice. ``volumes:rescaled`` and
-      ``volumes:window`` convert its values.
     - ``keep=KEYWORD``: keeps an element that may identify a person. Without this, such elements are left out.
     - ``keep=file``: adds a column with the whole file; only the first frame of a file has it.
 
-    Opening raises :class:`UsageError` for any other value, for an unknown keyword, and for whole files with volumes.
+    Opening raises :class:`UsageError` for any other value, and for an unknown keyword.
     :meth:`fields` raises :class:`SourceError` if gray images of more than 8 bits lie beside coloured ones.
     """
 
@@ -65,17 +61,16 @@ class DicomSource(HeaderScanSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         given = parse_columns(options.columns)
-        (image,) = given.pop("image", ["stored"])
-        self._as_volumes, self._form = image in _VOLUMES, _VOLUMES.get(image, image)
+        (self._form,) = given.pop("image", ["stored"])
         kept = given.pop("keep", [])
         self._keeps_file = "file" in kept
         kept = [name for name in kept if name != "file"]
         unknown = [name for name in kept if load_pydicom().datadict.tag_for_keyword(name) is None]
-        if self._form not in FORMS or given or unknown or (self._keeps_file and self._as_volumes):
+        if self._form not in FORMS or given or unknown:
             raise UsageError(
-                f"{printable(str(path))}: for DICOM, --column takes image={'|'.join((*FORMS, *_VOLUMES))}, "
-                "keep=KEYWORD (such as PatientAge) and, without volumes, keep=file; got "
-                f"{printable(' '.join(options.columns))}"
+                f"{printable(str(path))}: for DICOM, --column takes image={'|'.join(FORMS)}, keep=KEYWORD (such as "
+                f"PatientAge) and keep=file; got {printable(' '.join(options.columns))}; for volumes, convert series "
+                "with dcm2niix, and pack the NIfTI files"
             )
         self._kept = tuple(dict.fromkeys((*KEPT, *kept)))
         self._recent = lru_cache(_RECENT_FILES)(self._read_dataset)
@@ -104,29 +99,13 @@ class DicomSource(HeaderScanSource):
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Returns the fields of the image and of the columns of its elements.
-
-        - Always: ``patient``, ``study``, ``series``, ``slope``, ``intercept``, ``window``; and kept elements as JSON,
-          ``dicom``.
-        - Frames: also ``instance``, ``frame`` and ``position``; and ``file`` if whole files are kept.
-        - Volumes: also ``volume`` with its positions, spacing, affine and orientation.
-        """
+        """Returns the fields of the image and of the columns of its elements: kept ones as JSON, ``dicom``, and
+        ``file`` if whole files are kept."""
         fields: dict[str, Field] = {"image": declare_image_field(self._mode)}
-        if self._as_volumes:
-            fields["volume"] = Array(self._mode.dtype, spatial="DCHW", smooth=True)
-        numbers = ("patient", "study", "series", *(() if self._as_volumes else ("instance", "frame")))
-        fields |= {name: Array("int64") for name in numbers}
-        if not self._as_volumes:
-            fields["position"] = Array("float64", optional=True)
-        fields |= {name: Array("float64", optional=True) for name in ("slope", "intercept")}
-        fields["window"] = Array("float64", (2,), ragged=True)
-        if self._as_volumes:
-            fields["positions"] = Array("float64", ragged=True)
-            fields |= {"spacing": Array("float64", (3,)), "affine": Array("float64", (4, 4)), "orientation": Text()}
-        fields["dicom"] = Json()
-        if self._keeps_file:
-            fields["file"] = Bytes(optional=True)
-        return fields
+        fields |= {name: Array("int64") for name in ("patient", "study", "series", "instance", "frame")}
+        fields |= {name: Array("float64", optional=True) for name in ("position", "slope", "intercept")}
+        fields |= {"window": Array("float64", (2,), ragged=True), "dicom": Json()}
+        return fields | ({"file": Bytes(optional=True)} if self._keeps_file else {})
 
     def notes(self) -> tuple[str, ...]:
         """Returns a note if whole files are kept."""
@@ -137,101 +116,44 @@ class DicomSource(HeaderScanSource):
         return replace(super().survey(split, progress), value_range=self._value_range)
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields one row for each frame or volume, series by series. A damaged file has a row whose reading fails.
+        """Yields one row for each frame, series by series. A damaged file has a row whose reading fails.
 
         The key is the path. In a file of several frames, it is ``PATH#FRAME``.
         """
-        for files in self._series:
-            first = files[0].header
-            numbers = tuple(known[uid] for known, uid in zip(self._numbers, first.uids, strict=True))
-            if self._as_volumes:
-                count = sum(file.header.frames for file in files)
-                plane = first.height * first.width * self._mode.pixel_bytes
-                yield make_row(files[0].path, files, (numbers, count, 0), plane, plane * count + 512)
+        for file in self._files:
+            if file.error:
+                yield file.bad_row
                 continue
-            for file in files:
-                header = file.header
-                plane = header.height * header.width * self._mode.pixel_bytes
-                for frame in range(header.frames):
-                    key = file.path if header.frames == 1 else f"{file.path}#{frame}"
-                    yield make_row(key, [file], (numbers, frame, header.instance), plane, 512)
-        yield from (file.bad_row for file in self._files if file.error)
+            header = file.header
+            numbers = tuple(known[uid] for known, uid in zip(self._numbers, header.uids, strict=True))
+            plane = header.height * header.width * self._mode.pixel_bytes
+            for frame in range(header.frames):
+                key = file.path if header.frames == 1 else f"{file.path}#{frame}"
+                yield make_row(key, [file], (numbers, frame, header.instance), plane, 512)
 
     def read_files(self, files: Sequence[FileRef], rest: Any) -> Mapping[str, Any]:
-        """Reads the columns of a frame: pixels, numbers, scale and elements. For a row of a volume, reads a whole
-        series.
+        """Reads the columns of a frame: pixels, numbers, scale and elements.
 
-        With ``keep=file``, the first frame also has the whole ``file``. Raises :class:`ValueError` for damaged files,
-        and for slices that form no volume.
+        With ``keep=file``, the first frame also has the whole ``file``. Raises :class:`ValueError` for damaged files.
         """
         numbers, frame, instance = rest
-        values = dict(zip(("patient", "study", "series"), numbers, strict=True))
-        if self._as_volumes:
-            return values | self._read_volume(files, frame)
-        (found,) = self._read_slices(files[0], self._recent(files[0]), [frame])
-        if self._keeps_file and frame == 0:
-            values["file"] = self.tree.read(*files[0], self._max_bytes)
-        return {
-            **values,
-            "image": found.pixels,
+        dataset = self._recent(files[0])
+        with raise_as_damaged():
+            plane, elements = read_plane(dataset, frame), read_elements(dataset, frame, self._kept)
+        values = {
+            "image": read_frame(dataset, frame, self._form, self._mode, self.options.max_pixels),
+            **dict(zip(("patient", "study", "series"), numbers, strict=True)),
             "instance": instance,
             "frame": frame,
-            "position": found.plane.position if found.plane.place else None,
-            "slope": found.plane.scale[0],
-            "intercept": found.plane.scale[1],
-            "window": found.plane.windows,
-            "dicom": found.elements,
+            "position": plane.position,
+            "slope": plane.slope,
+            "intercept": plane.intercept,
+            "window": plane.windows,
+            "dicom": elements,
         }
-
-    def _read_slices(self, file: FileRef, dataset: Any, frames: Iterable[int] | None = None) -> Iterator[Slice]:
-        """Reads frames of a file; all of them without ``frames``. Raises :class:`ValueError` for damage."""
-        max_pixels = self.options.max_pixels
-        return read_slices(file[0], dataset, frames, self._form, self._mode, max_pixels, self._kept)
-
-    def _read_volume(self, files: Sequence[FileRef], count: int) -> dict[str, Any]:
-        """Reads the ``count`` slices of a series and stacks them to a volume. Returns the volume's columns:
-
-        - ``image``: the middle slice; ``window`` holds its windows.
-        - ``dicom``: the elements that are equal in all slices.
-        - ``slope`` and ``intercept``: None if the slices' values differ.
-
-        Raises :class:`ValueError` for damaged slices, slices that form no volume, and too large a volume. Raises it
-        also for stored values whose slopes or intercepts differ.
-        """
-        slices: list[Slice] = []
-        values = 0
-        for file in files:
-            try:
-                for each in self._read_slices(file, self._read_dataset(file)):
-                    slices.append(each)
-                    values += each.pixels.size
-                    if reason := too_many_values(f"{count:,} slices", values, self.options.max_pixels):
-                        raise ValueError(reason)
-            except (ValueError, OSError) as error:
-                raise ValueError(f"is a series with a bad slice: {printable(file[0])}: {error}") from None
-        slices, geometry = stack_slices(slices)
-        scales = {each.plane.scale for each in slices}
-        if len(scales) > 1 and self._form == "stored":
-            raise ValueError(
-                "is a series of different slopes or intercepts, so that stored values do not compare; take --column "
-                "image=volumes:rescaled"
-            )
-        middle = slices[len(slices) // 2]
-        slope, intercept = scales.pop() if len(scales) == 1 else (None, None)
-        common = {
-            key: value
-            for key, value in middle.elements.items()
-            if all(each.elements.get(key) == value for each in slices)
-        }
-        return {
-            **geometry,
-            "image": middle.pixels,
-            "volume": np.stack([each.pixels.transpose(2, 0, 1) for each in slices]),
-            "slope": slope,
-            "intercept": intercept,
-            "window": middle.plane.windows,
-            "dicom": common,
-        }
+        if self._keeps_file and frame == 0:
+            values["file"] = self.tree.read(*files[0], self._max_bytes)
+        return values
 
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns a reason for DICOM files without pixels; for other files, the base's reason."""
@@ -270,22 +192,14 @@ class DicomSource(HeaderScanSource):
         def sort_key(file: ScannedFile) -> tuple[Any, ...]:
             if file.header is None:
                 return 1, 0, 0.0, 0, file.path
-            return 0, self._numbers[2][file.header.uids[2]], file.header.position, file.header.instance, file.path
+            _, _, series = file.header.uids
+            position = math.inf if file.header.position is None else file.header.position
+            return 0, self._numbers[2][series], position, file.header.instance, file.path
 
         files = sorted((file for file in self.scanned if file.header or file.error), key=sort_key)
         if not files:
             raise SourceError(f"{printable(str(self.path))} holds no DICOM images")
         return files
-
-    @cached_property
-    def _series(self) -> list[list[ScannedFile]]:
-        """Readable files by series, in the order of their planes. A file without the UID of a series is a series of its
-        own."""
-        groups = defaultdict(list)
-        for file in self._files:
-            if file.header:
-                groups[file.header.uids if file.header.uids[2] else file.path].append(file)
-        return list(groups.values())
 
     @cached_property
     def _value_range(self) -> tuple[int, int] | None:

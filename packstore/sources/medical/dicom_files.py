@@ -1,4 +1,4 @@
-"""Reads DICOM files through pydicom: headers, elements, and the pixels of frames. Stacks the slices of a series.
+"""Reads DICOM files through pydicom: headers, elements, and the pixels of frames.
 
 Names of elements are the keywords of DICOM PS3.6. Functional groups of frames are PS3.3 C.7.6.16, identifying
 elements PS3.15 E.1, planes PS3.3 C.7.6.2, rescaling C.11.1, windows C.11.2.
@@ -10,17 +10,17 @@ import importlib
 import io
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import SourceError, error_line, printable
+from packstore.core.errors import SourceError, error_line
 from packstore.core.modes import Mode
 from packstore.images.sniff import HeaderError, excess_pixels_message, sniff
-from packstore.sources.medical.scan import load_library, name_axes
+from packstore.sources.medical.scan import load_library
 
 MAGIC, MAGIC_AT = b"DICM", 128
 FORMS = ("stored", "rescaled", "window")
@@ -45,12 +45,8 @@ _UNDEFINED_LENGTH = 0xFFFFFFFF  # length of compressed pixels
 _ITEM_BYTES = 8  # least size of a compressed frame
 _MAX_FRAMES = 1 << 24
 _COSINE_ERROR = 0.01  # largest error of the length of an axis
-_PARALLEL = 1e-3  # largest difference of direction cosines of parallel slices, and of distances in mm
-_UNEVEN = 0.02  # largest difference between two steps from slice to slice, as a share of the usual one
 _JPEG_LS, _LOSSLESS = b"\xff\xf7", b"\xff\xc3"
 """Markers of the frame header, which is the same in JPEG-LS and in lossless JPEG."""
-_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
-"""Converts DICOM's patient axes (left, posterior, superior) to those of NIfTI (right, anterior, superior)."""
 
 
 def load_pydicom() -> Any:
@@ -115,49 +111,36 @@ class Plane(NamedTuple):
     """Numbers of a frame.
 
     Attributes:
-        place: Position of the centre of the first pixel; empty if unknown.
-        axes: Directions of rows and columns, six cosines; empty if unknown.
-        spacing: Distance of rows and of columns; empty if unknown.
-        thickness: Thickness of the slice.
-        scale: Slope and intercept.
+        position: Position along the normal of the plane, in mm; None if unknown.
+        slope: Factor from stored to real values; None if the file states none.
+        intercept: Number that is added after the factor; None if the file states none.
         windows: Pairs of centre and width, ``(N, 2)``.
     """
 
-    place: tuple[float, ...]
-    axes: tuple[float, ...]
-    spacing: tuple[float, ...]
-    thickness: float
-    scale: tuple[float | None, float | None]
+    position: float | None
+    slope: float | None
+    intercept: float | None
     windows: NDArray[np.float64]
-
-    @property
-    def position(self) -> float:
-        """Position along the normal of the plane, in mm; infinity if unknown."""
-        return float(np.dot(np.cross(self.axes[:3], self.axes[3:]), self.place)) if self.place else math.inf
 
 
 def read_plane(dataset: Any, frame: int) -> Plane:
-    """Reads the numbers of a frame. Position and axes are empty if the axes are not perpendicular and of length 1, and
-    if the file does not place each of its frames."""
-
-    def read(keyword: str) -> tuple[float, ...]:
-        return tuple(_read_floats(dataset, frame, keyword))
-
-    place, axes, spacing = read("ImagePositionPatient"), read("ImageOrientationPatient"), read("PixelSpacing")
-    is_placed = len(place) == 3 and len(axes) == 6
-    if is_placed:
-        vectors = np.array([axes[:3], axes[3:], np.cross(axes[:3], axes[3:])])
-        is_placed = bool((np.abs(np.linalg.norm(vectors, axis=1) - 1) < _COSINE_ERROR).all())
-        is_placed &= count_frames(dataset) == 1 or "PerFrameFunctionalGroupsSequence" in dataset
-    slope, intercept = ((*read(keyword), None)[0] for keyword in ("RescaleSlope", "RescaleIntercept"))
-    return Plane(
-        place if is_placed else (),
-        axes if is_placed else (),
-        spacing if len(spacing) == 2 else (),
-        (*read("SliceThickness"), 0.0)[0],
-        (slope, intercept),
-        np.array([*zip(read("WindowCenter"), read("WindowWidth"), strict=False)], np.float64).reshape(-1, 2),
+    """Reads the numbers of a frame. The position is None if the directions of rows and columns are not perpendicular
+    and of length 1, and if the file does not place each of its frames."""
+    place, axes, slope, intercept, centers, widths = (
+        _read_floats(dataset, frame, keyword)
+        for keyword in (
+            *("ImagePositionPatient", "ImageOrientationPatient", "RescaleSlope", "RescaleIntercept"),
+            *("WindowCenter", "WindowWidth"),
+        )
     )
+    position = None
+    if len(place) == 3 and len(axes) == 6:
+        vectors = np.array([axes[:3], axes[3:], np.cross(axes[:3], axes[3:])])
+        is_square = bool((np.abs(np.linalg.norm(vectors, axis=1) - 1) < _COSINE_ERROR).all())
+        if is_square and (count_frames(dataset) == 1 or "PerFrameFunctionalGroupsSequence" in dataset):
+            position = float(vectors[2] @ place)
+    windows = np.array([*zip(centers, widths, strict=False)], np.float64).reshape(-1, 2)
+    return Plane(position, (*slope, None)[0], (*intercept, None)[0], windows)
 
 
 def count_frames(dataset: Any) -> int:
@@ -176,7 +159,7 @@ class DicomHeader(NamedTuple):
         ranges: Least and greatest possible value of a pixel by its form, see :data:`FORMS`. None for fractions.
             Colours stay as stored.
         uids: Id of its patient (else the name, else the study), and UIDs of its study and series.
-        position: Position of its plane along the normal of the planes, in mm; infinity if unknown.
+        position: Position of its first frame, see :class:`Plane`.
         instance: Its number in the series, within 64 bits; 0 for none.
         left: Number of elements that no column keeps.
     """
@@ -187,7 +170,7 @@ class DicomHeader(NamedTuple):
     frames: int
     ranges: Mapping[str, tuple[int, int] | None]
     uids: tuple[str, str, str]
-    position: float
+    position: float | None
     instance: int
     left: int
 
@@ -266,7 +249,7 @@ def _find_ranges(dataset: Any, frames: int) -> tuple[int, dict[str, tuple[int, i
     if channels == 1:
         scales = []
         for each in range(frames if "PerFrameFunctionalGroupsSequence" in dataset else 1):
-            slope, intercept = read_plane(dataset, each).scale
+            _, slope, intercept, _ = read_plane(dataset, each)
             scales.append((1.0, 0.0) if slope is None or intercept is None else (slope, intercept))
         has_table = bool(find_element(dataset, 0, "ModalityLUTSequence"))
         is_whole = not has_table and all(number.is_integer() for scale in scales for number in scale)
@@ -274,6 +257,12 @@ def _find_ranges(dataset: Any, frames: int) -> tuple[int, dict[str, tuple[int, i
         ranges["window"] = (0, 255)
         ranges["rescaled"] = (int(min(ends)), int(max(ends))) if is_whole else None
     return channels, ranges
+
+
+def read_elements(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, Any]:
+    """Reads the kept elements that a frame has, as JSON by keyword."""
+    values = {keyword: find_element(dataset, frame, keyword) for keyword in kept}
+    return {keyword: _to_json(value) for keyword, value in values.items() if value is not None}
 
 
 def _to_json(value: Any) -> Any:
@@ -292,54 +281,7 @@ def _to_json(value: Any) -> Any:
     return str(value)
 
 
-class Slice(NamedTuple):
-    """Frame of a series.
-
-    Attributes:
-        name: File, with the number of the frame if it has several.
-        pixels: ``(H, W, C)``.
-        plane: Its position, directions, distances and scale.
-        elements: Kept elements by keyword.
-    """
-
-    name: str
-    pixels: NDArray[Any]
-    plane: Plane
-    elements: Mapping[str, Any]
-
-
-def read_slices(
-    name: str,
-    dataset: Any,
-    frames: Iterable[int] | None,
-    form: str,
-    mode: Mode,
-    max_pixels: int,
-    kept: Sequence[str],
-) -> Iterator[Slice]:
-    """Reads frames of a parsed file; all of them if ``frames`` is None. Raises :class:`ValueError` for damage.
-
-    Args:
-        name: Path of the file.
-        dataset: The parsed file.
-        frames: Numbers of the frames, from 0.
-        form: One of :data:`FORMS`. Colours stay as stored.
-        mode: Mode of the pixels.
-        max_pixels: Limit for the pixels of a frame.
-        kept: Keywords of elements.
-    """
-    with raise_as_damaged():
-        count = count_frames(dataset)
-    for frame in range(count) if frames is None else frames:
-        with raise_as_damaged():
-            plane = read_plane(dataset, frame)
-            values = {keyword: find_element(dataset, frame, keyword) for keyword in kept}
-            elements = {keyword: _to_json(value) for keyword, value in values.items() if value is not None}
-        pixels = _read_frame(dataset, frame, form, mode, max_pixels)
-        yield Slice(name if count == 1 else f"{name}#{frame}", pixels, plane, elements)
-
-
-def _read_frame(dataset: Any, frame: int, form: str, mode: Mode, max_pixels: int) -> NDArray[Any]:
+def read_frame(dataset: Any, frame: int, form: str, mode: Mode, max_pixels: int) -> NDArray[Any]:
     """Reads the pixels of a frame in the dtype of a mode, ``(H, W, C)``. C is that of the frame: 1 or 3. A palette
     becomes colours.
 
@@ -404,50 +346,3 @@ def _rescale(values: NDArray[Any], dataset: Any, frame: int, *, through_window: 
         raise ValueError("it names no window")
     whole: NDArray[np.uint8] = np.rint(shown).astype(np.uint8)
     return 255 - whole if dataset.PhotometricInterpretation == "MONOCHROME1" else whole
-
-
-def stack_slices(slices: Sequence[Slice]) -> tuple[list[Slice], dict[str, Any]]:
-    """Sorts the slices of a series by their positions. Returns them with the columns of the volume's geometry:
-
-    - ``positions``: place of each slice along the normal, in mm.
-    - ``spacing``: distance of slices, rows and columns, in mm. That of a single slice is its thickness, or 1 mm.
-    - ``affine``: matrix from indices (column, row, slice) to millimetres, as NIfTI has it.
-    - ``orientation``: letters of the directions in which columns, rows and slices grow, such as ``LPS``.
-
-    Raises :class:`ValueError`, with the names of two files, if the slices are not one volume: two differ in size,
-    orientation or distance of pixels; a step from slice to slice is more than 2% off the usual one, or there is none.
-    """
-    slices = sorted(slices, key=lambda each: each.plane.position)
-    first, names = slices[0], [printable(each.name) for each in slices]
-    for name, other in zip(names, slices, strict=True):
-        if not (other.plane.place and other.plane.spacing):
-            raise ValueError(f"is no volume: {name} has no position, or no distance of pixels")
-        one, two = ((*each.pixels.shape, *each.plane.spacing, *each.plane.axes) for each in (first, other))
-        if not np.allclose(one, two, rtol=1e-4, atol=_PARALLEL):
-            raise ValueError(
-                f"is no volume: {names[0]} and {name} differ in size, distance of pixels or orientation; leave one out "
-                "with --ignore"
-            )
-    axes = np.array(first.plane.axes).reshape(2, 3)
-    normal = np.cross(*axes)
-    places = np.array([each.plane.place for each in slices])
-    step, steps = normal * (first.plane.thickness or 1.0), np.diff(places, axis=0)
-    if len(steps):
-        usual = np.quantile(steps, 0.5, axis=0, method="lower")
-        errors, length = np.linalg.norm(steps - usual, axis=1), float(np.linalg.norm(usual))
-        if errors.max() >= _UNEVEN * length:
-            at = int(errors.argmax())
-            raise ValueError(
-                f"is a series whose slices are missing, uneven or twice: {np.linalg.norm(steps[at]):g} mm from "
-                f"{names[at]} to {names[at + 1]}, {length:g} elsewhere; leave files out with --ignore, or pack slices"
-            )
-        step = steps.mean(axis=0)
-    rows, columns = first.plane.spacing
-    affine = np.eye(4)
-    affine[:3] = np.column_stack([axes[0] * columns, axes[1] * rows, step, places[0]])
-    return slices, {
-        "positions": places @ normal,
-        "spacing": np.array([np.linalg.norm(step), rows, columns]),
-        "affine": _RAS @ affine,
-        "orientation": name_axes(_RAS @ affine, "dicom"),
-    }

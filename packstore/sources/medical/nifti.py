@@ -37,7 +37,6 @@ from packstore.sources.medical.scan import (
     declare_image_field,
     load_library,
     make_row,
-    name_axes,
 )
 from packstore.sources.rows import Row, in_packing_order
 from packstore.sources.splits import find_split_in_path
@@ -282,7 +281,7 @@ class NiftiSource(HeaderScanSource):
             "slope": header.slope,
             "intercept": header.intercept,
             "affine": header.affine,
-            "orientation": name_axes(header.affine, "nifti"),
+            "orientation": "".join(code or "?" for code in load_library("nibabel", "nifti").aff2axcodes(header.affine)),
         }
         mask = self._read_mask(files[1], planes.shape) if files[1:] else None
         if self._record_unit == "slices":

@@ -9,9 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from packstore.core.errors import SourceError
 from packstore.core.fields import Image
 from packstore.core.modes import RGB, Mode
@@ -145,11 +142,6 @@ def load_library(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise SourceError(f"needs {module}: pip install 'packstore[{extra}]' ({error})") from None
-
-
-def name_axes(affine: NDArray[np.float64], extra: str) -> str:
-    """Returns letters of the directions in which the indices of an affine matrix grow, such as ``RAS``."""
-    return "".join(code or "?" for code in load_library("nibabel", extra).aff2axcodes(affine))
 
 
 def declare_image_field(mode: Mode) -> Image:
