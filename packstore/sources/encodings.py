@@ -41,8 +41,6 @@ _NO_TEXTS = ("idna", "punycode", "unicode_escape", "raw_unicode_escape", "utf-7"
 _LONG = re.compile(rb"[\xe0-\xff]")
 """Byte that begins three or four bytes of UTF-8. Such bytes are hardly ever valid by chance."""
 _DECLARED = re.compile(rb"""(?:\xef\xbb\xbf)?\s*<\?xml\b[^>]{0,200}?\bencoding\s*=\s*["']([A-Za-z][\w.-]{0,39})["']""")
-_UTF16_XML = {b"<\0?\0": "utf-16-le", b"\0<\0?": "utf-16-be"}
-_STEP = 1 << 20
 _SHOWN_NAMES, _SHOWN_LETTERS = 3, 60
 _BETWEEN = rb"[\s,;:|\"'<>()\[\]{}]+"
 
@@ -65,15 +63,12 @@ def parse_columns(given: Sequence[str]) -> dict[str, list[str]]:
     for each in given:
         role, equals, columns = each.partition("=")
         names = [name.strip() for name in columns.split(",")]
-        if role not in _ROLES or not equals or not all(names) or role in by_role:
+        fits = {"boxes": len(names) in (1, 4), "keypoints": len(names) % 2 == 0, "labels": True, "keep": True}
+        if role not in _ROLES or not equals or not all(names) or role in by_role or not fits.get(role, len(names) == 1):
             raise UsageError(
                 f"--column {printable(each)!r}: expected {', '.join(f'{role}=COL' for role in _ROLES)}, each once; "
-                "boxes=X1,Y1,X2,Y2 and keypoints=X1,Y1,X2,Y2,… have several columns"
+                "boxes are one column or four, keypoints=X1,Y1,X2,Y2,… pairs of x and y"
             )
-        if role in ("image", "label", "split", "encoding", "key") and len(names) > 1:
-            raise UsageError(f"--column {printable(each)!r}: {role} is one column")
-        if (role == "boxes" and len(names) not in (1, 4)) or (role == "keypoints" and len(names) % 2):
-            raise UsageError(f"--column {printable(each)!r}: boxes are one column or four, keypoints pairs of x and y")
         by_role[role] = names
     return by_role
 
@@ -138,7 +133,7 @@ def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, Sour
     if declared is not None:
         return declared, None
     is_wide = data.startswith(_UTF16)
-    place = None if data.isascii() or is_wide else _find_non_utf8(data)
+    place = None if is_wide else _find_non_utf8(data)
     is_kept = encoding is None or (b"\0" not in data and _is_utf8(data, encoding))
     if place is None and not is_wide and is_kept:
         return data, None
@@ -216,21 +211,14 @@ def _is_utf8(data: bytes, given: str | None) -> bool:
     """
     if _find_non_utf8(data) is not None:
         return False
-    rest = data.removeprefix(codecs.BOM_UTF8)
-    by_chance = rest is data and not rest.isascii() and _LONG.search(rest) is None
-    return not (by_chance and _reads_pairs(given) and _can_decode(data, str(given)))
-
-
-def _reads_pairs(name: str | None) -> bool:
-    """Tells if two bytes are one letter in an encoding."""
-    return name is not None and codecs.lookup(name).name in _OF_PAIRS
+    if given is None or codecs.lookup(given).name not in _OF_PAIRS or data.startswith(codecs.BOM_UTF8):
+        return True
+    return data.isascii() or _LONG.search(data) is not None or not _can_decode(data, given)
 
 
 def _decode_as_declared(data: bytes) -> bytes | None:
     """Converts XML to UTF-8 from the encoding that it declares. Returns None if it declares none or UTF-8, if it is no
     XML, or if its bytes contradict the declaration."""
-    if data[:4] in _UTF16_XML:
-        return data.decode(_UTF16_XML[data[:4]], "replace").encode()
     found = _DECLARED.match(data)
     if found is None or (_LONG.search(data) is not None and _find_non_utf8(data) is None):
         return None  # what is valid UTF-8 with such bytes is UTF-8, whatever it declares
@@ -250,13 +238,11 @@ def _decode_as_declared(data: bytes) -> bytes | None:
 
 def _find_non_utf8(data: bytes) -> int | None:
     """Returns the place of the first byte that is not UTF-8, or None."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    for begin in range(0, len(data), _STEP):
-        kept = len(decoder.getstate()[0])
+    if not data.isascii():
         try:
-            decoder.decode(data[begin : begin + _STEP], begin + _STEP >= len(data))
+            data.decode()
         except UnicodeDecodeError as error:
-            return begin - kept + error.start
+            return error.start
     return None
 
 
