@@ -20,13 +20,13 @@ from packstore.sources.companions import CompanionsSource
 from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.encodings import convert_start
 from packstore.sources.ignoring import ignore_paths
-from packstore.sources.listed import ListedSource, ListedValues
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.pairing import PROSE, find_companions
 from packstore.sources.questions import ask, join_few
 from packstore.sources.rows import in_packing_order
 from packstore.sources.splits import find_splits_of_folders
 from packstore.sources.spread import find_image_places
+from packstore.sources.table.images import ListedSource, ListedValues
 from packstore.sources.table.reading import read_table
 from packstore.sources.tree import Tree
 

@@ -23,10 +23,10 @@ from packstore.sources.columns import FILE_COLUMNS, LABEL_COLUMNS
 from packstore.sources.contents import find_lone_image_folder, suffix_of
 from packstore.sources.imagefolder import ImageFolderSource, SplitFolder
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.listed import ListedSource, ListedValues
 from packstore.sources.listing import Listing
 from packstore.sources.rows import FileRow, Row
 from packstore.sources.splits import lower_known_split
+from packstore.sources.table.images import ListedSource, ListedValues
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,18}")
 _MAX_LABEL, _SHOWN = (1 << 63) - 1, 80

@@ -29,10 +29,10 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.sniff import HeaderError, max_file_bytes
 from packstore.sources.archives import open_required_tree
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, round_up_size, stamp_files
-from packstore.sources.beside import raise_suffix
+from packstore.sources.beside import join
 from packstore.sources.encodings import is_text, to_utf8
 from packstore.sources.ledger import Claims, Role, list_files
-from packstore.sources.listing import IMAGE_SUFFIXES, Listing, key_size
+from packstore.sources.listing import IMAGE_SUFFIXES, key_size
 from packstore.sources.schema import FieldError, Schema, make_schema
 from packstore.sources.splits import SPLIT_ORDER, UNASSIGNED
 from packstore.sources.tree import FileStat
@@ -135,22 +135,18 @@ class RowSource(Source):
         size_counts: Counter[int] = Counter()
         sizes: Counter[str] = Counter()
         claims = Claims()
-        claims_rows, last_size, rounded_size = type(self).claim_row is not RowSource.claim_row, -1, 0
         for name in splits:
             before = total
             for row in self._yield_rows(_own_name(name)):
-                if claims_rows:
-                    self.claim_row(claims, row)
+                self.claim_row(claims, row)
                 key, _, size, further, _, _, files = row
                 total += 1
                 size_bytes += size
                 value_bytes += further
                 if files:
                     sizes.update(files)
-                if size != last_size:  # arrays of one size have millions of equal rows
-                    last_size, rounded_size = size, round_up_size(size)
-                size_counts[rounded_size] += 1
-                key_bytes += len(key) if key.isascii() else key_size(key)
+                size_counts[round_up_size(size)] += 1
+                key_bytes += key_size(key)
                 if total % _REPORT_EVERY == 0:
                     progress(Progress("scan", total, None, size_bytes))
             splits[name] = total - before
@@ -375,7 +371,7 @@ class FileRowSource(TreeRowSource):
     """Source whose main images are files of a folder or an archive, with their paths as keys.
 
     A row with a missing file is a bad sample, unless the file is an optional value. Values that are texts are converted
-    to UTF-8. If the file of a value is missing, the same name with its suffix in upper case is tried.
+    to UTF-8.
 
     Attributes:
         main: Name of the main image.
@@ -393,20 +389,10 @@ class FileRowSource(TreeRowSource):
         for row in self.file_rows(split):
             if row.is_folder:
                 for folder, listing in self.tree.walk(row.file, self.tree.above, None, self.options.skip_bad):
-                    yield from self._make_folder_rows(folder, listing, dict(row.values))
+                    for name in listing.images:
+                        yield self._make_sized_row(FileRow(join(folder, name), row.values))
             else:
                 yield self._make_sized_row(row)
-
-    def _make_folder_rows(self, folder: str, listing: Listing, values: dict[str, Any]) -> Iterator[Row]:
-        """Yields a row for each image in a listed folder, with the same values."""
-        for name, size, modified, changed in zip(
-            listing.images, listing.sizes, listing.modified, listing.changed, strict=True
-        ):
-            file = f"{folder}/{name}" if folder else name
-            if size > 0:
-                yield Row(file, (file, size, modified, values), size, 0, modified, changed)
-            else:  # a broken link, a cycle
-                yield self._make_sized_row(FileRow(file, values))
 
     def _make_sized_row(self, row: FileRow) -> Row:
         """Makes a row with sizes and times of its files."""
@@ -421,24 +407,15 @@ class FileRowSource(TreeRowSource):
         modified, changed = status.modified_ns, status.changed_ns
         for name, value in values.items():
             if type(value) in _FILES and (files := _list_files_of(value)):
-                there = [self._stat_value(each) for each in files]
-                filled = [each._replace(size_bytes=at.size, modified_ns=at.modified_ns) for each, at in there]
+                there = [self._stat_or_missing(each.file) for each in files]
+                pairs = zip(files, there, strict=True)
+                filled = [each._replace(size_bytes=at.size, modified_ns=at.modified_ns) for each, at in pairs]
                 rest[name] = filled[0] if isinstance(value, InTree) else filled
-                sizes[name] = sum(max(0, at.size) for _, at in there)
-                modified = max(modified, *(at.modified_ns for _, at in there))
-                changed = max(changed, *(at.changed_ns for _, at in there))
+                sizes[name] = sum(max(0, at.size) for at in there)
+                modified = max(modified, *(at.modified_ns for at in there))
+                changed = max(changed, *(at.changed_ns for at in there))
         ref = (file, status.size, status.modified_ns, rest)
         return Row(key, ref, max(0, status.size), sum(sizes.values()), modified, changed, sizes)
-
-    def _stat_value(self, value: InTree) -> tuple[InTree, FileStat]:
-        """Returns a value that is a file, and the file's size and times. If ``a.png`` is missing and ``a.PNG`` exists,
-        returns ``a.PNG``. If both are missing, returns the value with size -1."""
-        status = self._stat_or_missing(value.file)
-        if status.size >= 0:
-            return value, status
-        other = value._replace(file=raise_suffix(value.file))
-        there = self._stat_or_missing(other.file)
-        return (value, status) if there.size < 0 else (other, there)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the main image and all values that are files, texts as UTF-8; other values stay as they are. A missing

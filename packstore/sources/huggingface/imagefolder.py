@@ -16,13 +16,12 @@ from packstore.sources.beside import clean_path, join
 from packstore.sources.columns import make_column_names
 from packstore.sources.huggingface import splits as hf_splits
 from packstore.sources.huggingface.splits import CARD, Card
-from packstore.sources.listed import SplitNumbers
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, in_packing_order
 from packstore.sources.splits import lower_known_split
 from packstore.sources.table import TableSource
 from packstore.sources.table.finding import KindCounter, Table
-from packstore.sources.table.images import NamedRow
+from packstore.sources.table.images import NamedRow, SplitNumbers
 from packstore.sources.table.reading import TableRow, declare_parquet, read_table
 from packstore.sources.tree import Tree
 

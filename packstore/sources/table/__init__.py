@@ -22,7 +22,6 @@ from packstore.sources.encodings import parse_columns
 from packstore.sources.huggingface import ObjectColumn
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.listed import ListedSource, SplitNumbers
 from packstore.sources.rows import FileRow, InTree
 from packstore.sources.splits import find_meanings, find_splits_of_folders, lower_known_split
 from packstore.sources.table.boxes import find_convention
@@ -30,13 +29,12 @@ from packstore.sources.table.columns import ColumnFacts, find_roles
 from packstore.sources.table.finding import (
     Table,
     find_tables,
-    is_open_images_boxes,
     join_rows,
     join_tables,
     list_possible_tables,
     name_splits_alike,
 )
-from packstore.sources.table.images import ImageIndex, NamedRow, RowsByImage
+from packstore.sources.table.images import ImageIndex, ListedSource, NamedRow, RowsByImage, SplitNumbers
 from packstore.sources.table.record_columns import RecordColumns, find_descriptions
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
@@ -136,16 +134,12 @@ class TableSource(ListedSource):
     def _describe_evidence(self) -> str:
         """Formats the tables, and their columns by role, as the evidence of the source."""
         roles = self._roles
-        named = {
-            "boxes": f"{','.join(roles.boxes)} ({self._convention})" if roles.boxes else "",
-            "labels" if roles.several else "label": roles.label,
-            "masks": roles.runs,
-            "labels of": f"{len(roles.flags)} columns from {roles.flags[0]}" if roles.flags else "",
-            "keypoints": f"{len(roles.points)} pairs of columns" if roles.points else "",
-            "split": roles.split,
-        }
-        images = (f"image={name}" for name in (self._tables[0].image, *self._further))
-        parts = [*images, *(f"{role}={columns}" for role, columns in named.items() if columns)]
+        label = {"labels" if roles.several else "label": roles.label, "masks": roles.runs, "split": roles.split}
+        parts = [f"image={name}" for name in (self._tables[0].image, *self._further)]
+        parts += [f"boxes={','.join(roles.boxes)} ({self._convention})"] if roles.boxes else []
+        parts += [f"{role}={column}" for role, column in label.items() if column]
+        parts += [f"labels={len(roles.flags)} columns from {roles.flags[0]}"] if roles.flags else []
+        parts += [f"keypoints={len(roles.points)} pairs of columns"] if roles.points else []
         files = ", ".join(self._table_files[:3]) + (" …" if len(self._table_files) > 3 else "")
         return f"{files} with the columns {', '.join(parts)}"
 
@@ -269,7 +263,7 @@ def _name_object_columns(objects: ObjectColumn, facts: Mapping[str, ColumnFacts]
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises a folder or archive with tables that name its images.
 
-    - ``CERTAIN`` if the user named the kind or the columns, or if all tables are Open Images' boxes.
+    - ``CERTAIN`` if the user named the kind or the columns.
     - ``CERTAIN`` if the only table has a header and names at least half of the images. Images in folders of splits
       without a table do not count.
     - ``CERTAIN`` if several tables, or lists without a header, name all images.
@@ -280,7 +274,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tables = [] if tree is None else find_tables(tree, parse_columns(options.columns), options.named)
     if tree is None or not tables:
         return Certainty.NO
-    if options.named or options.columns or all(is_open_images_boxes(table.file) for table in tables):
+    if options.named or options.columns:
         return Certainty.CERTAIN
     # Images of another split, such as a test set, may have no rows; others raise a question. Lists without a header,
     # and several tables, are often a part of a dataset of many files, so they must name all images.

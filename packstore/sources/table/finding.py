@@ -37,7 +37,6 @@ from packstore.sources.values import looks_like_mask
 _SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
 """Names of Kaggle's sample submissions: forms to fill in, whose values mean nothing."""
 _NO_TABLE = re.compile(r"(readme|licen[cs]e|requirements|notes?|class(es)?|labels?_?names?|obj)\b.*\.(txt|json)", re.I)
-_BOXES = re.compile(r"(.*/)?[\w-]*annotations-bbox\.csv", re.I)
 _FEW, _SEARCHED = 16, 48
 _WORDS = re.compile(r"[^\W\d_][^\d.]*(\.\D+)?")
 _IDS = re.compile(r".*(image|img|file|path|name|photo|picture|^id|_id|uuid).*", re.I)
@@ -134,11 +133,6 @@ class KindCounter:
         """Returns the only column of objects with boxes; None for none or several, and for a column of boxes alone."""
         found = hf.find_object_column({name: kind for name, kind in self._kinds.items() if kind is not None})
         return found if found is not None and found.boxes else None
-
-
-def is_open_images_boxes(file: str) -> bool:
-    """Tells if a table has the name of Open Images' tables of boxes."""
-    return _BOXES.fullmatch(file) is not None
 
 
 def list_possible_tables(tree: Tree, submissions: bool = False) -> list[str]:
@@ -246,8 +240,7 @@ def examine_table(
     likely = {
         name: way
         for name, way in ways.items()
-        if name in wanted
-        or (2 * way.hits >= rows - header and (is_open_images_boxes(file) or _is_image_column(name, way)))
+        if name in wanted or (2 * way.hits >= rows - header and _is_image_column(name, way))
     }
     if not likely or rows - header < 1 or (wanted and wanted[0] not in likely):
         return None

@@ -1,4 +1,4 @@
-"""Finds the images that the rows of tables name, and keeps the rows by image."""
+"""Finds the images that rows of tables name, and keeps rows by image; the base of sources whose images a list names."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import AmbiguousSourceError, Answer, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.annotation_formats.spool import ValuesByImage
 from packstore.sources.beside import join
 from packstore.sources.contents import stem_of
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.rows import FileRow, FileRowSource, in_packing_order
 from packstore.sources.splits import find_meanings
 from packstore.sources.table.columns import ColumnFacts
 from packstore.sources.tree import Tree
 
 _MOST_ALIKE = 64
+_MAX_SPLITS = 100
 
 
 class ImageIndex:
@@ -287,3 +289,88 @@ class RowsByImage(ValuesByImage):
                 if name not in table.further:
                     self.facts.setdefault(name, ColumnFacts(table.is_text)).add_value(value, table.is_text)
             yield image, [place, cells]
+
+
+class SplitNumbers:
+    """Names of the splits of images, and the number of each image's split.
+
+    Attributes:
+        names: Names of the splits in the order of the list.
+        of_image: Number of the split of each image.
+    """
+
+    def __init__(self, where: str, splits: Iterable[str] = ()) -> None:
+        """Adds the ``splits`` of images, in their order. ``where``: Name of the list, for messages."""
+        self.names: list[str] = []
+        self.of_image = bytearray()
+        self._where = where
+        for split in splits:
+            self.of_image.append(self.number_split(split))
+
+    def number_split(self, split: str) -> int:
+        """Returns the number of a split; adds a new one. Raises :class:`SourceError` for more than 100."""
+        if split not in self.names:
+            self.names.append(split)
+            if len(self.names) > _MAX_SPLITS:
+                raise SourceError(f"{self._where}: more than {_MAX_SPLITS} splits")
+        return self.names.index(split)
+
+
+class ListedValues(ValuesByImage):
+    """Values of images, and the split of each image.
+
+    Creating it raises :class:`SourceError` for an image in two splits, for more than 100 splits, and if the temporary
+    file cannot be written.
+
+    Attributes:
+        splits: Splits of the images.
+    """
+
+    def __init__(self, tree: Tree, where: str, lines: Iterable[tuple[str, Any, str]]) -> None:
+        """``lines`` are image, value and split. ``where`` names their file."""
+        self.splits = SplitNumbers(where)
+        super().__init__(tree, self._assign_splits(where, lines))
+
+    def _assign_splits(self, where: str, lines: Iterable[tuple[str, Any, str]]) -> Iterator[tuple[str, Any]]:
+        """Yields image and value of each line; sets the splits of the images."""
+        of_image = self.splits.of_image
+        for name, value, split in lines:
+            number, image = self.splits.number_split(split), self.number_image(name)
+            if image == len(of_image):
+                of_image.append(number)
+            elif of_image[image] != number:
+                raise SourceError(f"{where}: {printable(name)} is in two splits")
+            yield name, value
+
+
+class ListedSource(FileRowSource):
+    """Images of a list, in the order in which they are first named. Subclasses set :attr:`listed` and :attr:`assigned`
+    when they open, and read the values of a row from its number, the value ``entry``."""
+
+    listed: ValuesByImage
+    assigned: SplitNumbers
+
+    def splits(self) -> Sequence[str]:
+        """Returns the splits in packing order."""
+        return in_packing_order(self.assigned.names)
+
+    def file_of(self, image: int) -> str:
+        """Returns the path of an image in the tree, by its number: in this base as it is listed."""
+        return self.listed.image_path(image)
+
+    def images_of(self, split: str) -> list[int]:
+        """Returns the numbers of the images of a split."""
+        number = self.assigned.names.index(split)
+        images: list[int] = np.flatnonzero(np.frombuffer(self.assigned.of_image, np.uint8) == number).tolist()
+        return images
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields one row for each image of a split. Its value ``entry`` is the number of the image."""
+        for image in self.images_of(split):
+            yield FileRow(self.file_of(image), {"entry": image})
+
+    def close(self) -> None:
+        """Closes the list and the tree. Nothing can be read afterwards."""
+        if hasattr(self, "listed"):
+            self.listed.close()
+        super().close()
