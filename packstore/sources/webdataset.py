@@ -1,77 +1,99 @@
 """Reads WebDataset: tar shards in which files of equal names are a sample (https://github.com/webdataset/webdataset).
 
-A sample's key is the path of its files up to the first dot of the file name; the rest names the value. Its files
-usually follow each other; those that lie apart in a shard are joined. Values are decoded like by the library's
-``basichandlers``, except that pickles are refused.
+A sample's key is the path of its files up to the first dot of the file name; the rest, its extension, names the value.
+Files of a sample usually follow each other; those that lie apart in a shard are joined. Values are decoded like by the
+library's ``basichandlers``, except that pickles are refused.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import tokenize
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
-from itertools import groupby, islice
-from operator import itemgetter
+from functools import cached_property, lru_cache, partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from packstore.core.errors import SourceError, printable
+import numpy as np
+
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Bytes, Field, Images, Label
+from packstore.core.plainjson import load_json, parse_float64
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import max_file_bytes
-from packstore.sources.archives import open_required_tree
-from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, is_tar, read_first_names
+from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, is_tar, read_first_names, states_utf8
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import join
 from packstore.sources.columns import ANY, FILE, ValueType, choose_main_image, guess, make_column_name
-from packstore.sources.encodings import active_encoding
+from packstore.sources.encodings import KEY, active_encoding, decode_names, to_utf8
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.needs import PresentNames
 from packstore.sources.records import ShardSource, find_shards
 from packstore.sources.records.facts import read_class_names
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row
-from packstore.sources.webdataset_files import (
-    LABELS,
-    ShardIndex,
-    ask_about_dots,
-    content_kind,
-    decode_file,
-    find_key_end,
-    has_image_pair,
-    is_hidden,
-    make_own_column,
-    make_usual_column,
-    read_shard_index,
-    refuse_scattered_samples,
-    split_key,
-)
 from packstore.stores.link_files import Location
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
-_LOOKED_AT = 64
-"""Number of files of the first shard that recognition reads."""
-_LOOKED_AT_MOST = 1 << 16
-"""Number of files that it reads if the first are no pairs."""
-_CLASS_LISTS = frozenset(("classes", "labels/classes", "obj", "data/obj"))
-"""Keys of YOLO's lists of classes: ``classes.txt``, ``obj.names``."""
-_NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
-_CLASSES = "classnames.txt"
+_LABELS = frozenset(("cls", "class"))
+_KINDS = {
+    **dict.fromkeys((suffix[1:] for suffix in IMAGE_SUFFIXES), "image"),
+    **dict.fromkeys((*_LABELS, *(f"cls{digit}" for digit in "0123456789")), "label"),
+    **dict.fromkeys(("txt", "text", "transcript"), "text"),
+    **dict.fromkeys(("json", "jsn"), "json"),
+    **dict.fromkeys(("count", "index", "inx", "id"), "number"),
+    **dict.fromkeys(("pyd", "pickle", "pkl", "pth", "pt"), "pickle"),
+    "npy": "array",
+}
+"""Kinds of content by the last part of an extension; others are bytes."""
 _TYPES = {"image": FILE, "number": ANY, "array": ANY}
 """Types of columns by the kind of their files; others have the name of the kind."""
 _EXPORTED = {"cls": "label", "txt": "text", "json": "json"}
 """Columns in exports of packstore by extension. All other columns are named before a dot, except the image."""
+_LOOKED_AT = 1000
+"""Number of files of the first shard that recognition looks at."""
+_CLASS_LISTS = frozenset(("classes", "labels/classes", "obj", "data/obj"))
+"""Keys of YOLO's lists of classes: ``classes.txt``, ``obj.names``."""
+_NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
+_PLACE = re.compile(r"(?:([^.]*[^.\d][^.]*)\.)?(\d{1,6})\.[^.]+")
+_CLASSES = "classnames.txt"
+_FIRST_DOT, _LAST_DOT = "first-dot", "last-dot"
 _MAX_VALUE = 1 << 30
 _OPEN_SHARDS = 4
-_FURTHER = "further_images"
-_PLACE = re.compile(r"(?:([^.]*[^.\d][^.]*)\.)?(\d{1,6})\.[^.]+")
+_MANY = 8
+"""Most columns of images that raise no question about the dots of names."""
+
+
+class ShardIndex(NamedTuple):
+    """Index of the samples of a shard. A sample takes 8 bytes, 32 bytes for each file, and its key.
+
+    Attributes:
+        keys: Keys of the samples.
+        counts: Number of files of each sample.
+        files: Four numbers for each file: its extension, offset, size and time of modification.
+        left: Number of members that are not part of a sample, by reason.
+        stated: Keys that the tar states to be UTF-8.
+    """
+
+    keys: list[str]
+    counts: array[int]
+    files: array[int]
+    left: Counter[str]
+    stated: set[bytes]
+
+    def samples(self) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
+        """Yields key and files of each sample. A file is a tuple of its four numbers."""
+        numbers = iter(self.files)
+        files = zip(numbers, numbers, numbers, numbers, strict=True)
+        return ((key, tuple(islice(files, count))) for key, count in zip(self.keys, self.counts, strict=True))
 
 
 class WebDatasetSource(ShardSource):
@@ -86,63 +108,58 @@ class WebDatasetSource(ShardSource):
     kind = "webdataset"
     unit = "tar shard"
     suffixes = SUFFIXES
-    _keeps_names = False
-    """Names of files keep their bytes in any encoding."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._key_end = find_key_end(options.columns)
+        self._key_end = next((each.removeprefix(KEY) for each in options.columns if each.startswith(KEY)), "")
+        if self._key_end not in ("", _FIRST_DOT, _LAST_DOT):
+            said = printable(self._key_end)
+            raise UsageError(f"--column {KEY}{said}: expected {KEY}{_FIRST_DOT} or {KEY}{_LAST_DOT}")
         self._encoding = active_encoding()
-        self._extensions: list[str] = []  # of files, by number
         self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self.shards[number][1]))
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields a row for each sample of a shard, with the sample's own key. Sizes are those in the headers. The first
         call reads the headers of all files in all shards."""
-        assert self._shard_indexes
-        main = {extension for extension in self._extensions if self._column_of(extension) == self._main}
-        for key, files in self._list_samples(number):
-            size = modified = rest = 0
+        columns, main = self._columns, self._main
+        for key, numbers in self._shard_indexes[number].samples():
+            size = modified = 0
             has_main, sizes = False, Counter[str]()
+            files = tuple([(self._extensions[which], at, length, time) for which, at, length, time in numbers])
             for extension, _, nbytes, changed in files:
-                if not has_main and extension in main:
+                name = columns[extension]
+                if name == main and not has_main:
                     size, modified, has_main = nbytes, changed, True
                 else:
-                    rest += nbytes
-                    sizes[self._column_of(extension).partition(".")[0]] += nbytes  # a file of a list has pages.0
-            yield Row(key, (number, files), size, rest, modified, sizes=sizes)
+                    sizes[name.partition(".")[0]] += nbytes  # a file of a list has pages.0
+            yield Row(key, (number, files), size, sizes.total(), modified, sizes=sizes)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads and decodes the files of a sample, by column. A list of numbered files becomes one value. Raises
-        :class:`ValueError` for a damaged or too large file, and for two files of one column."""
+        :class:`ValueError` for a damaged or too large file, for two files of one column, and for a list with a gap."""
         shard, files = ref
         raw: dict[str, Any] = {}  # a file of a list has column and number: view.1
         for extension, place, size, _ in files:
-            limit = max_file_bytes(self.options.max_pixels) if content_kind(extension) == "image" else _MAX_VALUE
-            name = self._column_of(extension)
+            name, kind = self._columns[extension], content_kind(extension)
+            limit = max_file_bytes(self.options.max_pixels) if kind == "image" else _MAX_VALUE
             if size > limit or name in raw:
                 raise ValueError(
                     f".{extension} is there twice, or has {size} bytes, more than {limit} within max_pixels"
                 )
             raw[name] = self._read_value(extension, name, self._open(shard).read(place, size))
-        return self._join_lists(raw)
-
-    def _join_lists(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """Joins the files of each list, ``view.0``, ``view.1`` …, to one list. Changes and returns ``raw``. Raises
-        :class:`ValueError` if a number is missing."""
         for name, optional in self._list_columns.items():
-            files = {file: raw.pop(file) for file in [*raw] if file.startswith(f"{name}.")}
-            numbered = [f"{name}.{number}" for number in range(len(files))]
-            if files.keys() != {*numbered}:
-                raise ValueError(f"its files {', '.join(sorted(files))} are not numbered from 0, as a list is")
-            if files or not optional:
-                raw[name] = [files[each] for each in numbered]
+            listed = {file: raw.pop(file) for file in [*raw] if file.startswith(f"{name}.")}
+            numbered = [f"{name}.{number}" for number in range(len(listed))]
+            if listed.keys() != {*numbered}:
+                raise ValueError(f"its files {', '.join(sorted(listed))} are not numbered without a gap, as a list is")
+            if listed or not optional:
+                raw[name] = [listed[each] for each in numbered]
         return raw
 
     @cached_property
     def _list_columns(self) -> dict[str, bool]:
         """Columns whose values are lists of files, by name; True if a sample may have no list."""
-        return dict.fromkeys((name.partition(".")[0] for name in self._places.values() if "." in name), False)
+        return dict.fromkeys((name.partition(".")[0] for name in self._columns.values() if "." in name), False)
 
     def locate_row(self, ref: Any) -> Location | None:
         """Locates the main image in its tar. Returns None for a compressed tar, and for a sample without that image."""
@@ -150,12 +167,8 @@ class WebDatasetSource(ShardSource):
         if self._open(shard).compressed:
             return None
         path = str(self.shards[shard][1].absolute())
-        places = (place for extension, place, *_ in files if self._column_of(extension) == self._main)
+        places = (place for extension, place, *_ in files if self._columns[extension] == self._main)
         return next((Location(path, place) for place in places), None)
-
-    def _column_of(self, extension: str) -> str:
-        """Returns the column of files with an extension; ``view.1`` for number 1 of the list ``view``."""
-        return self._columns[extension]
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
         """Decodes the content of a file of column ``name`` by its extension. Raises :class:`ValueError` for damaged
@@ -169,113 +182,119 @@ class WebDatasetSource(ShardSource):
 
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts the hidden files, links and devices in all tars, by reason."""
-        return sum((members.left for members in self._shard_indexes), Counter[str]())
+        return sum((index.left for index in self._shard_indexes), Counter[str]())
 
     def close(self) -> None:
         """Closes all open shards; reading opens them again."""
         super().close()
         self._open.cache_clear()
 
-    def _list_samples(self, number: int) -> Iterator[tuple[str, tuple[tuple[str, int, int, int], ...]]]:
-        """Yields key and files of each sample of a shard. A file is a tuple of extension, offset, size and time of
-        modification."""
-        members, names = self._shard_indexes[number], self._extensions
-        numbers = iter(members.files)
-        files = zip(map(names.__getitem__, numbers), numbers, numbers, numbers, strict=True)
-        for key, count in zip(members.keys, members.counts, strict=True):
-            yield key, tuple(islice(files, count))
-
-    def _count_extensions(self, indexes: Sequence[ShardIndex] = ()) -> Counter[tuple[str, ...]]:
-        """Counts samples with the same extensions, by these extensions."""
-        counts: Counter[tuple[str, ...]] = Counter()
-        for index in indexes or self._shard_indexes:
-            for numbers, count in index.alike.items():
-                counts[tuple(self._extensions[number] for number in numbers)] += count
-        return counts
-
     @cached_property
     def _shard_indexes(self) -> list[ShardIndex]:
         """Indexes of all shards. The first use reads the headers of all members. Raises :class:`SourceError` for a
         damaged shard, pickles, and no samples in any shard."""
         numbers: dict[str, int] = {}
-        indexes = [
-            read_shard_index(
-                self._open(shard), path, numbers, self._key_end, self._encoding, keeps_names=self._keeps_names
-            )
-            for shard, (_, path) in enumerate(self.shards)
-        ]
-        self._extensions = list(numbers)
-        pickles = next((name for name in self._extensions if content_kind(name) == "pickle"), None)
+        last_dot = self._key_end == _LAST_DOT
+        indexes = [_read_index(self._open(n), path, numbers, last_dot) for n, (_, path) in enumerate(self.shards)]
+        if self.store_manifest is None:  # in exports, keys may be any bytes
+            for index, (_, path) in zip(indexes, self.shards, strict=True):
+                keys = [key.encode("utf-8", "surrogateescape") for key in index.keys]
+                index.keys[:] = map(
+                    bytes.decode, decode_names(keys, index.stated, self._encoding, printable(str(path)))
+                )
+        pickles = next((name for name in numbers if content_kind(name) == "pickle"), None)
         if pickles is not None:
             raise SourceError(
                 f"{printable(str(self.path))} holds pickles (.{printable(pickles)}), which packstore does not run: "
                 "write the shards again with .json, .npy or .txt"
             )
-        if not any(members.keys for members in indexes):
+        if not numbers:
             raise SourceError(f"{printable(str(self.path))}: its shards hold no samples")
-        self._check_samples(indexes)
+        self._numbers = numbers
         return indexes
 
-    def _check_samples(self, indexes: Sequence[ShardIndex]) -> None:
-        """Raises :class:`SourceError` if the files of a sample are in several shards. Raises
-        :class:`AmbiguousSourceError` if the dots of names seem to belong to the keys, and no option says which."""
-        kinds = {extension: content_kind(extension) for extension in self._extensions}
-        refuse_scattered_samples([path for _, path in self.shards], indexes, [*kinds.values()])
-        if self._key_end is None:
-            largest = max((max(index.counts, default=0), n) for n, index in enumerate(indexes))[1]
-            sizes = indexes[largest].counts
-            example = indexes[largest].keys[max(range(len(sizes)), key=sizes.__getitem__)]
-            ask_about_dots(self.path, self._count_extensions(indexes), kinds, example)
+    @cached_property
+    def _extensions(self) -> list[str]:
+        """Extensions of all files, by number."""
+        assert self._shard_indexes
+        return list(self._numbers)
+
+    @cached_property
+    def _alike(self) -> Counter[tuple[str, ...]]:
+        """Number of samples with the same extensions, by these: questions about all samples need no loop over them."""
+        counts: Counter[tuple[int, ...]] = Counter()
+        for index in self._shard_indexes:
+            counts.update(tuple([number for number, *_ in files]) for _, files in index.samples())
+        alike = {tuple(self._extensions[number] for number in numbers): count for numbers, count in counts.items()}
+        return Counter(alike)
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Column of each extension, by :func:`make_usual_column`. If a sample has two files of that column, or the
-        column files of several kinds, uses :func:`make_own_column` instead. Numbered images in lists have
-        :attr:`_places`."""
-        assert self._shard_indexes
-        columns = {
-            extension: make_usual_column(extension) for extension in self._extensions if extension not in self._places
-        }
+        """Column of each extension: ``image`` for ``jpg``, ``left`` for ``left.jpg`` …. If a sample has two files of a
+        column, or the column files of several kinds, the column of each is its whole extension: ``png`` for the masks
+        beside ``jpg``. Raises :class:`AmbiguousSourceError` if the dots of names seem to belong to the keys, and no
+        option says which."""
+        if not self._key_end and _may_end_later(self._alike):
+            raise self._make_question()
+        places = self._find_places()
+        columns = {each: _make_usual_column(each) for each in sorted(self._extensions) if each not in places}
         kinds: dict[str, set[str]] = {}
         for extension, name in columns.items():
             kinds.setdefault(name, set()).add(content_kind(extension))
         shared = {name for name, its in kinds.items() if len(its) > 1}
-        for extensions in self._count_extensions():
-            names = Counter(columns[extension] for extension in set(extensions) if extension in columns)
+        for extensions in self._alike:
+            names = Counter(columns[extension] for extension in {*extensions} if extension in columns)
             shared.update(name for name, count in names.items() if count > 1)
-        columns = {ext: make_own_column(ext) if name in shared else name for ext, name in columns.items()}
-        columns |= self._places
-        # the order of files that lie apart means nothing
-        return dict(sorted(columns.items())) if any(index.joined for index in self._shard_indexes) else columns
+        for extension, name in columns.items():
+            if name in shared:
+                own = make_column_name(extension)
+                columns[extension] = f"{own}_" if own == "image" else own
+        return columns | places
 
-    @cached_property
-    def _places(self) -> dict[str, str]:
-        """Column and number, ``view.1``, of each extension of a numbered image (``0.jpg``, ``view.1.png``) in a list.
+    def _make_question(self) -> AmbiguousSourceError:
+        """Makes the question which dot of a file's name ends the key, with the sample of the most files as example."""
+        largest = max(self._shard_indexes, key=lambda index: max(index.counts, default=0))
+        example = largest.keys[largest.counts.index(max(largest.counts))]
+        most = max(self._alike, key=len)
+        shown = ", ".join(sorted(printable(f".{each}") for each in most)[:4])
+        return AmbiguousSourceError(
+            f"{printable(str(self.path))}: in WebDataset a key ends at the first dot of a file's name, so up to "
+            f"{len(most)} files are one sample: {printable(example)} with {shown} …. If such dots belong to the names, "
+            f"end keys at the last dot with --column {KEY}{_LAST_DOT}; if not, say --column {KEY}{_FIRST_DOT}",
+            [Answer(("--column", f"{KEY}{end}")) for end in (_LAST_DOT, _FIRST_DOT)],
+            self.path,
+        )
 
-        See :func:`_find_lists` for the lists. If all images are in lists, the first image of the only list is
-        ``image``. If all images are in several lists, the value is empty."""
-        lists = _find_lists(self._count_extensions())
-        split = {extension: _split_number(extension) for extension in self._extensions}
-        numbered = {extension: its for extension, its in split.items() if its is not None and its[0] in lists}
-        main = any(content_kind(each) == "image" and each not in numbered for each in self._extensions)
-        if not main and len(lists) > 1:
+    def _find_places(self) -> dict[str, str]:
+        """Finds numbered images (``0.jpg``, ``view.1.png``) of which samples have different numbers: they are lists.
+        Returns column and number, ``view.1``, of each of their extensions.
+
+        If all images are in lists, the first image of the only list is ``image``. If all images are in several lists,
+        the result is empty."""
+        matches = {each: _PLACE.fullmatch(each) for each in self._extensions if content_kind(each) == "image"}
+        split = {each: (match[1] or "", int(match[2])) for each, match in matches.items() if match}
+        sizes: dict[str, set[int]] = {}
+        for extensions in self._alike:
+            for name, size in Counter(split[each][0] for each in extensions if each in split).items():
+                sizes.setdefault(name, set()).add(size)
+        listed = {each: its for each, its in split.items() if len(sizes[its[0]]) > 1}
+        main = len(listed) < len(matches)
+        if not main and len({name for name, _ in listed.values()}) > 1:
             return {}
         places = {}
-        for extension, (name, number) in numbered.items():
-            place = number - lists[name] - (not main)
-            column = (name if main else f"further_{name}") if name else _FURTHER
+        for extension, (name, number) in listed.items():
+            place = number - min(first for its, first in listed.values() if its == name) - (not main)
+            column = (name if main else f"further_{name}") if name else "further_images"
             places[extension] = "image" if place < 0 else f"{make_column_name(column)}.{place}"
         return places
 
     def fields(self) -> dict[str, Field]:
         """Returns the field of each column. The extensions of all files and the values of the first 16 samples decide.
-        A column that a sample lacks is optional, except the main image. Raises the errors of :meth:`_main` and
-        :meth:`_declare_column`."""
+        A column that a sample lacks is optional, except the main image. Raises the errors of :meth:`_columns`,
+        :meth:`_main` and :meth:`_declare_column`."""
         have: Counter[str] = Counter()
-        total = 0
-        for extensions, count in self._count_extensions().items():
+        for extensions, count in self._alike.items():
             have.update(dict.fromkeys((self._columns[extension] for extension in extensions), count))
-            total += count
         samples = self.read_first_samples()
         declared: dict[str, Field] = {}
         for extension, column in self._columns.items():
@@ -285,7 +304,7 @@ class WebDatasetSource(ShardSource):
             elif name not in declared:
                 given = [raw[name] for raw in samples if raw.get(name) is not None]
                 declared[name] = self._declare_column(extension, name, given)
-                if have[name] < total and name != self._main:
+                if have[name] < self._alike.total() and name != self._main:
                     declared[name] = replace(declared[name], optional=True)
         return declared
 
@@ -312,29 +331,109 @@ class WebDatasetSource(ShardSource):
             raise SourceError(f"{printable(str(self.path))}: .{printable(extension)}: {error}") from error
 
 
-def _split_number(extension: str) -> tuple[str, int] | None:
-    """Splits the extension of a numbered image into name and number. ``view.1.png`` becomes ``view`` and 1, and
-    ``1.png`` becomes ``""`` and 1. Returns None for other extensions."""
-    match = _PLACE.fullmatch(extension)
-    return (match[1] or "", int(match[2])) if match and content_kind(extension) == "image" else None
+def _read_index(tar: OpenTar, path: Path, numbers: dict[str, int], last_dot: bool) -> ShardIndex:
+    """Reads the index of a shard from the headers of its members. Files of one key are a sample, wherever they lie.
+    ``numbers`` has the number of each extension; adds new extensions. Raises :class:`SourceError` for a damaged tar."""
+    keys: dict[str, int] = {}
+    stated: set[bytes] = set()
+    files, owners, left = array("q"), array("q"), Counter[str]()
+    try:
+        for member in tar.walk_members():
+            if member.isreg() and not _is_hidden(member.name):
+                key, extension = split_key(member.name, last_dot)
+                if not key.isascii() and states_utf8(member):
+                    stated.add(key.encode())
+                modified = int(member.mtime) * 10**9 if 0 <= member.mtime < 2**33 else 0
+                owners.append(keys.setdefault(key, len(keys)))
+                number = numbers.setdefault(extension, len(numbers))
+                files.extend((number, member.offset_data, member.size, modified))
+            elif not member.isdir():
+                left["hidden members" if member.isreg() else "members that are links or devices"] += 1
+    except TAR_FAULTS as error:
+        raise SourceError(f"{printable(str(path))} is not a readable tar, or it is damaged: {error}") from None
+    order = np.argsort(np.array(owners, np.int64), kind="stable")
+    joined = np.array(files, np.int64).reshape(-1, 4)[order]
+    counts = np.bincount(np.array(owners, np.int64), minlength=len(keys))
+    return ShardIndex(list(keys), array("q", counts.tobytes()), array("q", joined.tobytes()), left, stated)
 
 
-def _find_lists(counts: Iterable[tuple[str, ...]]) -> dict[str, int]:
-    """Finds numbered images that are lists, by the extensions of each sample. Returns the first number of each list, 0
-    or 1, by name.
+def split_key(name: str, last_dot: bool = False) -> tuple[str, str]:
+    """Splits a path into key and extension, at the first or last dot of the file's name. Removes ``./`` at the start of
+    the path. The extension is in lower case."""
+    folder, slash, base = name.removeprefix("./").rpartition("/")
+    stem, _, extension = base.rpartition(".") if last_dot and "." in base else base.partition(".")
+    return f"{folder}{slash}{stem}", extension.lower()
 
-    The images of a list are numbered without gaps, and samples have different numbers of them.
+
+def _may_end_later(alike: Mapping[tuple[str, ...], int]) -> bool:
+    """Tells if dots may belong to the names of files, as in ``v1.0.jpg`` and ``v1.0.cls``: a part before the last dot
+    has an image and another value. A word may (``left.jpg``, ``left.json``) beside a file without such a part.
+    Many columns of images may not belong to one sample either."""
+    images: set[str] = set()
+    for extensions in alike:
+        plain = any("." not in each for each in extensions)
+        parts: dict[str, set[bool]] = {}
+        for extension in extensions:
+            if content_kind(extension) != "bytes":
+                parts.setdefault(extension.rpartition(".")[0], set()).add(content_kind(extension) == "image")
+        paired = [part for part, found in parts.items() if part and len(found) > 1]
+        if any(part[0].isdigit() or not plain for part in paired):
+            return True
+        if not plain:
+            images.update(each for each in extensions if content_kind(each) == "image")
+    return len(images) > _MANY
+
+
+def _is_hidden(name: str) -> bool:
+    """Tells if a member is hidden: its name begins with a dot or two underscores."""
+    return name.rpartition("/")[2].startswith((".", "__"))
+
+
+def content_kind(extension: str) -> str:
+    """Returns the kind of content of a file, by the last part of its extension. Kinds are ``image``, ``label``,
+    ``text``, ``json``, ``number``, ``pickle`` and ``array``; ``bytes`` for all others."""
+    return _KINDS.get(extension.rpartition(".")[2], "bytes")
+
+
+def _make_usual_column(extension: str) -> str:
+    """Returns the usual column of files with an extension. Files called ``image`` that are no images get
+    ``image_``."""
+    first, _, last = extension.rpartition(".")
+    kind = content_kind(extension)
+    name = first or (kind if kind in ("image", "label", "text", "json") else last)
+    return "image_" if name == "image" != kind else make_column_name(name)
+
+
+def decode_file(extension: str, data: bytes, encoding: str | None = None) -> Any:
+    """Decodes the content of a file by its extension. Decodes numbers, texts, JSON and ``.npy``; other content stays
+    bytes. Raises :class:`ValueError` for damaged content, and :class:`AmbiguousSourceError` for a text in an unknown
+    encoding.
+
+    ``encoding``: Encoding of texts that are not UTF-8; None if the user has named none.
     """
-    numberings: dict[str, set[tuple[int, ...]]] = {}
-    for extensions in counts:
-        for name, group in groupby(sorted(filter(None, map(_split_number, extensions))), key=itemgetter(0)):
-            numberings.setdefault(name, set()).add(tuple(number for _, number in group))
-    firsts = {name: min(map(min, sets)) for name, sets in numberings.items() if len({*map(len, sets)}) > 1}
-    return {
-        name: first
-        for name, first in firsts.items()
-        if first in (0, 1) and all(each == (*range(first, first + len(each)),) for each in numberings[name])
-    }
+    kind = content_kind(extension)
+    if kind in ("text", "json"):
+        data = to_utf8(data, encoding, f".{extension}")
+    try:
+        return _DECODERS[kind](data) if kind in _DECODERS else data
+    except (*TAR_FAULTS, TypeError, SyntaxError, tokenize.TokenError) as error:
+        raise ValueError(f".{extension}: {error}") from None
+
+
+def _parse_number(data: bytes) -> int:
+    """Parses a number of 64 bits. Raises :class:`ValueError` for any other text."""
+    text = data.decode("utf-8").strip()
+    if not re.fullmatch(r"[+-]?\d{1,19}", text) or not -(1 << 63) <= int(text) < 1 << 63:
+        raise ValueError(f"found {text[:40]!r}, expected a number")
+    return int(text)
+
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "label": _parse_number, "number": _parse_number, "text": bytes.decode,
+    "json": partial(load_json, parse_float=parse_float64),
+    "array": lambda data: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False),
+}  # fmt: skip
+"""Decoders by kind of content."""
 
 
 class ExportedWebDataset(ExportedRows, WebDatasetSource):
@@ -342,30 +441,27 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
     ``column.ext``, and ``column.0.ext`` … for lists."""
 
     _main = "image"
-    _keeps_names = True  # keys may be any bytes; the lines of the records have them
-
-    _places: Mapping[str, str] = {}  # type: ignore[assignment]
-
-    def _check_samples(self, indexes: Sequence[ShardIndex]) -> None:
-        """Does nothing: the export manifest tells what is a sample."""
 
     @cached_property
     def _list_columns(self) -> dict[str, bool]:
         """Columns whose values are lists of files, by name; True if a record may have no list."""
         return {column.name: column.nullable for column in self.columns_at_rest if column.form == "files"}
 
-    def _column_of(self, extension: str) -> str:
-        """Returns the column of files with an extension, by the names that exports give.
+    @cached_property
+    def _columns(self) -> dict[str, str]:
+        """Column of each extension, by the names that exports give.
 
         - ``name.ext``: ``name``.
         - ``name.0.ext``: ``name.0`` if ``name`` is a list.
         - ``cls``, ``txt``, ``json``: the usual column.
         - Any other extension: ``image``.
         """
-        first, dot, rest = extension.partition(".")
-        if first in self._list_columns:
-            return f"{first}.{rest.rpartition('.')[0]}"  # a file of the list
-        return first if dot else _EXPORTED.get(extension, "image")
+        columns = {}
+        for extension in self._extensions:
+            name, dot, rest = extension.partition(".")
+            column = name if dot else _EXPORTED.get(extension, "image")
+            columns[extension] = f"{name}.{rest.rpartition('.')[0]}" if name in self._list_columns else column
+        return columns
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
         """Returns the value of a file: an array or a label decoded, anything else as stored bytes.
@@ -382,11 +478,10 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises tars by the first 64 files of the first tar, or by more if these are no pairs. A key is a file's path
-    without its extensions.
+    """Recognises tars by the first 1,000 files of the first tar. A key is a file's path without its extensions.
 
-    - ``CERTAIN``: at least half of the keys have an image and another known file. If the files are in several folders,
-      each key must have a label: folders alone may be classes.
+    - ``CERTAIN``: at least half of the keys have an image and another known file, or two images. If the files are in
+      several folders, each key must have a label: folders alone may be classes.
     - ``PARTIAL``: several numbered tars of images alone.
     - ``POSSIBLE``: a folder of tars of which the first is damaged. Also tars that :func:`find_shards` refuses.
     - ``NO``: anything else. Also a folder with images beside the tars, a tar of a kind with annotations beside each
@@ -400,52 +495,34 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO
     if path.is_dir() and any(name.lower().endswith(IMAGE_SUFFIXES) for name in os.listdir(path)):
         return Certainty.NO
+    samples: dict[str, set[str]] = {}
     try:
-        names = read_first_names(shards[0][1], _LOOKED_AT)
+        for name in read_first_names(shards[0][1], _LOOKED_AT):
+            if not _is_hidden(name):
+                key, extension = split_key(name)
+                samples.setdefault(key, set()).add(extension)
     except (*TAR_FAULTS, SourceError):
         return Certainty.POSSIBLE if path.is_dir() else Certainty.NO  # opening it reports what is wrong
-    samples, mostly_pairs = _group_names(names)
-    if not mostly_pairs and len(names) == _LOOKED_AT:  # the files of a sample may lie apart
-        samples, mostly_pairs = _group_names(_list_names(shards[0][1]))
     extensions = frozenset[str]().union(*samples.values())
-    if path.is_file() and (samples.keys() & _CLASS_LISTS or _is_of_sidecar_kind(path, options, extensions)):
-        return Certainty.NO
-    pairs = any(map(has_image_pair, samples.values()))
+    if path.is_file():
+        kinds = (kind for kind in SOURCES.values(PresentNames(path).may_be) if kind.sidecar_extensions & extensions)
+        if samples.keys() & _CLASS_LISTS or any(kind.recognise(path, options) is Certainty.CERTAIN for kind in kinds):
+            return Certainty.NO
+    pairs = sum(map(_has_pair, samples.values()))
     folders = {key.rpartition("/")[0] for key in samples}
     numbered = len(shards) > 1 and all(_NUMBERED.search(shard.name) for _, shard in shards)
     if numbered and samples and len(folders) == 1 and not pairs:
-        images = (any(content_kind(each) == "image" for each in extensions) for extensions in samples.values())
+        images = (any(content_kind(each) == "image" for each in its) for its in samples.values())
         return Certainty.PARTIAL if all(images) else Certainty.NO
-    sure = len(folders) == 1 or all(each & LABELS for each in samples.values())
-    return Certainty.CERTAIN if sure and mostly_pairs else Certainty.NO
+    sure = len(folders) == 1 or all(each & _LABELS for each in samples.values())
+    return Certainty.CERTAIN if sure and 2 * pairs >= len(samples) > 0 else Certainty.NO
 
 
-def _group_names(names: Iterable[str]) -> tuple[dict[str, set[str]], bool]:
-    """Groups names of files by key. Returns the extensions of each key, and True if at least half of the keys have an
-    image and another known file."""
-    samples: dict[str, set[str]] = {}
-    for name in names:
-        if not is_hidden(name):
-            key, extension = split_key(name)
-            samples.setdefault(key, set()).add(extension)
-    return samples, 2 * sum(map(has_image_pair, samples.values())) >= len(samples) > 0
-
-
-def _list_names(shard: Path) -> Iterator[str]:
-    """Yields the names of at most 65,536 files of a tar. Yields none if the tar cannot be read: opening it reports
-    why."""
-    with suppress(SourceError):
-        tree = open_required_tree(shard)
-        paths = (join(folder, name) for folder, names in tree.folders(is_passed_over) for name in names.files)
-        yield from islice(paths, _LOOKED_AT_MOST)
-
-
-def _is_of_sidecar_kind(path: Path, options: SourceOptions, extensions: frozenset[str]) -> bool:
-    """Tells if an archive is certainly of a kind with annotations beside each image (LabelMe).
-
-    ``extensions``: those in the archive. Kinds whose annotations have none of these extensions are not asked."""
-    kinds = (kind for kind in SOURCES.values(PresentNames(path).may_be) if kind.sidecar_extensions & extensions)
-    return any(kind.recognise(path, options) is Certainty.CERTAIN for kind in kinds)
+def _has_pair(extensions: set[str]) -> bool:
+    """Tells if a sample has an image and another known file, or two images."""
+    images = {name for name in extensions if content_kind(name) == "image"}
+    others = {name.rpartition(".")[2] for name in extensions - images}
+    return bool(images) and (len(images) > 1 or not others.isdisjoint((*_KINDS, "npz")))
 
 
 _open = open_with(WebDatasetSource, ExportedWebDataset)
