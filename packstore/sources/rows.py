@@ -29,7 +29,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.sniff import HeaderError, max_file_bytes
 from packstore.sources.archives import open_required_tree
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, round_up_size, stamp_files
-from packstore.sources.beside import join
+from packstore.sources.beside import join, raise_suffix
 from packstore.sources.encodings import is_text, to_utf8
 from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.listing import IMAGE_SUFFIXES, key_size
@@ -371,7 +371,7 @@ class FileRowSource(TreeRowSource):
     """Source whose main images are files of a folder or an archive, with their paths as keys.
 
     A row with a missing file is a bad sample, unless the file is an optional value. Values that are texts are converted
-    to UTF-8.
+    to UTF-8. If the file of a value is missing, the same name with its suffix in upper case is tried.
 
     Attributes:
         main: Name of the main image.
@@ -407,15 +407,24 @@ class FileRowSource(TreeRowSource):
         modified, changed = status.modified_ns, status.changed_ns
         for name, value in values.items():
             if type(value) in _FILES and (files := _list_files_of(value)):
-                there = [self._stat_or_missing(each.file) for each in files]
-                pairs = zip(files, there, strict=True)
-                filled = [each._replace(size_bytes=at.size, modified_ns=at.modified_ns) for each, at in pairs]
+                there = [self._stat_value(each) for each in files]
+                filled = [each._replace(size_bytes=at.size, modified_ns=at.modified_ns) for each, at in there]
                 rest[name] = filled[0] if isinstance(value, InTree) else filled
-                sizes[name] = sum(max(0, at.size) for at in there)
-                modified = max(modified, *(at.modified_ns for at in there))
-                changed = max(changed, *(at.changed_ns for at in there))
+                sizes[name] = sum(max(0, at.size) for _, at in there)
+                modified = max(modified, *(at.modified_ns for _, at in there))
+                changed = max(changed, *(at.changed_ns for _, at in there))
         ref = (file, status.size, status.modified_ns, rest)
         return Row(key, ref, max(0, status.size), sum(sizes.values()), modified, changed, sizes)
+
+    def _stat_value(self, value: InTree) -> tuple[InTree, FileStat]:
+        """Returns a value that is a file, and the file's size and times. If ``a.png`` is missing, takes ``a.PNG``. If
+        both are missing, the size is -1."""
+        status = self._stat_or_missing(value.file)
+        if status.size >= 0:
+            return value, status
+        other = value._replace(file=raise_suffix(value.file))
+        there = self._stat_or_missing(other.file)
+        return (value, status) if there.size < 0 else (other, there)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the main image and all values that are files, texts as UTF-8; other values stay as they are. A missing
