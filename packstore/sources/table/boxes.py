@@ -63,8 +63,8 @@ def find_convention(
         names: Columns of the boxes.
         implied: Convention that their names imply; empty for none.
         rows: Place and cells of each row.
-        sized: Width and height of the image of some rows, by row number; they exclude conventions that put boxes
-            outside of an image.
+        sized: Width and height of the image of some rows, by row number; others may have columns ``width`` and
+            ``height``. They exclude conventions that put boxes outside of an image.
         said: Convention that the user names: it is returned, after all cells are checked.
 
     Raises:
@@ -74,15 +74,19 @@ def find_convention(
     ranges, measured = BoxConventionCounter(), BoxConventionCounter()
     for number, block in enumerate(batch_rows(rows)):
         boxes: list[list[float]] = []
+        within: list[tuple[list[float], Sequence[float | None]]] = []
         for n, (place, cells) in enumerate(block, number * 4096):
             try:
                 own = read_row_boxes(cells, names)
             except ValueError as error:
                 raise MalformedBoxError(f"{place}: {error}") from None
             boxes += own
-            if n in sized:
-                measured.count_boxes(np.array(own).reshape(-1, 4), np.array([sized[n]] * len(own), np.float64))
+            stated = [parse_number_cell(cells.get(name)) for name in ("width", "height") if name not in names]
+            size = sized.get(n, stated)
+            within += [(box, size) for box in own if len(size) == 2 and all(size)]
         ranges.count_boxes(np.array(boxes).reshape(-1, 4))
+        if within:
+            measured.count_boxes(*(np.array(each, np.float64) for each in zip(*within, strict=True)))
     if said is not None:
         return said
     choices = [
