@@ -499,7 +499,7 @@ def test_a_store_of_our_own_is_no_file_of_others(tmp_path: Path) -> None:
 
 
 def test_a_chunk_is_decompressed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from packstore.sources.arrays.hdf5 import _Hdf5Array
+    from packstore.sources.arrays.chunked import _Hdf5Array
 
     path = write(tmp_path / "a.h5", {"x": pixels(60, 4, 4, 3)}, compression="gzip", chunks=(20, 4, 4, 3))
     monkeypatch.setattr("packstore.sources.arrays.stored._BLOCK_BYTES", 100)

@@ -141,7 +141,7 @@ def _parse_array(name: str, nbytes: int, read: ReadRange) -> StoredArray:
     elif dtype.kind in "SU":
         info = ArrayInfo(name, shape, dtype, "texts")
     else:
-        info = ArrayInfo.of_numbers(name, shape, dtype, str(dtype))
+        info = ArrayInfo.of_numbers(name, shape, dtype)
     return StoredArray(info, read, place, fortran)
 
 

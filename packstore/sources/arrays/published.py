@@ -87,6 +87,7 @@ class PixelSource(ArraySource):
         if not self.parts:
             raise SourceError(f"it is not {self.title}")
         self._folder = self.parts[0][1].parent
+        self._place = next(each for each in (self._folder, *self._folder.parents) if each.exists())
         self.classes = self.read_class_names()
         return [file for _, file in self.parts]
 
@@ -95,11 +96,6 @@ class PixelSource(ArraySource):
         """The folder of the first file, or its archive; opened at the first use."""
         return open_required_tree(self._place)
 
-    @property
-    def _place(self) -> Path:
-        """The folder of the first file, or its archive."""
-        return next(each for each in (self._folder, *self._folder.parents) if each.exists())
-
     def _inside(self, name: str) -> str:
         """Returns the path of a file in the tree by its name in the folder of the first file."""
         return (self._folder / name).relative_to(self._place).as_posix()
@@ -107,7 +103,7 @@ class PixelSource(ArraySource):
     def files(self) -> Sequence[Path]:
         """Returns the files of the set, or the archive."""
         if not self._folder.is_dir():
-            return (self._place,)
+            return (self.path,)
         return [*self._files, *(file for name in self.beside if (file := self._folder / name).exists())]
 
     def add_labels(self, opened: OpenArrays, columns: Mapping[str, NDArray[Any]], first: int = 0) -> None:
@@ -151,9 +147,8 @@ class PixelSource(ArraySource):
     def close(self) -> None:
         """Closes the source and its folder or archive."""
         super().close()
-        if "_tree" in self.__dict__:
-            self._tree.close()
-            del self._tree  # with the decompressed copy of an archive
+        if (tree := self.__dict__.pop("_tree", None)) is not None:
+            tree.close()
 
 
 _MAX_BYTES = 1 << 28  # the largest published file, CIFAR-100's train, has 155 MB

@@ -81,13 +81,11 @@ class ArrayInfo:
         return printable(f"{where}{self.name} {self.shape} {kind}")
 
     @classmethod
-    def of_numbers(
-        cls, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | None, shown: str, chunk: int = 1
-    ) -> ArrayInfo:
-        """Describes an array of numbers, or an unreadable one if no column holds its dtype. ``shown``: its dtype."""
-        if dtype is not None and dtype.kind in "uifb" and dtype.itemsize <= 8:
+    def of_numbers(cls, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], chunk: int = 1) -> ArrayInfo:
+        """Describes an array of numbers, or an unreadable one if no column holds its dtype."""
+        if dtype.kind in "uifb" and dtype.itemsize <= 8:
             return cls(name, shape, dtype, "numbers", chunk)
-        return cls.unreadable(name, shape, f"{printable(name)} holds {shown}, for which there is no type of column")
+        return cls.unreadable(name, shape, f"{printable(name)} holds {dtype}, for which there is no type of column")
 
     @classmethod
     def unreadable(cls, name: str, shape: tuple[int, ...], why: str) -> ArrayInfo:

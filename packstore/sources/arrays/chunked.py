@@ -1,6 +1,8 @@
-"""Zarr arrays of version 2 and 3 (https://zarr-specs.readthedocs.io): folders of chunk files.
+"""HDF5 files that are no packstore stores, and Zarr of version 2 and 3 (https://zarr-specs.readthedocs.io).
 
-The library ``zarr`` reads them. Arrays with unknown codecs are not opened: the format has a codec for pickles.
+The libraries ``h5py`` and ``zarr`` read them. In HDF5, links to other files are refused, and datasets whose values lie
+in other files are not read. In Zarr, arrays are folders of chunk files. Those with unknown codecs are not opened: the
+format has a codec for pickles.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,14 @@ from packstore.core.files import read_bounded
 from packstore.core.plainjson import load_json
 from packstore.sources.arrays import make_array_kind
 from packstore.sources.arrays.source import ArraySource
-from packstore.sources.arrays.stored import (
-    ArrayInfo,
-    FileArray,
-    OpenArrays,
-    may_be_written,
-    object_array,
-)
+from packstore.sources.arrays.stored import ArrayInfo, FileArray, OpenArrays, may_be_written, object_array
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.refusals import first_bytes
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_STARTS = (0, 512, 1024, 2048)
+_MAX_OBJECTS = 10_000
+_OUTSIDE = "which is not followed: write the values into the file, for instance by h5repack"
 
 _MAX_JSON, _MAX_FOLDERS = 1 << 24, 1000
 _MAX_CHUNK_BYTES = 1 << 30
@@ -46,6 +47,138 @@ _CODECS = frozenset(
 _MAX_FILE_BYTES = 2 << 30
 _MAX_SAMPLE_CHUNKS = 1024
 """Limit, since the library takes some kilobytes for each chunk that is read."""
+
+
+@dataclass(slots=True)
+class _LibraryArray(FileArray):
+    """Array as its library has opened it."""
+
+    opened: Any
+
+    def read_rows(self, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """Reads rows along ``axis``; texts and files become Python objects. Raises :class:`ValueError` for any error of
+        the library."""
+        try:
+            values = np.asarray(self.opened[(slice(None),) * axis + (slice(start, stop),)])
+        except Exception as error:  # each codec has errors of its own
+            name = self.info.name
+            raise ValueError(f"{name} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
+        if values.dtype.kind in "TUSVO":
+            return object_array([str(item) if isinstance(item, str) else bytes(item) for item in values])
+        return values
+
+
+class _Hdf5Array(_LibraryArray):
+    """Dataset of an HDF5 file."""
+
+    def list_written(self) -> tuple[Sequence[int], Iterable[Sequence[int]]] | None:
+        """Lists the chunks that were written; None also for an empty dataset."""
+        dataset, chunk = self.opened, self.opened.chunks
+        if not dataset.size:
+            return None
+        if chunk is None:
+            return None if dataset.id.get_storage_size() else (dataset.shape, ())
+        count = dataset.id.get_num_chunks()
+        if count == math.prod(-(-a // b) for a, b in zip(dataset.shape, chunk, strict=True)):
+            return None
+        places: list[tuple[int, ...]] = []
+        if hasattr(dataset.id, "chunk_iter"):
+            dataset.id.chunk_iter(lambda info: places.append(info.chunk_offset))
+        else:  # HDF5 before 1.12.3 (h5py 3.8); slower: each call searches for its chunk
+            places += (dataset.id.get_chunk_info(number).chunk_offset for number in range(count))
+        return chunk, (tuple(a // b for a, b in zip(place, chunk, strict=True)) for place in places)
+
+
+class Hdf5Source(ArraySource):
+    """Samples of HDF5 files. Opening raises :class:`SourceError` for damage, for links to other files or to nothing,
+    and for images or labels with values in other files. Also raises it if over 256 MiB of a dataset of numbers were
+    never written."""
+
+    kind = "hdf5"
+    suffixes = (".h5", ".hdf5", ".he5", ".hdf")
+    files_name = "HDF5 files"
+
+    def open_arrays(self, opened: OpenArrays, path: Path) -> None:
+        """Adds all datasets of a file, at most 10,000, and visits each group once."""
+        import h5py
+
+        file = opened.enter_context(h5py.File(path, "r", locking=False))
+        waiting, seen = [("", file)], set()
+        while waiting:
+            name, group = waiting.pop(0)
+            for child in group:
+                inside, link = f"{name}/{child}".lstrip("/"), group.get(child, getlink=True)
+                item = group.get(child) if not isinstance(link, h5py.ExternalLink) else None
+                if item is None:  # labels would be missing without a word
+                    raise ValueError(
+                        f"{inside} is a link to {getattr(link, 'path', 'an object')}, which is not in the file"
+                    )
+                if not isinstance(link, h5py.HardLink):
+                    continue  # its target is found by its own name
+                if isinstance(item, h5py.Group) and item.id not in seen:
+                    seen.add(item.id)
+                    waiting.append((inside, item))
+                elif isinstance(item, h5py.Dataset):
+                    opened.arrays[inside] = _Hdf5Array(_describe_dataset(inside, item), item)
+                if len(opened.arrays) + len(seen) > _MAX_OBJECTS:
+                    raise ValueError(f"it holds more than {_MAX_OBJECTS:,} datasets and groups")
+
+    @classmethod
+    def reads_file(cls, path: Path) -> bool:
+        """Tells if a path is an HDF5 file by its signature, which a user block may precede. False for packstore stores,
+        and files that h5py cannot open."""
+        import h5py
+
+        start = first_bytes(path, _STARTS[-1] + len(_SIGNATURE))
+        if not any(start.startswith(_SIGNATURE, place) for place in _STARTS):
+            return False
+        try:
+            with h5py.File(path, "r", locking=False) as file:
+                return "manifest" not in file.attrs and "row_checksum" not in file
+        except (OSError, RuntimeError, ValueError, KeyError):
+            return False  # opening it as a store tells the fault
+
+
+def _describe_dataset(name: str, dataset: Any) -> ArrayInfo:
+    """Describes a dataset, as unreadable if it has no shape, no column can hold its values, or they are in other files.
+
+    - Byte arrays of varying length and opaque values are files; strings are texts.
+    - A dataset with MATLAB's attributes has reversed axes.
+
+    Raises :class:`ValueError` if over 256 MiB of its numbers were never written.
+    """
+    import h5py
+
+    shape, dtype, inner = dataset.shape, dataset.dtype, h5py.check_vlen_dtype(dataset.dtype)
+    if shape is None:
+        return ArrayInfo.unreadable(name, (), "it is empty")
+    if dataset.is_virtual or dataset.external:  # HDF5 finds the files by the working directory and the environment
+        return ArrayInfo.unreadable(name, shape, f"{printable(name)} refers to values elsewhere, {_OUTSIDE}")
+    if h5py.check_string_dtype(dtype) is not None:
+        return ArrayInfo(name, shape, content="texts")
+    if inner in (np.uint8, np.int8) or (dtype.kind == "V" and dtype.fields is None and dtype.subdtype is None):
+        return ArrayInfo(name, shape, content="files")
+    chunk = dataset.chunks[0] if dataset.chunks else 1
+    info = ArrayInfo.of_numbers(name, shape, dtype, chunk)
+    if info.content == "numbers":
+        stored, size = dataset.id.get_storage_size(), dtype.itemsize * math.prod(shape)
+        if not may_be_written(size, [stored]):
+            raise ValueError(f"{name} should have {size:,} bytes, of which {stored:,} were written")
+    return replace(info, reversed="MATLAB_class" in dataset.attrs)
+
+
+@dataclass(slots=True)
+class _ZarrArray(_LibraryArray):
+    """Array in a folder. Keeps no file open."""
+
+    folder: Path
+
+    def list_written(self) -> tuple[Sequence[int], Iterable[Sequence[int]]]:
+        """Lists the chunk files ``c/0/1``, ``0.1`` or ``0/1`` by their positions. Does not look into shards."""
+        grid = self.opened.shards or self.opened.chunks
+        names = (file.relative_to(self.folder).as_posix() for file in _walk_files(self.folder))
+        places = (re.split("[./]", match[1] or "") for name in names if (match := _CHUNK.fullmatch(name)))
+        return grid, (tuple(map(int, place)) for place in places if len(place) == len(grid) and all(place))
 
 
 class ZarrSource(ArraySource):
@@ -119,11 +252,11 @@ class ZarrSource(ArraySource):
             shape, chunks, dtype = array.shape, array.chunks, array.dtype
         except Exception as error:  # the library has many
             why = printable(f"{name or 'its array'} cannot be read by zarr: {type(error).__name__}: {str(error)[:200]}")
-            return _ZarrArray(ArrayInfo.unreadable(name, (), why), folder, None)
+            return _ZarrArray(ArrayInfo.unreadable(name, (), why), None, folder)
         if "vlen-utf8" in codecs or "vlen-bytes" in codecs:
             content = "texts" if "vlen-utf8" in codecs else "files"
-            return _ZarrArray(ArrayInfo(name, shape, content=content), folder, array)  # type: ignore[arg-type]
-        info = ArrayInfo.of_numbers(name, shape, dtype, str(dtype), (*chunks, 1)[0])
+            return _ZarrArray(ArrayInfo(name, shape, content=content), array, folder)  # type: ignore[arg-type]
+        info = ArrayInfo.of_numbers(name, shape, dtype, (*chunks, 1)[0])
         counts = [-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True)]
         if math.prod(counts) > _MAX_SAMPLE_CHUNKS * max(counts, default=1):
             raise ValueError(f"a sample of {name} is spread over more than {_MAX_SAMPLE_CHUNKS:,} chunks")
@@ -132,34 +265,7 @@ class ZarrSource(ArraySource):
             raise ValueError(f"the chunks of {name} have more than {_MAX_CHUNK_BYTES:,} bytes")
         if not may_be_written(nbytes, (file.stat().st_size for file in _walk_files(folder))):
             raise ValueError(f"{info.shown} should have {nbytes:,} bytes, more than its files can hold")
-        return _ZarrArray(info, folder, array)
-
-
-@dataclass(slots=True)
-class _ZarrArray(FileArray):
-    """Array in a folder, as the library ``zarr`` has opened it. Keeps no file open."""
-
-    folder: Path
-    opened: Any
-
-    def read_rows(self, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows along ``axis``; texts and files become Python objects. Raises :class:`ValueError` for any error of
-        the library."""
-        try:
-            values = np.asarray(self.opened[(slice(None),) * axis + (slice(start, stop),)])
-        except Exception as error:  # each codec has errors of its own
-            name = self.info.name
-            raise ValueError(f"{name} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
-        if values.dtype.kind in "TUSO":
-            return object_array([item if isinstance(item, (str, bytes)) else bytes(item) for item in values.tolist()])
-        return values
-
-    def list_written(self) -> tuple[Sequence[int], Iterable[Sequence[int]]]:
-        """Lists the chunk files ``c/0/1``, ``0.1`` or ``0/1`` by their positions. Does not look into shards."""
-        grid = self.opened.shards or self.opened.chunks
-        names = (file.relative_to(self.folder).as_posix() for file in _walk_files(self.folder))
-        places = (re.split("[./]", match[1] or "") for name in names if (match := _CHUNK.fullmatch(name)))
-        return grid, (tuple(map(int, place)) for place in places if len(place) == len(grid) and all(place))
+        return _ZarrArray(info, array, folder)
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
@@ -197,4 +303,5 @@ def _walk_files(folder: Path) -> Iterator[Path]:
             yield Path(directory, name)
 
 
-KIND = make_array_kind(ZarrSource, "Zarr arrays of images", exported=True)
+HDF5 = make_array_kind(Hdf5Source, "HDF5 files with arrays of images", exported=True)
+ZARR = make_array_kind(ZarrSource, "Zarr arrays of images", exported=True)
