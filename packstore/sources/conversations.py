@@ -27,27 +27,16 @@ from packstore.sources.tree import Tree
 _TURNS = {"conversations": ("from", "value"), "messages": ("role", "content")}
 _FURTHER = "further_images"
 _ABSENT, _ALONE = "conversations whose images are not here", "conversations without images"
-_MARKED = "conversations with more marks <image> than images"
 
 
 class ConversationSource(DocumentSource):
     """Conversations in the order of their file. The first image of each is ``image``, others are ``further_images``.
 
-    Conversations without an image, or with a missing image, are left out. A conversation with more marks ``<image>``
-    than images is packed, and counted in a note."""
+    Conversations without an image, or with a missing image, are left out."""
 
     left_images = "images that no conversation is about"
     allows_repeats = True
     absent_reason = _ABSENT
-
-    def notes(self) -> tuple[str, ...]:
-        """Adds a note about conversations with too many marks."""
-        count = super().count_left_parts().get(_MARKED, 0)
-        return (*super().notes(), f"{count:,} {_MARKED}") if count else super().notes()
-
-    def count_left_parts(self) -> Mapping[str, int]:
-        """Counts conversations that are left out, by reason. Those with too many marks are packed."""
-        return {reason: count for reason, count in super().count_left_parts().items() if reason != _MARKED}
 
     def fields(self) -> Mapping[str, Field]:
         """Adds ``further_images`` if some conversation has several images."""
@@ -84,12 +73,6 @@ def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
     return plain, [{name: turns, **identifier}, rest if rest.keys() - {"image"} or isinstance(given, list) else None]
 
 
-def _count_marks(values: Mapping[str, Any]) -> int:
-    """Counts ``<image>`` in the texts of a conversation; each mark stands for an image."""
-    texts = (turn[text] for name, (_, text) in _TURNS.items() for turn in values.get(name, ()))
-    return sum(text.count("<image>") for text in texts if isinstance(text, str))
-
-
 def _find_images_in_messages(turns: Sequence[Any], text: str) -> Iterator[str]:
     """Yields images in the parts of messages: ``{"type": "image", "image": "a.jpg"}``, ``{"image_url": {"url": …}}``,
     ``{"type": "image_url", "value": "a.jpg"}``."""
@@ -119,8 +102,8 @@ def _parse_document(data: bytes) -> Any:
 
 
 def _list_images(file: Document) -> Iterator[Listed]:
-    """Lists the conversations about image files. Leaves out and counts those without an image, or with a URL. Also
-    counts those with more marks ``<image>`` than images. Raises :class:`ValueError` for a malformed conversation."""
+    """Lists the conversations about image files. Leaves out and counts those without an image, or with a URL. Raises
+    :class:`ValueError` for a malformed conversation."""
     for number, entry in enumerate(file.content, 1):
         try:
             images, item = _parse_conversation(entry)
@@ -129,7 +112,6 @@ def _list_images(file: Document) -> Iterator[Listed]:
         if not images or any("://" in image for image in images):
             file.leave(_ABSENT if images else _ALONE)
             continue
-        file.leave(_MARKED, int(_count_marks(item[0]) > len(images)))
         yield Listed(images[0], item, further_images=images[1:])
 
 

@@ -7,7 +7,6 @@ Does not import PIL or torch: their objects are recognised by type; if one exist
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import printable
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Json, Keypoints, Label, Labels, Mask, Text
+from packstore.core.files import open_regular
 from packstore.core.modes import DTYPES, RGB, Mode, mode_of, parse_mode
 from packstore.images.encode import EncodeOptions
 from packstore.images.losses import find_losses
@@ -90,10 +90,6 @@ def nbytes_of(value: Any) -> int:
     - Bytes, text, array or tensor: its own size.
     - None, number or unknown type: 8.
     """
-    if type(value) is bytes:
-        return len(value)
-    if value is None or type(value) in (int, float, bool):
-        return 8
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return len(value)
     if is_path(value):
@@ -108,8 +104,6 @@ def nbytes_of(value: Any) -> int:
             return 8 + sum(map(nbytes_of, value[:1])) * len(value)
     except RecursionError:
         return 8  # nested too deeply for JSON, which is reported later
-    if is_tensor(value):
-        return int(value.numel() * value.element_size())
     return int(getattr(value, "nbytes", 8))
 
 
@@ -140,9 +134,7 @@ def to_plain(field: Field, value: Any) -> Any:
         return value if is_file(value) else _convert_mask(value, field)
     if isinstance(field, Images):
         if not isinstance(value, (list, tuple)) or not all(map(is_file, value)):
-            raise ValueError(
-                f"found {_describe_types(value)}; expected a list of image files, each a path or its bytes"
-            )
+            raise ValueError(f"found {type(value).__name__}; expected a list of image files, each a path or its bytes")
         return value
     if isinstance(field, Boxes) and getattr(value, "format", None) is not None:
         name = getattr(value.format, "name", value.format)
@@ -153,13 +145,6 @@ def to_plain(field: Field, value: Any) -> Any:
     if isinstance(field, (Boxes, Keypoints, Labels, Array)) and isinstance(value, (list, tuple)) and value:
         return np.stack([array_of(row) for row in value]) if is_tensor(value[0]) else value
     return value
-
-
-def _describe_types(value: Any) -> str:
-    """Describes the type of a value, or of the items of a list, for messages."""
-    if not isinstance(value, (list, tuple)):
-        return type(value).__name__
-    return f"a list of {', '.join(sorted({type(each).__name__ for each in value}))}"
 
 
 def convert_image(value: Any, mode: str | None) -> tuple[NDArray[Any], tuple[str, ...]]:
@@ -405,30 +390,17 @@ def _infer_array_field(name: str, arrays: list[NDArray[Any]], values: Sequence[A
 
 def read_file_value(value: Any, limit: int) -> bytes:
     """Returns the bytes of a file that is given by its path or bytes. Raises :class:`ValueError` for a path that cannot
-    be read, is no file, has more than ``limit`` bytes, or changes meanwhile."""
+    be read, is no file, or has more than ``limit`` bytes."""
     if not isinstance(value, str) and not is_path(value):
         return bytes(value)
     try:
-        descriptor = os.open(value, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise ValueError(f"{printable(str(value))} is not a file")
-            if status.st_size > limit:
-                raise ValueError(f"{printable(str(value))} has {status.st_size} bytes; an image may have {limit}")
-            # One read() returns at most 0x7ffff000 bytes on Linux.
-            data = os.read(descriptor, status.st_size)
-            while more := os.read(descriptor, status.st_size - len(data)):
-                data += more
-        finally:
-            os.close(descriptor)
+        with os.fdopen(open_regular(Path(value)), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > limit:
+                raise ValueError(f"{printable(str(value))} has {size} bytes; an image may have {limit}")
+            return file.read()
     except OSError as error:
         raise ValueError(f"{printable(str(value))} cannot be read: {error.strerror or error}") from None
-    if len(data) != status.st_size:
-        raise ValueError(
-            f"{printable(str(value))} ends after {len(data)} bytes of {status.st_size}: it changed meanwhile"
-        )
-    return data
 
 
 def refuse_losses(data: bytes, options: EncodeOptions) -> None:

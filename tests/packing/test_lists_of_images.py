@@ -128,7 +128,7 @@ def test_a_list_is_inferred_from_files(tmp_path: Path) -> None:
     [
         ([b"no image"], "image 0: "),
         ([jpeg(1), jpeg(2)[:40]], "image 1: "),
-        ([np.zeros((4, 5, 3), np.uint8)], "found a list of ndarray; expected a list of image files"),
+        ([np.zeros((4, 5, 3), np.uint8)], "found list; expected a list of image files"),
         (jpeg(1), "found bytes; expected a list of image files"),
         ([Path("gone.jpg")], "image 0: gone.jpg cannot be read"),
     ],

@@ -129,7 +129,6 @@ def test_conversations_that_are_left_out_are_counted(tmp_path: Path) -> None:
         "conversations whose images are not here": 1,
         "conversations without images": 6,
     }
-    assert survey.notes == ("1 conversations with more marks <image> than images",)
 
 
 def test_a_bad_further_image_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ splits, ``state.json`` the files of a split. These have Arrow's IPC format, as s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -317,10 +317,6 @@ class ParquetSource(HfTableSource):
     def open_table(self, path: Path) -> OpenTable:
         """Opens a Parquet file. Raises one of the exceptions in :func:`pyarrow_errors` if it is damaged."""
         return _ParquetFile(path)
-
-    def card_features(self) -> Mapping[str, Any]:
-        """Returns the features in the dataset card."""
-        return self._card.features
 
 
 def _recognise_parquet(path: Path, options: SourceOptions) -> Certainty:

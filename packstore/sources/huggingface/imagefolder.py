@@ -28,7 +28,6 @@ from packstore.sources.tree import Tree
 FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NAMES = re.compile("(?:(.+)_)?file_name(s?)")
 """Column that names files, with the name of its images: ``file_name``, ``mask_file_name``, ``frames_file_names``."""
-_MAX_COLUMNS = 4096
 
 
 class MetadataSource(TableSource):
@@ -46,9 +45,8 @@ class MetadataSource(TableSource):
     def _find_tables(self, given: dict[str, list[str]]) -> Sequence[Table]:
         """Finds the metadata files, and their columns that name files. A column ``split`` has no role.
 
-        Raises :class:`SourceError` for files of several formats, for no rows, and for no column that names files.
-        Raises it also for more than 4096 columns.
-        """
+        Raises :class:`SourceError` for files of several formats, for no rows, and for no column that names
+        files."""
         self._card = hf_splits.read_card(self.tree, self.path)
         given["split"] = []
         files = find_metadata(self.tree)
@@ -66,8 +64,6 @@ class MetadataSource(TableSource):
             for row in table.rows(self.tree):
                 columns |= dict.fromkeys(row.cells)
                 kinds.count_cells(row.cells)
-                if len(columns) > _MAX_COLUMNS:
-                    raise SourceError(f"{row.place}: more than {_MAX_COLUMNS} columns")
         matches = {name: match for name in columns if (match := _NAMES.fullmatch(name)) is not None}
         if not matches:
             shown = ", ".join(map(printable, list(columns)[:20]))

@@ -29,7 +29,7 @@ from packstore.sources.columns import LabelTexts
 from packstore.sources.huggingface import ObjectColumn, load_pyarrow, pyarrow_errors
 from packstore.sources.huggingface import columns as hf_columns
 from packstore.sources.huggingface.columns import Cells, TableColumn, TableFacts, TableFile
-from packstore.sources.huggingface.splits import CARD, list_files
+from packstore.sources.huggingface.splits import CARD, Card, list_files
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.records import ShardSource
@@ -118,14 +118,19 @@ class HfTableSource(ShardSource):
     all files. It raises :class:`SourceError` if one has other columns or classes than the first.
     """
 
+    _card = Card()
+
     def __init__(self, path: Path, options: SourceOptions) -> None:
         """Lists the files of tables and finds their column of images. Raises :class:`SourceError` if the path has no
         files of this kind."""
         self.unit = f"{self.kind} file"
         super().__init__(path, options)
         self._max_bytes = max_file_bytes(options.max_pixels)
-        self._reader = _BlockReader(self)
         self._lock = threading.Lock()
+        self._recent: deque[Block] = deque(maxlen=_KEPT)
+        self._open: tuple[int, OpenTable] | None = None
+        self._blocks: Iterator[Block] = iter(())
+        self._place, self._next_row, self._error = (-1, -1), 0, ""
         main = next(column.column for column in self._probed_columns if column.name == "image")
         files = "1 file" if len(self.shards) == 1 else f"{len(self.shards)} files"
         self.evidence = f"{files} of kind {self.kind}, with images in the column {printable(main)!r}"
@@ -142,10 +147,6 @@ class HfTableSource(ShardSource):
     def list_shards(self) -> list[tuple[str, Path]]:
         """Lists split and path of each file. Known names of splits are in lower case."""
         return [(lower_known_split(split), file) for split, file in self.find_tables()]
-
-    def card_features(self) -> Mapping[str, Any]:
-        """Returns features by column from a dataset card, for tables whose schema has none. The base returns none."""
-        return {}
 
     def open_shard(self, number: int) -> OpenTable:
         """Opens the table of a shard. Raises one of the exceptions in :func:`pyarrow_errors` if it is missing or
@@ -216,17 +217,57 @@ class HfTableSource(ShardSource):
         return values
 
     def find_block(self, ref: Any) -> Block:
-        """Returns the decoded rows among which a row is. Raises :class:`ValueError` for a damaged file."""
+        """Returns the decoded rows among which a row is. In order, decodes each block once, and a damaged group only
+        once. To read a row before the last block and not in a kept one, decodes its group again.
+
+        Raises :class:`ValueError` for each row of a damaged group.
+        """
         number, group, row = ref
         with self._lock:
-            block = self._reader.find_block((number, group), row)
-        block.table.require_readable()
-        return block
+            for block in chain([*self._recent], self._decode_up_to((number, group), row)):
+                if block.place == (number, group) and block.first <= row < block.stop:
+                    block.table.require_readable()
+                    return block
+            raise ValueError(self._error)
+
+    def _decode_up_to(self, place: tuple[int, int], row: int) -> Iterator[Block]:
+        """Yields the next blocks of a group, from its beginning if it is another one or the row is before; ends with
+        the block of the row. Sets the error for a damaged group, which has no more blocks."""
+        try:
+            if self._place != place or row < self._next_row:
+                self._place, self._next_row, self._error = place, 0, "its table has fewer rows than it says"
+                self._blocks = self._decode_group(place)
+            for block in self._blocks:
+                self._next_row = block.stop
+                self._recent.append(block)
+                yield block
+        except pyarrow_errors() as error:
+            self._error = f"{printable(str(self.shards[place[0]][1]))} cannot be read: {error_line(error)}"
+        self._next_row = 0
+
+    def _decode_group(self, place: tuple[int, int]) -> Iterator[Block]:
+        """Decodes the rows of a group block by block. Closes the table before, if it is another one."""
+        if self._open is None or self._open[0] != place[0]:
+            self._close_table()
+            self._open = (place[0], self.open_shard(place[0]))
+        first, table, columns = 0, self._open[1], self.columns
+        for batch in table.read_group(place[1]):
+            cells = tuple(column.cells(batch.column(column.column)) for column in columns)
+            yield Block(place, first, first + len(batch), cells, table)
+            first += len(batch)
+
+    def _close_table(self) -> None:
+        """Closes the open table; blocks that were read stay valid."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
 
     def close(self) -> None:
-        """Closes all tables, and drops decoded rows."""
+        """Closes the open table, and drops decoded rows."""
         with self._lock:
-            self._reader.close()
+            self._recent.clear()
+            self._place, self._blocks = (-1, -1), iter(())
+            self._close_table()
 
     @contextmanager
     def _open_for_scan(self, number: int) -> Iterator[OpenTable]:
@@ -285,7 +326,7 @@ class HfTableSource(ShardSource):
         """Features in the schema of the first rows. If that has none, those in the card. Raises :class:`SourceError`
         if they are damaged."""
         with self._open_for_scan(0) as table:
-            return hf.read_features(table.schema) or self.card_features()
+            return hf.read_features(table.schema) or self._card.features
 
     @cached_property
     def _scan_result(self) -> tuple[list[list[RowGroup]], TableFacts]:
@@ -378,16 +419,6 @@ class HfTableSource(ShardSource):
             if name in self._features and hf.class_names(feature) != hf.class_names(self._features[name]):
                 raise ValueError(f"the classes of {printable(name)!r} are not those of {first_name}")
 
-    def decode_group(self, table: OpenTable, place: tuple[int, int]) -> Iterator[Block]:
-        """Decodes the rows of a group block by block. Raises one of the exceptions in :func:`pyarrow_errors` for a
-        damaged group."""
-        first = 0
-        columns = self.columns
-        for batch in table.read_group(place[1]):
-            cells = tuple(column.cells(batch.column(column.column)) for column in columns)
-            yield Block(place, first, first + len(batch), cells, table)
-            first += len(batch)
-
     def _read_file(self, column: TableColumn, number: int, value: Any) -> Any:
         """Returns the bytes of a file in table ``number``. If the table has only its path, returns this path in the
         table's folder. Returns other values unchanged.
@@ -428,58 +459,6 @@ class HfTableSource(ShardSource):
             values[name] = to_corners(values[name], convention, image)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-
-
-class _BlockReader:
-    """Reads blocks of rows. In order, decodes each block once, and a damaged group only once.
-
-    Keeps the last blocks, and the open table. To read a row before the last block and not in a kept one, decodes its
-    group again.
-    """
-
-    def __init__(self, source: HfTableSource) -> None:
-        self._source = source
-        self._table: OpenTable | None = None
-        self._recent: deque[Block] = deque(maxlen=_KEPT)
-        self._place, self._next_row, self._error = (-1, -1), 0, ""
-        self._blocks: Iterator[Block] = iter(())
-
-    def find_block(self, place: tuple[int, int], row: int) -> Block:
-        """Returns the block that has a row of the file and group ``place``. Raises :class:`ValueError` for each row of
-        a damaged group, and of a file that cannot be opened."""
-        for block in self._recent:
-            if block.place == place and block.first <= row < block.stop:
-                return block
-        try:
-            if self._place != place or row < self._next_row:
-                if self._table is None or self._place[0] != place[0]:
-                    self._close_table()
-                    self._table = self._source.open_shard(place[0])
-                self._place, self._next_row, self._error = place, 0, ""
-                self._blocks = self._source.decode_group(self._table, place)
-            for block in self._blocks:
-                self._next_row = block.stop
-                self._recent.append(block)
-                if row < block.stop:
-                    return block
-            self._error = self._error or "its table has fewer rows than it says"
-        except pyarrow_errors() as error:
-            self._error = f"{printable(str(self._source.shards[place[0]][1]))} cannot be read: {error_line(error)}"
-        self._next_row = 0
-        raise ValueError(self._error)
-
-    def _close_table(self) -> None:
-        """Closes the table; blocks that were read stay valid."""
-        self._place = (-1, -1)
-        if self._table is not None:
-            self._table.close()
-            self._table = None
-
-    def close(self) -> None:
-        """Closes the table, and drops all blocks."""
-        self._recent.clear()
-        self._blocks = iter(())
-        self._close_table()
 
 
 def leads_outside(name: str) -> bool:
