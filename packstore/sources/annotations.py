@@ -23,7 +23,6 @@ from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER
 from packstore.sources.companion_patterns import MASKS, SIDECAR, Companion, parse_pattern
 from packstore.sources.contents import (
     Contents,
-    FolderContents,
     list_contents,
     path_and_parents,
     stem_of,
@@ -41,11 +40,11 @@ _DRAWN = re.compile(r"(?i)(.*/)?[^/]*(visuali[sz]ations?|overlays?)/.*")
 NAMES_IMAGES = " (it names the images)"
 """End of the phrase about a file that names images."""
 _NPY_ROWS = re.compile(rb"\x93NUMPY.{0,80}'shape': \((\d+)", re.S)
-_TEXT = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xml", ".yaml", ".yml", ".lst", ".odgt", ".names")
 _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _ROWS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".lst")
+_TEXT = (*_ROWS, ".json", ".xml", ".yaml", ".yml", ".odgt", ".names", ".npy")
 _OPAQUE = (".mat", ".parquet", ".arrow", ".feather", ".npz")
-"""Suffixes of files that are annotations whatever they contain; they are not opened."""
+"""Suffixes of files that are annotations whatever they contain."""
 _ANNOTATORS = re.compile(
     r"[._]*(metadata|labels?|annotations?(\.coco)?|captions?|_?classes|image_labels|class_labels)"
     r"\.(csv|tsv|jsonl?|parquet|xml)|data\.ya?ml|via[_-].*\.(json|csv)|(instances|captions|person_keypoints|panoptic)_"
@@ -89,24 +88,12 @@ class SuspectedAnnotation(NamedTuple):
     file: str | None = None
 
 
-def _printable_folder(folder: str) -> str:
-    """Formats a folder for messages; the root of a tree as ``the folder itself``."""
-    return printable(folder) or "the folder itself"
-
-
 def _folder_pattern(folder: str, suffix: str = "") -> str:
     """Returns the ``--ignore`` pattern for a folder, or for the files of a suffix in it."""
     path = escape_pattern(folder) if folder else ""
     if not suffix:
         return f"{path}/" if "/" not in path else path
     return f"{path}/*{suffix}"
-
-
-def find_further_files(tree: Tree) -> list[SuspectedAnnotation]:
-    """Finds suspected annotations that are no images, folder by folder. Does not look for files that many folders have,
-    see :func:`_find_in_each_folder`."""
-    contents = list_contents(tree)
-    return _drop_repeated(_find_annotation_files(tree, contents, contents.folders.values()))
 
 
 def find_all_annotations(tree: Tree) -> list[SuspectedAnnotation]:
@@ -120,10 +107,7 @@ def find_other_annotations(tree: Tree) -> list[SuspectedAnnotation]:
     holding = {
         place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)
     }
-    further = (
-        _widen_pattern(each, holding) for each in _find_annotation_files(tree, contents, contents.folders.values())
-    )
-    return _drop_repeated([*further, *_find_in_each_folder(contents, contents.folders.values())])
+    return _drop_repeated(_widen_pattern(each, holding) for each in _find_annotation_files(tree, contents, contents))
 
 
 def find_image_companions(tree: Tree) -> list[Companion]:
@@ -171,9 +155,7 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[SuspectedAnn
         for each in find_image_companions(tree)
         if (place := each.example[1].rpartition("/"))[2] in by_folder.get(place[0], ())
     ]
-    others = left.folders.values()
-    common = _find_in_each_folder(whole, others)
-    return _drop_repeated([*masks, *_find_annotation_files(tree, whole, others), *common])
+    return _drop_repeated([*masks, *_find_annotation_files(tree, whole, left)])
 
 
 def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[SuspectedAnnotation]:
@@ -205,10 +187,8 @@ def _drop_repeated(found: Iterable[SuspectedAnnotation]) -> list[SuspectedAnnota
     return list({each.phrase: each for each in found}.values())
 
 
-def _find_annotation_files(
-    tree: Tree, images: Contents, others: Iterable[FolderContents]
-) -> Iterator[SuspectedAnnotation]:
-    """Yields suspected annotations among the files of the folders ``others``.
+def _find_annotation_files(tree: Tree, whole: Contents, left: Contents) -> Iterator[SuspectedAnnotation]:
+    """Yields suspected annotations of the images in ``whole`` among the files in ``left``.
 
     - Files with the stems of images, if at least three have such stems. In a folder of fewer images, fewer suffice.
     - Files of a suffix in a folder, if there are as many as images.
@@ -217,28 +197,23 @@ def _find_annotation_files(
 
     Of the folders of programs (``logs``), and of models, scripts, archives and films, looks at single files alone.
     """
-    known = images.hash_image_stems()
-    splits = [f.images.stems for f in images.folders.values() if f.images.count and is_split(f.path)]
-    counts = _image_counts(images)
-    for folder in others:
-        beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
-        enough = max(1, min(_MENTIONS, beside or len(known)))
+    known = whole.hash_image_stems()
+    splits = [f.images.stems for f in whole.folders.values() if f.images.count and is_split(f.path)]
+    counts = _image_counts(whole)
+    for folder in left.folders.values() if len(known) else ():
+        there = whole.folders[folder.path]
+        enough = max(1, min(_MENTIONS, there.images.count or len(known)))
+        place = printable(folder.path) or "the folder itself"
         for suffix, names in folder.others.items():
-            few = names.count <= _ALIKE
-            place, patterns = _printable_folder(folder.path), _suffix_ignore_patterns(images, folder, suffix)
-            alike = suffix not in NO_SIDECARS and not is_work_folder(folder.path)
-            if alike and len(known) and names.count_shared(known) >= enough:
-                first = posixpath.join(folder.path, names.first[0])
-                pointer = tree.first_bytes(first, len(LFS_POINTER)) == LFS_POINTER
-                phrase = (
-                    f"a {suffix} file for each image in {place}{f' (the first {IS_LFS_POINTER})' if pointer else ''}"
-                )
-                yield SuspectedAnnotation(phrase, patterns, folder.path)
-            if alike and names.count in counts:
-                yield SuspectedAnnotation(f"as many {suffix} files as images in {place}", patterns, folder.path)
-            for name in names.first:
-                path = posixpath.join(folder.path, name)
-                why = _annotation_phrase(tree, path, suffix, few, known, splits, counts) if len(known) else None
+            all_left = suffix not in there.others or there.others[suffix].count == names.count
+            patterns = (_folder_pattern(folder.path, suffix),) if all_left else ()
+            if suffix not in NO_SIDECARS and not is_work_folder(folder.path):
+                if names.count_shared(known) >= enough:
+                    yield SuspectedAnnotation(f"a {suffix} file for each image in {place}", patterns, folder.path)
+                if names.count in counts:
+                    yield SuspectedAnnotation(f"as many {suffix} files as images in {place}", patterns, folder.path)
+            for path in (posixpath.join(folder.path, name) for name in names.first):
+                why = _annotation_phrase(tree, path, suffix, names.count <= _ALIKE, known, splits, counts)
                 if why is not None:
                     yield SuspectedAnnotation(printable(path) + why, (escape_pattern(path),), folder.path, path)
 
@@ -256,38 +231,31 @@ def _annotation_phrase(
     reason to the name of the file.
 
     A pointer of Git LFS is a reason, too. Returns ``""`` if the name of the file is the reason. Returns None if the
-    file is no annotation. Reads texts only if ``few``.
+    file is no annotation. Reads files only if ``few``.
     """
     name = path.rpartition("/")[2].lower()
     if NO_ANNOTATION.fullmatch(name):
         return None
-    text = few and suffix in _TEXT
-    if text and tree.first_bytes(path, len(LFS_POINTER)) == LFS_POINTER:
+    named = "" if _ANNOTATORS.fullmatch(name) or (few and suffix in _OPAQUE) else None
+    text = suffix in _TEXT
+    if not few or not (text or suffix not in NO_SIDECARS or not suffix):
+        return named
+    start = tree.first_bytes(path, _BYTES)
+    if text and start.startswith(LFS_POINTER):
         return f" (it {IS_LFS_POINTER})"
-    log = _CONFIGS.fullmatch(name) and suffix not in (".json", ".jsonl")
-    if (
-        text
-        and not log
-        and _mentions_stems(tree.first_bytes(path, _BYTES), [known, *(splits if suffix in _SHEETS else ())])
-    ):
+    is_config = _CONFIGS.fullmatch(name) is not None
+    if text:
+        is_list = not is_config or suffix in (".json", ".jsonl")
+    else:  # .idx, .info …; without suffix, most lines begin with an image, unlike notes
+        is_list = b"\0" not in start and (suffix != "" or 2 * len(_LISTED.findall(start)) >= start.count(b"\n"))
+    if is_list and _mentions_stems(start, [known, *(splits if suffix in _SHEETS else ())]):
         return NAMES_IMAGES
-    if _ANNOTATORS.fullmatch(name) or (suffix in _OPAQUE and few):
-        return ""
-    if suffix == ".npy":
-        header = _NPY_ROWS.match(tree.first_bytes(path, _BYTES))
-        many = header is not None and int(header[1]) in counts
-        return " (it has as many rows as there are images)" if many else None
-    if few and not text and (suffix not in NO_SIDECARS or not suffix):  # .idx, .dat, .info …
-        start = tree.first_bytes(path, _BYTES)
-        is_list = suffix or 2 * len(_LISTED.findall(start)) >= start.count(b"\n")  # not notes
-        return NAMES_IMAGES if is_list and b"\0" not in start and _mentions_stems(start, [known]) else None
-    if not text:
-        return None
+    if named is not None or not text:
+        return named
     if _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known):
         return ""
-    if not _CONFIGS.fullmatch(name) and not _CLASS_LISTS.fullmatch(name) and _count_rows(tree, path, suffix) & counts:
-        return " (it has as many rows as there are images)"
-    return None
+    is_table = not is_config and not _CLASS_LISTS.fullmatch(name) and _count_rows(tree, path, suffix) & counts
+    return " (it has as many rows as there are images)" if is_table else None
 
 
 def _image_counts(contents: Contents) -> frozenset[int]:
@@ -310,31 +278,13 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
         except (ValueError, RecursionError):
             return frozenset()
         return frozenset([len(value)] if isinstance(value, (list, dict)) else [])
+    if suffix == ".npy" and (header := _NPY_ROWS.match(tree.first_bytes(path, _BYTES))):
+        return frozenset([int(header[1])])
     if suffix not in _ROWS:
         return frozenset()
     text = tree.first_bytes(path, _WHOLE).strip()
     lines = text.count(b"\n") + 1
     return frozenset([lines, lines - 1] if text else [])
-
-
-def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> Iterator[SuspectedAnnotation]:
-    """Yields suspected annotations: ``.json`` and ``.xml`` files that many folders of images have. At least two
-    folders, and half of all folders of images, must have files of that suffix."""
-    holding = {folder.path for folder in images.folders.values() if folder.images.count}
-    for suffix in (".json", ".xml"):
-        having = [folder.path for folder in others if folder.path in holding and suffix in folder.others]
-        if len(having) > 1 and 2 * len(having) >= len(holding):
-            above = posixpath.commonpath(having)
-            place = f" in {_printable_folder(above)}" if above else ""
-            phrase = f"{suffix} files in {len(having):,} of {len(holding):,} folders of images{place}"
-            yield SuspectedAnnotation(phrase, (f"*{suffix}",))
-
-
-def _suffix_ignore_patterns(whole: Contents, left: FolderContents, suffix: str) -> tuple[str, ...]:
-    """Returns the ``--ignore`` pattern for the left files of a suffix in a folder. Returns none if not all such files
-    of the folder are left."""
-    there = whole.folders[left.path].others.get(suffix) if left.path in whole.folders else None
-    return (_folder_pattern(left.path, suffix),) if there is None or there.count == left.others[suffix].count else ()
 
 
 def _mentions_stems(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from packstore.core.errors import Answer, SourceError, printable
 from packstore.core.fields import Field, Image, Json, Text
-from packstore.sources.annotations import find_further_files
+from packstore.sources.annotations import find_other_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_lines
@@ -235,7 +235,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
             return Certainty.NO
     except SourceError:
         return Certainty.PARTIAL
-    further = [each.file or "" for each in find_further_files(tree)]
+    further = [each.file or "" for each in find_other_annotations(tree)]
     return Certainty.PARTIAL if any(f not in files and not _KNOWN.fullmatch(f) for f in further) else Certainty.CERTAIN
 
 

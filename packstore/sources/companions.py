@@ -16,7 +16,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Field, Image, Images, Label, Text
-from packstore.sources.annotations import find_further_files
+from packstore.sources.annotations import find_other_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join, raise_suffix, read_whole
@@ -362,7 +362,7 @@ def _leaves_more(path: Path, tree: Tree, options: SourceOptions) -> bool:
     source = CompanionsSource(path, options)
     if source.has_folders_without_companions() or not source.has_plain_texts():
         return True
-    for suspect in find_further_files(tree):
+    for suspect in find_other_annotations(tree):
         if suspect.file and suspect.file in source.describing_files():
             continue
         folder = suspect.folder or ""

@@ -32,10 +32,6 @@ LAYOUTS: dict[str, tuple[Mapping[str, str | bytes], str]] = {
     "hugging face": ({"train/metadata.csv": "file_name,label\n", "train/a.jpg": "", "train/b.jpg": ""}, "metadata.csv"),
     "jsonl": ({"metadata.jsonl": "", "a.jpg": ""}, "metadata.jsonl"),
     "maps": ({"images/a.png": "", "images/b.png": "", "geojson/Buildings_a.geojson": "{}"}, "Buildings_a.geojson"),
-    "patches": (
-        {f"{place}/{place}_{name}": "" for place in ("one", "two", "six") for name in ("B.png", "C.png", "of.json")},
-        ".json files in 3 of 3 folders of images",
-    ),
     "coco": (
         {
             "train2017/000000000009.jpg": "",
@@ -420,14 +416,3 @@ def test_masks_whose_names_have_one_word_more_are_no_class(further: tuple[str, .
             assert source.evidence == "mask: raw/{s}.*=masks/{s}_mask.jpg"
     with closing(open_source(tmp_path, kind="imagefolder")) as source:
         assert source.survey().records == 6 * (2 + len(further))
-
-
-def test_files_beside_images_that_are_pointers_of_git_lfs_are_named(tmp_path: Path) -> None:
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
-    for split in ("train", "test"):
-        fill(
-            tmp_path / split,
-            {f"img/a{n}.jpg": jpeg(n) for n in range(3)} | {f"box/a{n}.txt": pointer for n in range(3)},
-        )
-    with pytest.raises(AmbiguousSourceError, match=r"in test/box \(the first is a pointer of Git LFS .* git lfs pull"):
-        open_source(tmp_path)
