@@ -28,10 +28,9 @@ from packstore.sources.medical.dicom_files import (
     load_pydicom,
     parse_file,
     raise_as_damaged,
-    read_elements,
+    read_columns,
     read_frame,
     read_header,
-    read_plane,
 )
 from packstore.sources.medical.scan import FileRef, HeaderScanSource, ScannedFile, declare_image_field, make_row
 from packstore.sources.rows import Row
@@ -139,18 +138,10 @@ class DicomSource(HeaderScanSource):
         numbers, frame, instance = rest
         dataset = self._recent(files[0])
         with raise_as_damaged():
-            plane, elements = read_plane(dataset, frame), read_elements(dataset, frame, self._kept)
-        values = {
-            "image": read_frame(dataset, frame, self._form, self._mode, self.options.max_pixels),
-            **dict(zip(("patient", "study", "series"), numbers, strict=True)),
-            "instance": instance,
-            "frame": frame,
-            "position": plane.position,
-            "slope": plane.slope,
-            "intercept": plane.intercept,
-            "window": plane.windows,
-            "dicom": elements,
-        }
+            values = read_columns(dataset, frame, self._kept)
+        values |= zip(("patient", "study", "series"), numbers, strict=True)
+        values |= {"instance": instance, "frame": frame}
+        values["image"] = read_frame(dataset, frame, self._form, self._mode, self.options.max_pixels)
         if self._keeps_file and frame == 0:
             values["file"] = self.tree.read(*files[0], self._max_bytes)
         return values

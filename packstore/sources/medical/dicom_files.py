@@ -107,40 +107,37 @@ def _read_floats(dataset: Any, frame: int, keyword: str) -> list[float]:
     return numbers if all(map(math.isfinite, numbers)) else []
 
 
-class Plane(NamedTuple):
-    """Numbers of a frame.
-
-    Attributes:
-        position: Position along the normal of the plane, in mm; None if unknown.
-        slope: Factor from stored to real values; None if the file states none.
-        intercept: Number that is added after the factor; None if the file states none.
-        windows: Pairs of centre and width, ``(N, 2)``.
-    """
-
-    position: float | None
-    slope: float | None
-    intercept: float | None
-    windows: NDArray[np.float64]
+def _read_number(dataset: Any, frame: int, keyword: str) -> float | None:
+    """Reads the first number of an element; None if it is absent."""
+    numbers = _read_floats(dataset, frame, keyword)
+    return numbers[0] if numbers else None
 
 
-def read_plane(dataset: Any, frame: int) -> Plane:
-    """Reads the numbers of a frame. The position is None if the directions of rows and columns are not perpendicular
-    and of length 1, and if the file does not place each of its frames."""
-    place, axes, slope, intercept, centers, widths = (
-        _read_floats(dataset, frame, keyword)
-        for keyword in (
-            *("ImagePositionPatient", "ImageOrientationPatient", "RescaleSlope", "RescaleIntercept"),
-            *("WindowCenter", "WindowWidth"),
-        )
-    )
-    position = None
-    if len(place) == 3 and len(axes) == 6:
-        vectors = np.array([axes[:3], axes[3:], np.cross(axes[:3], axes[3:])])
-        is_square = bool((np.abs(np.linalg.norm(vectors, axis=1) - 1) < _COSINE_ERROR).all())
-        if is_square and (count_frames(dataset) == 1 or "PerFrameFunctionalGroupsSequence" in dataset):
-            position = float(vectors[2] @ place)
-    windows = np.array([*zip(centers, widths, strict=False)], np.float64).reshape(-1, 2)
-    return Plane(position, (*slope, None)[0], (*intercept, None)[0], windows)
+def _read_position(dataset: Any, frame: int) -> float | None:
+    """Reads the position of a frame along the normal of its plane, in mm. Returns None if the directions of rows and
+    columns are not perpendicular and of length 1, and if the file does not place each of its frames."""
+    place = _read_floats(dataset, frame, "ImagePositionPatient")
+    axes = _read_floats(dataset, frame, "ImageOrientationPatient")
+    if (len(place), len(axes)) != (3, 6):
+        return None
+    vectors = np.array([axes[:3], axes[3:], np.cross(axes[:3], axes[3:])])
+    is_square = bool((np.abs(np.linalg.norm(vectors, axis=1) - 1) < _COSINE_ERROR).all())
+    is_placed = count_frames(dataset) == 1 or "PerFrameFunctionalGroupsSequence" in dataset
+    return float(vectors[2] @ place) if is_square and is_placed else None
+
+
+def read_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, Any]:
+    """Reads the columns of a frame: ``position``, ``slope`` and ``intercept`` (None if unknown), pairs of centre and
+    width as ``window``, and the ``kept`` elements as ``dicom``."""
+    centers, widths = (_read_floats(dataset, frame, keyword) for keyword in ("WindowCenter", "WindowWidth"))
+    elements = {keyword: find_element(dataset, frame, keyword) for keyword in kept}
+    return {
+        "position": _read_position(dataset, frame),
+        "slope": _read_number(dataset, frame, "RescaleSlope"),
+        "intercept": _read_number(dataset, frame, "RescaleIntercept"),
+        "window": np.array([*zip(centers, widths, strict=False)], np.float64).reshape(-1, 2),
+        "dicom": {keyword: _to_json(value) for keyword, value in elements.items() if value is not None},
+    }
 
 
 def count_frames(dataset: Any) -> int:
@@ -159,7 +156,7 @@ class DicomHeader(NamedTuple):
         ranges: Least and greatest possible value of a pixel by its form, see :data:`FORMS`. None for fractions.
             Colours stay as stored.
         uids: Id of its patient (else the name, else the study), and UIDs of its study and series.
-        position: Position of its first frame, see :class:`Plane`.
+        position: Position of its first frame, in mm; None if unknown.
         instance: Its number in the series, within 64 bits; 0 for none.
         left: Number of elements that no column keeps.
     """
@@ -228,7 +225,7 @@ def _convert_dataset_header(dataset: Any, pixel_bytes: int, size: int, kept: Seq
         frames,
         ranges,
         uids=(patient or name or study, study, series),
-        position=read_plane(dataset, 0).position,
+        position=_read_position(dataset, 0),
         instance=max(-(1 << 63), min(int(dataset.get("InstanceNumber") or 0), (1 << 63) - 1)),
         left=sum(element.keyword not in (*kept, *_USED) and element.tag.group >= 8 for element in dataset),
     )
@@ -249,7 +246,7 @@ def _find_ranges(dataset: Any, frames: int) -> tuple[int, dict[str, tuple[int, i
     if channels == 1:
         scales = []
         for each in range(frames if "PerFrameFunctionalGroupsSequence" in dataset else 1):
-            _, slope, intercept, _ = read_plane(dataset, each)
+            slope, intercept = (_read_number(dataset, each, f"Rescale{name}") for name in ("Slope", "Intercept"))
             scales.append((1.0, 0.0) if slope is None or intercept is None else (slope, intercept))
         has_table = bool(find_element(dataset, 0, "ModalityLUTSequence"))
         is_whole = not has_table and all(number.is_integer() for scale in scales for number in scale)
@@ -257,12 +254,6 @@ def _find_ranges(dataset: Any, frames: int) -> tuple[int, dict[str, tuple[int, i
         ranges["window"] = (0, 255)
         ranges["rescaled"] = (int(min(ends)), int(max(ends))) if is_whole else None
     return channels, ranges
-
-
-def read_elements(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, Any]:
-    """Reads the kept elements that a frame has, as JSON by keyword."""
-    values = {keyword: find_element(dataset, frame, keyword) for keyword in kept}
-    return {keyword: _to_json(value) for keyword, value in values.items() if value is not None}
 
 
 def _to_json(value: Any) -> Any:
