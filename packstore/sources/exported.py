@@ -65,10 +65,6 @@ class ExportedRows(RowSource):
         opened."""
         return RecordLines.map_file(self.path / ROWS_FILE)
 
-    def count_unlisted(self) -> int:
-        """Counts images of the export that its lines do not name; 0 for formats without single files."""
-        return 0
-
     @cached_property
     def export_manifest(self) -> ExportManifest:
         """The export manifest, read once. Raises :class:`SourceError` if it is missing, damaged, or names another kind
@@ -79,7 +75,7 @@ class ExportedRows(RowSource):
         return manifest
 
     @property
-    def store_manifest(self) -> Manifest | None:
+    def store_manifest(self) -> Manifest:
         """Manifest of the exported store."""
         return self.export_manifest.manifest
 
@@ -101,9 +97,9 @@ class ExportedRows(RowSource):
             record_lines = self.find_lines()
         except OSError as error:
             raise SourceError(f"{printable(str(self.path))}: {ROWS_FILE}: {error.strerror or error}") from None
-        if len(record_lines) != self._manifest.records:
+        if len(record_lines) != self.store_manifest.records:
             raise self._changed_error(
-                f"{ROWS_FILE} has {len(record_lines):,} lines, {MANIFEST_FILE} {self._manifest.records:,} records"
+                f"{ROWS_FILE} has {len(record_lines):,} lines, {MANIFEST_FILE} {self.store_manifest.records:,} records"
             )
         return record_lines
 
@@ -134,16 +130,11 @@ class ExportedRows(RowSource):
         super().close()
         self.__dict__.pop("lines", None)
 
-    @property
-    def _manifest(self) -> Manifest:
-        """Manifest of the exported store."""
-        return self.export_manifest.manifest
-
     @cached_property
     def ranges(self) -> dict[str, range]:
         """Record numbers of each split; all under ``""`` without splits."""
-        splits = {each.name: range(each.start, each.stop) for each in self._manifest.splits}
-        return splits or {"": range(self._manifest.records)}
+        splits = {each.name: range(each.start, each.stop) for each in self.store_manifest.splits}
+        return splits or {"": range(self.store_manifest.records)}
 
     @cached_property
     def columns_at_rest(self) -> list[Column]:
@@ -155,7 +146,7 @@ class ExportedRows(RowSource):
     @cached_property
     def _decoder(self) -> Decoder | None:
         """Decoder of the PNG files that arrays were exported as; None if images are not arrays."""
-        reading = Reading(self._manifest.image.pixels.name)
+        reading = Reading(self.store_manifest.image.pixels.name)
         as_png = self.export_manifest.image == "png"
         return get_decoder(max_pixels=self.options.max_pixels, reading=reading) if as_png else None
 
@@ -190,7 +181,7 @@ class ExportedRows(RowSource):
         from an array. Raises :class:`ValueError` for another type, dtype or shape."""
         if self._decoder is not None and isinstance(value, bytes):
             value = self._decoder.decode(value)
-        image = self._manifest.image
+        image = self.store_manifest.image
         if image.layout is None:
             if not isinstance(value, bytes):
                 raise ValueError(f"found {type(value).__name__}, expected the bytes of an image file")
@@ -227,14 +218,10 @@ class ExportedRows(RowSource):
         raise self._changed_error(f"line {number + 1} of {ROWS_FILE} is damaged")
 
     def _record_form(self) -> RecordForm:
-        """Returns the form of the records in the exported store. Raises :class:`SourceError` if the export has images
-        that no line names."""
-        unlisted = self.count_unlisted()
-        if unlisted:
-            raise self._changed_error(f"it holds {unlisted:,} images that {ROWS_FILE} does not name")
-        image = self._manifest.image
+        """Returns the form of the records in the exported store."""
+        image = self.store_manifest.image
         shape = image.shape if image.kind == "fixed" else None
-        return RecordForm(self.export_manifest.columns, self._manifest.encoding, None, shape, self._manifest)
+        return RecordForm(self.export_manifest.columns, self.store_manifest.encoding, None, shape, self.store_manifest)
 
     def _changed_error(self, how: str) -> SourceError:
         """Returns the error for an export that was changed after packstore wrote it."""
@@ -307,14 +294,17 @@ class ExportedFiles(ExportedRows):
         if not self.export_manifest.rows:
             raise SourceError(f"{printable(str(path))} holds no {MANIFEST_FILE} of an export of files")
 
-    def count_unlisted(self) -> int:
-        """Counts how many more images there are than the export's lines name; 0 for fewer. Walks the whole tree."""
+    def _record_form(self) -> RecordForm:
+        """Returns the form of the records. Walks the whole tree, and raises :class:`SourceError` if it has more images
+        than the export's lines name."""
         there = sum(len(listing.images) for _, listing in self.tree.walk("", self.tree.above, skip_cycles=True))
         more = there - len(self._lines)
         if more > 0:  # masks beside images
             beside = (file.lower() for number in range(len(self._lines)) for file in self._list_sidecars(number))
             more -= sum(file.endswith(IMAGE_SUFFIXES) for file in beside)
-        return max(0, more)
+        if more > 0:
+            raise self._changed_error(f"it holds {more:,} images that {ROWS_FILE} does not name")
+        return super()._record_form()
 
     @property
     def _lines(self) -> RecordLines:
@@ -336,8 +326,7 @@ class ExportedFiles(ExportedRows):
         if isinstance(self.tree, FolderTree):
             return super().find_lines()
         status = self.tree.stat(ROWS_FILE)
-        in_archive = self.path.is_file()
-        most = max(_MAX_LINES, self.path.stat().st_size) if in_archive else status.size  # else it is a bomb
+        most = max(_MAX_LINES, self.path.stat().st_size) if self.path.is_file() else status.size  # else it is a bomb
         return RecordLines(self.tree.read(ROWS_FILE, status.size, status.modified_ns, most))
 
     def claim_row(self, claims: Claims, row: Row) -> None:

@@ -101,7 +101,21 @@ def read_header(data: bytes, size: int, max_bytes: int) -> NiftiHeader:
         kind = next((each for each in kinds if each.may_contain_header(start)), None)
         if kind is None:
             raise ValueError(f"it begins with {start[:4]!r}")
-        header = _convert_nibabel_header(kind(start[: kind.sizeof_hdr], check=False))
+        fields = kind(start[: kind.sizeof_hdr], check=False)
+        shape, dtype, offset = fields.get_data_shape(), fields.get_data_dtype(), int(fields.get_data_offset())
+        if not shape or min(shape) < 1 or dtype.name not in _PACKED_DTYPES:
+            raise ValueError(f"values of {dtype} in the shape {shape}, which packstore does not read")
+        width, height, depth, *rest = (*map(int, shape), 1, 1)[: max(3, len(shape))]
+        slope, intercept = fields.get_slope_inter()
+        header = NiftiHeader(
+            (width, height, depth, math.prod(rest)),
+            dtype,
+            offset,
+            offset + math.prod(map(int, shape)) * dtype.itemsize,
+            np.array(fields.get_best_affine(), np.float64),
+            1.0 if slope is None else float(slope),
+            0.0 if intercept is None else float(intercept),
+        )
     except MemoryError:
         raise
     except Exception as error:  # nibabel raises almost anything on damaged headers
@@ -113,38 +127,6 @@ def read_header(data: bytes, size: int, max_bytes: int) -> NiftiHeader:
     if header.end > most:
         raise ValueError(f"is truncated: its values end at byte {header.end:,}, and it has at most {most:,}")
     return header
-
-
-def _convert_nibabel_header(header: Any) -> NiftiHeader:
-    """Converts nibabel's header. Raises errors of any type for a damaged header, and :class:`ValueError` for a dtype
-    that packstore does not read, and for a pair of ``.hdr`` and ``.img``."""
-    if not bytes(header["magic"]).startswith(b"n+"):
-        raise ValueError("a pair of .hdr and .img; write it as .nii")
-    shape, dtype = tuple(map(int, header.get_data_shape())), header.get_data_dtype()
-    if not shape or min(shape) < 1 or dtype.name not in _PACKED_DTYPES:
-        raise ValueError(f"values of {dtype} in the shape {shape}, which packstore does not read")
-    width, height, depth, *rest = (*shape, 1, 1)[: max(3, len(shape))]
-    slope, intercept = header.get_slope_inter()
-    offset = int(header.get_data_offset())
-    return NiftiHeader(
-        (width, height, depth, math.prod(rest)),
-        dtype,
-        offset,
-        offset + math.prod(shape) * dtype.itemsize,
-        np.array(header.get_best_affine(), np.float64),
-        1.0 if slope is None else float(slope),
-        0.0 if intercept is None else float(intercept),
-    )
-
-
-def _read_volume(data: bytes, max_bytes: int) -> tuple[NiftiHeader, NDArray[Any]]:
-    """Reads the header and the stored values ``(I, J, K, T)`` of a file. Raises as :func:`read_header` does."""
-    header = read_header(data, len(data), max_bytes)
-    content = _inflate(data, header.end)
-    if len(content) < header.end:
-        raise ValueError(f"is truncated: its values end at byte {header.end:,}, and it has {len(content):,}")
-    values = np.frombuffer(content, header.dtype, math.prod(header.shape), header.offset)
-    return header, values.reshape(header.shape, order="F")
 
 
 def _inflate(data: bytes, limit: int) -> bytes:
@@ -313,7 +295,13 @@ class NiftiSource(HeaderScanSource):
 
     def _load_volume(self, file: FileRef) -> tuple[NiftiHeader, NDArray[Any]]:
         """Reads a file as :meth:`_read_volume`, without keeping it."""
-        return _read_volume(self.tree.read(*file, self._max_bytes), self._max_bytes)
+        data = self.tree.read(*file, self._max_bytes)
+        header = read_header(data, len(data), self._max_bytes)
+        content = _inflate(data, header.end)
+        if len(content) < header.end:
+            raise ValueError(f"is truncated: its values end at byte {header.end:,}, and it has {len(content):,}")
+        values = np.frombuffer(content, header.dtype, math.prod(header.shape), header.offset)
+        return header, values.reshape(header.shape, order="F")
 
     def _read_mask(self, file: FileRef, shape: tuple[int, ...]) -> NDArray[Any]:
         """Reads the mask of a volume, as uint8 if it is stored as such, else as int32.
