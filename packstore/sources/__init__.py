@@ -21,7 +21,7 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
 from packstore.core.urls import UrlPath, find_bridge
 from packstore.images.reading import ALL_FRAMES, CLIPS, FILE_CLIPS, Reading
-from packstore.sources.archives import cache_archives, cache_folders
+from packstore.sources.archives import cache_trees
 from packstore.sources.base import TEXT_OPTIONS, Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.companion_patterns import OPTIONS
 from packstore.sources.encodings import GEO, find_encoding, use_encoding
@@ -243,7 +243,7 @@ def find_described_folder(file: Path, options: SourceOptions, named: Kind | None
             return None
         hidden = (f"/{escape_pattern(each.relative_to(folder).as_posix())}" for each in sorted(beside))
         given = replace(options, ignore=(*options.ignore, *hidden))
-        with apply_ignore_rules(folder, compile_ignore_rules(given.ignore)), cache_folders(), cache_archives():
+        with apply_ignore_rules(folder, compile_ignore_rules(given.ignore)), cache_trees():
             if any(_describes_folder(file, folder, kind, given) for kind in _find_possible_kinds(folder, given, named)):
                 return folder, given
     return None
@@ -298,8 +298,7 @@ def _open_recognised(
     with (
         apply_ignore_rules(place, compile_ignore_rules(options.ignore)),
         add_source_to_questions(place, options, None if named is None else named.name),
-        cache_archives(),
-        cache_folders(),
+        cache_trees(),
         _cache_buckets(place),
     ):
         if named is None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SourceError, printable
 from packstore.core.urls import UrlPath
 from packstore.sources.annotations import NO_ANNOTATION, find_image_companions, find_other_annotations
-from packstore.sources.archives import cache_archives, open_tree
+from packstore.sources.archives import open_tree
 from packstore.sources.base import Source, SourceOptions, Survey
 from packstore.sources.beside import join
 from packstore.sources.contents import Contents, list_contents, path_and_parents
@@ -131,17 +131,16 @@ def try_answers(
     asked = frozenset([str(error)])
     token = _trying.set(True)
     try:
-        with cache_archives():
-            tree = _find_tree(place)  # the index of an archive is kept while its tree is open
-            trial = _Trial(place, files, partial(opener, **own, kind=kind))
-            tried = list(trial.run(error.answers, asked))
-            if tree is not None and kind is None and not any(outcome and not outcome.left for _, outcome in tried):
-                more = trial.run(_propose(place, tree, options, not tried), asked, _ASKED_IN_A_ROW)
-                further = [(answer, outcome) for answer, outcome in more if outcome and not outcome.has_one_class]
-                tried += further
-                if further:
-                    tried.sort(key=lambda pair: (pair[1].left.total() if pair[1] else 0, pair[0].source is not None))
-            tried.sort(key=lambda pair: pair[1] is None or bool(pair[1].left))
+        tree = _find_tree(place)  # the index of an archive is kept while its tree is open
+        trial = _Trial(place, files, partial(opener, **own, kind=kind))
+        tried = list(trial.run(error.answers, asked))
+        if tree is not None and kind is None and not any(outcome and not outcome.left for _, outcome in tried):
+            more = trial.run(_propose(place, tree, options, not tried), asked, _ASKED_IN_A_ROW)
+            further = [(answer, outcome) for answer, outcome in more if outcome and not outcome.has_one_class]
+            tried += further
+            if further:
+                tried.sort(key=lambda pair: (pair[1].left.total() if pair[1] else 0, pair[0].source is not None))
+        tried.sort(key=lambda pair: pair[1] is None or bool(pair[1].left))
     finally:
         _trying.reset(token)
     return list(dict.fromkeys(answer for answer, _ in tried))

@@ -11,7 +11,7 @@ import pytest
 from packstore.core.errors import PackstoreError
 from packstore.core.registry import SOURCES
 from packstore.sources import Certainty, Kind, SourceOptions
-from packstore.sources.archives import cache_archives, cache_folders, open_tree
+from packstore.sources.archives import cache_trees, open_tree
 from packstore.sources.named.published import CLASSES, MASKS, PAIRS
 from packstore.sources.needs import NEEDS, PresentNames
 from packstore.sources.recognition import recognise
@@ -28,7 +28,7 @@ CORPUS = Path(__file__).parents[1] / "corpus"
 def unmet(path: Path) -> list[str]:
     """The kinds that recognise a path, or find it damaged, though their needs are not met."""
     found = []
-    with cache_folders(), cache_archives():
+    with cache_trees():
         try:
             open_tree(path)
         except PackstoreError:
@@ -121,7 +121,7 @@ def test_kinds_whose_needs_are_missing_are_not_asked(tmp_path: Path) -> None:
         SOURCES.register(name, ask(name))
     try:
         fill(tmp_path / "photos", {**make_images(2), "notes.txt": "by a camera"})
-        with cache_folders():
+        with cache_trees():
             assert recognise(tmp_path / "photos", SourceOptions()).name == "flat"
         assert asked == ["kitti"]
         fill(tmp_path / "other", {"a.xyz": b""})

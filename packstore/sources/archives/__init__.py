@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from packstore.core.errors import SampleError, SourceError, printable
@@ -50,21 +51,22 @@ def open_required_tree(path: Path) -> Tree:
 def open_tree(path: Path) -> Tree | None:
     """Opens a folder, an archive or a remote path as a tree. Returns None for any other file, and for a missing one.
 
-    Reuses the index of an archive that has an open tree. Within :func:`cache_archives` and :func:`cache_folders`, trees
-    and errors are reused as well. Raises :class:`SourceError` for a file that cannot be read. Also raises it for an
+    Reuses the index of an archive that has an open tree. Within :func:`cache_trees`, trees of folders and errors are
+    reused as well. Raises :class:`SourceError` for a file that cannot be read. Also raises it for an
     archive that is damaged, encrypted, or needs a library that is not installed.
     """
     if isinstance(path, UrlPath):
         from packstore.sources.remote import RemotePath
 
         return RemotePath(path).tree()
+    cached = _cached.get()
     if path.is_dir():
-        trees, stack = _folders.get() or ({}, None)
-        if path not in trees:
-            trees[path] = FolderTree(path)
-            if stack is not None:
-                stack.enter_context(trees[path].cache_names(keep=True))
-        return trees[path]
+        if cached is None:
+            return FolderTree(path)
+        if path not in cached.folders:
+            cached.folders[path] = FolderTree(path)
+            cached.stack.enter_context(cached.folders[path].cache_names(keep=True))
+        return cached.folders[path]
     if not path.is_file():
         return None
     from packstore.sources.archives.tar import is_tar, read_tar
@@ -77,52 +79,47 @@ def open_tree(path: Path) -> Tree | None:
         raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
     if not is_zip(start) and not is_tar(start):
         return None
-    encoding, active = active_encoding(), _archives.get()
-    cache: dict[_Key, ArchiveIndex | SourceError] = {} if active is None else active
+    encoding = active_encoding()
+    archives = {} if cached is None else cached.archives
     key = (str(path.absolute()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, encoding)
-    index = cache.get(key) or _INDEXES.get(key)
+    index = archives.get(key) or _INDEXES.get(key)
     if index is None:
         try:
             index = _INDEXES[key] = (read_zip if is_zip(start) else read_tar)(path, encoding)
         except SourceError as error:
-            cache[key] = error
+            archives[key] = error
             raise
-    cache[key] = index
+    archives[key] = index
     if isinstance(index, SourceError):
         raise index
     return ArchiveTree(path.absolute(), index)
 
 
-@contextmanager
-def cache_archives() -> Iterator[None]:
-    """Caches indexes and errors of archives within the block. Each kind of source opens the same path."""
-    token = _archives.set({})
-    try:
-        yield
-    finally:
-        _archives.reset(token)
+class _CachedTrees(NamedTuple):
+    """Trees that a :func:`cache_trees` block has opened, and the errors of damaged archives. Each folder lists a
+    directory once, until the stack is closed."""
+
+    folders: dict[Path, FolderTree]
+    archives: dict[_Key, ArchiveIndex | SourceError]
+    stack: ExitStack
 
 
 @contextmanager
-def cache_folders() -> Iterator[None]:
-    """Caches trees of folders, their listings and contents within the block. :func:`open_tree` returns the same tree
-    for the same folder. Only for recognition and opening: changes to the folder are not seen."""
+def cache_trees() -> Iterator[None]:
+    """Caches trees of folders, their listings and contents, and indexes and errors of archives within the block: each
+    kind of source opens the same path. Only for recognition and opening: changes to a folder are not seen."""
     with ExitStack() as stack:
-        token = _folders.set(({}, stack))
+        token = _cached.set(_CachedTrees({}, {}, stack))
         try:
             with cache_contents():
                 yield
         finally:
-            _folders.reset(token)
+            _cached.reset(token)
 
 
 _INDEXES: WeakValueDictionary[_Key, ArchiveIndex] = WeakValueDictionary()
 """Indexes of trees in use, by archive."""
-_archives: ContextVar[dict[_Key, ArchiveIndex | SourceError] | None] = ContextVar("cached archives", default=None)
-"""Indexes of the archives that a :func:`cache_archives` block has opened, and the errors of damaged archives."""
-_folders: ContextVar[tuple[dict[Path, FolderTree], ExitStack] | None] = ContextVar("cached folders", default=None)
-"""Trees of the folders that a :func:`cache_folders` block has opened. Each lists a directory once, until the stack is
-closed."""
+_cached: ContextVar[_CachedTrees | None] = ContextVar("cached trees", default=None)
 
 
 class ArchiveTree(Tree):
