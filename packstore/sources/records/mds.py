@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import pairwise, repeat
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,12 +39,8 @@ from packstore.sources.records import (
 from packstore.sources.records.typed import LEFT, NUMBERS, PICKLE, Shard, Span, TypedSource, to_array
 from packstore.sources.refusals import first_bytes
 
-_MAX_COLUMNS = 1000
-_COMPRESSIONS = ("zstd", "gz", "bz2")
-_CODES = {
-    8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
-    64: "uint64", 65: "int64", 66: "float64",
-}  # fmt: skip
+_CODES = {8 * np.dtype(name).itemsize + "uif".index(name[0]): name for name in NUMBERS}
+"""dtypes by their codes in arrays."""
 _KINDS = {
     **{name: name for name in NUMBERS}, "int": "int64", "str_int": "int64", "str_float": "float64", "jpeg": FILE,
     "png": FILE, "pil": PIXELS, "bytes": BYTES, "str": TEXT, "str_decimal": TEXT, "json": JSON, "pkl": PICKLE,
@@ -53,20 +49,6 @@ _KINDS = {
 """Kinds of values by their encodings; ``ndarray`` is any."""
 _SIZED = {**{name: np.dtype(name).itemsize for name in NUMBERS}, "int": 8}
 """Sizes of values with a fixed size, by their encodings."""
-
-
-class Layout(NamedTuple):
-    """Layout of a shard.
-
-    Attributes:
-        samples: Number of samples by the index.
-        sizes: Sizes of the values in bytes; None if each value has its own size.
-        nbytes: Bytes of the uncompressed shard; None if unknown.
-    """
-
-    samples: int
-    sizes: tuple[int | None, ...]
-    nbytes: int | None
 
 
 class MdsSource(TypedSource):
@@ -105,52 +87,35 @@ class MdsSource(TypedSource):
             with refuse_damage(index):
                 yield from self.read_index_shards(split, index.parent, read_index(index))
 
-    def make_shard(self, split: str, file: Path, types: Mapping[str, ValueType], layout: Layout, most: int) -> Shard:
-        """Makes a shard that an index names. Raises :class:`ValueError` for more than ``most`` samples, less than none,
-        and more than 1,000 values in a sample."""
-        if not 0 <= layout.samples <= most or len(types) > _MAX_COLUMNS:
-            raise ValueError(f"{file.name} cannot hold {layout.samples} samples of {len(types)} values")
-        return Shard(split, file, types, layout)
-
     def read_index_shards(self, split: str, folder: Path, index: Mapping[str, Any]) -> Iterator[Shard]:
-        """Yields the shards that an index names. If an index names both forms of a shard, prefers the uncompressed
-        file. Raises :class:`ValueError` and other errors for a missing shard, another version and an invalid index."""
-        for plain in index["shards"]:
-            if (plain["format"], plain["version"]) != ("mds", 2):
-                raise ValueError(f"found shards {plain['format']!r:.20} {plain['version']!r:.20}, expected mds 2")
-            names, encodings = tuple(map(str, plain["column_names"])), tuple(map(str, plain["column_encodings"]))
-            types = {name: _parse_encoding(its) for name, its in zip(names, encodings, strict=True)}
-            if len(types) < len(names):
-                raise ValueError("two of its columns have one name")
-            raw, packed = plain["raw_data"], plain.get("zip_data")
-            how = str(plain.get("compression") or "").partition(":")[0]
-            if not packed or (folder / str(raw["basename"])).is_file():
-                file = find_named_file(folder, raw["basename"])
-            elif how in _COMPRESSIONS:
-                file = find_named_file(folder, packed["basename"])
-            else:
-                raise ValueError(f"its shards are compressed by {how!r:.20}, which packstore does not read")
-            layout = Layout(int(plain["samples"]), tuple(map(_find_fixed_size, encodings)), int(raw["bytes"]))
-            yield self.make_shard(split, file, types, layout, int(raw["bytes"]) // 4)
+        """Yields the shards that an index names, with number of samples and sizes of values as layout; the size of
+        values that each have their own is None. If an index names both forms of a shard, prefers the uncompressed file.
+        Raises :class:`ValueError` and other errors for a missing shard, another version and an invalid index."""
+        for said in index["shards"]:
+            if (said["format"], said["version"]) != ("mds", 2):
+                raise ValueError(f"found shards {said['format']!r:.20} {said['version']!r:.20}, expected mds 2")
+            parsed = [_parse_encoding(str(encoding)) for encoding in said["column_encodings"]]
+            types = dict(zip(map(str, said["column_names"]), (type for type, _ in parsed), strict=True))
+            plain, packed = said["raw_data"]["basename"], (said.get("zip_data") or said["raw_data"])["basename"]
+            file = find_named_file(folder, plain if (folder / str(plain)).is_file() else packed)
+            yield Shard(split, file, types, (int(said["samples"]), tuple(size for _, size in parsed)))
 
     def places(self, number: int) -> Iterator[tuple[int, int, str]]:
-        """Yields start and stop of each sample, and the reason why it cannot be read. A damaged shard has one reason
-        for all its samples."""
-        samples, sizes, nbytes = self.typed_shards[number].layout
-        file = self.opened[number]
-        count, data = int.from_bytes(file.read(4, 0), "little"), file.read(4 * (samples + 1), 4)
-        if nbytes not in (None, file.size) or count != samples or len(data) < 4 * (samples + 1):
-            fault = f"found {count} samples in {file.size} bytes; {INDEX} says {samples} in {nbytes or file.size}"
-            yield from repeat((0, 0, fault), samples)
+        """Yields start and stop of each sample, and the reason why it cannot be read. A shard whose table is damaged is
+        one sample."""
+        samples, file = self.typed_shards[number].layout[0], self.opened[number]
+        count = int.from_bytes(file.read(4, 0), "little")
+        data = file.read(4 * (count + 1), 4)
+        if count != samples or len(data) < 4 * (count + 1):
+            yield 0, 0, f"found {count} samples in {file.size} bytes; {INDEX} says {samples}"
             return
-        head, least = 4 * (samples + 2), sum(4 if size is None else size for size in sizes)
         for start, stop in pairwise(map(int, np.frombuffer(data, "<u4"))):
-            good = head <= start and start + least <= stop <= file.size
+            good = 4 * (samples + 2) <= start <= stop <= file.size
             yield start, stop, "" if good else f"a sample is from byte {start} to {stop}, where none can be"
 
     def spans(self, number: int, start: int, stop: int) -> Mapping[str, Span]:
         """Returns the place of each value. Raises :class:`ValueError` if the values do not fill the sample."""
-        sizes = self.typed_shards[number].layout.sizes
+        sizes = self.typed_shards[number].layout[1]
         unsaid = sizes.count(None)
         own = iter(np.frombuffer(self.opened[number].read(4 * unsaid, start), "<u4").tolist())
         at, spans = start + 4 * unsaid, {}
@@ -180,18 +145,17 @@ def decode_value(encoding: str, data: bytes) -> Any:
         return _DECODERS[kind](data)
     if encoding.startswith("str_"):
         return (int if encoding == "str_int" else float)(data)
-    return decode_array(encoding, data) if kind == ANY else to_array(data, kind, ())[()]
+    return _decode_array(encoding, data) if kind == ANY else to_array(data, kind, ())[()]
 
 
-def decode_array(encoding: str, data: bytes) -> NDArray[Any]:
-    """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``, read-only. ``data`` begins with the dtype
-    and the shape, unless ``encoding`` has them. Raises :class:`ValueError` if they do not fit the data."""
-    _, dtype, sizes = f"{encoding}::".split(":")[:3]
-    at = 0
-    if not dtype:
-        dtype, at = _CODES.get(data[0] if data else 0, ""), 1
+def _decode_array(encoding: str, data: bytes) -> NDArray[Any]:
+    """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``, read-only. ``data`` begins with the dtype and the
+    shape, unless ``encoding`` has them. Raises :class:`ValueError` if they do not fit the data."""
+    dtype, sizes = _split_encoding(encoding)
     if sizes:
-        return to_array(data, dtype, _parse_sizes(sizes))
+        return to_array(data, dtype, sizes)
+    at = 0 if dtype else 1
+    dtype = dtype or _CODES.get(data[0] if data else 0, "")
     count, width = (data[at] >> 2, 1 << (data[at] & 3)) if len(data) > at else (0, 0)
     end = at + 1 + count * width
     if not dtype or not width or count > 8 or len(data) < end:
@@ -216,28 +180,25 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
 """Decoders by kind of value."""
 
 
-def _parse_sizes(text: str) -> list[int]:
-    """Parses the shape of an array, such as ``2,3``. Raises :class:`ValueError` for more than eight axes, and for an
-    invalid length."""
-    sizes = [int(n) for n in text.split(",")]
-    if len(sizes) > 8 or any(not 0 < n < 1 << 31 for n in sizes):
-        raise ValueError(f"an array of shape {text!r:.40}")
-    return sizes
-
-
-def _parse_encoding(encoding: str) -> ValueType:
-    """Returns the type of an encoding. Raises :class:`ValueError` for an unknown one."""
-    name, _, rest = encoding.partition(":")
-    if encoding not in _KINDS and (name != "ndarray" or rest.partition(":")[0] not in ("", *NUMBERS)):
+def _split_encoding(encoding: str) -> tuple[str, list[int]]:
+    """Splits the encoding of an array, such as ``ndarray:int8:2,3``, into dtype and shape. Both may be empty. Raises
+    :class:`ValueError` for another dtype, more than eight axes, and an impossible length."""
+    name, dtype, sizes = f"{encoding}::".split(":")[:3]
+    shape = [int(size) for size in sizes.split(",")] if sizes else []
+    known = name == "ndarray" and dtype in ("", *NUMBERS)
+    if not known or len(shape) > 8 or not all(0 < size < 1 << 31 for size in shape):
         raise ValueError(f"found the encoding {encoding!r:.40}, which packstore does not know")
-    return ValueType(_KINDS.get(encoding, ANY), encoding=encoding)
+    return dtype, shape
 
 
-def _find_fixed_size(encoding: str) -> int | None:
-    """Returns the number of bytes of each value of an encoding, or None if it varies. Raises :class:`ValueError` for an
-    invalid shape of arrays."""
-    _, dtype, sizes = f"{encoding}::".split(":")[:3]
-    return math.prod(_parse_sizes(sizes)) * np.dtype(dtype).itemsize if sizes else _SIZED.get(encoding)
+def _parse_encoding(encoding: str) -> tuple[ValueType, int | None]:
+    """Returns the type of an encoding, and the number of bytes of each value; None if it varies. Raises
+    :class:`ValueError` for an unknown encoding."""
+    if encoding in _KINDS:
+        return ValueType(_KINDS[encoding], encoding=encoding), _SIZED.get(encoding)
+    dtype, shape = _split_encoding(encoding)
+    size = math.prod(shape) * np.dtype(dtype).itemsize if shape else None
+    return ValueType(ANY, encoding=encoding), size
 
 
 class ExportedMds(ExportedRows, MdsSource):

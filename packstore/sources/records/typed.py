@@ -36,6 +36,7 @@ NUMBERS = (
 )
 """dtypes of numbers and arrays."""
 _MAX_VALUE = 1 << 31
+_MAX_COLUMNS = 1000
 
 
 class Shard(NamedTuple):
@@ -77,6 +78,8 @@ class TypedSource(RecordSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
+        if len(self.types) > _MAX_COLUMNS:
+            raise SourceError(f"{printable(str(path))} has samples of more than {_MAX_COLUMNS:,} values")
         if any([*shard.types.items()] != [*self.types.items()] for shard in self.typed_shards):
             raise SourceError(f"{printable(str(path))}: its files have different fields")
         pickled = next((name for name, type in self.types.items() if type.kind == PICKLE), None)
