@@ -17,20 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.core.fields import Array, Field, Image, Label
 from packstore.core.protobuf import Message
 from packstore.core.recordio import HEADER, LAST, MAGIC, MIDDLE, find_parts
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind
 from packstore.sources.exported import ExportedRows, open_with
-from packstore.sources.records import (
-    DamageError,
-    RecordFiles,
-    RecordIndex,
-    WalkedSource,
-    refuse_damage,
-)
+from packstore.sources.records import DamageError, RecordFiles, RecordIndex, WalkedSource, refuse_damage
 from packstore.sources.refusals import first_bytes
 
 _MAX_RECORD, _DAMAGED = 1 << 31, (1 << 32) - 1
@@ -81,10 +74,7 @@ def _join_parts(file: OpenFile, parts: Iterable[tuple[int, int, int]]) -> bytes:
 
 class RecordioSource(WalkedSource):
     """Source of ``.rec`` files: one file, or all in a folder. Their names decide their splits. InsightFace's records
-    without an image are left out.
-
-    Keys are the paths in ``.lst`` files. Listing raises :class:`AmbiguousSourceError` if a list lacks a record, or has
-    a path twice. If the user named the kind, keys are numbers instead."""
+    without an image are left out. Keys are the paths in ``.lst`` files if these name each record once, else numbers."""
 
     kind = "recordio"
     unit = ".rec file"
@@ -108,8 +98,12 @@ class RecordioSource(WalkedSource):
         - ``labels``: array of all labels of InsightFace, whose ``label`` is the first.
         - ``id``: number that the file gives the record. Left out if every id is the record's position, or if a list is
           used.
-        - ``id2``: second number, if some record has one.
         """
+        return self._declared
+
+    @cached_property
+    def _declared(self) -> dict[str, Field]:
+        """Columns, see :meth:`fields`."""
         table = self._table[self._table["flag"] != _DAMAGED]
         counts = set(np.unique(table["flag"]).tolist())
         single = counts <= {0, 1} or self._without > 0
@@ -118,13 +112,11 @@ class RecordioSource(WalkedSource):
         columns: dict[str, Field] = {"image": Image()}
         if single:
             columns["label"] = Label() if whole else Array("float32")
-        if not single or counts - {0, 1}:
+        if counts - {0, 1}:
             shared = Array("float32", (max(counts),)) if len(counts) == 1 else Array("float32", ragged=True)
             columns["labels" if single else "label"] = shared
         if not self.has_keys and self._has_ids:
             columns["id"] = Array("uint64")
-        if np.any(table["id2"]):
-            columns["id2"] = Array("uint64")
         return columns
 
     @cached_property
@@ -136,10 +128,9 @@ class RecordioSource(WalkedSource):
     def count_left_parts(self) -> Mapping[str, int]:
         """Counts InsightFace's records without an image, and lines of lists without a record; all lines if the lists
         are incomplete."""
-        left = sum(map(len, self._lists)) - (len(self._table) if self.has_keys else 0)
-        return +Counter(
-            {"records without an image (of InsightFace)": self._without, "lines of lists that are not used": left}
-        )
+        lines = sum(map(len, self._lists)) - (len(self._table) if self.has_keys else 0)
+        counts = {"records without an image (of InsightFace)": self._without, "lines of lists that are not used": lines}
+        return +Counter(counts)
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, None]:
         """Returns the size of the image, -1 if the record ends before it. Keeps the record's header."""
@@ -148,59 +139,39 @@ class RecordioSource(WalkedSource):
         return max(-1, message.size - HEADER.size - 4 * int.from_bytes(head[:4], "little")), None
 
     def decode_record(self, data: bytes) -> dict[str, Any]:
-        """Decodes image, labels and numbers of a record. Raises :class:`ValueError` if it is damaged."""
-        flag, label, identity, further = HEADER.unpack(data[: HEADER.size].ljust(HEADER.size, b"\0"))
+        """Decodes image, labels and number of a record. Raises :class:`ValueError` if it is damaged."""
+        flag, label, identity, _ = HEADER.unpack(data[: HEADER.size].ljust(HEADER.size, b"\0"))
         start = HEADER.size + 4 * flag
         if len(data) < start:
             raise ValueError("it is cut off: it ends within its labels")
         labels = np.frombuffer(data[HEADER.size : start], "<f4") if flag else np.array([label], "<f4")
-        return {"image": data[start:], **self.decode_header(labels, identity, further)}
+        return {"image": data[start:], **self.decode_header(labels, identity)}
 
-    def decode_header(self, labels: NDArray[np.float32], identity: int, further: int) -> dict[str, Any]:
-        """Returns labels and numbers of a record by column, for the columns that :meth:`fields` declares."""
-        declared = self.schema_fields
-        first = int(labels[0]) if isinstance(declared.get("label"), Label) else labels[0]
-        values = {
-            "label": labels if declared.get("label") not in (Label(), Array("float32")) else first,
-            "labels": labels,
-        }
-        values |= {"id": np.uint64(identity), "id2": np.uint64(further)}
-        return {name: value for name, value in values.items() if name in declared}
-
-    @cached_property
-    def schema_fields(self) -> Mapping[str, Field]:
-        """Columns that :meth:`fields` declares, computed once."""
-        return self.fields()
+    def decode_header(self, labels: NDArray[np.float32], identity: int) -> dict[str, Any]:
+        """Returns labels and number of a record, for the columns that :meth:`fields` declares."""
+        values: dict[str, Any] = {"label": labels, "labels": labels, "id": np.uint64(identity)}
+        if isinstance(self._declared.get("label"), Label):
+            values["label"] = int(labels[0])
+        elif self._declared.get("label") == Array("float32"):
+            values["label"] = labels[0]
+        return {name: value for name, value in values.items() if name in self._declared}
 
     def files(self) -> Iterator[Path]:
         """Yields each ``.rec`` file, and the ``.lst`` file beside it if there is one."""
         for path in super().files():
-            yield path
-            yield from (file for file in (path.with_suffix(".lst"),) if file.is_file())
+            yield from (file for file in (path, path.with_suffix(".lst")) if file == path or file.is_file())
 
     @cached_property
     def has_keys(self) -> bool:
-        """True if lists beside the files name all records. Enters these keys in :attr:`index`. A list that lacks a
-        record, or has a path twice, raises :class:`AmbiguousSourceError`. If the user named the kind, the value is
-        False instead."""
+        """True if lists beside the files name each record once. Enters these keys in :attr:`index`."""
         assert self.index
-        if not any(self._lists):
-            return False
         pairs = zip(self._lists, self._tables, strict=True)
         keys = [[listed.get(identity) for identity in table["id"].tolist()] for listed, table in pairs]
-        every = Counter(key for its in keys for key in its)
-        lacking, twice = every.pop(None, 0), every.total() - len(every)
-        if (lacking or twice) and not self.options.named:
-            raise AmbiguousSourceError(
-                f"{printable(str(self.path))}: its lists (.lst) have no line for {lacking:,} of its records, and name "
-                f"{twice:,} others twice, so that the paths of the images are not known: complete the lists, or number "
-                f"the images with --source {self.kind}",
-                [Answer(("--source", self.kind))],
-                self.path,
-            )
+        every = {key for its in keys for key in its}
+        complete = None not in every and len(every) == len(self._table)
         for index, own in zip(self.index, keys, strict=True):
-            index.keys = index.keys if lacking or twice else own
-        return not lacking and not twice
+            index.keys = [*own] if complete else index.keys
+        return complete
 
     @cached_property
     def _lists(self) -> list[dict[int, str]]:
@@ -208,7 +179,8 @@ class RecordioSource(WalkedSource):
         return [_read_list(path.with_suffix(".lst")) for _, path in self.shards]
 
     def index_file(self, number: int) -> RecordIndex:
-        """Indexes the records of file ``number``. Drops InsightFace's records without an image."""
+        """Indexes the records of file ``number``. Drops InsightFace's records without an image: the first, which has
+        the numbers of the records of identities, and those at the end."""
         if number == 0:
             self._tables: list[NDArray[Any]] = []
             self._has_ids, self._without = False, 0
@@ -216,22 +188,13 @@ class RecordioSource(WalkedSource):
         index = super().index_file(number)
         table, sizes = np.frombuffer(self._heads, _HEAD), np.array(index.numbers[2::3], np.int64)
         table["flag"][sizes < 0] = _DAMAGED
-        first, stop, _ = self.find_samples(sizes, table["flag"]).indices(len(table))
         self._has_ids |= bool(np.any(table["id"] != np.arange(len(table), dtype=np.uint64)))
-        self._without += len(table) - (stop - first)
+        first, stop = 0, len(table)
+        if np.any(sizes > 0) and sizes[0] == 0 and table["flag"][0] == 2:
+            first, stop = 1, int(np.flatnonzero(sizes)[-1]) + 1
+        self._without += first + len(table) - stop
         self._tables.append(table[first:stop])
         return RecordIndex(index.numbers[3 * first : 3 * stop], index.keys[first:stop], index.damaged)
-
-    def find_samples(self, sizes: NDArray[np.int64], flags: NDArray[np.uint32]) -> slice:
-        """Returns the place of the samples among indexed records: all but InsightFace's records without an image. They
-        are the first record, and the records of identities at the end. If the numbers of labels are not InsightFace's,
-        all records are samples."""
-        some = np.flatnonzero(sizes)
-        stop = int(some[-1]) + 1 if len(some) else 0
-        trailing = flags[stop:]
-        first = int(stop > 0 and not sizes[0])
-        is_faces = (first and (len(trailing) or flags[0])) or (len(trailing) and trailing.min() > 1)
-        return slice(first, stop) if stop and is_faces else slice(0, len(sizes))
 
 
 def _read_list(file: Path) -> dict[int, str]:
@@ -253,18 +216,14 @@ def _read_list(file: Path) -> dict[int, str]:
 
 
 class ExportedRecordio(ExportedRows, RecordioSource):
-    """Source of ``.rec`` files that packstore exported. Labels are the store's, and a record without an image is
-    damaged."""
+    """Source of ``.rec`` files that packstore exported. Labels are the store's."""
 
+    has_keys = False
     _lists = ()  # type: ignore[assignment]  # the export manifest has the keys
 
-    def decode_header(self, labels: NDArray[np.float32], identity: int, further: int) -> dict[str, Any]:
+    def decode_header(self, labels: NDArray[np.float32], identity: int) -> dict[str, Any]:
         """Returns the label as an integer; an empty dict if the export holds no labels."""
         return {"label": int(labels[0])} if "label" in self.export_manifest.held else {}
-
-    def find_samples(self, sizes: NDArray[np.int64], flags: NDArray[np.uint32]) -> slice:
-        """Returns all records: an export has no records of identities, which have no image."""
-        return slice(0, len(sizes))
 
 
 KIND = Kind(
