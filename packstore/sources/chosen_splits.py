@@ -39,17 +39,15 @@ class ChosenSplitsSource(WrappedSource):
         """
         survey = self._source.survey(None, progress)
         self.evidence = self._source.evidence  # which some sources know after their survey
-        counts: Counter[str] = Counter()
-        used: set[int | None] = set()
-        sizes: Counter[int] = Counter()
+        wanted = None if split is None else lower_known_split(split)
+        counts, sizes, used = Counter[str](), Counter[int](), set[int | None]()
         size_bytes = key_bytes = 0
         claims = Claims()
         for entry in self._source.entries():
-            number = self._patterns.find_number(entry.key)
-            used.add(number)
+            used.add(self._patterns.find_number(entry.key))
             name = self._name(entry)
             counts[name] += 1
-            if split is not None and name == lower_known_split(split):
+            if name == wanted:
                 size_bytes += entry.size_bytes
                 sizes[round_up_size(entry.size_bytes)] += 1
                 key_bytes += key_size(entry.key)
@@ -60,22 +58,20 @@ class ChosenSplitsSource(WrappedSource):
                 f"{printable(str(self.path))}: no sample matches {printable(unused[0])!r} of splits; patterns match "
                 f"paths from the top of the source, such as {printable(next(iter(self._source.entries())).key)}"
             )
-        ordered = {name: counts[name] for name in (*self._patterns.names, UNASSIGNED) if counts[name]}
-        notes = survey.notes
+        splits = {name: counts[name] for name in (*self._patterns.names, UNASSIGNED) if counts[name]}
         if rest := counts[UNASSIGNED]:
-            notes = (*notes, f"no pattern of splits matches {rest:,} of the samples: their split is {UNASSIGNED}")
-        if split is None:
-            return replace(survey, splits=ordered, notes=notes)
-        name = lower_known_split(split)
-        if name not in ordered:
-            raise self.unknown_split_error(split, ordered)
+            note = f"no pattern of splits matches {rest:,} of the samples: their split is {UNASSIGNED}"
+            survey = replace(survey, notes=(*survey.notes, note))
+        if wanted is None:
+            return replace(survey, splits=splits)
+        if wanted not in splits:
+            raise self.unknown_split_error(wanted, splits)
         for path in survey.ledger.names(Role.ANNOTATION):
             claims.claim(path, Role.ANNOTATION)
-        share = ordered[name] / max(1, survey.records)
+        share = splits[wanted] / max(1, survey.records)
         return replace(
             survey,
-            splits={name: ordered[name]},
-            notes=notes,
+            splits={wanted: splits[wanted]},
             size_bytes=size_bytes,
             size_counts=sizes,
             key_bytes=key_bytes,

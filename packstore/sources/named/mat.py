@@ -27,6 +27,8 @@ _COMPLEX = 0x800
 _MAX_BYTES = 1 << 24
 _MAX_DEPTH = _MAX_AXES = 8
 _MAX_NAMES_BYTES = 1 << 12
+_NO_NUMBERS = np.zeros(0)
+"""Value of an empty element."""
 
 Buffer = bytes | memoryview
 
@@ -140,8 +142,7 @@ def _read_arrays(data: Buffer, order: str, depth: int) -> list[tuple[str, Any]]:
         kind, begin, end, after = _parse_tag(data, order, at)
         if kind != _MATRIX or end > len(data):
             raise ValueError(f"an element of type {kind} and {end - begin} bytes, expected an array")
-        # An empty element is an array of no numbers.
-        arrays.append(_read_array(data[begin:end], order, depth) if begin < end else ("", np.zeros(0)))
+        arrays.append(_read_array(data[begin:end], order, depth) if begin < end else ("", _NO_NUMBERS))
         at = after
     return arrays
 
