@@ -55,8 +55,8 @@ class CaptionsSource(ListedSource):
     """The images that a file of captions names, in the order of their first captions.
 
     If each image has one caption, it is in the column ``caption``. Else the column ``captions`` has a list of texts.
-    Splits come from a column ``split``, or from Flickr8k's lists of images. Captions of images in none of these lists
-    are left out, and counted. A malformed line, and an image in two splits, raise :class:`SourceError`."""
+    Splits come from a column ``split``, or from Flickr8k's lists of images. A malformed
+    line, and an image in two splits, raise :class:`SourceError`."""
 
     kind = "captions"
     left_images = "images without a caption"
@@ -80,7 +80,6 @@ class CaptionsSource(ListedSource):
             )
         self._file = files[0]
         self._sets = _find_split_lists(self.tree, self._file)
-        self._left_out = 0
         listed = ListedValues(self.tree, self.tree.name(self._file), self._list_captions())
         self.listed, self.assigned = listed, listed.splits
         self._several = bool(self.listed.images_with_several())
@@ -110,21 +109,13 @@ class CaptionsSource(ListedSource):
         """Returns the file of captions, and Flickr8k's lists of images."""
         return (self._file, *self._sets.values())
 
-    def count_left_parts(self) -> Mapping[str, int]:
-        """Counts the captions of images that are in none of Flickr8k's lists."""
-        return {"captions of images in none of the sets": self._left_out} if self._left_out else {}
-
     def _list_captions(self) -> Iterator[tuple[str, str, str]]:
-        """Yields image, caption and split of each line. Counts the captions of images in none of Flickr8k's lists."""
+        """Yields image, caption and split of each line."""
         listed = {
             line: split for split, place in self._sets.items() for _, line in read_lines(self.tree, place, paths=True)
         }
-        for name, caption, own in _read_captions(self.tree, self._file):
-            split = listed.get(name, None if self._sets else own)
-            if split is None:
-                self._left_out += 1
-            else:
-                yield name, caption, split
+        for name, caption, split in _read_captions(self.tree, self._file):
+            yield name, caption, listed.get(name, split)
 
 
 def _read_captions(tree: Tree, file: str) -> Iterator[tuple[str, str, str]]:

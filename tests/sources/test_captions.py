@@ -122,9 +122,8 @@ def test_splits_of_a_column_and_of_flickr8k(tmp_path: Path) -> None:
     fill(tmp_path / "b", {**files, "Flickr8k.token.txt": tokens, "Flickr8k.lemma.token.txt": tokens, **sets})
     with closing(open_source(tmp_path / "b")) as source:
         survey = source.survey()
-        assert dict(survey.splits) == {"train": 1, "dev": 1, "test": 1}
-        assert survey.ledger.members == {"captions of images in none of the sets": 1}
-        assert survey.ledger.left == {"images without a caption": 1, "not images (.txt)": 1}
+        assert dict(survey.splits) == {"train": 1, "dev": 1, "test": 1, "unassigned": 1}
+        assert survey.ledger.left == {"not images (.txt)": 1}
         assert source.read(next(source.entries("dev"))).values == {"caption": "caption 1"}
 
 

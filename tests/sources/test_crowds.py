@@ -102,7 +102,8 @@ def table(name: str, file: str = "boxes.csv") -> Files:
 def open_images() -> Files:
     head = "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsTruncated,IsGroupOf,IsDepiction"
     rows = "".join(f"a00000,xclick,/m/1,1,0.1,0.5,0.2,0.6,0,0,{flag},0\n" for flag in FLAGS)
-    return images(1, "train/") | {
+    rows += "a00001,xclick,/m/1,1,0.1,0.5,0.2,0.6,0,0,0,0\n"
+    return images(2, "train/") | {
         "train-annotations-bbox.csv": f"{head}\n{rows}",
         "class-descriptions-boxable.csv": "/m/1,a\n/m/2,b\n",
     }

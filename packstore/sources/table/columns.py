@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from packstore.core.errors import UsageError, printable
@@ -89,7 +88,7 @@ class ColumnFacts:
         blank = value in (None, "")
         self.missing += blank
         if not (value is None or (text and blank)):
-            self.kinds.add(classify_text(value) if text else _classify_value(value))
+            self.kinds.add(_classify_value(parse_text(value) if text else value))
             if text is not self.text:
                 self.kinds.add("document")
         if blank:
@@ -116,11 +115,11 @@ class ColumnFacts:
         kinds = self.kinds
         if kinds == {"text"} or (self.text and kinds & {"text", "bool"} and kinds != {"bool"}):
             return Text(), _to_text
+        convert = parse_text if self.text else keep_value
         if kinds and kinds <= {"int", "float"}:
-            dtype, kind = ("int64", int) if kinds == {"int"} else ("float64", float)
-            return Array(dtype), partial(_parse_number, kind) if self.text else keep_value
+            return Array("int64" if kinds == {"int"} else "float64"), convert
         if kinds == {"bool"}:
-            return Array("bool"), _BOOLEANS.get if self.text else keep_value
+            return Array("bool"), convert
         if kinds and kinds <= {"ints", "numbers", "empty"} and kinds != {"empty"}:
             return Array("float64" if "numbers" in kinds else "int64", ragged=True), keep_value
         return Json(), keep_value
@@ -145,7 +144,7 @@ class ColumnFacts:
     def class_kinds(self) -> set[str]:
         """Kinds of the values as classes. In a table of texts, numbers beside names are names: ``7`` beside ``A`` or
         ``007``. Not beside texts for missing values, such as ``NA``, alone."""
-        names = (text for text in self.texts or () if classify_text(text) == "text" and text not in MISSING)
+        names = (text for text in self.texts or () if parse_text(text) == text and text not in MISSING)
         return {"text"} if self.text and "text" in self.kinds and any(names) else self.kinds
 
     @property
@@ -179,21 +178,22 @@ class ColumnFacts:
         return ""
 
 
-def classify_text(value: str) -> str:
-    """Returns the kind of a text in CSV by its form: ``int``, ``float``, ``bool`` or ``text``.
+def parse_text(text: str | None) -> Any:
+    """Returns the value of a text in CSV by its form: a whole number, a number, a boolean, or the text itself.
 
-    An empty text is ``missing``. ``NA`` and the like are ``text``, and so are numbers with leading zeros, and those too
-    large for float64.
+    ``NA`` and the like are texts, and so are numbers with leading zeros, and those too large for float64. An empty text
+    is None.
     """
-    if value in MISSING:
-        return "text" if value else "missing"
-    if _INTEGER.fullmatch(value):
-        return "int"
-    if value in _BOOLEANS:
-        return "bool"
-    if not _NUMBER.fullmatch(value) or re.match(r"[+-]?0\d", value):
-        return "text"
-    return "text" if math.isinf(float(value)) and value[-1] not in "fF" else "float"  # an explicit inf is a number
+    if not text or text in MISSING:
+        return text or None
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if not _NUMBER.fullmatch(text) or re.match(r"[+-]?0\d", text):
+        return text
+    number = float(text)
+    return text if math.isinf(number) and text[-1] not in "fF" else number  # an explicit inf is a number
 
 
 def _classify_value(value: Any) -> str:
@@ -234,11 +234,6 @@ def to_class_number(value: Any) -> int | None:
 def _to_text(value: Any) -> str | None:
     """Converts a value to a text. Returns None if it is missing or empty."""
     return None if value is None or value == "" else str(value)
-
-
-def _parse_number(kind: type[int] | type[float], value: Any) -> int | float | None:
-    """Parses a text as a number of a type. Returns None for a missing number."""
-    return None if value is None or value in MISSING else kind(value)
 
 
 @dataclass(slots=True)
@@ -361,8 +356,7 @@ def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tu
 def _find_point_columns(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str], ...]:
     """Finds pairs of ``free`` columns such as ``nose_x`` and ``nose_y``. Returns the name and both columns of each.
 
-    Values must be positions in pixels: some exceed 2, and at most one in twenty is negative, for a point beside the
-    image. Returns ``()`` otherwise, and for fewer than three pairs.
+    Values must be positions in pixels: some exceed 2. Returns ``()`` otherwise, and for fewer than three pairs.
     """
     pairs = []
     by_name = {name.lower(): name for name in free}
@@ -374,8 +368,7 @@ def _find_point_columns(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str
         if other in by_name and other != name.lower():
             pairs.append((_point_name(name), name, by_name[other]))
     both = [free[name] for _, x, y in pairs for name in (x, y)]
-    inside = 20 * sum(each.negatives for each in both) <= sum(each.numbers for each in both)
-    pixels = inside and all(each.numeric for each in both) and any(each.high > 2 for each in both)
+    pixels = all(each.numeric for each in both) and any(each.high > 2 for each in both)
     return tuple(pairs) if len(pairs) >= _LEAST_POINTS and pixels else ()
 
 

@@ -1,9 +1,8 @@
 """Reads tables whose cells are pixels: FER2013 (a column ``pixels``), MNIST as CSV, ``sign_mnist``, HAM10000's
 ``hmnist``.
 
-A row is an image: a column ``pixels`` of numbers separated by blanks; columns ``pixel0`` …, ``1x1`` …; or, without a
-header, a label and the numbers. Numbers are 0 to 255, row by row. A square number of them is a gray image; three
-times as many are red, green and blue of each pixel.
+A row is an image: a column ``pixels`` of numbers separated by blanks, or columns ``pixel0`` …, ``1x1`` …. Numbers are 0
+to 255, row by row. A square number of them is a gray image; three times as many are red, green and blue of each pixel.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.dataset import index_key
-from packstore.sources.encodings import parse_columns
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims
 from packstore.sources.rows import Row
@@ -73,10 +71,11 @@ class PixelTableSource(TableSource):
 
         Raises :class:`AmbiguousSourceError` for several that do not name different splits.
         """
-        tables = find_pixel_tables(self.tree, given)
+        tables = find_pixel_tables(self.tree)
         if not tables:
             raise SourceError(
-                f"{printable(str(self.path))} has no table of pixels: a column pixels, or columns pixel0, pixel1 …"
+                f"{printable(str(self.path))} has no table of pixels: its first line names a column pixels, or columns "
+                "pixel0, pixel1 … and a label"
             )
         splits, files = {table.split for table in tables}, [table.file for table in tables]
         if len(splits) < len(tables) or (len(splits) > 1 and "" in splits):
@@ -166,20 +165,14 @@ def find_square_shape(count: int) -> tuple[int, int, int] | None:
     return None
 
 
-def find_pixel_tables(tree: Tree, given: Mapping[str, Sequence[str]]) -> list[PixelTable]:
-    """Finds the tables whose first line has columns of pixels.
-
-    Raises :class:`AmbiguousSourceError` if there is no header, unless the user names the column of labels.
-    """
+def find_pixel_tables(tree: Tree) -> list[PixelTable]:
+    """Finds the tables whose first line names columns of pixels."""
     files = [file for file in list_possible_tables(tree) if suffix_of(file) in _SUFFIXES]
-    return [table for file in files if (table := _examine_table(tree, file, given)) is not None]
+    return [table for file in files if (table := _examine_table(tree, file)) is not None]
 
 
-def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) -> PixelTable | None:
-    """Recognises a table of pixels by its first lines, within 1 MiB. Returns None for another table.
-
-    Raises :class:`AmbiguousSourceError` for a table without a header, unless the user names the column of labels.
-    """
+def _examine_table(tree: Tree, file: str) -> PixelTable | None:
+    """Recognises a table of pixels by its first lines, within 1 MiB. Returns None for another table."""
     start = tree.first_bytes(file, _START)
     if b"pixel" not in start[:4096].lower() and start.split(b"\n", 1)[0].count(b",") < _LEAST:
         return None
@@ -193,31 +186,19 @@ def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) ->
     many = [name for name in first if _PIXEL.fullmatch(name)]
     if len(many) >= _LEAST and find_square_shape(len(many)) is not None:
         return PixelTable(file, True, split=split, pixels=many)
-    if not all(cell.isdecimal() and int(cell) <= 255 for cell in first) or find_square_shape(len(first) - 1) is None:
-        return None
-    names = [str(n) for n in range(1, len(first) + 1)]
-    if not given.get("label"):
-        raise AmbiguousSourceError(
-            f"{tree.name(file)} has no header: its class is in column 1 or in column {names[-1]}: say which with "
-            "--column label=COL",
-            [Answer(("--column", f"label={name}")) for name in (names[0], names[-1])],
-        )
-    return PixelTable(file, False, split=split, pixels=[name for name in names if name not in given["label"]])
+    return None
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises tables of pixels in a folder without images: ``CERTAIN``, or ``PARTIAL`` if there are other tables.
 
-    If the user has named the kind, the folder may have images, too. Raises :class:`AmbiguousSourceError` for a table
-    without a header, unless the user names the column of labels.
+    If the user has named the kind, the folder may have images, too.
     """
     tree = open_tree(path)
     if tree is None or (list_contents(tree).image_count and not options.named):
         return Certainty.NO
     try:
-        files = {table.file for table in find_pixel_tables(tree, parse_columns(options.columns))}
-    except AmbiguousSourceError:
-        raise
+        files = {table.file for table in find_pixel_tables(tree)}
     except SourceError:
         return Certainty.NO
     others = (file.rpartition("/")[2] for file in list_possible_tables(tree) if file not in files)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from packstore.core.column import CROWD
 from packstore.core.errors import SourceError, printable
-from packstore.core.fields import Array, Boxes, Field, Json, Keypoints, Label, Labels
+from packstore.core.fields import Boxes, Field, Json, Keypoints, Label, Labels
 from packstore.sources.beside import join
 from packstore.sources.boxes import to_corners
 from packstore.sources.columns import make_column_names
@@ -30,33 +30,28 @@ _OPEN_IMAGES = re.compile(
 _DESCRIPTIONS = re.compile(r"[\w-]*class-descriptions[\w-]*\.csv", re.I)
 
 
+@dataclass(eq=False)
 class RecordColumns:
     """Columns of a store that the cells of tables become, without the images. Chooses their fields, and builds their
-    values."""
+    values.
 
-    def __init__(
-        self,
-        tree: Tree,
-        files: Sequence[str],
-        rows: RowsByImage,
-        roles: ColumnRoles,
-        further: Sequence[str],
-        convention: str,
-        declared: Mapping[str, Field],
-    ) -> None:
-        """Reads nothing yet.
+    Attributes:
+        tree: The tree of the tables.
+        files: Paths of the tables.
+        rows: All rows, by image.
+        roles: Columns of the tables by their meaning.
+        further: Columns that name further images.
+        convention: Convention of the boxes; empty without boxes.
+        declared: Fields of the columns whose types the tables state.
+    """
 
-        Args:
-            tree: The tree of the tables.
-            files: Paths of the tables.
-            rows: All rows, by image.
-            roles: Columns of the tables by their meaning.
-            further: Columns that name further images.
-            convention: Convention of the boxes; empty without boxes.
-            declared: Fields of the columns whose types the tables state.
-        """
-        self._tree, self._files, self._rows, self._roles = tree, files, rows, roles
-        self._further, self._convention, self._declared = further, convention, declared
+    tree: Tree
+    files: Sequence[str]
+    rows: RowsByImage
+    roles: ColumnRoles
+    further: Sequence[str]
+    convention: str
+    declared: Mapping[str, Field]
 
     def declare_fields(self) -> dict[str, Field]:
         """Returns the field of each column; reads rows as needed. The columns:
@@ -69,7 +64,7 @@ class RecordColumns:
 
         Raises :class:`SourceError` for more than 65,536 classes, and for flags other than 0, 1, -1 and blank.
         """
-        roles = self._roles
+        roles = self.roles
         fields: dict[str, Field] = {}
         if roles.boxes or roles.runs:
             fields["boxes"] = Boxes()
@@ -102,7 +97,7 @@ class RecordColumns:
         Keypoints, and columns that never differ within an image, come from the first row. Raises :class:`ValueError`
         for a cell that cannot be converted.
         """
-        roles = self._roles
+        roles = self.roles
         result, boxed = self._read_boxes(rows, image)
         if roles.label:
             result |= self._read_classes(rows, boxed)
@@ -130,11 +125,11 @@ class RecordColumns:
         Returns the values, and the rows that have boxes, each with the number of its boxes. Raises :class:`ValueError`
         for a malformed cell.
         """
-        roles = self._roles
+        roles = self.roles
         if roles.boxes:
             raw = [read_row_boxes(cells, roles.boxes) for cells in rows]
-            boxes = to_corners([box for each in raw for box in each], self._convention, image)
-            relative = {RELATIVE: self._convention.endswith("n")}
+            boxes = to_corners([box for each in raw for box in each], self.convention, image)
+            relative = {RELATIVE: self.convention.endswith("n")}
             return {"boxes": boxes, **relative}, [
                 (cells, len(each)) for cells, each in zip(rows, raw, strict=True) if each
             ]
@@ -150,7 +145,7 @@ class RecordColumns:
     def _read_masks(self, rows: list[dict[str, Any]], width: int, height: int) -> dict[str, list[Any]]:
         """Reads the run lengths of masks in an image of a size, with the boxes around them. Raises :class:`ValueError`
         for malformed ones."""
-        masks = [convert_runs(cells[self._roles.runs], width, height) for cells in rows]
+        masks = [convert_runs(cells[self.roles.runs], width, height) for cells in rows]
         return {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
 
     def _read_classes(self, rows: list[dict[str, Any]], boxed: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
@@ -162,17 +157,17 @@ class RecordColumns:
 
         Raises :class:`ValueError` if boxes and classes differ in number.
         """
-        label = self._roles.label
-        if self._roles.boxes or self._roles.runs:
+        label = self.roles.label
+        if self.roles.boxes or self.roles.runs:
             labels = [each for cells, count in boxed for each in self._list_box_classes(cells, count)]
             with_box = [cells for cells, _ in boxed]
             tags = [each for cells in rows if cells not in with_box for each in self._list_classes(cells)]
             return {"labels": labels} | ({"tags": tags} if self._has_tags and tags else {})
         classes = [each for cells in rows for each in self._list_classes(cells)]
-        if not self._roles.several and label not in self.varying_columns:
+        if not self.roles.several and label not in self.varying_columns:
             return {"label": classes[0] if classes else None}
         # The classes belong row by row to other values that differ.
-        pairs = not self.varying_columns.isdisjoint(self._roles.rest)
+        pairs = not self.varying_columns.isdisjoint(self.roles.rest)
         kept = classes if pairs else list(dict.fromkeys(classes))
         return {"labels": kept if classes else None}
 
@@ -182,12 +177,12 @@ class RecordColumns:
         If any row of the tables lacks a coordinate, points have a third number: 2, or 0 for a missing point.
         """
         points: list[list[float | None]] = []
-        for _, x, y in self._roles.points:
+        for _, x, y in self.roles.points:
             point = [parse_number_cell(cells.get(x)), parse_number_cell(cells.get(y))]
             if self._hides_points:
                 point = [0.0, 0.0, 0.0] if None in point else [*point, 2.0]
             points.append(point)
-        return {"keypoints": points, "keypoint_labels": [name for name, _, _ in self._roles.points]}
+        return {"keypoints": points, "keypoint_labels": [name for name, _, _ in self.roles.points]}
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -195,27 +190,27 @@ class RecordColumns:
 
         A name that is only a number becomes ``columnNUMBER``. A name that is taken, or not allowed, is changed.
         """
-        roles = self._roles
+        roles = self.roles
         taken = ["image", "boxes", "segmentations", "keypoints", "keypoint_labels", _UNCERTAIN, _BLANK]
         taken += ["label", "labels", "tags"] if roles.label or roles.flags else []
         taken += [CROWD] if roles.crowds else []
-        own = {name: f"column{name}" if name.isdigit() else name for name in (*self._further, *roles.rest)}
+        own = {name: f"column{name}" if name.isdigit() else name for name in (*self.further, *roles.rest)}
         names = make_column_names(own.values(), taken)
         return {name: names[called] for name, called in own.items()}
 
     def _lacks_values(self, name: str) -> bool:
         """Tells if some row has no value of a column, or an empty text."""
-        facts = self._rows.facts[name]
-        return facts.count < len(self._rows) or facts.missing > 0
+        facts = self.rows.facts[name]
+        return facts.count < len(self.rows) or facts.missing > 0
 
     @cached_property
     def varying_columns(self) -> frozenset[str]:
         """Columns that have different values in the rows of some image. Only the column of labels and columns
         without a role can be among them."""
         columns: set[str] = set()
-        names = [*self._roles.rest, *([self._roles.label] if self._roles.label else [])]
-        for number in self._rows.images_with_several():
-            rows = self._rows.cells_of(number)
+        names = [*self.roles.rest, *([self.roles.label] if self.roles.label else [])]
+        for number in self.rows.images_with_several():
+            rows = self.rows.cells_of(number)
             columns.update(n for n in names if n not in columns and any(c.get(n) != rows[0].get(n) for c in rows))
             if len(columns) == len(names):
                 break
@@ -225,20 +220,18 @@ class RecordColumns:
     def _typed_columns(self) -> dict[str, tuple[Field, Any]]:
         """Field of each column without a role, and the function that converts its cells.
 
-        If values differ among the rows of an image, the field holds a list for each image. It is a list of numbers if
-        no value is missing, else JSON.
+        If values differ among the rows of an image, the field holds a list for each image as JSON.
         """
         columns: dict[str, tuple[Field, Any]] = {}
-        for name in self._roles.rest:
-            facts, stated = self._rows.facts[name], self._declared.get(name)
+        for name in self.roles.rest:
+            facts, stated = self.rows.facts[name], self.declared.get(name)
             declared, convert = facts.declare_field() if stated is None else (stated, keep_value)
             optional = self._lacks_values(name)
             if isinstance(stated, Label):
                 convert = to_class_number if facts.kinds <= {"int"} else keep_value
                 optional |= facts.negatives > 0
             if name in self.varying_columns:
-                numbers = isinstance(declared, Array) and not (declared.ragged or declared.shape or optional)
-                declared = replace(declared, ragged=True) if isinstance(declared, Array) and numbers else Json()
+                declared = Json()
             elif not isinstance(declared, Json):
                 declared = replace(declared, optional=optional)
             columns[name] = declared, convert
@@ -247,42 +240,39 @@ class RecordColumns:
     @cached_property
     def _has_class_numbers(self) -> bool:
         """True if the cells of the column of labels are class numbers."""
-        facts = self._rows.facts[self._roles.label]
+        facts = self.rows.facts[self.roles.label]
         return facts.holds("number lists") or (facts.kinds <= {"int"} and not facts.negatives)
 
     @cached_property
     def _class_names(self) -> tuple[str, ...] | None:
         """Names of the classes: sorted, or by the numbers in the column of labels; None if these have no names. Raises
         :class:`SourceError` for more than 65,536."""
-        label = self._roles.label
-        stated = self._declared.get(label)
+        label = self.roles.label
+        stated = self.declared.get(label)
         if isinstance(stated, Label) and stated.classes:
             return tuple(stated.classes)
         if self._has_class_numbers:
             return None
-        texts = self._rows.facts[label].texts
+        texts = self.rows.facts[label].texts
         if texts is None:
-            raise SourceError(f"{self._tree.name()}: more than {_MAX_CLASSES:,} classes in {printable(label)}")
+            raise SourceError(f"{self.tree.name()}: more than {_MAX_CLASSES:,} classes in {printable(label)}")
         return tuple(sorted({part for text in texts for part in self._split_classes(text)}))
 
-    def _split_classes(self, value: Any) -> list[str]:
-        """Splits a cell into names of classes: at the separator of the column, or as a list. Replaces identifiers
-        outside of lists by their titles."""
-        facts, separator = self._rows.facts[self._roles.label], self._roles.separator
+    def _split_classes(self, value: Any) -> list[Any]:
+        """Returns the classes in a cell: numbers, or names. They are a list, or divided by the separator of the column.
+        Replaces identifiers outside of lists by their titles."""
+        facts, separator = self.rows.facts[self.roles.label], self.roles.separator
         if facts.holds("lists"):
-            return [*map(str, parse_class_list(value) or ())]
-        text = str(value)
-        parts = [part.strip() for part in text.split(separator) if part.strip()] if separator else [text]
-        return [self._class_titles.get(part, part) for part in parts]
+            return parse_class_list(value) or []
+        if self._has_class_numbers:
+            return [int(value)]
+        parts = [part.strip() for part in str(value).split(separator)] if separator else [str(value)]
+        return [self._class_titles.get(part, part) for part in parts if part]
 
     def _list_classes(self, cells: Mapping[str, Any]) -> list[Any]:
-        """Returns all classes in a row: names, or numbers if the column has numbers. A blank cell has none."""
-        value: Any = cells.get(self._roles.label)
-        if is_blank(value):
-            return []
-        if not self._has_class_numbers:
-            return self._split_classes(value)
-        return parse_class_list(value) or [] if self._rows.facts[self._roles.label].holds("lists") else [int(value)]
+        """Returns all classes in a row; a blank cell has none."""
+        value: Any = cells.get(self.roles.label)
+        return [] if is_blank(value) else self._split_classes(value)
 
     def _list_box_classes(self, cells: Mapping[str, Any], boxes: int) -> list[Any]:
         """Returns a class for each box of a row. The only class of a cell is that of all boxes. Raises
@@ -296,8 +286,8 @@ class RecordColumns:
     def _class_titles(self) -> Mapping[str, str]:
         """Names of classes by their identifiers, from Open Images' descriptions: lines ``/m/011k07,Tortoise``. Raises
         :class:`SourceError` for a file that is no CSV."""
-        files = find_descriptions(self._tree, self._files)
-        rows = (row for file in files for _, row in read_cells(self._tree, file))
+        files = find_descriptions(self.tree, self.files)
+        rows = (row for file in files for _, row in read_cells(self.tree, file))
         return {row[0]: row[1] for row in rows if len(row) == 2}
 
     @cached_property
@@ -307,35 +297,35 @@ class RecordColumns:
 
         Raises :class:`SourceError` for other values than 0, 1, -1 and blank."""
         values: set[int | None] = set()
-        for name in self._roles.flags:
-            each = self._rows.facts[name]
+        for name in self.roles.flags:
+            each = self.rows.facts[name]
             if each.filled_count and not each.flags:
-                raise SourceError(f"{self._tree.name()}: column {printable(name)} has other values than 0, 1, -1")
-            values |= each.flags | ({None} if each.count < len(self._rows) else set())
-        single = values <= {0, 1} and not self._rows.images_with_several()
-        if single and all(len(self._list_flagged(1, [cells])) == 1 for _, cells in self._rows):
-            return {"label": Label(self._roles.flags)}
+                raise SourceError(f"{self.tree.name()}: column {printable(name)} has other values than 0, 1, -1")
+            values |= each.flags | ({None} if each.count < len(self.rows) else set())
+        single = values <= {0, 1} and not self.rows.images_with_several()
+        if single and all(len(self._list_flagged(1, [cells])) == 1 for _, cells in self.rows):
+            return {"label": Label(self.roles.flags)}
         columns = ["labels", *([_UNCERTAIN] if -1 in values else []), *([_BLANK] if None in values else [])]
-        return {name: Labels(self._roles.flags, of=False) for name in columns}
+        return {name: Labels(self.roles.flags, of=False) for name in columns}
 
     def _list_flagged(self, wanted: int | None, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Lists the classes that have a flag (1, 0, -1, or None for a blank cell) in one of the rows."""
-        return [name for name in self._roles.flags if any(parse_flag(cells.get(name)) == wanted for cells in rows)]
+        return [name for name in self.roles.flags if any(parse_flag(cells.get(name)) == wanted for cells in rows)]
 
     @cached_property
     def _has_tags(self) -> bool:
         """True if some row has a class and no box. Reads rows up to the first such."""
-        roles = self._roles
+        roles = self.roles
         return any(
             self._list_classes(cells)
             and (is_blank(cells.get(roles.runs)) if roles.runs else not read_row_boxes(cells, roles.boxes))
-            for _, cells in self._rows
+            for _, cells in self.rows
         )
 
     @cached_property
     def _hides_points(self) -> bool:
         """True if some row lacks a coordinate of a point."""
-        return any(self._lacks_values(name) for _, x, y in self._roles.points for name in (x, y))
+        return any(self._lacks_values(name) for _, x, y in self.roles.points for name in (x, y))
 
 
 def _list_crowds(cell: Any, boxes: int) -> list[int]:
