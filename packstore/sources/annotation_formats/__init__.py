@@ -17,16 +17,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
-from packstore.sources.annotation_formats.source import AnnotatedSource, Format, Raw, ReadParts, make_kind
+from packstore.core.errors import SourceError, printable
+from packstore.sources.annotation_formats.source import AnnotatedSource, Format, ReadParts, make_decorator
 from packstore.sources.base import Kind, SourceOptions
-from packstore.sources.beside import join, read_text
+from packstore.sources.beside import join
 from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, InTree, in_packing_order
@@ -34,7 +34,6 @@ from packstore.sources.splits import find_splits_of_folders, is_split
 from packstore.sources.spread import find_spread
 from packstore.sources.tree import Tree
 
-_MAX_BYTES = 256 << 20
 _LOOKED_AT = 16
 _USUAL = ("JPEGImages", "Images", "images", "img", "imgs")
 """Names of folders of images."""
@@ -70,15 +69,11 @@ class SidecarFormat(Format):
         """Tells if ``folder`` has annotations of this format for images in the folder ``images``. At least one file of
         annotations must not be empty, and half of the first 16 such files must match the signature."""
         there = set(tree.names(folder).files)
-        looked = matches = 0
-        for image in tree.names(images).ending(*IMAGE_SUFFIXES):
-            for name in self.list_names(image):
-                begins = self.begins(tree, join(folder, name)) if name in there else None
-                looked += begins is not None
-                matches += begins is True
-            if looked == _LOOKED_AT:
-                break
-        return 0 < looked <= 2 * matches
+        pictures = tree.names(images).ending(*IMAGE_SUFFIXES)
+        files = (join(folder, name) for image in pictures for name in self.list_names(image) if name in there)
+        begins = (self.begins(tree, file) for file in files)
+        found = [*islice((each for each in begins if each is not None), _LOOKED_AT)]
+        return 0 < len(found) <= 2 * sum(found)
 
     def find(self, tree: Tree) -> Sequence[AnnotatedFolder]:
         """Finds the folders of images that have annotations, with their splits; ``[]`` if there are none.
@@ -92,15 +87,16 @@ class SidecarFormat(Format):
         suffixes = {f".{pattern.rpartition('.')[2].lower()}" for pattern in self.patterns}
         with_files = {path for path, each in contents.items() if suffixes & each.others.keys()}
         pairs: dict[str, str | None] = {}
-        names, parents, unpaired = set(), set(), []
+        names, parents, unpaired = set[str](), set[str](), []
         for path in (path for path, each in contents.items() if each.images.count and with_files):
             places = ((images, place) for images, other in self.folders for place in _list_places(path, images, other))
             usable = (each for each in places if each[1] in with_files and self.annotates_images(tree, path, each[1]))
             if (match := next(usable, None)) is None:
                 unpaired.append(path)
             else:
-                names.add(match[0].lower())
                 pairs[path] = match[1]
+                names |= {match[0].lower()} - {""}
+                parents |= set() if match[0] else {path.rpartition("/")[0]}
         if ("", "") in self.folders:
             for path, place in _pair_by_stems(tree, unpaired, with_files - {*pairs.values()}, suffixes):
                 if self.annotates_images(tree, path, place):
@@ -109,8 +105,7 @@ class SidecarFormat(Format):
         taken = {*pairs, *pairs.values()}
         for path in unpaired:
             words, (above, _, name) = path.lower().split("/"), path.rpartition("/")
-            known = any(each in words if each else is_split(path) for each in names)
-            if path not in taken and (known or (above in parents and is_split(name))):
+            if path not in taken and (names.intersection(words) or (above in parents and is_split(name))):
                 pairs[path] = None
         splits = find_splits_of_folders(pairs, some=True)
         return [AnnotatedFolder(path, place, splits.get(path, "")) for path, place in pairs.items()]
@@ -216,27 +211,10 @@ class SidecarSource(AnnotatedSource):
         """Returns the lists of classes. Each file of annotations belongs to one image."""
         return self._classes_by_file
 
-    def pop_annotation(self, values: dict[str, Any]) -> Raw | None:
-        """Removes the content of the file of annotations from the values, and returns it; None without such a file."""
-        data = values.pop("raw", None)
-        return None if data is None else Raw(data)
-
     def find_annotation_file(self, ref: Any) -> str:
         """Returns the path of the image's file of annotations; empty without one."""
         raw = ref[-1].get("raw")
         return raw.file if isinstance(raw, InTree) else ""
-
-    def raw_annotations(self) -> Iterator[Raw]:
-        """Yields the content of each file of annotations, in UTF-8. Skips files that cannot be read, and files larger
-        than 256 MiB. Raises :class:`AmbiguousSourceError` for a file of unknown encoding."""
-        for row in chain.from_iterable(map(self.annotated_rows, self.splits())):
-            try:
-                if "raw" in row.values:
-                    yield Raw(read_text(self.tree, row.values["raw"].file, _MAX_BYTES))
-            except AmbiguousSourceError:
-                raise
-            except (SourceError, SampleError):
-                continue  # reported as a bad sample when it is read
 
     def reason_to_leave_out(self, folder: str, name: str) -> str | None:
         """Returns the reason for a file of annotations without an image. For other files, returns the usual reason, or
@@ -251,9 +229,4 @@ def beside(help: str, **options: Any) -> Callable[[ReadParts], Kind]:
     """Makes the kind of a format with a file of annotations for each image from its generator, by the generator's name.
     ``options`` are the other attributes of :class:`SidecarFormat`. Recognition is certain of each path with images and
     their annotations."""
-
-    def make(read_parts: ReadParts) -> Kind:
-        format = SidecarFormat(help=help, read_parts=read_parts, **{"kind": read_parts.__name__, **options})
-        return make_kind(format, SidecarSource)
-
-    return make
+    return make_decorator(SidecarFormat, SidecarSource, help=help, **options)

@@ -17,10 +17,9 @@ from packstore.sources.annotation_formats.source import (
     MALFORMED,
     AnnotatedSource,
     Format,
-    Raw,
     ReadParts,
     check_class_names,
-    make_kind,
+    make_decorator,
 )
 from packstore.sources.annotation_formats.spool import SpooledEntry, SpooledSource
 from packstore.sources.base import Kind, SourceOptions
@@ -92,6 +91,7 @@ class DocumentSource(AnnotatedSource, SpooledSource):
     """
 
     format: DocumentFormat
+    raw = "entry"
     left_images = "images that no annotations name"
     absent_reason: ClassVar[str] = ""
     max_further = 0
@@ -176,18 +176,9 @@ class DocumentSource(AnnotatedSource, SpooledSource):
         """Yields a row for each entry of a split."""
         return self.entry_rows(split)
 
-    def pop_annotation(self, values: dict[str, Any]) -> Raw | None:
-        """Removes the entry's number from ``values``, and reads the entry's raw annotation from the temporary file."""
-        raw = self._read_annotation(values.pop("entry"))
-        return None if raw.item is None else raw
-
-    def _read_annotation(self, entry: int) -> Raw:
-        """Reads the raw annotation of entry number ``entry`` from the temporary file."""
-        return Raw(self.read_entry(entry)[1], self.documents[self.lister_of(entry)].classes)
-
-    def raw_annotations(self) -> Iterator[Raw]:
-        """Yields the raw annotations of all entries, from the temporary file."""
-        return map(self._read_annotation, range(len(self._spool)))
+    def load_annotation(self, value: int) -> tuple[Any, Mapping[Any, str]]:
+        """Reads the annotation of entry number ``value`` from the temporary file."""
+        return self.read_entry(value)[1], self.documents[self.lister_of(value)].classes
 
     def describing_files(self) -> Iterable[str]:
         """Returns the files of annotations, and the further files that were read, each once."""
@@ -202,10 +193,4 @@ def document(help: str, list_images: ListImages, **options: Any) -> Callable[[Re
     """Makes the kind of a format with a file of annotations for many images from two generators: ``list_images`` lists
     the images of a file, the decorated one, whose name is the kind's, reads the annotation of one image. ``options``
     are the other attributes of :class:`DocumentFormat`. Recognition is certain of each path with such a file."""
-
-    def make(read_parts: ReadParts) -> Kind:
-        options.setdefault("kind", read_parts.__name__)
-        format = DocumentFormat(help=help, read_parts=read_parts, list_images=list_images, **options)
-        return make_kind(format, DocumentSource)
-
-    return make
+    return make_decorator(DocumentFormat, DocumentSource, help=help, list_images=list_images, **options)

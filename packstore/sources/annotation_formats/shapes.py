@@ -19,9 +19,6 @@ from packstore.sources.beside import is_file, join, read_lines
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.tree import Tree
 
-NO_CLASS = "(none)"
-"""Class of objects without a class, in a dataset in which other objects have one."""
-
 
 @dataclass(slots=True)
 class AnnotatedObject:

@@ -12,27 +12,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from packstore.core.column import CROWD
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Text
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.annotation_formats.parsing import parse_json
-from packstore.sources.annotation_formats.shapes import (
-    NO_CLASS,
-    AnnotatedObject,
-    Part,
-    Parts,
-    Picture,
-    Point,
-    Tag,
-    Value,
-)
+from packstore.sources.annotation_formats.shapes import AnnotatedObject, Part, Parts, Picture, Point, Tag, Value
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import infer_mask_field, is_file, join
+from packstore.sources.beside import infer_mask_field, is_file, join, read_text
 from packstore.sources.contents import stem_of
 from packstore.sources.encodings import convert_start
 from packstore.sources.rows import FileRow, FileRowSource, InTree
@@ -64,7 +55,9 @@ MALFORMED = (
 """Errors from reading a value that lacks the structure of the format."""
 
 
-_START = 1 << 16
+_START, _MAX_BYTES = 1 << 16, 256 << 20
+NO_CLASS = "(none)"
+"""Class of objects without a class, in a dataset in which other objects have one."""
 
 ReadParts = Callable[[Any, Picture], Parts]
 """Yields what one annotation of a format has. May raise any error of reading a value that lacks its structure."""
@@ -152,30 +145,12 @@ def make_kind(format: Format, source: Callable[[Path, SourceOptions, Any], Annot
     )
 
 
-class Raw(NamedTuple):
-    """Annotation of an image before it is parsed.
-
-    Attributes:
-        item: What the file has about the image: JSON, or the bytes of its own file.
-        classes: Names of classes by number, as the file lists them.
-    """
-
-    item: Any
-    classes: Mapping[Any, str] = {}
-
-
-class _Summary(NamedTuple):
-    """Facts about all annotations of a dataset, which decide its columns.
-
-    Attributes:
-        columns: Names of the columns with a value.
-        classes: Classes of objects and points.
-        tag_classes: Classes of whole images.
-    """
-
-    columns: set[str]
-    classes: set[str]
-    tag_classes: set[str]
+def make_decorator(
+    form: Callable[..., Format], source: Callable[[Path, SourceOptions, Any], AnnotatedSource], **options: Any
+) -> Callable[[ReadParts], Kind]:
+    """Returns a decorator of a generator, which makes the kind of its format: of the class ``form`` with ``options``,
+    read by ``source``, by the generator's name."""
+    return lambda read_parts: make_kind(form(read_parts=read_parts, **{"kind": read_parts.__name__, **options}), source)
 
 
 class AnnotatedSource(FileRowSource):
@@ -195,8 +170,10 @@ class AnnotatedSource(FileRowSource):
         format: The format.
         listed: Classes that the dataset lists, in their order.
         expected: Beginnings of paths of further files that belong to the layout, and are left without a question.
+        raw: Name of the value of a row with its annotation.
     """
 
+    raw: ClassVar[str] = "raw"
     left_images = "images without annotations in other folders"
 
     def __init__(self, path: Path, options: SourceOptions, format: Format) -> None:
@@ -209,13 +186,10 @@ class AnnotatedSource(FileRowSource):
     def annotated_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split with their annotations, and without the format's further files."""
 
-    @abstractmethod
-    def pop_annotation(self, values: dict[str, Any]) -> Raw | None:
-        """Removes the raw annotation from the values of a row, and returns it; None if the row has none."""
-
-    @abstractmethod
-    def raw_annotations(self) -> Iterator[Raw]:
-        """Yields the raw annotations of all rows; skips those that cannot be read."""
+    def load_annotation(self, value: Any) -> tuple[Any, Mapping[Any, str]]:
+        """Returns what the file has about an image, JSON or the bytes of its own file, and names of classes by number.
+        ``value`` is the value :attr:`raw` of its row; in this base, the content of its own file."""
+        return value, {}
 
     def annotation_frame(self, kind: str) -> str | None:
         """Returns ``upright`` for the kind of image files that the format's tools turn, else None."""
@@ -229,11 +203,11 @@ class AnnotatedSource(FileRowSource):
         """Declares the columns that any annotation needs, ``image`` first, and ``boxes`` if there is no other but
         ``json``; then those of further files if any image has them. The first call reads all annotations. Raises
         :class:`SourceError` if annotations name more than 65,536 classes."""
-        seen, classes = set(self._summary.columns), self._classes
-        seen |= {"boxes"} if seen == {"json"} else set()
+        seen, classes = self._summary[0], self._classes
+        seen = seen | {"boxes"} if seen == {"json"} else seen
         labels = {"labels": "boxes", "keypoint_labels": "keypoints"}
         seen = seen - labels.keys() | {name for name, of in labels.items() if classes and of in seen}
-        seen -= {"label"} if "tags" in seen else set()
+        seen = seen - {"label"} if "tags" in seen else seen
         columns: dict[str, Field] = {
             "boxes": Boxes(optional=True),
             "labels": Labels(classes, of="boxes", optional=True),
@@ -271,26 +245,23 @@ class AnnotatedSource(FileRowSource):
         return found
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image with its further files, and converts its annotation to columns. Raises :class:`ValueError` for
-        an invalid annotation or further file."""
+        """Reads an image with its further files, and converts its annotation to the declared columns. Raises
+        :class:`ValueError` for an invalid annotation or further file, and if the format needs the image's size, and
+        that is unknown. Adds :data:`~packstore.sources.schema.RELATIVE` if the format needed the size."""
         values = dict(super().read_values(ref))
-        raw = self.pop_annotation(values)
+        item, classes = self.load_annotation(values.pop(self.raw, None))
         for column, _, _, parse in self.format.files:
             if parse is not None and values.get(column) is not None:
                 values[column] = parse(values[column])
+        if item is None:
+            return values
+        picture = Picture(lambda: upright_size(values[self.main]), classes)
         with self.name_annotation_file(ref):
-            return values if raw is None else values | self.make_column_values(raw, values[self.main])
-
-    def make_column_values(self, raw: Raw, image: bytes) -> dict[str, Any]:
-        """Converts the raw annotation of an image to values of the declared columns; drops other values. Raises
-        :class:`ValueError` for an invalid annotation. Also raises it if the format needs the image's size, and that is
-        unknown. Adds :data:`~packstore.sources.schema.RELATIVE` if the format needed the size."""
-        picture = Picture(lambda: upright_size(image), raw.classes)
-        values = self.parse_columns(raw.item, picture)
+            columns = self.parse_columns(item, picture)
         for name, missing in _MISSING.items():
-            values[name] = [missing if each is None else each for each in values[name]]
-        values[RELATIVE] = picture.is_sized
-        return {name: value for name, value in values.items() if name in self._column_names}
+            columns[name] = [missing if each is None else each for each in columns[name]]
+        columns[RELATIVE] = picture.is_sized
+        return values | {name: value for name, value in columns.items() if name in self._column_names}
 
     def parse_columns(self, item: Any, picture: Picture) -> dict[str, Any]:
         """Parses an annotation to values by column. A missing value of an object is None. Raises :class:`ValueError`
@@ -314,14 +285,14 @@ class AnnotatedSource(FileRowSource):
     @cached_property
     def listed_classes(self) -> Mapping[str, None]:
         """Classes that the dataset or its publisher lists, in their order, as keys."""
-        seen, usual = self._summary.classes - {NO_CLASS}, self.format.classes
+        seen, usual = self._summary[1] - {NO_CLASS}, self.format.classes
         return dict.fromkeys(self.listed or (usual if seen and seen <= {*usual} else ()))
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
         """Classes of boxes and points. Listed classes come first, in their order, and others follow sorted; numbers by
         their values. :data:`NO_CLASS` is the last if there are others, and some objects or points have no class."""
-        listed, seen = self.listed_classes, self._summary.classes
+        listed, seen = self.listed_classes, self._summary[1]
         further = seen - listed.keys() - {NO_CLASS}
         are_numbers = all(map(str.isdecimal, further))
         classes = (*listed, *sorted(further, key=lambda name: (len(name) if are_numbers else 0, name)))
@@ -331,28 +302,42 @@ class AnnotatedSource(FileRowSource):
     def _tag_classes(self) -> tuple[str, ...]:
         """Classes of whole images, by name. If any tag is a listed class, all listed classes come first, in their
         order."""
-        listed = self.listed_classes if self.listed_classes.keys() & self._summary.tag_classes else {}
-        return (*listed, *sorted(self._summary.tag_classes - listed.keys()))
+        tags = self._summary[2]
+        listed = self.listed_classes if self.listed_classes.keys() & tags else {}
+        return (*listed, *sorted(tags - listed.keys()))
 
     @cached_property
-    def _summary(self) -> _Summary:
-        """Facts about all annotations. The first use reads all of them, and skips damaged ones. Raises
-        :class:`SourceError` for more than 65,536 classes."""
-        seen = _Summary(set(), set(), set())
-        for raw in self.raw_annotations():
+    def _summary(self) -> tuple[set[str], set[str], set[str]]:
+        """Names of columns with a value, classes of objects and points, and classes of whole images. The first use
+        reads all annotations, and skips damaged ones. Raises :class:`SourceError` for more than 65,536 classes."""
+        columns, classes, tag_classes = set[str](), set[str](), set[str]()
+        for item, names in self._load_all():
             try:
-                values = self.parse_columns(raw.item, Picture(lambda: (1, 1), raw.classes))
+                values = self.parse_columns(item, Picture(lambda: (1, 1), names))
             except ValueError:
                 continue  # reported as a bad sample when it is read
-            seen.classes.update(values["labels"], values["keypoint_labels"])
-            seen.tag_classes.update(values["tags"])
+            classes.update(values["labels"], values["keypoint_labels"])
+            tag_classes.update(values["tags"])
             values["tags"] = values["tags"][1:]  # one tag is a label
-            seen.columns.update(name for name, value in values.items() if _has_value(value))
-            if max(len(seen.classes), len(seen.tag_classes)) > _MAX_CLASSES:
-                raise SourceError(
-                    f"{printable(str(self.path))}: its annotations name more than {_MAX_CLASSES:,} classes"
-                )
-        return seen
+            columns.update(name for name, value in values.items() if _has_value(value))
+            if max(len(classes), len(tag_classes)) > _MAX_CLASSES:
+                raise SourceError(f"{self.tree.name()}: its annotations name more than {_MAX_CLASSES:,} classes")
+        return columns, classes, tag_classes
+
+    def _load_all(self) -> Iterator[tuple[Any, Mapping[Any, str]]]:
+        """Yields the annotations of all rows, texts in UTF-8. Skips files that cannot be read, and files larger than
+        256 MiB. Raises :class:`AmbiguousSourceError` for a file of unknown encoding."""
+        for row in chain.from_iterable(map(self.annotated_rows, self.splits())):
+            value = row.values.get(self.raw)
+            try:
+                value = read_text(self.tree, value.file, _MAX_BYTES) if isinstance(value, InTree) else value
+                item, classes = self.load_annotation(value)
+            except AmbiguousSourceError:
+                raise
+            except (SourceError, SampleError):
+                continue  # reported as a bad sample when it is read
+            if item is not None:
+                yield item, classes
 
 
 def _to_columns(parts: Sequence[Part]) -> dict[str, Any]:
