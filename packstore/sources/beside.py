@@ -7,10 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from packstore.core.errors import SampleError, SourceError, printable
@@ -236,78 +235,35 @@ class TextTable:
         self.name = name
         self._data = data
         self._separator = separator
-        self._skip = skip
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+        self._starts = np.concatenate((np.zeros(1, np.int64), ends + 1))[skip:]
 
     def __iter__(self) -> Iterator[list[str]]:
         """Yields the fields of each line that is not blank."""
-        for start in self._walk_line_starts():
-            if fields := self._split_line(start):
-                yield fields
+        yield from filter(None, map(self._split_line, self._starts))
 
     def find_lines(self, key: str) -> Iterator[list[str]]:
-        """Yields the fields of all lines whose first field is ``key``. The first call reads all lines to index them.
-
-        Raises :class:`SourceError` for a line with a null character or a path out of the source.
-        """
+        """Yields the fields of all lines whose first field is ``key``. The first call reads all lines to index them."""
         hashes, starts = self._line_index
-        wanted = _hash_key(key)
-        first, last = np.searchsorted(hashes, np.uint64(wanted), "left"), len(hashes)
-        while first < last and int(hashes[first]) == wanted:
-            fields = self._split_line(int(starts[first]))
-            if fields[:1] == [key]:
-                yield fields
-            first += 1
-
-    def parse_int(self, text: str, expected: str, line: Sequence[str]) -> int:
-        """Parses a field as a whole number. Raises :class:`SourceError` with the line and the ``expected`` format."""
-        try:
-            return int(text)
-        except ValueError:
-            self.refuse_line(line, expected)
-
-    def refuse_line(self, line: Sequence[str], expected: str) -> NoReturn:
-        """Raises :class:`SourceError` with the first 80 characters of the line, and the ``expected`` format."""
-        shown = printable(" ".join(line)[:_SHOWN])
-        raise SourceError(f"{self.name} has the line {shown!r}; expected {printable(expected)}")
+        first, last = (np.searchsorted(hashes, hash(key), side) for side in ("left", "right"))
+        yield from (fields for fields in map(self._split_line, starts[first:last]) if fields[:1] == [key])
 
     @cached_property
-    def _line_index(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    def _line_index(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Hashes of the first fields, sorted, and the offsets of their lines. Reads all lines."""
-        starts = np.fromiter(self._walk_line_starts(), np.int64)
-        keys = (self._split_line(start)[:1] for start in starts.tolist())
-        hashes = np.fromiter((_hash_key(key[0]) if key else 0 for key in keys), np.uint64, len(starts))
+        firsts = (self._split_line(start)[:1] for start in self._starts)
+        hashes = np.fromiter((hash(first[0]) if first else 0 for first in firsts), np.int64, len(self._starts))
         order = np.argsort(hashes, kind="stable")
-        return hashes[order], starts[order]
-
-    def _walk_line_starts(self) -> Iterator[int]:
-        """Yields the offset of each line, also of blank ones, after the ``skip`` lines at the beginning."""
-        start = 0
-        for _ in range(self._skip):
-            start = self._data.find(b"\n", start) + 1
-            if not start:
-                return
-        while start < len(self._data):
-            yield start
-            end = self._data.find(b"\n", start)
-            if end < 0:
-                return
-            start = end + 1
+        return hashes[order], self._starts[order]
 
     def _split_line(self, start: int) -> list[str]:
-        """Splits the line at an offset into fields without white space around them. Returns ``[]`` for a blank line.
-
-        Raises :class:`SourceError` for a null character, and for a path out of the source.
-        """
+        """Splits the line at an offset into fields without white space around them. Returns ``[]`` for a blank line."""
         end = self._data.find(b"\n", start)
         line = self._data[start : end if end >= 0 else None].decode("utf-8", "surrogateescape")
         fields = line.split()
         if fields and self._separator is not None:
             fields = [field.strip() for field in line.rstrip("\r").split(self._separator)]
         if "\0" in line or (".." in line and any(".." in field.split("/") for field in fields)):
-            self.refuse_line(fields, "paths within the source")
+            shown = printable(" ".join(fields)[:_SHOWN])
+            raise SourceError(f"{self.name} has the line {shown!r}; expected paths within the source")
         return fields
-
-
-def _hash_key(key: str) -> int:
-    """Hashes a field to 64 bits."""
-    return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape"))

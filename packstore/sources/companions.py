@@ -192,17 +192,13 @@ class CompanionsSource(FileRowSource):
         """Tells if a file belongs to another image beside ``image``, whose name is longer: ``a_b_0.png`` to ``a_b.jpg``
         and not to ``a.jpg``."""
         folder, _, own = image.rpartition("/")
-        names = self._names_of(folder)
         last = stem.rpartition("/")[2]
-        before = own.partition(last)[0]
-        place = name.find(last)
-        if not last or place < 0:
-            return False
-        for end in range(place + len(last) + 1, len(name)):
-            longer = f"{before}{name[place:end]}."
-            for other in find_names(names, longer):
-                if other.lower().endswith(IMAGE_SUFFIXES) and not self.is_companion(join(folder, other)):
-                    return True
+        before, found, _ = own.partition(last)
+        rest = name[name.find(last) :]
+        for other in find_names(self._names_of(folder), before + last) if found and last in name else ():
+            longer = other[len(before) :].rpartition(".")[0]
+            if len(longer) > len(last) and rest.startswith(longer) and other.lower().endswith(IMAGE_SUFFIXES):
+                return not self.is_companion(join(folder, other))
         return False
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:

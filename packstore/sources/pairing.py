@@ -20,8 +20,6 @@ from dataclasses import replace
 from itertools import chain, combinations, permutations, product
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from packstore.sources.beside import join
 from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, Companion, CompanionPattern, parse_pattern
 from packstore.sources.contents import MOST_SIDE_BY_SIDE, Contents, FolderContents, is_no_word, list_contents
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
     from packstore.sources.resemblance import Pair
 
 _SAMPLED, _PER_FOLDER, _TEXTS, _BYTES = 2048, 256, 64, 1 << 16
-_MOST_COMPARED, _PROBED = 4, 2
+_MOST_COMPARED, _MOST_LOOKED_THROUGH, _PROBED = 4, 16, 2
 _FEWEST, _ENOUGH_PIXELS = 4, 1 << 25
 """Of large images, fewer pairs are looked at."""
 _PHOTOS = (".jpg", ".jpeg")
@@ -221,7 +219,10 @@ def _list_folder_pairs(
         return
     pairs: Iterable[tuple[FolderContents, FolderContents]] = combinations(folders, 2)
     if len(folders) > _MOST_COMPARED:
-        first = _find_most_shared(holding)
+        some = sample(holding, _MOST_LOOKED_THROUGH)
+        shared = [sum(each.images.count_shared(other.images) for other in some) for each in some]
+        photos = [each.images.first[0].lower().endswith(_PHOTOS) for each in some]
+        first = max(zip(some, shared, photos, strict=True), key=lambda each: each[1:])[0]
         pairs = ((first, each) for each in folders)
         if len(folders) > MOST_SIDE_BY_SIDE:  # most are classes
             pairs = [(first, each) for each in folders if each is not first and _may_share(first, each)]
@@ -231,20 +232,6 @@ def _list_folder_pairs(
         one, other = (one, other) if one.images.count else (other, one)
         if one is not other and one.images.count and _may_share(one, other):
             yield one, other
-
-
-def _find_most_shared(folders: Sequence[FolderContents]) -> FolderContents:
-    """Returns the folder whose images have the names that most other folders have; of several, one of photos."""
-    _, places, counts = np.unique(
-        np.concatenate([each.images.stems for each in folders]), return_inverse=True, return_counts=True
-    )
-    ends = np.cumsum([len(each.images.stems) for each in folders])[:-1]
-    shared = {
-        each.path: int((one > 1).sum()) for each, one in zip(folders, np.split(counts[places], ends), strict=True)
-    }
-    return min(
-        folders, key=lambda each: (-shared[each.path], not each.images.first[0].lower().endswith(_PHOTOS), each.path)
-    )
 
 
 def _hold(tree: Tree, ends: tuple[int, int], pair: tuple[FolderContents, FolderContents]) -> bool:

@@ -97,13 +97,10 @@ def find_spread(
         AmbiguousSourceError: Several groups have all names. Its answers leave out all but one.
     """
     hits = _list_names_by_folder(tree, names, splits, stems)
-    groups = _group_folders(
-        {folder: some for folder, some in hits.items() if within is None or folder in within}, names
-    )
-    if len(groups) > 1:
-        raise _several_groups_error(tree, lister, groups)
-    folders = {name: folder for folder, some in groups[0].items() for name in some} if groups else {}
-    return [folders[name] for name in names] if groups else None
+    hits = {folder: some for folder, some in hits.items() if within is None or folder in within}
+    group = _choose_group(tree, lister, _group_folders(hits, names))
+    folders = {name: folder for folder, some in group.items() for name in some}
+    return [folders[name] for name in names] if folders else None
 
 
 def find_scattered(tree: Tree, names: Iterable[str], lister: str) -> dict[str, str]:
@@ -114,23 +111,29 @@ def find_scattered(tree: Tree, names: Iterable[str], lister: str) -> dict[str, s
     groups = _group_folders(hits, [*counts])
     if not groups and 2 * sum(count > 1 for count in counts.values()) > len(counts):
         groups = [{folder: some} for folder, some in hits.items()]
-    if len(groups) > 1:
-        raise _several_groups_error(tree, lister, groups)
-    pairs = [(name, folder) for folder, some in (groups[0] if groups else hits).items() for name in some]
-    return {name: folder for name, folder in pairs if groups or counts[name] == 1}
+    group = _choose_group(tree, lister, groups)
+    pairs = [(name, folder) for folder, some in (group or hits).items() for name in some]
+    return {name: folder for name, folder in pairs if group or counts[name] == 1}
 
 
-def _several_groups_error(
+def _choose_group(
     tree: Tree, lister: str, groups: Sequence[Mapping[str, Sequence[str]]]
-) -> AmbiguousSourceError:
-    """Returns the error for images that several groups of folders have."""
+) -> Mapping[str, Sequence[str]]:
+    """Returns the only group of folders that has all images; empty for none. Raises :class:`AmbiguousSourceError` for
+    several."""
+    if len(groups) < 2:
+        return groups[0] if groups else {}
     every = {folder for group in groups for folder in group}
-    answers = [(group, every.difference(group)) for group in groups]
+    answers = []
+    for group in groups:
+        others = sorted(every.difference(group))
+        if all(other and not f"{folder}/".startswith(f"{other}/") for other in others for folder in group):
+            answers.append(Answer(ignore_paths(others)))
     places = ", and in ".join(", ".join(printable(each) or "the top folder" for each in [*g][:_SHOWN]) for g in groups)
-    return AmbiguousSourceError(
+    raise AmbiguousSourceError(
         f"{tree.name()}: the images that {printable(lister)} names are in {places}: leave all but one out with "
         "--ignore",
-        [Answer(ignore_paths(sorted(others))) for group, others in answers if not _would_hide(others, group)],
+        answers,
     )
 
 
@@ -199,8 +202,3 @@ def _drop_split(name: str) -> str:
     """Removes the word of the split from the name of a folder."""
     split = find_split(name)
     return name.lower().replace(split, "", 1) if split else name
-
-
-def _would_hide(ignored: Iterable[str], group: Iterable[str]) -> bool:
-    """Tells if ignoring some folders hides a folder of a group."""
-    return any(not each or f"{folder}/".startswith(f"{each}/") for each in ignored for folder in group)

@@ -86,7 +86,9 @@ def test_archives_are_read_as_folders(name: str, suffix: str, tmp_path: Path) ->
     archive = Path(shutil.make_archive(str(tmp_path / "packed"), suffix, path))
     with closing(open_source(path)) as folder, closing(open_source(archive)) as packed:
         # The only folder at the top of an archive is its root: then nothing but a name tells it from an image folder.
-        assert packed.kind == "published" or (packed.kind == "imagefolder" and len([*path.iterdir()]) == 1)
+        assert packed.kind == "published" or (
+            packed.kind in ("imagefolder", "companions") and len([*path.iterdir()]) == 1
+        )
         pairs = list(zip(folder.entries(), packed.entries(), strict=True))
         assert all(one.key.endswith(other.key) and one.split == other.split for one, other in pairs)
         for one, other in pairs if len([*path.iterdir()]) > 1 else ():
