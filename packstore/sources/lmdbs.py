@@ -98,13 +98,12 @@ class LmdbSource(RowSource):
             raise SourceError(f"{printable(str(path))} holds no LMDB")
         self._splits = [split for split, _ in found]
         self.databases = [Database(each) for _, each in found]
-        for each in self.databases:
-            try:
-                is_of_kind = self.is_of_kind(each)
-            except ValueError as error:
-                raise SourceError(f"{printable(str(each.path))}: {error}") from None
-            if not is_of_kind:
-                raise SourceError(f"{printable(str(each.path))} is no LMDB of {self.kind}")
+        try:
+            wrong = next((each.path for each in self.databases if not self.is_of_kind(each)), None)
+        except ValueError as error:
+            raise SourceError(f"{printable(str(path))}: {error}") from None
+        if wrong is not None:
+            raise SourceError(f"{printable(str(wrong))} is no LMDB of {self.kind}")
         self.max_bytes = max_file_bytes(options.max_pixels)
 
     @classmethod
@@ -369,10 +368,7 @@ class Folder2LmdbSource(LmdbSource):
     def walk_samples(self, database: Database, split: str) -> Iterator[tuple[str, Any, int, int]]:
         """Yields a sample for each number, with the mean size of all. ``__len__`` must be the number of entries, less
         two: with another key, a number is missing, which is a bad sample."""
-        try:
-            count = _load_pickle(database.read_value(_LENGTH) or b"")
-        except ValueError as error:
-            raise ValueError(f"__len__: {error}; of pyarrow? Write it again with pickle") from None
+        count = _load_pickle(database.read_value(_LENGTH) or b"")
         if type(count) is not int or count != database.entries - 2:
             raise ValueError(f"__len__ should be {database.entries - 2:,}, the number of samples")
         size = database.file.stat().st_size // max(1, count)
@@ -394,7 +390,7 @@ def _load_pickle(data: bytes) -> Any:
     try:
         return interpret_plain_pickle(data, {}, _MAX_OPERATIONS)
     except PickleError as error:
-        raise ValueError(f"it is {printable(str(error))}") from None
+        raise ValueError(f"it is {printable(str(error))}; of pyarrow? Write it again with pickle") from None
 
 
 CLASSES = (

@@ -103,7 +103,7 @@ def test_pickles_are_never_run(tmp_path: Path) -> None:
             convert(path, tmp_path / "o.h5")
         assert caught.value.key == "0000000002"
     write(path, {b"__len__": pickle.dumps(Bad())}, subdir=False)
-    with pytest.raises(SourceError, match="__len__"):
+    with pytest.raises(SourceError, match="it is a pickle"):
         convert(path, tmp_path / "o.h5")
     assert not (tmp_path / "ran").exists()
 

@@ -121,12 +121,7 @@ def test_colours_lie_flat(tmp_path: Path) -> None:
     path = write(tmp_path / "set.npz", colours.reshape(20, -1))
     with pytest.raises(AmbiguousSourceError) as caught:
         open_source(path)
-    assert [answer.options[1] for answer in caught.value.answers] == [
-        "NHW:27x9",
-        "NHW:9x27",
-        "NHWC:9x9x3",
-        "NCHW:3x9x9",
-    ]
+    assert [answer.options[1] for answer in caught.value.answers] == ["NHW:27x9", "NHW:9x27"]
     with closing(open_source(path, layout="NHWC:9x9x3")) as source:
         found = [source.read(entry).image for entry in source.entries()]  # type: ignore[union-attr]
     assert (np.stack(found) == colours).all()

@@ -14,7 +14,7 @@ import numpy as np
 
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
-from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest
+from packstore.core.export_manifest import MANIFEST_FILE
 from packstore.core.fields import Bytes, Field
 from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays
 from packstore.sources.arrays.source import ArraySource, to_native
@@ -38,9 +38,29 @@ class ExportedArrays(ExportedRows, ArraySource):
         return super().list_files() if self.grouped else [file for _, file in self.list_shards()]
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
-        """Assigns roles by the export manifest. Raises :class:`SourceError` if a file or array is missing, or has
-        another length."""
-        return _choose_exported_arrays(self.export_manifest, infos, grouped=self.grouped)
+        """Assigns roles by the export manifest, shard by shard. Raises :class:`SourceError` if an array is missing, or
+        has another length."""
+        export = self.export_manifest
+        image = export.manifest.image
+        names = {"image": "images"} | {name: "labels" if name == "label" else name for name in export.held}
+        if image.kind == "ragged" and not export.manifest.holds_files and export.image == "kept":
+            names[_SHAPE] = "images_shape"
+        parts = []
+        for place, shard in enumerate(export.shards):
+            number = 0 if self.grouped else place
+            folder = f"{shard.file}/" if self.grouped and shard.split else ""
+            by_name = {info.name: info for info in infos[number]}
+            columns = {}
+            for column, name in names.items():
+                info = by_name.get(f"{folder}{name}")
+                if info is None or info.content not in ("numbers", "files") or info.shape[:1] != (shard.records,):
+                    raise SourceError(
+                        f"{printable(shard.file)} was changed after its export: it has no array {printable(name)} of "
+                        f"{shard.records:,} values; remove {MANIFEST_FILE} to read it like any other"
+                    )
+                columns[column] = ColumnArray(number, info, 0, tuple(range(1, len(info.shape))))
+            parts.append(SplitArrays(shard.split, shard.records, columns))
+        return ArrayRoles(tuple(parts), None, ())
 
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads a sample's values as the exported store held them. An image that is stored as bytes becomes an array of
@@ -70,35 +90,3 @@ def make_array_kind(source: type[ArraySource], help: str, *, exported: bool = Fa
         return certainty
 
     return Kind(source.kind, help, recognise, open, takes_arrays=True)
-
-
-def _choose_exported_arrays(
-    export_manifest: ExportManifest, files: Sequence[Sequence[ArrayInfo]], *, grouped: bool
-) -> ArrayRoles:
-    """Assigns roles to the arrays of an export by its manifest, shard by shard.
-
-    ``grouped``: The shards are groups of one folder. Raises :class:`SourceError` if a file or array is missing, or has
-    another length.
-    """
-    image = export_manifest.manifest.image
-    names = {"image": "images"} | {name: "labels" if name == "label" else name for name in export_manifest.held}
-    if image.kind == "ragged" and not export_manifest.manifest.holds_files and export_manifest.image == "kept":
-        names[_SHAPE] = "images_shape"
-    parts = []
-    if len(files) != (1 if grouped else len(export_manifest.shards)):
-        raise SourceError(f"{MANIFEST_FILE} belongs to another number of files than {len(files)}")
-    for place, shard in enumerate(export_manifest.shards):
-        number = 0 if grouped else place
-        folder = f"{shard.file}/" if grouped and shard.split else ""
-        by_name = {info.name: info for info in files[number]}
-        columns = {}
-        for column, name in names.items():
-            info = by_name.get(f"{folder}{name}")
-            if info is None or info.content not in ("numbers", "files") or info.shape[:1] != (shard.records,):
-                raise SourceError(
-                    f"{printable(shard.file)} was changed after its export: it has no array {printable(name)} of "
-                    f"{shard.records:,} values; remove {MANIFEST_FILE} to read it like any other"
-                )
-            columns[column] = ColumnArray(number, info, 0, tuple(range(1, len(info.shape))))
-        parts.append(SplitArrays(shard.split, shard.records, columns))
-    return ArrayRoles(tuple(parts), None, ())

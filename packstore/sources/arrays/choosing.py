@@ -198,8 +198,8 @@ def _find_images(arrays: Sequence[_NamedArray], options: SourceOptions) -> _Name
     reason = next((each.info.why for each in arrays if each.info.why), "")
     raise SourceError(
         reason
-        or "it holds no arrays of images (samples x height x width, alone or with 1 or 3 channels, of uint8 or named "
-        f"images, x, data …), but {_list_arrays(arrays)}; choose another by --image-key NAME and --layout NHWC"
+        or "it holds no arrays of images (samples x height x width, of uint8 or named images, x, data …), but "
+        f"{_list_arrays(arrays)}; choose another by --image-key NAME and --layout NHWC"
     )
 
 
@@ -314,8 +314,8 @@ def _may_be_flat_images(info: ArrayInfo) -> bool:
 
 
 def _propose_flat_layouts(image: _NamedArray, lengths: Collection[int]) -> tuple[bool, list[str]]:
-    """Proposes layouts of a matrix as gray images with the sides closest to a square, or as square RGB images; none is
-    certain. If there are labels, proposes only layouts with as many images."""
+    """Proposes layouts of a matrix as gray images with the sides closest to a square; none is certain. If there are
+    labels, proposes only layouts with as many images."""
     layouts = []
     for place, form in ((0, "N{}:{}"), (1, "{}N:{}")):
         count, pixels = image.info.shape[place], image.info.shape[1 - place]
@@ -325,9 +325,6 @@ def _propose_flat_layouts(image: _NamedArray, lengths: Collection[int]) -> tuple
         for axes in ("HW", "WH") if image.info.by_columns else ("HW",):
             sizes = dict.fromkeys([f"{pixels // side}x{side}", f"{side}x{pixels // side}"])
             layouts += [form.format(axes, each) for each in sizes]
-        side = math.isqrt(pixels // 3)
-        if 3 * side * side == pixels:
-            layouts += [form.format("HWC", f"{side}x{side}x3"), form.format("CHW", f"3x{side}x{side}")]
     return False, layouts
 
 

@@ -110,9 +110,8 @@ class Hdf5Source(ArraySource):
                 inside, link = f"{name}/{child}".lstrip("/"), group.get(child, getlink=True)
                 item = group.get(child) if not isinstance(link, h5py.ExternalLink) else None
                 if item is None:  # labels would be missing without a word
-                    raise ValueError(
-                        f"{inside} is a link to {getattr(link, 'path', 'an object')}, which is not in the file"
-                    )
+                    target = getattr(link, "path", "an object")
+                    raise ValueError(f"{inside} is a link to {target}, which is not in the file")
                 if not isinstance(link, h5py.HardLink):
                     continue  # its target is found by its own name
                 if isinstance(item, h5py.Group) and item.id not in seen:

@@ -90,9 +90,8 @@ class IdxSource(PixelSource):
         super().list_files()
         sets: dict[str, dict[str, dict[str, Path]]] = {}
         for split, file in self.parts:
-            match = _match_name(file)
-            assert match is not None
-            sets.setdefault(match["set"] or "", {}).setdefault(split, {})[match["what"]] = file
+            if match := _match_name(file):
+                sets.setdefault(match["set"] or "", {}).setdefault(split, {})[match["what"]] = file
         key = self.options.image_key
         chosen = sorted(name for name in sets if key in (None, name, name.removeprefix("emnist-")))
         if len(chosen) != 1:

@@ -24,7 +24,6 @@ _MAX_OPERATIONS = 2_000_000  # CIFAR-100's train takes 250,000
 _MAX_COPY = 1 << 16
 """Largest part of a pickle that is copied out of it; larger parts are pixels."""
 _TYPES = ("uint8", "int32", "int64", "float64", "u1", "i4", "i8", "f8")
-_ORDERS = ("<", ">", "|", "=")
 
 
 class BatchError(ValueError):
@@ -132,7 +131,7 @@ class _DType(StandIn):
         plain = isinstance(state, tuple) and len(state) >= 8 and state[2:5] == (None, None, None)
         order = state[1] if plain else None
         order = order.decode("latin-1") if isinstance(order, bytes) else order
-        if order not in _ORDERS:
+        if order not in ("<", ">", "|", "="):
             raise BatchError("a dtype with fields or without byte order")
         self.dtype = self.dtype.newbyteorder(">" if order == ">" else "<")
 

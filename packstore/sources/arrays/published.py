@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from packstore.sources.arrays.files import open_mat, open_numpy_file
 from packstore.sources.arrays.pickles import build_array, open_pickle, parse_dict
 from packstore.sources.arrays.source import ArraySource, name_path
 from packstore.sources.arrays.stored import ArrayInfo, ColumnArray, OpenArrays, StoredArray
-from packstore.sources.base import Kind, SourceOptions
+from packstore.sources.base import Kind
 from packstore.sources.beside import is_file, read_text, read_whole
 from packstore.sources.found import has_path
 from packstore.sources.listing import list_folders
@@ -55,10 +54,6 @@ class PixelSource(ArraySource):
     layout = "NCHW"
     gaps_are_bad = False
     beside: Sequence[str] = ()
-
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options)
-        self.evidence = ", ".join(dict.fromkeys(file.name for _, file in self.parts))
 
     @classmethod
     @abstractmethod
@@ -284,26 +279,24 @@ def find_cifar(path: Path, kind: str | None) -> tuple[CifarLayout, Path] | None:
     :class:`OSError` if the folder cannot be listed. ``kind``: None takes either.
     """
     layouts = [layout for layout in LAYOUTS if kind in (None, layout.kind)]
-    if path.is_dir():
-        folders = [(path.resolve().name, path, os.listdir(path))]
-    else:
-        tree = open_tree(path)
-        bases = () if tree is None else ("", *tree.names("").folders)
-        folders = [
-            (PurePosixPath(tree.top, base).name, path / base, [*tree.names(base).files]) for base in bases if tree
-        ]
-    for name, place, names in folders:
-        there = set(names)
+    tree, found = open_tree(path), dict[Path, tuple[CifarLayout, Path]]()
+    if tree is None:
+        return None
+    for base in ("", *tree.names("").folders):
+        name = PurePosixPath(tree.top, base).name or path.resolve().name
+        there = set(tree.names(base).files)
         for layout in layouts:
             has_files = layout.meta[0] in there and any(batch in there for _, batch in layout.batches)
             if has_files or name == layout.directory:
-                return layout, place
-    places = [path / (each.directory if (path / each.directory).is_dir() else each.archive) for each in layouts]
-    places = [each for each in places if path.is_dir() and each.exists()]
-    if len(places) > 1:
-        answers = [Answer(source=place) for place in places]
+                found[path / base] = layout, path / base
+    unpacked = [layout for layout, _ in found.values()]
+    for archive in [path / layout.archive for layout in layouts if layout not in unpacked]:
+        if archive.is_file() and (inside := find_cifar(archive, kind)):
+            found[archive] = inside
+    if len(found) > 1:
+        answers = [Answer(source=place) for place in found]
         raise AmbiguousSourceError(f"{printable(str(path))} holds several of CIFAR", answers, lists_answers=True)
-    return find_cifar(places[0], kind) if places else None
+    return next(iter(found.values()), None)
 
 
 class Stl10Source(PixelSource):
@@ -329,13 +322,11 @@ class Stl10Source(PixelSource):
         return [(split, path / base / name) for split, name in files if has_path(tree, base, name)]
 
     def read_class_names(self) -> dict[str, tuple[str, ...] | None]:
-        """Reads ``class_names.txt`` if it exists. Raises :class:`SourceError` unless it has ten different names."""
+        """Reads ``class_names.txt`` if it exists."""
         file = self._inside("class_names.txt")
         if not is_file(self._tree, file):
             return {"label": None}
         names = tuple(read_text(self._tree, file).decode("utf-8-sig").split())
-        if len(set(names)) != 10:
-            raise SourceError(f"{self._tree.name(file)} has {len(set(names))} names; expected 10")
         return {"label": names}
 
     def open_arrays(self, opened: OpenArrays, path: Path) -> None:

@@ -258,8 +258,7 @@ class ArraySource(RowSource):
             total = sum(part.length for part in self._roles.parts)
             raise AmbiguousSourceError(
                 f"of {lacking:,} of {total:,} samples the image or the label was never written ({chunks:,} chunks are "
-                "missing, as after an interrupted copy, and read as fill values, mostly black): copy it again, skip "
-                "these samples, or name the kind to keep the fill values",
+                "missing, as after an interrupted copy): skip these samples, or name the kind to keep the fill values",
                 [Answer(("--on-error", "skip")), Answer(("--source", self.kind))],
                 lists_answers=True,
             )
@@ -403,10 +402,7 @@ def _cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
         return pixels
     values = pixels.astype(dtype)
     if not np.array_equal(values, pixels, equal_nan=pixels.dtype.kind == "f"):
-        raise ValueError(
-            f"image: found {pixels.dtype} from {pixels.min()} to {pixels.max()}, which {dtype} does not hold: write "
-            f"the array again as {dtype}"
-        )
+        raise ValueError(f"image: {pixels.dtype} values which {dtype} does not hold: write the array again as {dtype}")
     return values
 
 

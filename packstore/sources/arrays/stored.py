@@ -32,7 +32,6 @@ _BLOCK_BYTES = 1 << 20
 _STRIDED_BLOCK_BYTES = 32 << 20  # for rows that are scattered over the array, so that each block is a pass over it
 _KEPT_BYTES = 64 << 20
 _MAX_CHUNK_BYTES = 1 << 30
-_MAX_ROW_BYTES = 1 << 30
 _BYTE = np.dtype("u1")
 _MAX_RATIO, _MAX_UNWRITTEN = 1100, 1 << 28
 _BLOCK_CHUNKS = 1024
@@ -371,7 +370,7 @@ def rows_per_block(info: ArrayInfo, axis: int) -> int:
         return 8
     row = bytes_per_row(info, axis)
     chunk = info.chunk if axis == 0 else 1
-    if row > _MAX_ROW_BYTES or row * chunk > _MAX_CHUNK_BYTES:
+    if row * chunk > _MAX_CHUNK_BYTES:
         raise SourceError(
             f"{info.shown}: {row * chunk:,} bytes have to be read at a time, more than {_MAX_CHUNK_BYTES:,}; write it "
             "again with smaller chunks"
