@@ -574,7 +574,7 @@ def test_columns_without_a_name_beside_numbers(tmp_path: Path) -> None:
     lines = ",0,1,2\n" + "".join(f"im{n:02}.png,{n},5,{n + 0.5}\n" for n in range(6))  # as pandas writes an index
     found = rows(make(tmp_path, range(6), {"points.csv": lines}))
     assert found["im03.png"] == {"column0": 3, "column1": 5, "column2": 3.5}
-    assert rows(tmp_path, columns=["image=index", "label=0"])["im03.png"]["label"] == 3
+    assert rows(tmp_path, columns=["image=column 1", "label=0"])["im03.png"]["label"] == 3
 
 
 def test_a_table_of_all_rows_beside_those_of_the_splits_is_a_question(tmp_path: Path) -> None:

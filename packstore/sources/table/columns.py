@@ -168,12 +168,10 @@ class ColumnFacts:
         """
         for each in _SEPARATORS if self.texts else "":
             cells = [[part.strip() for part in text.split(each)] for text in self.texts or ()]
-            several = [parts for parts in cells if len(parts) > 1]
+            several = {part for parts in cells if len(parts) > 1 for part in parts}
             single = {parts[0] for parts in cells if len(parts) == 1}
-            parts = {part for parts in cells for part in parts}
-            if not several or "" in parts:
-                continue
-            if each == "|" or (len(parts) < len(cells) and any(single.intersection(parts) for parts in several)):
+            fewer = len(several | single) < len(cells) and not several.isdisjoint(single)
+            if several and "" not in several and (each == "|" or fewer):
                 return each
         return ""
 

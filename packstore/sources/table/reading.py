@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, error_line, printable
@@ -110,31 +111,24 @@ def _read_converted(
 def batch_rows(rows: Iterable[Any]) -> Iterator[list[Any]]:
     """Yields lists of 4096 rows; the last list is shorter. If reading raises :class:`SourceError`, first yields the
     rows that were read."""
-    block: list[Any] = []
-    try:
-        for row in rows:
-            block.append(row)
-            if len(block) == _BLOCK:
-                yield block
-                block = []
-    except SourceError:
-        if block:
-            yield block
-        raise
-    if block:
+    failures: list[SourceError] = []
+
+    def read_good() -> Iterator[Any]:
+        try:
+            yield from rows
+        except SourceError as error:
+            failures.append(error)
+
+    good = read_good()
+    while block := list(islice(good, _BLOCK)):
         yield block
+    if failures:
+        raise failures[0]
 
 
 def name_columns(cells: Sequence[str]) -> list[str]:
-    """Names the columns of a header. A column without a name gets its number.
-
-    If another column has this name, it is ``index``, or ``column NUMBER`` if that is taken, too.
-    """
-    taken = set(cells)
-    return [
-        name or next(free for free in (str(n), "index", f"column {n}") if free not in taken)
-        for n, name in enumerate(cells, 1)
-    ]
+    """Names the columns of a header. A column without a name, such as the index of pandas, becomes ``column 1``."""
+    return [name or f"column {number}" for number, name in enumerate(cells, 1)]
 
 
 def _read_objects(data: bytes, shown: str) -> Iterator[TableRow]:
