@@ -15,9 +15,9 @@ dataset. :mod:`.parsing` has what generators parse with.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,12 +46,10 @@ class SidecarFormat(Format):
     Attributes:
         folders: Pairs of folder names: of images, and of annotations. ``("", "")`` means one folder for both.
         patterns: Names of the files of annotations, with ``{stem}`` or ``{name}`` of the image.
-        read_classes: Reads the lists of classes: names by file, for a tree and the folders of images.
     """
 
     folders: Sequence[tuple[str, str]]
     patterns: Sequence[str] = ("{stem}.json",)
-    read_classes: Callable[[Tree, Sequence[str]], Mapping[str, Sequence[str]]] = lambda tree, folders: {}
 
     @property
     def extensions(self) -> frozenset[str]:
@@ -188,8 +186,6 @@ class SidecarSource(AnnotatedSource):
         if not self._folders:
             raise SourceError(f"{printable(str(path))} has no images with annotations of {format.title}")
         self.evidence = f"annotations of {format.title} in " + ", ".join(printable(p) or "the folder" for p in places)
-        self._classes_by_file = format.read_classes(self.tree, [each.images for each in self._folders])
-        self.listed = [*chain.from_iterable(self._classes_by_file.values())]
 
     def splits(self) -> Sequence[str]:
         """Returns the splits in packing order; ``""`` for folders without split."""
@@ -208,8 +204,8 @@ class SidecarSource(AnnotatedSource):
                 yield FileRow(join(images, image), raw)
 
     def describing_files(self) -> Iterable[str]:
-        """Returns the lists of classes. Each file of annotations belongs to one image."""
-        return self._classes_by_file
+        """Returns no file: each file of annotations belongs to one image."""
+        return ()
 
     def find_annotation_file(self, ref: Any) -> str:
         """Returns the path of the image's file of annotations; empty without one."""

@@ -71,10 +71,7 @@ def as_list(value: Any) -> list[Any]:
 
 def parse_json(data: bytes) -> Any:
     """Parses JSON. Raises :class:`ValueError` if it is invalid or nested too deeply."""
-    try:
-        return load_json(data, "is no JSON")
-    except ValueError as error:
-        raise ValueError(f"its annotation {printable(str(error))}") from None
+    return load_json(data, "its annotation is no JSON")
 
 
 def parse_json_lines(data: bytes) -> list[Any]:

@@ -8,7 +8,7 @@ VoTT.
 - FiftyOne (https://docs.voxel51.com/user_guide/export_datasets.html): ``data`` with ``labels.json`` (classes, or boxes
   as fractions of the image's sides), or ``samples.json`` with any labels.
 - Label Studio (https://labelstud.io/guide/export): JSON of tasks in percent of the image's sides.
-- Supervisely (https://docs.supervisely.com/data-organization/00_ann_format_navi): ``img`` and ``ann``, ``meta.json``.
+- Supervisely (https://docs.supervisely.com/data-organization/00_ann_format_navi): ``img`` and ``ann``.
 - VIA (https://www.robots.ox.ac.uk/~vgg/software/via/): regions in pixels, as JSON or as CSV of versions 1 and 2.
 - VoTT (https://github.com/microsoft/VoTT): ``NAME-export.json``.
 """
@@ -26,24 +26,12 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from packstore.core.errors import SourceError
 from packstore.sources.annotation_formats import beside, parsing, shapes
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.parsing import flatten_points, get_floats, nonempty_text, to_float, to_floats
-from packstore.sources.annotation_formats.shapes import (
-    AnnotatedObject,
-    Document,
-    Listed,
-    Parts,
-    Picture,
-    Point,
-    Tag,
-    Value,
-)
-from packstore.sources.annotation_formats.source import check_class_names
-from packstore.sources.beside import is_file, join, read_text
+from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Point, Tag, Value
+from packstore.sources.beside import join
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.tree import Tree
 
 _CORNER = ("x", "y", "width", "height")
 _OPEN = ("point", "points", "line", "linestrip")
@@ -257,7 +245,7 @@ def label_studio(task: Any, _: Picture) -> Parts:
             yield _read_shape(value, get_floats(result, "original_width", "original_height"))
 
 
-def _read_shape(value: Any, size: Sequence[float]) -> AnnotatedObject | Point:
+def _read_shape(value: Any, size: Sequence[float]) -> shapes.AnnotatedObject | Point:
     """Reads a shape in percent of the image's ``size``, with the first of its labels. A rectangle is rotated about its
     top left corner, an ellipse becomes its box."""
     named = next((name for name in _LABEL_STUDIO if name in value), "")
@@ -275,27 +263,11 @@ def _read_shape(value: Any, size: Sequence[float]) -> AnnotatedObject | Point:
     return shapes.box(label, shapes.box_from_corner(x, y, *sides), degrees, about=(x, y))
 
 
-def _read_supervisely_classes(tree: Tree, folders: Sequence[str]) -> dict[str, list[str]]:
-    """Reads the classes of the only ``meta.json`` above the folders of images; none if there are several. Raises
-    :class:`SourceError` if the file is invalid."""
-    above = {parent for place in folders for parent in PurePosixPath(place).parents}
-    files = [file for parent in above if is_file(tree, file := (parent / "meta.json").as_posix())]
-    if len(files) != 1:
-        return {}
-    try:
-        titles = [each["title"] for each in parsing.parse_json(read_text(tree, files[0]))["classes"]]
-        check_class_names(titles)
-        return {files[0]: titles}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise SourceError(f"{tree.name(files[0])} is not in the format of Supervisely ({error!r:.100})") from None
-
-
 @beside(
-    "Supervisely: img and ann with meta.json",
+    "Supervisely: img with annotations in ann",
     folders=[("img", "ann")],
     patterns=("{name}.json", "{stem}.json"),
     signature=rb'(?s)\A(?=.*"objects"\s*:\s*\[)(?=.*"size"\s*:\s*\{)',
-    read_classes=_read_supervisely_classes,
 )
 def supervisely(content: Any, _: Picture) -> Parts:
     """Shapes and bitmaps are objects, points and lines points, and tags without a value tags. A polygon with holes, or
