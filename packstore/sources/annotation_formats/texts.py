@@ -20,7 +20,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from packstore.core.errors import printable
 from packstore.core.fields import Json
 from packstore.sources.annotation_formats import beside, parsing, shapes
 from packstore.sources.annotation_formats.documents import document
@@ -91,19 +90,13 @@ def mlt(lines: Any, _: Picture) -> Parts:
         yield shapes.polygon(language, parsing.to_floats(corners.split(",")), texts=None if text == "###" else text)
 
 
-def _parse_entities(data: bytes) -> dict[str, Any]:
-    """Parses a JSON object whose values are texts, numbers, booleans or null. Raises :class:`ValueError` for any other
-    JSON."""
-    entities = parsing.parse_json(data)
-    if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
-        raise ValueError(f"its entities should be texts by name, got {printable(repr(entities))[:80]}")
-    return entities
-
-
 def _parse_receipt(data: bytes) -> Any:
     """Parses the words of a receipt to lines, or its entities to an object."""
-    parse = _parse_entities if data.lstrip()[:1] == b"{" else _match_lines(_WORD, "corners and a word")
-    return parse(data)
+    is_entities = data.lstrip().startswith(b"{")
+    return parsing.parse_json(data) if is_entities else _match_lines(_WORD, "corners and a word")(data)
+
+
+_ENTITIES = ("../entities/{stem}.txt", "../key/{stem}.json", "../entities/{stem}.json")
 
 
 @beside(
@@ -113,14 +106,7 @@ def _parse_receipt(data: bytes) -> Any:
     signature=rb"\A(\xef\xbb\xbf)?\s*-?\d+(\.\d+)?([,\s]\s*-?\d+(\.\d+)?){3}|"
     rb'\A\s*\{\s*"(company|date|address|total)"\s*:',
     parse=_parse_receipt,
-    files=[
-        FurtherFile(
-            "entities",
-            ("../entities/{stem}.txt", "../key/{stem}.json", "../entities/{stem}.json"),
-            Json(optional=True),
-            _parse_entities,
-        )
-    ],
+    files=[FurtherFile("entities", _ENTITIES, Json(optional=True), parsing.parse_json)],
 )
 def sroie(content: Any, picture: Picture) -> Parts:
     """Words are as in ICDAR. Entities are the value of a column, with company, date, address and total."""
