@@ -39,7 +39,7 @@ LEFT = {
 
 
 TOLD_BY_THE_TOP = {
-    *("MVTec AD", "Caltech-256", "UC Merced", "RESISC45", "ImageNet-A", "ImageNet-Sketch", "ImageNetV2"),
+    *("MVTec AD", "UC Merced", "RESISC45", "ImageNet-A", "ImageNet-Sketch", "ImageNetV2"),
 }
 
 

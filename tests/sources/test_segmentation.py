@@ -128,7 +128,7 @@ def test_cityscapes(tmp_path: Path) -> None:
         assert dict(survey.splits) == {"train": 1, "val": 1}
         names = [column.name for column in survey.columns if not column.name.endswith("_valid")]
         assert names == ["mask", "instance_mask", "polygons"]
-        assert dict(survey.ledger.passed_over) == {"images that Cityscapes does not count": 2}
+        assert dict(survey.ledger.passed_over) == {"images whose names do not follow the set's pattern": 2}
         values = source.read(next(source.entries())).values
         assert values == {
             "mask": files["gtFine/train/bonn/bonn_000001_gtFine_labelIds.png"],
