@@ -453,8 +453,8 @@ def test_the_last_row_decides(tmp_path: Path) -> None:
         (b'file,label\nim00.png,a\nim01.png,"b\n', r"t\.csv, line 3: not CSV: a quote is not closed"),
         (b"file,label\nim00.png,a\nim01.png," + b"x" * (10 << 20), r"t\.csv, line 3: 10,485,769 bytes in a line"),
         (b"file,label\nim00.png,a\nim01.png,b,c\n", r"t\.csv, line 3: 3 fields, the first line has 2"),
-        (b"file,xmin,ymin,xmax,ymax\nim00.png,1,2,3,4\nim01.png,1,2,nan,4\n", r"t\.csv, line 3: xmax is 'nan'"),
-        (b"file,xmin,ymin,xmax,ymax\nim00.png,1,2,3,4\nim01.png,1,2,,4\n", r"t\.csv, line 3: xmax is ''"),
+        (b"file,xmin,ymin,xmax,ymax\nim00.png,1,2,3,4\nim01.png,1,2,nan,4\n", r"t\.csv, line 3: .*xmax is 'nan'"),
+        (b"file,xmin,ymin,xmax,ymax\nim00.png,1,2,3,4\nim01.png,1,2,,4\n", r"t\.csv, line 3: .*xmax is ''"),
         (b"file,file\nim00.png,a\nim01.png,b\n", r"t\.csv, line 1: the header has a column twice"),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, UsageError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, printable
 from packstore.core.fields import Field, Image, Images, Mask
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
@@ -98,16 +98,14 @@ class TableSource(ListedSource):
     def _find_tables(self, given: dict[str, list[str]]) -> Sequence[Table]:
         """Finds the tables, and joins those of the same images.
 
-        Raises :class:`SourceError` if there is no table. Raises :class:`UsageError` if none has the column of images
-        that the user names. Raises :class:`AmbiguousSourceError` for tables of different images and columns.
+        Raises :class:`SourceError` if there is no table, or none has the column of images that the user names. Raises
+        :class:`AmbiguousSourceError` for tables of different images and columns.
         """
         tables = join_tables(find_tables(self.tree, given, self.options.named))
         if not tables:
-            if given.get("image"):
-                image = printable(given["image"][0])
-                raise UsageError(f"{self.tree.name()}: no table has a column {image} that names images")
+            column = f" in a column {printable(name)}" if (name := ",".join(given.get("image", ()))) else ""
             raise SourceError(
-                f"{printable(str(self.path))} has no table whose rows name its images: name the column with "
+                f"{printable(str(self.path))} has no table whose rows name its images{column}: name the column with "
                 "--column image=COL"
             )
         other = next((table for table in tables if {*table.columns}.isdisjoint(tables[0].columns)), None)

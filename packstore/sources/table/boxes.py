@@ -207,22 +207,16 @@ def parse_list(text: str) -> Any:
 def read_row_boxes(cells: Mapping[str, Any], columns: Sequence[str]) -> list[list[float]]:
     """Reads the boxes of a row; none if all cells are blank. A single column may hold several boxes in a cell.
 
-    Raises :class:`ValueError` for a cell that is no number, or no box.
+    Raises :class:`ValueError` for cells that are no box.
     """
     values = [cells.get(name) for name in columns]
     if all(map(is_blank, values)):
         return []
-    if len(columns) == 1:
-        cell = parse_boxes(values[0])
-        if cell is None:
-            shown = printable(str(values[0])[:40])
-            raise ValueError(f"{printable(columns[0])} is {shown!r}, and should be four numbers, or a list of such")
-        return cell
-    numbers = [parse_number_cell(value) for value in values]
-    for name, value, number in zip(columns, values, numbers, strict=True):
-        if number is None:
-            raise ValueError(f"{printable(name)} is {printable(str(value)[:40])!r}, and should be a number")
-    return [[number for number in numbers if number is not None]]
+    boxes = parse_boxes(values[0] if len(columns) == 1 else values)
+    if boxes is None:
+        named = ", ".join(f"{name} is {str(value)[:40]!r}" for name, value in zip(columns, values, strict=True))
+        raise ValueError(f"{printable(named)}, expected the four numbers of a box")
+    return boxes
 
 
 def read_stored_sides(image: bytes) -> tuple[tuple[int, int], bool]:
