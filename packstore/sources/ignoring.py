@@ -15,7 +15,7 @@ from packstore.sources.folder_names import Names
 
 IGNORED = "left out by --ignore"
 """Reason for a file that a pattern matches, for the ledger."""
-_TOKEN = re.compile(r"\\(.)|\[(!?)(\]?[^]/]*)\]|(.)", re.S)
+_TOKEN = re.compile(r"\\(.)|\[(!?)(\][^]/]*|[^]/]+)\]|(.)", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +145,10 @@ def _pattern_to_regex(pattern: str) -> str:
             f"ignore: {printable(pattern)!r} is not a pattern: expected a name such as '*.txt', or a path from the top "
             "of the source such as 'a/b'; write '[!]…' or '[#]…' for a name that begins so"
         )
-    anywhere = "/" not in pattern.removesuffix("/")
-    regex = "(?:[^/]+/)*" if anywhere else ""
-    for number, part in enumerate(parts):
-        last = number == len(parts) - 1
-        if part == "**":
-            regex += "[^/]+" if last else "(?:[^/]+/)*"
-        else:
-            regex += _TOKEN.sub(_token_to_regex, part) + ("" if last else "/")
-    regex += "/" if pattern.endswith("/") else "(?:/|$)"
+    regex = "" if "/" in pattern.removesuffix("/") else "(?:[^/]+/)*"
+    for part in parts[:-1]:
+        regex += "(?:[^/]+/)*" if part == "**" else _TOKEN.sub(_token_to_regex, part) + "/"
+    regex += _TOKEN.sub(_token_to_regex, parts[-1]) + ("/" if pattern.endswith("/") else "(?:/|$)")
     try:
         re.compile(regex)
     except re.error as error:
@@ -169,4 +164,4 @@ def _token_to_regex(token: re.Match[str]) -> str:
         chars = re.sub(r"([\\\[\]&~|^])", r"\\\1", chars)
         return f"(?!/)[{'^' if negation else ''}{chars}]"
     wildcards = {"*": "[^/]*", "?": "[^/]", "[": "["}
-    return re.escape(escaped) if escaped else wildcards.get(char) or re.escape(char or token[0])
+    return re.escape(escaped) if escaped else wildcards.get(char) or re.escape(char)
