@@ -101,10 +101,9 @@ def read_first_names(path: Path, count: int) -> list[str]:
                 stream = open_decompressor(file, kind, printable(str(path)))
                 content = io.BytesIO(stream.read(min(count * _STEP, _FIRST_BYTES)))
             with tarfile.open(fileobj=content, mode="r:", **_NAMES) as archive:
-                for member in archive:
+                while len(names) < count and (member := archive.next()) is not None:
                     names += [member.name] * member.isreg()
-                    if len(names) == count:
-                        break
+                    archive.members = []  # type: ignore[attr-defined] # else tarfile keeps all of them
         except SourceError:
             raise
         except Exception:  # damage, or the end of what was decompressed; each library has errors of its own

@@ -34,8 +34,8 @@ KEPT = (
     *("LossyImageCompression", "LossyImageCompressionRatio", "PixelAspectRatio"),
 )
 """Elements in the column ``dicom``. They describe how an image was made, and do not identify the patient."""
-_USED = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction",
-         "VOILUTSequence")  # fmt: skip
+_SCALE = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence")
+_USED = (*_SCALE, "WindowCenter", "WindowWidth", "VOILUTFunction")
 """Elements that have columns of their own, or change the pixels that are read."""
 
 _PIXEL_DATA = 0x7FE00010
@@ -313,8 +313,7 @@ def _refuse_large_codestream(dataset: Any, frame: int) -> None:
 def _rescale(values: NDArray[Any], dataset: Any, frame: int, *, through_window: bool) -> NDArray[Any]:
     """Rescales stored gray values by slope and intercept, or a table.
 
-    With ``through_window``, maps the result to 8 bits by the file's table, else by its first window, and inverts
-    MONOCHROME1. Raises :class:`ValueError` then if the file has no window.
+    With ``through_window``, maps the result to 8 bits by the file's first window, and inverts MONOCHROME1. Raises :class:`ValueError` then if the file has no window.
     """
     processing, view = load_pydicom().pixels.processing, load_pydicom().dataset.Dataset()
     view.file_meta = dataset.file_meta
@@ -326,14 +325,9 @@ def _rescale(values: NDArray[Any], dataset: Any, frame: int, *, through_window: 
     values = processing.apply_modality_lut(values, view)
     if not through_window:
         return values
-    for keyword in ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"):
-        view.pop(keyword, None)
-    if "VOILUTSequence" in view:
-        top = (1 << int(view.VOILUTSequence[0].LUTDescriptor[2])) - 1
-        shown = processing.apply_voi(np.rint(values).astype(np.int32), view) * (255 / top)
-    elif "WindowCenter" in view and "WindowWidth" in view:
-        shown = processing.apply_windowing(values, view)
-    else:
+    if "WindowCenter" not in view or "WindowWidth" not in view:
         raise ValueError("it names no window")
-    whole: NDArray[np.uint8] = np.rint(shown).astype(np.uint8)
+    for keyword in _SCALE:
+        view.pop(keyword, None)
+    whole: NDArray[np.uint8] = np.rint(processing.apply_windowing(values, view)).astype(np.uint8)
     return 255 - whole if dataset.PhotometricInterpretation == "MONOCHROME1" else whole
