@@ -313,7 +313,8 @@ def _refuse_large_codestream(dataset: Any, frame: int) -> None:
 def _rescale(values: NDArray[Any], dataset: Any, frame: int, *, through_window: bool) -> NDArray[Any]:
     """Rescales stored gray values by slope and intercept, or a table.
 
-    With ``through_window``, maps the result to 8 bits by the file's first window, and inverts MONOCHROME1. Raises :class:`ValueError` then if the file has no window.
+    With ``through_window``, maps the result to 8 bits by the file's first window, and inverts MONOCHROME1. Raises
+    :class:`ValueError` then if the file has no window.
     """
     processing, view = load_pydicom().pixels.processing, load_pydicom().dataset.Dataset()
     view.file_meta = dataset.file_meta
