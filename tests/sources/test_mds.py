@@ -159,7 +159,7 @@ def test_bytes_that_are_images(tmp_path: Path) -> None:
         ({"format": "json"}, "expected mds 2"),
         ({"column_encodings": ["jpeg", "what"]}, "the encoding 'what'"),
         ({"column_encodings": ["jpeg", "ndarray:complex64"]}, "the encoding 'ndarray:complex64'"),
-        ({"column_encodings": ["jpeg", "ndarray:int8:0"]}, "the encoding 'ndarray:int8:0'"),
+        ({"column_encodings": ["jpeg", "ndarray:int8:-1"]}, "the encoding 'ndarray:int8:-1'"),
         ({"column_names": ["a", "a"]}, "holds no images, but a"),
         ({"column_names": ["label", "image"], "column_encodings": ["str", "int"]}, "holds no images, but label, image"),
     ],

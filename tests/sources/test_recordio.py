@@ -135,13 +135,6 @@ def test_faces_are_without_the_records_of_identities(tmp_path: Path) -> None:
     assert [bytes(image) for *_, image in ds] == [tiny(n) for n in range(5)]
 
 
-def test_labels_that_float32_does_not_tell_apart_are_no_classes(tmp_path: Path) -> None:
-    (tmp_path / "x.rec").write_bytes(rec(packed(tiny(0), 2**24 - 1), packed(tiny(1), 2**24)))
-    convert(tmp_path / "x.rec", tmp_path / "x.h5")
-    assert list(PackedDataset(tmp_path / "x.h5", columns=("label",))) == [2**24 - 1, 2**24]
-    assert PackedDataset(tmp_path / "x.h5").manifest.column("label").dtype == "float32"
-
-
 @pytest.mark.parametrize(("at", "said"), [(0, "no record begins here"), (7, "cut off|no record begins")])
 def test_a_damaged_record_ends_its_file(at: int, said: str, tmp_path: Path) -> None:
     whole = [packed(tiny(n), n % 3, identity=n) for n in range(6)]

@@ -47,6 +47,7 @@ _KINDS = {
     **dict.fromkeys(("list[pil]", "list[jpeg]", "list[png]", "jpeg_array", "jpegarray"), LEFT),
 }  # fmt: skip
 """Kinds of values by their encodings; ``ndarray`` is any."""
+_ARRAY = re.compile(r"ndarray(?::(\w+))?(?::(\d{1,9}(?:,\d{1,9}){0,7}))?")
 _SIZED = {**{name: np.dtype(name).itemsize for name in NUMBERS}, "int": 8}
 """Sizes of values with a fixed size, by their encodings."""
 
@@ -105,11 +106,10 @@ class MdsSource(TypedSource):
         one sample."""
         samples, file = self.typed_shards[number].layout[0], self.opened[number]
         count = int.from_bytes(file.read(4, 0), "little")
-        data = file.read(4 * (count + 1), 4)
-        if count != samples or len(data) < 4 * (count + 1):
+        if count != samples or 4 * (count + 2) > file.size:
             yield 0, 0, f"found {count} samples in {file.size} bytes; {INDEX} says {samples}"
             return
-        for start, stop in pairwise(map(int, np.frombuffer(data, "<u4"))):
+        for start, stop in pairwise(map(int, np.frombuffer(file.read(4 * (count + 1), 4), "<u4"))):
             good = 4 * (samples + 2) <= start <= stop <= file.size
             yield start, stop, "" if good else f"a sample is from byte {start} to {stop}, where none can be"
 
@@ -141,10 +141,9 @@ def decode_value(encoding: str, data: bytes) -> Any:
     """Decodes a value by its encoding: a text, a number, JSON, pixels or an array; files and bytes stay as they are.
     Raises :class:`ValueError` if it is damaged."""
     kind = _KINDS.get(encoding, ANY)
-    if kind in _DECODERS:
-        return _DECODERS[kind](data)
-    if encoding.startswith("str_"):
-        return (int if encoding == "str_int" else float)(data)
+    decoder = _DECODERS.get(encoding, _DECODERS.get(kind))
+    if decoder is not None:
+        return decoder(data)
     return _decode_array(encoding, data) if kind == ANY else to_array(data, kind, ())[()]
 
 
@@ -175,20 +174,19 @@ def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
 
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
-    FILE: bytes, BYTES: bytes, TEXT: bytes.decode, JSON: load_json, PIXELS: _decode_pixels,
+    FILE: bytes, BYTES: bytes, TEXT: bytes.decode, JSON: load_json, PIXELS: _decode_pixels, "str_int": int,
+    "str_float": float,
 }  # fmt: skip
-"""Decoders by kind of value."""
+"""Decoders by encoding, or by kind of value."""
 
 
 def _split_encoding(encoding: str) -> tuple[str, list[int]]:
     """Splits the encoding of an array, such as ``ndarray:int8:2,3``, into dtype and shape. Both may be empty. Raises
-    :class:`ValueError` for another dtype, more than eight axes, and an impossible length."""
-    name, dtype, sizes = f"{encoding}::".split(":")[:3]
-    shape = [int(size) for size in sizes.split(",")] if sizes else []
-    known = name == "ndarray" and dtype in ("", *NUMBERS)
-    if not known or len(shape) > 8 or not all(0 < size < 1 << 31 for size in shape):
+    :class:`ValueError` for another dtype, and for more than eight axes."""
+    match = _ARRAY.fullmatch(encoding)
+    if match is None or match[1] not in (None, *NUMBERS):
         raise ValueError(f"found the encoding {encoding!r:.40}, which packstore does not know")
-    return dtype, shape
+    return match[1] or "", [int(size) for size in (match[2] or "").split(",") if size]
 
 
 def _parse_encoding(encoding: str) -> tuple[ValueType, int | None]:

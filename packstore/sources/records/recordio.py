@@ -32,8 +32,6 @@ _LINE = re.compile(r"(\d{1,18})\t(?:.*\t)?([^\t]+)")
 _FACES_LINE = re.compile(r"[01]\t/*([^\t]*[^\t\d.][^\t]*)\t\d+(?:\.0)?(?:\t[^\t]*)*")
 """Line of InsightFace's lists: aligned or not, path, class; its record has the number of the line."""
 _MAX_LINE = 1 << 20
-_EXACT = 1 << 24
-"""Limit up to which float32 represents every integer."""
 _HEAD = np.dtype([("flag", "<u4"), ("label", "<f4"), ("id", "<u8"), ("id2", "<u8"), ("first", "<f4")])
 """Header of a record: number of labels after it (0 if the only label is in it), label, two numbers; and the first label
 after it."""
@@ -93,7 +91,7 @@ class RecordioSource(WalkedSource):
         """Declares the columns; the first call indexes all records.
 
         - ``image``.
-        - ``label``: a class if all labels are whole numbers from 0 that float32 tells apart, else float32; an array if
+        - ``label``: a class if all labels are whole numbers from 0, else float32; an array if
           records have several.
         - ``labels``: array of all labels of InsightFace, whose ``label`` is the first.
         - ``id``: number that the file gives the record. Left out if every id is the record's position, or if a list is
@@ -108,7 +106,7 @@ class RecordioSource(WalkedSource):
         counts = set(np.unique(table["flag"]).tolist())
         single = counts <= {0, 1} or self._without > 0
         labels = np.where(table["flag"] > 0, table["first"], table["label"])
-        whole = len(labels) and np.all((labels >= 0) & (labels < _EXACT) & (labels == np.floor(labels)))
+        whole = len(labels) and np.all((labels >= 0) & (labels == np.floor(labels)))
         columns: dict[str, Field] = {"image": Image()}
         if single:
             columns["label"] = Label() if whole else Array("float32")
@@ -226,6 +224,5 @@ class ExportedRecordio(ExportedRows, RecordioSource):
         return {"label": int(labels[0])} if "label" in self.export_manifest.held else {}
 
 
-KIND = Kind(
-    "recordio", "RecordIO files of MXNet", RecordioSource.recognise, open_with(RecordioSource, ExportedRecordio)
-)
+_open = open_with(RecordioSource, ExportedRecordio)
+KIND = Kind("recordio", "RecordIO files of MXNet", RecordioSource.recognise, _open)
