@@ -9,6 +9,7 @@ Many datasets share a file handle or a random generator, and threads would mix u
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -302,22 +303,18 @@ class DatasetSource(SampleSource):
         )
 
     def stamp(self) -> str:
-        """Returns a digest of the probed samples. A dataset with random samples or a random order has another digest in
-        each process."""
-        return self._stamp
-
-    @cached_property
-    def _stamp(self) -> str:
-        """Digest of the probed samples. A path counts with size and time of its file, a bad sample with its error."""
+        """Returns a digest of the probed samples. A path counts with size and time of its file, a bad sample with its
+        error. A dataset with random samples or a random order has another digest in each process."""
         digest = xxhash.xxh3_128()
         for part in self._parts:
             for index, raw in part.probes.items():
                 sample = self._reading.name_values(index, raw)
                 try:
                     plain = self.schema.to_plain(sample).values if isinstance(sample, NamedSample) else sample.reason
-                    _update_digest(digest, (index, getattr(sample, "key", None), plain))
-                except (ValueError, OSError, RecursionError) as error:  # a bad sample, reported when it is read
-                    _update_digest(digest, (index, str(error)))
+                    described = json.dumps((index, getattr(sample, "key", None), plain), default=_describe_value)
+                except (ValueError, TypeError, OSError, RecursionError) as error:  # reported when it is read
+                    described = f"{index} {error}"
+                digest.update(described.encode("utf-8", "surrogatepass"))
         return f"samples {digest.hexdigest()}"
 
     @cached_property
@@ -474,26 +471,16 @@ def _raise_used_up(path: Path) -> Iterator[Any]:
     yield
 
 
-def _update_digest(digest: Any, value: Any) -> None:
-    """Adds a plain value to a digest; for a path, also size and time of its file. Raises :class:`OSError` for a path
-    without a file."""
-    if isinstance(value, Mapping):
-        for name, each in value.items():
-            _update_digest(digest, (name, each))
-    elif isinstance(value, (list, tuple)):
-        digest.update(b"[%d" % len(value))
-        for each in value:
-            _update_digest(digest, each)
-    elif isinstance(value, np.ndarray):
-        digest.update(f"{value.dtype}{value.shape}".encode())
-        digest.update(value.tobytes())
-    elif isinstance(value, (bytes, bytearray, memoryview)):
-        digest.update(bytes(value))  # a view may have gaps
-    elif is_path(value):
+def _describe_value(value: Any) -> Any:
+    """Returns JSON that differs if a plain value differs: a digest of bytes and arrays, size and time of a file."""
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.shape, xxhash.xxh3_128_hexdigest(value.tobytes())]
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return xxhash.xxh3_128_hexdigest(bytes(value))  # a view may have gaps
+    if is_path(value):
         status = Path(value).stat()
-        digest.update(f"{value} {status.st_size} {status.st_mtime_ns}".encode("utf-8", "surrogateescape"))
-    else:
-        digest.update(repr(value).encode("utf-8", "surrogatepass"))
+        return [str(value), status.st_size, status.st_mtime_ns]
+    return repr(value)
 
 
 def _read_by_workers(

@@ -23,7 +23,7 @@ from packstore.core.modes import DTYPES, RGB, Mode, mode_of, parse_mode
 from packstore.images.encode import EncodeOptions
 from packstore.images.losses import find_losses
 from packstore.images.reading import Reading, convert_pixels
-from packstore.images.sniff import HeaderError, begins_like_image, check_header
+from packstore.images.sniff import begins_like_image, check_header
 from packstore.sources.listing import IMAGE_SUFFIXES
 
 LABEL_NAMES = ("label", "target", "class", "y", "cls")
@@ -406,10 +406,7 @@ def read_file_value(value: Any, limit: int) -> bytes:
 def refuse_losses(data: bytes, options: EncodeOptions) -> None:
     """Raises :class:`ValueError` for an image file that would lose bits, channels or frames by encoding. A file without
     a readable header is such an error, too."""
-    try:
-        losses = find_losses(data, check_header(data), options.reading)
-    except HeaderError as error:
-        raise ValueError(error.reason) from error
+    losses = find_losses(data, check_header(data), options.reading)
     if losses:
         raise ValueError(
             f"the file has {'; and '.join(losses.values())}. It would become {options.encoding} of mode "
@@ -420,10 +417,7 @@ def refuse_losses(data: bytes, options: EncodeOptions) -> None:
 
 def refuse_odd_mask(data: bytes) -> None:
     """Raises :class:`ValueError` for a mask file other than a PNG of one channel."""
-    try:
-        kind = check_header(data).kind
-    except HeaderError as error:
-        raise ValueError(error.reason) from error
+    kind = check_header(data).kind
     if kind != "png":
         raise ValueError(f"found a {kind} file; expected PNG, or an array (height, width)")
     if data[25:26] not in _MASK_COLOURS:

@@ -58,8 +58,8 @@ _SPLITS: Mapping[str, tuple[str, str]] = {
     for name in names.split()
 }
 """Parameter that chooses a split, and its values, by the name of a torchvision dataset. Splits share no images."""
-_CHECKED = ("CIFAR10", "CIFAR100")
-"""Datasets of pickles whose class verifies MD5 digests of the files before it opens them."""
+_CHECKED = ("CIFAR10:", "CIFAR100:", "CIFAR10,", "CIFAR100,")
+"""Beginnings of the names of datasets of pickles whose class verifies MD5 digests of the files before it opens them."""
 Opened = tuple[Source, str | None]
 """A source, and its stamp if its files are new in each run; else None."""
 
@@ -81,7 +81,11 @@ def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
         raise UsageError(f"{printable(str(path))}: layout is for tables with boxes, and {library} reads none")
     folder = Path(mkdtemp(prefix="packstore-bridge-"))
     try:
-        with redirect_stdout(io.StringIO()), restrict_library(library), explain_errors(library, printable(str(path))):
+        with (
+            redirect_stdout(io.StringIO()),
+            restrict_library(library, unpickles=library == "torchvision" and rest.startswith(_CHECKED)),
+            explain_errors(library, printable(str(path))),
+        ):
             source, stamp = _OPENERS[library](rest, options, folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -150,21 +154,15 @@ def _open_torchvision(rest: str, options: SourceOptions, folder: Path) -> Opened
         )
     arguments = dict(map(_parse_argument, given))
     parameter, splits = _SPLITS[name]
-    parts: dict[str, Mapping[str, Any]] = {}
-    for split in splits.split() or [""]:
-        value = split == "train" if parameter == "train" else split
-        parts[split.removesuffix("-standard")] = {parameter: value} if parameter else {}
+    parts: dict[str, Any] = {}
+    for split in splits.split():
+        parts[split.removesuffix("-standard")] = split == "train" if parameter == "train" else split
     if parameter in arguments:
-        chosen = {parameter: arguments[parameter]}
-        parts = {next((split for split, its in parts.items() if its == chosen), str(arguments[parameter])): chosen}
-    data = {}
-    for split in in_packing_order(parts):
-        shown = f"torchvision:{called}:{root}{f' (split {split})' if split else ''}"
-        with (
-            restrict_library("torchvision", unpickles=name in _CHECKED),
-            explain_errors("torchvision", printable(shown)),
-        ):
-            data[split] = getattr(datasets, name)(root=str(root), **{**arguments, **parts[split]})
+        chosen = arguments[parameter]
+        parts = {next((split for split, value in parts.items() if value == chosen), str(chosen)): chosen}
+    made = getattr(datasets, name)
+    data = {split: made(root=str(root), **{**arguments, parameter: parts[split]}) for split in in_packing_order(parts)}
+    data = data or {"": made(root=str(root), **arguments)}
     return DatasetSource(data, options, encoding="uint8", further="uint8"), None
 
 
@@ -187,8 +185,6 @@ def _open_datasets(rest: str, options: SourceOptions, folder: Path) -> Opened:
     if not place or Path(rest).exists() or not Path(place).is_dir():
         place, config = rest, ""
     path = _require_path(place)
-    if not path.is_dir():
-        raise UsageError(f"{printable(place)} is a file; datasets reads folders: give packstore the file itself")
     import datasets
 
     if int(datasets.__version__.partition(".")[0]) < 4:

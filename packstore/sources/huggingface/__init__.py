@@ -91,11 +91,11 @@ def read_features(schema: Any) -> dict[str, Any]:
     if len(data) > _MAX_BYTES:
         raise ValueError(f"its features have {len(data)} bytes; expected at most {_MAX_BYTES}")
     try:
-        info = load_json(data, "are no JSON")
+        features = load_json(data, "are no JSON")["info"]["features"]
+    except (KeyError, TypeError):
+        return {}
     except ValueError as error:
         raise ValueError(f"its features {error}") from None
-    inner = info.get("info") if isinstance(info, dict) else None
-    features = inner.get("features") if isinstance(inner, dict) else None
     return features if isinstance(features, dict) else {}
 
 
@@ -139,14 +139,10 @@ def is_image_column(type: Any, feature: Any, *, only_files: bool) -> bool:
     Plain bytes count, too, unless ``only_files``; bytes with the feature ``Image`` always count. Files of another
     feature, such as ``Audio``, do not count.
     """
-    if feature_type(feature) == "Image":
+    item, inner = (type.value_type, item_feature(feature)) if is_list(type) else (type, feature)
+    if feature_type(inner) == "Image" and (is_binary(item) or is_file_struct(item)):
         return True
-    if is_list(type):
-        inner, item = item_feature(feature), type.value_type
-        return (feature_type(inner) == "Image" and is_binary(item)) or (
-            feature_type(inner) not in OTHER_FILES and is_file_struct(item)
-        )
-    return feature_type(feature) not in OTHER_FILES and (is_file_struct(type) or (is_binary(type) and not only_files))
+    return feature_type(inner) not in OTHER_FILES and (is_file_struct(item) or (is_binary(type) and not only_files))
 
 
 @dataclass(frozen=True, slots=True)

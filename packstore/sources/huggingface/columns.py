@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packstore.core.errors import printable
-from packstore.core.fields import BOXES_ARE, Array, Bytes, Field, Image, Images, Json, Label, Labels, Text
+from packstore.core.fields import BOXES_ARE, Array, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.images.sniff import begins_like_image
 from packstore.sources import huggingface as hf
 from packstore.sources.boxes import CONVENTIONS
@@ -96,11 +96,6 @@ def _to_class_number(scalar: Any) -> int | None:
     return None if value is None or value < 0 else value
 
 
-def _to_text(scalar: Any) -> str | None:
-    """Converts a scalar to a text. Dates and times have ISO format; null becomes None."""
-    return None if (value := to_json(scalar)) is None else str(value)
-
-
 def flatten_numbers(scalar: Any) -> Any:
     """Converts lists of numbers, also nested ones, to a NumPy array of one axis; null becomes None. Raises
     :class:`ValueError` for a null in them, and for other values than numbers."""
@@ -147,6 +142,8 @@ def _plain_to_json(value: Any) -> Any:
 
 python_cells = scalar_cells(lambda scalar: scalar.as_py())
 file_list_cells = scalar_cells(_to_file_list)
+_first_file_cells = scalar_cells(lambda scalar: next(iter(_to_file_list(scalar) or ()), None))
+_later_files_cells = scalar_cells(lambda scalar: (files := _to_file_list(scalar)) and files[1:])
 
 
 def file_cells(array: Any) -> Cells:
@@ -167,18 +164,6 @@ def file_cells(array: Any) -> Cells:
         return TableFile(file, path, address)
 
     return read
-
-
-def _first_file_cells(array: Any) -> Cells:
-    """Returns cells that read the first file of a list. An empty list and null become None."""
-    cells = file_list_cells(array)
-    return lambda row: next(iter(cells(row) or ()), None)
-
-
-def _later_files_cells(array: Any) -> Cells:
-    """Returns cells that read the files after the first of a list. Null becomes None."""
-    cells = file_list_cells(array)
-    return lambda row: None if (files := cells(row)) is None else files[1:]
 
 
 def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) -> list[TableColumn]:
@@ -210,8 +195,7 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
     if is_first_of_list:  # a record needs a main image
         declared[main] = (Image(), _first_file_cells)
         further = take_name(f"further_{main}")
-        path = take_name(f"{further}_paths") if main in facts.with_paths else None
-        columns.append(TableColumn(further, main, Images(), _later_files_cells, path))
+        columns.append(TableColumn(further, main, Images(), _later_files_cells))
     if objects is not None:
         parts = objects.declare_parts(names[objects.column], used, objects.column in facts.optional)
         used |= parts.keys()
@@ -225,11 +209,8 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
         elif objects is not None and not objects.boxes and name == objects.labels:
             field = Labels(objects.classes, of=names[objects.column])
             cells = python_cells
-        path, is_list_of_files = None, isinstance(field, Images)
-        has_files = is_file_struct(schema.field(name).type) or is_list_of_files or (is_first_of_list and name == main)
-        if has_files and name in facts.with_paths:
-            wanted = "path" if name == main else f"{names[name]}_path"
-            path = take_name(f"{wanted}s" if is_list_of_files else wanted)
+        has_path = name in facts.with_paths and isinstance(field, (Image, Mask, Bytes))
+        path = take_name("path" if name == main else f"{names[name]}_path") if has_path else None
         missing = name in facts.optional or (isinstance(field, Label) and name in facts.negative)
         # In JSON, null is a value.
         optional = missing and name != main and not isinstance(field, Json)
@@ -321,7 +302,7 @@ def _declare_column(name: str, type: Any, feature: Any, array: Any, facts: Table
             return Label(facts.classes[1]), python_cells
         return Text(), python_cells
     if types.is_temporal(type) or types.is_decimal(type):
-        return Text(), scalar_cells(_to_text)
+        return Text(), scalar_cells(lambda scalar: str(to_json(scalar)) if scalar.is_valid else None)
     if is_list(type) and hf.is_number(type.value_type):
         item, inner = type.value_type, hf.item_feature(feature)
         fixed = bool(types.is_fixed_size_list(type))

@@ -17,7 +17,7 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
-from packstore.core.export_manifest import MANIFEST_FILE, StoredBytes
+from packstore.core.export_manifest import MANIFEST_FILE, StoredBytes, stays_in_folder
 from packstore.core.fields import Bytes, Image, Images
 from packstore.sources import huggingface as hf
 from packstore.sources.archives import open_required_tree, open_tree
@@ -26,7 +26,7 @@ from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.huggingface import columns as hf_columns
 from packstore.sources.huggingface import splits as hf_splits
 from packstore.sources.huggingface.columns import CellReader, Cells, TableColumn, TableFacts, TableFile
-from packstore.sources.huggingface.tables import HfTableSource, OpenTable, RowGroup, leads_outside
+from packstore.sources.huggingface.tables import HfTableSource, OpenTable, RowGroup
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.records import read_index, refuse_missing_shards
 from packstore.sources.refusals import first_bytes
@@ -172,7 +172,7 @@ class _ParquetFile(OpenTable):
         """
         statistics = chunk.statistics if chunk.is_stats_set else None
         nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
-        if leaf.path in (f"{top}.path", f"{top}.list.element.path", f"{top}.list.item.path"):
+        if leaf.path == f"{top}.path":
             if nulls is None or nulls < chunk.num_values:
                 facts.with_paths.add(top)
         elif (
@@ -263,7 +263,7 @@ def _read_names(index: Path, member: str) -> list[str]:
     names = []
     for each in items if isinstance(items, list) else [None]:
         name = each.get("filename") if isinstance(each, dict) else each
-        if not isinstance(name, str) or not name or leads_outside(name):
+        if not isinstance(name, str) or not name or not stays_in_folder(name):
             raise SourceError(f"{printable(str(index))} has no usable list {member} of names within its folder")
         names.append(name)
     return names
@@ -329,22 +329,19 @@ def _recognise_parquet(path: Path, options: SourceOptions) -> Certainty:
     - Other and damaged files are ``POSSIBLE``.
     - Without pyarrow, every file is ``CERTAIN``.
     """
-    file, alone = path, True
     if path.is_file():
         if first_bytes(path, 4) != _PARQUET:
             return Certainty.NO
+        file, alone = path, True
     else:
         tree = open_tree(path) if path.is_dir() else None
         if tree is None:
             return Certainty.NO
-
-        def list_files(*suffixes: str) -> Iterator[str]:
-            return hf_splits.list_files(tree, *suffixes, levels=hf_splits.LEVELS)
-
-        first = next((path / name for name in sorted(list_files(".parquet")) if (path / name).is_file()), None)
-        if first is None or any(list_files(".tar", ".tar.gz", ".tgz")):
+        names = sorted(hf_splits.list_files(tree, ".parquet", levels=hf_splits.LEVELS))
+        names = [name for name in names if (path / name).is_file()]  # pyarrow would wait for a pipe
+        if not names or any(hf_splits.list_files(tree, ".tar", ".tar.gz", ".tgz", levels=hf_splits.LEVELS)):
             return Certainty.NO
-        file, alone = first, not any(list_files(*IMAGE_SUFFIXES))
+        file, alone = path / names[0], not any(hf_splits.list_files(tree, *IMAGE_SUFFIXES, levels=hf_splits.LEVELS))
     otherwise = Certainty.POSSIBLE if alone else Certainty.NO
     try:
         schema = hf.load_pyarrow("pyarrow.parquet").read_schema(file)

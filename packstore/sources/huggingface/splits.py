@@ -7,7 +7,6 @@ The card decides: the YAML at the head of ``README.md``, which also names classe
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -125,19 +124,8 @@ def _choose_config(configs: list[dict[str, Any]], folder: Path) -> dict[str, Any
     raise AmbiguousSourceError(
         f"{printable(str(folder))} has {len(configs)} configurations ({some}), none of them the default: "
         "give the folder or the files of one",
-        [Answer(source=place) for config in configs[:_SHOWN] if (place := _config_folder(config, folder)) is not None],
+        [Answer(source=folder / name) for name in names[:_SHOWN] if stays_in_folder(name) and (folder / name).is_dir()],
     )
-
-
-def _config_folder(config: dict[str, Any], folder: Path) -> Path | None:
-    """Returns the folder that holds all files of a configuration; None if that is the folder of the card."""
-    try:
-        files = _read_data_files(config) or {}
-    except ValueError:
-        return None
-    patterns = [re.split(r"[*?[]", pattern)[0] for its in files.values() for pattern in its]
-    common = os.path.commonpath([pattern.rpartition("/")[0] or "." for pattern in patterns]) if patterns else "."
-    return folder / common if common not in ("", ".") and (folder / common).is_dir() else None
 
 
 def _read_data_files(config: Mapping[str, Any]) -> dict[str, list[str]] | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, error_line, printable
+from packstore.core.export_manifest import stays_in_folder
 from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Mask, Text
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
 from packstore.sources import huggingface as hf
@@ -132,8 +133,7 @@ class HfTableSource(ShardSource):
         self._blocks: Iterator[Block] = iter(())
         self._place, self._next_row, self._error = (-1, -1), 0, ""
         main = next(column.column for column in self._probed_columns if column.name == "image")
-        files = "1 file" if len(self.shards) == 1 else f"{len(self.shards)} files"
-        self.evidence = f"{files} of kind {self.kind}, with images in the column {printable(main)!r}"
+        self.evidence += f" with images in the column {printable(main)!r}"
 
     @abstractmethod
     def find_tables(self) -> Iterable[tuple[str, Path]]:
@@ -176,7 +176,7 @@ class HfTableSource(ShardSource):
         for column in self.columns:
             columns[column.name] = column.field
             if column.path is not None:
-                columns[column.path] = Json(optional=True) if isinstance(column.field, Images) else Text(optional=True)
+                columns[column.path] = Text(optional=True)
         return columns
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
@@ -204,8 +204,7 @@ class HfTableSource(ShardSource):
             except pyarrow_errors() as error:
                 raise ValueError(f"{column.name}: {error_line(error)}") from error
             if column.path is not None:
-                paths = [getattr(each, "path", None) for each in (value if isinstance(value, list) else [value])]
-                values[column.path] = paths if isinstance(value, list) else paths[0]
+                values[column.path] = getattr(value, "path", None)
             if isinstance(column.field, Images) and value is not None:
                 value = [self._read_file(column, ref[0], each) for each in value]
                 if None in value:
@@ -427,7 +426,7 @@ class HfTableSource(ShardSource):
         """
         if isinstance(value, TableFile):
             if value.data is None and value.path is not None:
-                if leads_outside(value.path):
+                if not stays_in_folder(value.path):
                     raise ValueError(
                         f"the table holds only the path {printable(value.path)!r}; expected one within the table's "
                         "folder"
@@ -459,8 +458,3 @@ class HfTableSource(ShardSource):
             values[name] = to_corners(values[name], convention, image)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-
-
-def leads_outside(name: str) -> bool:
-    """Tells if a name is an absolute path, or has ``..`` or a null character."""
-    return Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name
