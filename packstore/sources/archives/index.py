@@ -71,14 +71,9 @@ class Member(NamedTuple):
 
 @dataclass(slots=True)
 class IndexBuilder:
-    """Builds the index of an archive from its members, added in their order. Refuses paths that lead out of the
-    archive.
+    """Builds the index of an archive from its members, added in their order. A file replaces an earlier one of the same
+    path, as unpacking does. Refuses paths that lead out of the archive."""
 
-    Attributes:
-        replaces: A file replaces an earlier one of the same path, as in a tar. If False, a repeated path is an error.
-    """
-
-    replaces: bool = True
     _files: dict[bytes, int | str] = field(default_factory=dict)
     """Number of a member, or target of a symbolic link, by path."""
     replaced: int = 0
@@ -89,7 +84,7 @@ class IndexBuilder:
 
     def add_file(self, name: str, member: Member, *, stated: bool = False) -> None:
         """Adds a file; ignores an empty name. ``stated``: the name is UTF-8 for sure. Raises :class:`SourceError` for a
-        path that leads out of the archive, and without :attr:`replaces` for a repeated one."""
+        path that leads out of the archive."""
         self._add(name, self._append_member(member))
         if stated and not name.isascii():
             self._stated.add(_normalise_path(name) or b"")
@@ -172,10 +167,7 @@ class IndexBuilder:
         path = _normalise_path(name)
         if path is None:
             raise SourceError(f"{printable(name[:_SHOWN])} leads out of the archive: such archives are refused")
-        if path in self._files:
-            if not self.replaces:
-                raise SourceError(f"{printable(name[:_SHOWN])} is there twice: unpack it, and give the folder")
-            self.replaced += 1
+        self.replaced += path in self._files
         if path:
             self._files[path] = entry
 

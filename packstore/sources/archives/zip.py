@@ -37,7 +37,7 @@ def read_zip(path: Path, encoding: str | None = None) -> ArchiveIndex:
     neither UTF-8 nor say theirs; None if the user has named none.
 
     Raises :class:`SourceError` for a damaged directory, one part of several, a zip that is joined with another file,
-    encrypted files, and names that are repeated or lead out of the zip. Raises :class:`AmbiguousSourceError` for names
+    encrypted files, and names that lead out of the zip. Raises :class:`AmbiguousSourceError` for names
     in an unknown encoding.
     """
     name = printable(str(path))
@@ -45,7 +45,7 @@ def read_zip(path: Path, encoding: str | None = None) -> ArchiveIndex:
         try:
             unstated = [raw for raw, flags, *_ in _iter_entries(data) if not flags & _UTF8]
             chosen = choose_name_encoding(unstated, encoding, name) if unstated else "utf-8"
-            builder = IndexBuilder(replaces=False)
+            builder = IndexBuilder()
             for raw, flags, system, member in _iter_entries(data):
                 shown = raw.decode("utf-8", "surrogateescape") if flags & _UTF8 else raw.decode(chosen)
                 if system == _DOS and "/" not in shown:
