@@ -726,3 +726,12 @@ def test_a_member_longer_than_a_compressed_tar_ends_the_search_for_names(digits:
     with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as out:
         out.addfile(member)
     assert read_first_names(path, 1) == read_first_names(path, 2) == ["a.png"]
+
+
+def test_hidden_files_beside_the_root_are_counted(tmp_path: Path) -> None:
+    """As in zips of macOS; ``verify`` counts them on its own."""
+    files = {f"set/{label}/{label}{n}.png": tiny(n + ord(label)) for label in "ab" for n in range(3)}
+    (tmp_path / "x.zip").write_bytes(zipped(files | {"__MACOSX/set/._x": b"1", ".DS_Store": b"1"}))
+    report = convert(tmp_path / "x.zip", tmp_path / "x.h5")
+    assert report.ledger.left == {"hidden": 1, "system files": 1}
+    assert verify(tmp_path / "x.h5", against=tmp_path / "x.zip").ok

@@ -147,11 +147,22 @@ class ArchiveTree(Tree):
         place, known = self._to_archive_path(directory), self._index.names
         names = known.get_names(place)
         if names is None:
-            children = sorted((name, number is None) for name, number in self._index.list_children(place))
-            folders = [name for name, is_folder in children if is_folder]
-            names = Names([name for name, is_folder in children if not is_folder], folders)
+            names = self._list_names(place)
             known.put_names(place, names)
         return names
+
+    def all_folders(self) -> Iterator[tuple[str, Names]]:
+        """Yields every directory of the archive with its names, hidden ones included.
+
+        A path is relative to the root of this tree. A directory of the archive outside this root gets ``/`` before its
+        path in the archive."""
+        waiting = [""]
+        while waiting:
+            place = waiting.pop()
+            names = self._list_names(place)
+            waiting += [f"{place}/{name}" if place else name for name in names.folders]
+            inside = not self.top or f"{place}/".startswith(f"{self.top}/")
+            yield place[len(self.top) :].removeprefix("/") if inside else f"/{place}", names
 
     def stat_any(self, file: str) -> FileStat:
         """Returns size and time of a member. Directories, pipes and broken links have the size ``NO_FILE``. Raises
@@ -238,6 +249,12 @@ class ArchiveTree(Tree):
             if len(inside) != 1 or inside[0][1] is not None or inside[0][0].lower() in SPLIT_ORDER:
                 return top
             top = f"{top}/{inside[0][0]}" if top else inside[0][0]
+
+    def _list_names(self, place: str) -> Names:
+        """Lists the names in a directory of the archive, sorted."""
+        children = sorted((name, number is None) for name, number in self._index.list_children(place))
+        folders = [name for name, is_folder in children if is_folder]
+        return Names([name for name, is_folder in children if not is_folder], folders)
 
     def _to_archive_path(self, path: str) -> str:
         """Converts a path in the tree to the path in the archive."""
