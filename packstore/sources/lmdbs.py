@@ -33,7 +33,6 @@ _MAGIC = b"\xde\xc0\xef\xbe\x01\0\0\0"
 _MAGIC_AT = 16
 _OWN = (b"manifest", b"row_checksum")
 """Keys that tell a packstore store from a foreign LMDB."""
-_LOOKED_AT = 4
 
 
 class Database:
@@ -66,7 +65,7 @@ class Database:
 
     def has_mostly(self, test: Callable[[bytes], bool]) -> bool:
         """Tells if more than half of the first 4 values, in the order of keys, pass a test."""
-        passed = [test(self.read_value(key) or b"") for key, _ in islice(self.walk_entries(), _LOOKED_AT)]
+        passed = [test(self.read_value(key) or b"") for key, _ in islice(self.walk_entries(), 4)]
         return 2 * sum(passed) > len(passed)
 
     def read_value(self, key: bytes) -> bytes | None:

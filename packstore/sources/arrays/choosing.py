@@ -177,7 +177,7 @@ def _find_images(arrays: Sequence[_NamedArray], options: SourceOptions) -> _Name
     """Finds the array of images: the first of these that exists.
 
     - The array that ``--image-key`` names. Raises if it does not exist.
-    - The only candidate with a name of images, see :func:`_looks_like_images`.
+    - The only candidate of whole numbers or files, see :func:`_looks_like_images`. Names of masks do not count.
     - The only candidate.
     - The only matrix that may be flat images. It must be uint8, or have a name of images.
 
@@ -186,10 +186,11 @@ def _find_images(arrays: Sequence[_NamedArray], options: SourceOptions) -> _Name
     if options.image_key is not None:
         return _find_by_key(arrays, options.image_key, "--image-key")
     candidates = [each for each in arrays if _looks_like_images(each)]
-    called = [each for each in candidates if each.words & _IMAGES and not each.words & _MASKS]
+    unmasked = [each for each in candidates if not each.words & _MASKS]
+    whole = [each for each in unmasked if each.info.dtype.kind != "f"]
     flat = [each for each in arrays if _may_be_flat_images(each.info)]
     flat = [each for each in flat if each.words & _IMAGES or each.info.dtype == "u1"]
-    for only in (called, candidates, flat):
+    for only in (whole, unmasked, candidates, flat):
         if len(only) == 1:
             return only[0]
     if candidates:

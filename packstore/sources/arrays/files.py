@@ -165,8 +165,6 @@ class MatSource(ArraySource):
 def open_mat(opened: OpenArrays, path: Path) -> None:
     """Adds the arrays of numbers in a ``.mat`` file of any size; vectors have one axis, as labels need. Skips variables
     of other types, complex numbers included. Raises one of ``FAULTS`` for damage, and for another format."""
-    if not MatSource.reads_file(path):
-        raise ValueError("it is no MATLAB file of versions 5 to 7; save it again with -v7")
     plain, size = opened.open_plain(path), path.stat().st_size
     order, position = read_byte_order(plain(HEADER_BYTES, 0)), HEADER_BYTES
     while position < size:
