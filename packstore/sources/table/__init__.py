@@ -108,7 +108,8 @@ class TableSource(ListedSource):
                 f"{printable(str(self.path))} has no table whose rows name its images{column}: name the column with "
                 "--column image=COL"
             )
-        other = next((table for table in tables if {*table.columns}.isdisjoint(tables[0].columns)), None)
+        shared = {tables[0].image, *tables[0].own_columns}
+        other = next((table for table in tables if shared.isdisjoint({table.image, *table.own_columns})), None)
         if other is not None:
             both = tables[0].file, other.file
             raise AmbiguousSourceError(
