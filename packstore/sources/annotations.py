@@ -11,8 +11,7 @@ import json
 import os
 import posixpath
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +29,7 @@ from packstore.sources.contents import (
 )
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import escape_pattern
-from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
+from packstore.sources.listing import SYSTEM_NAMES
 from packstore.sources.pairing import NO_SIDECARS, find_companions, is_work_folder
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
@@ -156,30 +155,6 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[SuspectedAnn
         if (place := each.example[1].rpartition("/"))[2] in by_folder.get(place[0], ())
     ]
     return _drop_repeated([*masks, *_find_annotation_files(tree, whole, left)])
-
-
-def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[SuspectedAnnotation]:
-    """Finds folders with images that a source leaves out, except the top folder. Also finds samples that may belong
-    to other samples. ``keys`` returns the keys of the samples, which are paths."""
-    contents = list_contents(tree)
-    left = (path.rpartition("/")[0] for path in paths if path.lower().endswith(IMAGE_SUFFIXES))
-    folders = Counter(folder for folder in left if folder in contents.folders)
-    whole = {folder for folder, count in folders.items() if count == contents.folders[folder].images.count}
-    others = (
-        SuspectedAnnotation(
-            f"{count} image{'s' * (count > 1)} in {printable(folder)}",
-            (_folder_pattern(folder),) if folder in whole else (),
-            folder,
-        )
-        for folder, count in sorted(folders.items())
-        if folder
-    )
-    masks = [
-        _suspect(each)
-        for each in find_image_companions(tree)
-        if any(map(parse_pattern(each.option, each.text).matches_file, keys()))
-    ]
-    return _drop_repeated([*others, *masks])
 
 
 def _drop_repeated(found: Iterable[SuspectedAnnotation]) -> list[SuspectedAnnotation]:

@@ -14,14 +14,11 @@ from packstore.sources.annotations import (
     SuspectedAnnotation,
     find_all_annotations,
     find_image_companions,
-    find_left_images,
 )
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.companion_patterns import SIDECAR
 from packstore.sources.contents import list_contents
-from packstore.sources.ignoring import compile_ignore_rules
-from packstore.sources.ledger import Role
 from packstore.sources.needs import PresentNames
 from packstore.sources.nested import (
     find_first_archive,
@@ -46,7 +43,6 @@ from packstore.sources.questions import (
 )
 from packstore.sources.refusals import TABLES, NeedsCopyError, archive_without_images_error, unrecognised_error
 from packstore.sources.splits import is_split
-from packstore.sources.tree import Tree
 from packstore.stores.opening import holds_store
 
 _CAPTION_FILES = "caption_files"
@@ -55,16 +51,10 @@ _CAPTION_FILES = "caption_files"
 
 def _find_left_by_kind(path: Path, kind: Kind, options: SourceOptions) -> list[SuspectedAnnotation]:
     """Opens a path as a kind that matches it partially, and surveys it. Returns the annotations that this kind would
-    leave out; if there are none, the images. Returns none if the survey fails."""
+    leave out; none if the survey fails."""
     try:
         with closing(kind.open(path, replace(options, named=True))) as source:
-            survey = source.survey()
-            tree, left = getattr(source, "tree", None), find_left_by_source(source, survey)
-            if left or not isinstance(tree, Tree):
-                return left
-            rules = compile_ignore_rules(options.ignore)
-            others = (path for path in survey.ledger.names(Role.LEFT) if not rules.hides(path))
-            return find_left_images(tree, others, lambda: (entry.key for entry in source.entries()))
+            return find_left_by_source(source, source.survey())
     except PackstoreError:
         return []
 
