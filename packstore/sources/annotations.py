@@ -1,13 +1,11 @@
 """Finds annotations beside images, which would be lost if the images were packed alone.
 
-Decides by all names of a tree, see :mod:`.contents`, and by content: files that name images or have as many rows as
-there are images (lists, CSV, JSON), files and folders with the stems of images (captions, boxes, masks), and usual
-file names of annotation tools.
+Decides by all names of a tree, see :mod:`.contents`, and by content: files that name images (lists, CSV, JSON), files
+and folders with the stems of images (captions, boxes, masks), and usual file names of annotation tools.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import re
@@ -38,7 +36,6 @@ _DRAWN = re.compile(r"(?i)(.*/)?[^/]*(visuali[sz]ations?|overlays?)/.*")
 """Paths of drawn annotations."""
 NAMES_IMAGES = " (it names the images)"
 """End of the phrase about a file that names images."""
-_NPY_ROWS = re.compile(rb"\x93NUMPY.{0,80}'shape': \((\d+)", re.S)
 _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _ROWS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".lst")
 _TEXT = (*_ROWS, ".json", ".xml", ".yaml", ".yml", ".odgt", ".names", ".npy")
@@ -55,15 +52,14 @@ NO_ANNOTATION = re.compile(
     r"environment|setup|pyproject|package(-lock)?|tsconfig|makefile|dockerfile|robots|todo|packstore)\b.*",
 )
 _CONFIGS = re.compile(r"(config|settings|params|hparams|args|hyp|opt|options|history|metrics|results?|losses?)[._].*")
-_CLASS_LISTS = re.compile(r".*(class|names|words|vocab|synset|wnid|categor).*")
 _FRACTION = re.compile(rb"[-+]?\d*\.\d+(e[-+]?\d+)?", re.I)
 _COUNTER = re.compile(rb"0|[1-9]\d{0,3}")
 """Small numbers, which may count epochs or sizes as well as images."""
 _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
-_BYTES, _WHOLE = 1 << 18, 64 << 20
-"""Maximum number of bytes read from a text, and from a text whose rows are counted."""
-_MENTIONS, _ROWED, _LONG = 3, 20, 8
-_ALIKE, _PROBED = 64, 8
+_BYTES = 1 << 18
+"""Maximum number of bytes read from a text."""
+_MENTIONS, _LONG = 3, 8
+_ALIKE = 64
 """Maximum number of files of one suffix in a folder that are read; of more, only stems and number count."""
 _LISTED = re.compile(rb"^\S*\.(?:jpe?g|png|bmp|gif|tiff?|webp|pgm|ppm)\b", re.I | re.M)
 """A line that begins with an image."""
@@ -166,7 +162,6 @@ def _find_annotation_files(tree: Tree, whole: Contents, left: Contents) -> Itera
     """Yields suspected annotations of the images in ``whole`` among the files in ``left``.
 
     - Files with the stems of images, if at least three have such stems. In a folder of fewer images, fewer suffice.
-    - Files of a suffix in a folder, if there are as many as images.
     - Single files, see :func:`_annotation_phrase`. Looks at the first 64 files of a suffix in a folder. Reads texts
       only if there are no more.
 
@@ -174,7 +169,6 @@ def _find_annotation_files(tree: Tree, whole: Contents, left: Contents) -> Itera
     """
     known = whole.hash_image_stems()
     splits = [f.images.stems for f in whole.folders.values() if f.images.count and is_split(f.path)]
-    counts = _image_counts(whole)
     for folder in left.folders.values() if len(known) else ():
         there = whole.folders[folder.path]
         enough = max(1, min(_MENTIONS, there.images.count or len(known)))
@@ -182,13 +176,11 @@ def _find_annotation_files(tree: Tree, whole: Contents, left: Contents) -> Itera
         for suffix, names in folder.others.items():
             all_left = suffix not in there.others or there.others[suffix].count == names.count
             patterns = (_folder_pattern(folder.path, suffix),) if all_left else ()
-            if suffix not in NO_SIDECARS and not is_work_folder(folder.path):
-                if names.count_shared(known) >= enough:
-                    yield SuspectedAnnotation(f"a {suffix} file for each image in {place}", patterns, folder.path)
-                if names.count in counts:
-                    yield SuspectedAnnotation(f"as many {suffix} files as images in {place}", patterns, folder.path)
+            alike = suffix not in NO_SIDECARS and not is_work_folder(folder.path)
+            if alike and names.count_shared(known) >= enough:
+                yield SuspectedAnnotation(f"a {suffix} file for each image in {place}", patterns, folder.path)
             for path in (posixpath.join(folder.path, name) for name in names.first):
-                why = _annotation_phrase(tree, path, suffix, names.count <= _ALIKE, known, splits, counts)
+                why = _annotation_phrase(tree, path, suffix, names.count <= _ALIKE, known, splits)
                 if why is not None:
                     yield SuspectedAnnotation(printable(path) + why, (escape_pattern(path),), folder.path, path)
 
@@ -200,7 +192,6 @@ def _annotation_phrase(
     few: bool,
     known: NDArray[np.int64],
     splits: Sequence[NDArray[np.int64]],
-    counts: frozenset[int],
 ) -> str | None:
     """Returns the reason why a file may annotate images, such as ``" (it names the images)"``. Messages append the
     reason to the name of the file.
@@ -227,39 +218,8 @@ def _annotation_phrase(
         return NAMES_IMAGES
     if named is not None or not text:
         return named
-    if _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known):
-        return ""
-    is_table = not is_config and not _CLASS_LISTS.fullmatch(name) and _count_rows(tree, path, suffix) & counts
-    return " (it has as many rows as there are images)" if is_table else None
-
-
-def _image_counts(contents: Contents) -> frozenset[int]:
-    """Returns the number of images in all, and in each top folder. Leaves out numbers below twenty."""
-    # A table may have so few rows by chance.
-    by_top: dict[str, int] = {}
-    for folder in contents.folders.values():
-        top = folder.path.split("/")[0]
-        by_top[top] = by_top.get(top, 0) + folder.images.count
-    return frozenset(count for count in (contents.image_count, *by_top.values()) if count >= _ROWED)
-
-
-def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
-    """Returns the possible numbers of rows of a table: with and without a header. For JSON, returns the number of items
-    of a list or object. Of a larger table, counts only the first 64 MiB. Returns an empty set for other files, damaged
-    JSON, and JSON of more than 64 MiB."""
-    if suffix == ".json":
-        try:
-            value = json.loads(tree.first_bytes(path, _WHOLE))
-        except (ValueError, RecursionError):
-            return frozenset()
-        return frozenset([len(value)] if isinstance(value, (list, dict)) else [])
-    if suffix == ".npy" and (header := _NPY_ROWS.match(tree.first_bytes(path, _BYTES))):
-        return frozenset([int(header[1])])
-    if suffix not in _ROWS:
-        return frozenset()
-    text = tree.first_bytes(path, _WHOLE).strip()
-    lines = text.count(b"\n") + 1
-    return frozenset([lines, lines - 1] if text else [])
+    is_kept = _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known)
+    return "" if is_kept else None
 
 
 def _mentions_stems(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:

@@ -67,8 +67,11 @@ class FrameFilesSource(WrappedSource):
         return f"{self._source.identity()} frames={self.options.frames}"
 
     def survey_files(self, split: str | None) -> Survey:
-        """Surveys the wrapped source. Raises :class:`UsageError` if it has no image files, or can be read only once."""
+        """Surveys the wrapped source. Raises :class:`UsageError` for a store, and for a source that has no image files
+        or can be read only once."""
         survey = self._source.survey(split)
+        if survey.store is not None:
+            raise UsageError(f"{printable(str(self.path))} is a store: pack the files that it was packed from")
         if survey.encoding != "original" or not survey.counted:
             raise UsageError(
                 f"{printable(str(self.path))} ({self.kind}) has no image files; frames={self.options.frames} is for "
@@ -206,10 +209,8 @@ def named_errors(key: str) -> Iterator[None]:
     """Converts errors about a file to :class:`SampleError` with the key of its sample."""
     try:
         yield
-    except (SampleError, HeaderError) as error:
-        raise SampleError(key, error.reason) from error
-    except DecodeError as error:
-        raise SampleError(key, str(error)) from error
+    except (SampleError, HeaderError, DecodeError) as error:
+        raise SampleError(key, str(error) if isinstance(error, DecodeError) else error.reason) from error
 
 
 def _inspect_frames(data: bytes) -> tuple[int, tuple[int, int], set[Mode]]:
@@ -236,15 +237,9 @@ class FramesSource(FrameFilesSource):
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts frames; reads all files of all splits first. Raises :class:`SourceError` if no mode holds all frames.
-        Raises :class:`UsageError` for a source without image files. If the source is a store, raises it also if the
-        frames have another mode than the store."""
+        Raises :class:`UsageError` for a store, and a source without image files."""
         survey = self.survey_files(split)
         mode = self.scan_files(progress, survey.records)
-        if survey.store is not None and survey.store.image.pixels != mode:
-            raise UsageError(
-                f"{printable(str(self.path))} reads its files as {survey.store.image.pixels}, and their frames are "
-                f"{mode}: pack the files that it was packed from, with --frames all"
-            )
         return replace(self.count_samples(survey, split, mode, progress), value_bytes=survey.value_bytes)
 
     def make_samples(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
@@ -329,10 +324,8 @@ class ClipsSource(FrameFilesSource):
         - if each folder is a clip, and the source has values of single files.
         """
         survey = self.survey_files(split)
-        taken = any(column.name == _CLIP for column in survey.columns)
-        if survey.store is not None or taken:
-            why = f"has a column {_CLIP} already" if taken else "is a store: pack the files that it was packed from"
-            raise UsageError(f"{printable(str(self.path))} {why}; leave frames=clips out")
+        if any(column.name == _CLIP for column in survey.columns):
+            raise UsageError(f"{printable(str(self.path))} has a column {_CLIP} already; leave frames=clips out")
         self.scan_files(progress, survey.records)
         mode, by_file = self._target.pixels, self._are_files()
         companions = {companion.name for column in survey.columns for companion in column.companions}

@@ -602,9 +602,10 @@ def test_a_folder_of_which_some_images_are_named_is_not_to_be_ignored(tmp_path: 
     lines = {split: [f"{split}{n}.png,{n}\n" for n in range(4)] for split in ("train", "test")}
     tables: dict[str, str | bytes] = {f"{split}.csv": "name,age\n" + "".join(each) for split, each in lines.items()}
     images = [f"{split}/{split}{n}.png" for split, count in (("train", 4), ("test", 9)) for n in range(count)]
-    with pytest.raises(AmbiguousSourceError, match="5 images in test") as caught:
+    with pytest.raises(AmbiguousSourceError, match="could be images with a table") as caught:
         open_source(make(tmp_path, images, tables))
-    assert [answer.options for answer in caught.value.answers] == [("--source", "table")]
+    [answer] = caught.value.answers
+    assert (answer.options, "leaves out 5 images" in answer.note) == (("--source", "table"), True)
 
 
 @pytest.mark.parametrize("samples", [3, 300])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import closing
 from pathlib import Path
 
@@ -111,11 +110,9 @@ def test_other_pictures_of_the_same_names_are_not_taken_for_the_images(other: st
     if other == "overlays":
         with pytest.raises(AmbiguousSourceError, match="are in overlays, and in pictures"):
             open_source(root)
-        root = beside(tmp_path, "images", "annotations/xmls")
-        shutil.rmtree(root / "pictures")
+        return
     with closing(open_source(root, kind="voc")) as source:
-        folder = "images" if other == "overlays" else "pictures"
-        assert [entry.key for entry in source.entries()] == [f"{folder}/{n:04}.jpg" for n in range(6)]
+        assert [entry.key for entry in source.entries()] == [f"pictures/{n:04}.jpg" for n in range(6)]
 
 
 def test_images_in_folders_of_no_split_are_packed_together(tmp_path: Path) -> None:

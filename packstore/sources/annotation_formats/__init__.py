@@ -35,8 +35,6 @@ from packstore.sources.spread import find_spread
 from packstore.sources.tree import Tree
 
 _LOOKED_AT = 16
-_USUAL = ("JPEGImages", "Images", "images", "img", "imgs")
-"""Names of folders of images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +121,8 @@ def _pair_by_stems(
     """Pairs folders of images with those of ``places``, without images, whose files have the stems of at least half of
     the images, or of which half have the stem of an image. Of several, takes the folder whose path has most in common.
 
-    Leaves out folders whose images are also in others that belong to the same files. Of several such folders, one with
-    a usual name remains; else those that :func:`find_spread` finds.
+    Leaves out folders whose images are also in others that belong to the same files: of several such folders, those
+    remain that :func:`find_spread` finds.
     """
     folders = list_contents(tree).folders
     notes = {
@@ -149,8 +147,7 @@ def _pair_by_stems(
     for place, paths in owners.items():
         if counts[place] > len(notes[place]):
             stems = [stem_of(name) for name in tree.names(place).ending(*suffixes)]
-            usual = [path for name in _USUAL for path in paths if path.rpartition("/")[2] == name]
-            kept = usual[:1] or find_spread(tree, stems, place, stems=True, within=paths) or paths[:1]
+            kept = find_spread(tree, stems, place, stems=True, within=paths) or paths[:1]
             owners[place] = [path for path in paths if path in kept]
     return [(path, place) for place, paths in owners.items() for path in paths]
 

@@ -26,7 +26,7 @@ from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Tag, Value
 from packstore.sources.annotation_formats.source import FurtherFile
 from packstore.sources.beside import join
-from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.listing import IMAGE_SUFFIXES
 
 
 def _list_bdd100k(file: Document) -> Iterator[Listed]:
@@ -187,20 +187,13 @@ def visdrone(lines: Any, _: Picture) -> Parts:
 
 
 def _list_widerface(file: Document) -> Iterator[Listed]:
-    """Lists the images with their faces. An image without faces has a line of zeros, which is skipped. Images of the
-    test set have no annotation; without the folder ``WIDER_test``, they are left out. Raises :class:`ValueError` for a
-    line out of place."""
-    split = next(each for each in ("train", "val", "test") if f"_{each}_" in file.path)
-    file.expected += [join(file.folder, f"wider_face_{each}.mat") for each in ("train", "val", "test")]
+    """Lists the images with their faces. An image without faces has a line of zeros, which is skipped. Raises
+    :class:`ValueError` for a line out of place."""
+    split = "train" if "_train_" in file.path else "val"
+    file.expected.append(join(file.folder, "wider_face_"))  # the same for MATLAB, and the list of the test set
     lines = iter(enumerate(map(str.strip, file.content), 1))
-    is_here = any(place.rpartition("/")[2] == "WIDER_test" for place, _ in file.tree.folders(is_passed_over))
     for number, name in lines:
         if not name:
-            continue
-        if split == "test":
-            if is_here:
-                yield Listed(f"WIDER_test/images/{name}", None, split)
-            file.leave("images of the test set, which is not here", int(not is_here))
             continue
         if not name.lower().endswith(IMAGE_SUFFIXES):
             raise ValueError(f"line {number} is {name[:60]!r}; expected the name of an image")
@@ -215,7 +208,7 @@ def _list_widerface(file: Document) -> Iterator[Listed]:
     "WIDER FACE: wider_face_split with WIDER_train and WIDER_val",
     _list_widerface,
     suffixes=(".txt",),
-    names=r"wider_face_((train|val)_bbx_gt|test_filelist)\.txt",
+    names=r"wider_face_(train|val)_bbx_gt\.txt",
     parse=parsing.split_lines,
     signature=rb"^\S[^\n]*/[^\n]+\.\w+\s*(\n\s*\d+\s*\n|\n\S[^\n]*/|$)",
 )

@@ -41,9 +41,7 @@ _PER_IMAGE: Mapping[str, Field] = {
     "text": Text(optional=True),
     "entities": Json(optional=True),
     "id": Text(optional=True),
-    "conversations": Json(optional=True),
-    "messages": Json(optional=True),
-    "json": Json(optional=True),
+    **dict.fromkeys(("conversations", "messages", "json"), Json(optional=True)),
 }
 """Further columns with a value for each image."""
 _MISSING = {CROWD: 0, "difficult": -1, "track": -1}
@@ -134,11 +132,8 @@ def make_kind(format: Format, source: Callable[[Path, SourceOptions, Any], Annot
         tree = open_tree(path)
         return Certainty.CERTAIN if tree is not None and format.find(tree) else Certainty.NO
 
-    def open_format(path: Path, options: SourceOptions) -> AnnotatedSource:
-        return source(path, options, format)
-
     return Kind(
-        *(format.kind, format.help, recognise, open_format),
+        *(format.kind, format.help, recognise, lambda path, options: source(path, options, format)),
         takes_boxes=format.takes_boxes,
         in_objects=True,
         sidecar_extensions=format.extensions,

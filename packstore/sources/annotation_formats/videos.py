@@ -28,8 +28,7 @@ from packstore.sources.annotation_formats.source import FurtherFile
 from packstore.sources.beside import is_folder, join
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 
-_SHAPES = ("box", "polygon", "polyline", "points", "ellipse", "mask", "cuboid", "skeleton")
-_CUBOID = [f"@{axis}{corner}{n}" for n in (1, 2) for corner in ("tl", "tr", "br", "bl") for axis in "xy"]
+_SHAPES = ("box", "polygon", "polyline", "points", "ellipse", "mask", "skeleton")
 _MAX_PIXELS = 1 << 28
 
 
@@ -74,7 +73,7 @@ def cvat(image: Any, _: Picture) -> Parts:
 
 def _read_cvat_shape(kind: str, shape: Any, image: Any) -> Parts:
     """Reads a shape of ``image``; ``kind`` is the name of its element in the XML. A shape with an area is an object,
-    any other is points. An ellipse has its box, a cuboid a polygon of its eight corners. A skeleton is its points, with
+    any other is points. An ellipse has its box; a cuboid is in ``json`` alone. A skeleton is its points, with
     their own labels."""
     label, degrees = parsing.nonempty_text(shape.get("@label")), parsing.to_float(shape.get("@rotation", 0))
     more: dict[str, Any] = {"track": int(shape["@track"])} if "@track" in shape else {}
@@ -88,8 +87,6 @@ def _read_cvat_shape(kind: str, shape: Any, image: Any) -> Parts:
         size = [int(image["@height"]), int(image["@width"])]
         mask = {"size": size, "counts": _expand_run_lengths(shape["@rle"], place, size)}
         yield shapes.masked(label, mask, shapes.box_from_corner(*place), **more)
-    elif kind == "cuboid":
-        yield shapes.polygon(label, parsing.get_floats(shape, *_CUBOID), **more)
     elif kind == "skeleton":
         for point in parsing.as_list(shape.get("points")):
             yield from _read_cvat_shape("points", point, image)
