@@ -235,7 +235,6 @@ class CaptionFilesSource(CompanionsSource):
     image is a text, too."""
 
     kind = "caption_files"
-    left_companions = None
     folder_texts = True
 
     def _find_patterns(self) -> tuple[CompanionPattern, ...]:

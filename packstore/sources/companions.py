@@ -59,8 +59,6 @@ class CompanionsSource(FileRowSource):
 
     kind = "companions"
     left_images = "images that belong to no image"
-    left_companions: str | None = "files of --pair, --sidecar or --masks without an image"
-    """Reason for files of patterns without an image; None for that of other files."""
     folder_texts = False
     """Names of folders are texts and no classes."""
     _has_strays = False
@@ -221,12 +219,6 @@ class CompanionsSource(FileRowSource):
         """Returns the files of the palette; all others are values of the samples."""
         return () if self._palette is None else self._palette.files
 
-    def reason_to_leave_out(self, folder: str, name: str) -> str | None:
-        """Returns the reason why a file is left out; files of a pattern without an image have a reason of their own."""
-        if self.left_companions is not None and self.is_companion(join(folder, name)):
-            return self.left_companions
-        return super().reason_to_leave_out(folder, name)
-
     def has_folders_without_companions(self) -> bool:
         """Tells if no image among the first in a folder has a file that belongs to it. A whole split may have none, as
         many test sets have no masks."""
@@ -346,11 +338,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     found = find_companions(tree)
     if not found:
         return Certainty.NO
-    return (
-        Certainty.CERTAIN
-        if all(each.certain for each in found) and not _leaves_more(path, tree, options)
-        else Certainty.PARTIAL
-    )
+    certain = all(each.certain for each in found) and not _leaves_more(path, tree, options)
+    return Certainty.CERTAIN if certain else Certainty.PARTIAL
 
 
 def _leaves_more(path: Path, tree: Tree, options: SourceOptions) -> bool:
@@ -359,13 +348,10 @@ def _leaves_more(path: Path, tree: Tree, options: SourceOptions) -> bool:
     if source.has_folders_without_companions() or not source.has_plain_texts():
         return True
     for suspect in find_other_annotations(tree):
-        if suspect.file and suspect.file in source.describing_files():
-            continue
         folder = suspect.folder or ""
-        names = () if suspect.file else list_contents(tree).folders[folder].other_names
-        if not any(
-            map(source.is_companion, [suspect.file] if suspect.file else [join(folder, name) for name in names])
-        ):
+        names = list_contents(tree).folders[folder].other_names
+        files = [suspect.file] if suspect.file else [join(folder, name) for name in names]
+        if not any(file in source.describing_files() or source.is_companion(file) for file in files):
             return True
     return False
 

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING
 
 from packstore.sources.beside import join
 from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, Companion, CompanionPattern, parse_pattern
-from packstore.sources.contents import MOST_SIDE_BY_SIDE, Contents, FolderContents, is_no_word, list_contents
+from packstore.sources.contents import MOST_SIDE_BY_SIDE, Contents, FolderContents, NameSet, is_no_word, list_contents
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.relations import (
     LOOKED_AT,
     MOST_FORMS,
-    NUMBER,
     Affix,
     Names,
     Relation,
@@ -111,17 +110,11 @@ def _is_known(known: Sequence[Known], relation: Relation, side: int) -> bool:
 def _follow_chains(found: Sequence[Companion]) -> Iterator[Companion]:
     """Yields companions, each with the image itself: of a mask that goes with a depth image that goes with a photo, the
     photo."""
-    owners = {each.text.rpartition("=")[2]: each for each in found if each.option != SIDECAR and "=" in each.text}
+    pairs = [each.text.split("=") for each in found if each.option == PAIR and "=" in each.text]
+    owners = {files: image for image, files in pairs}
     for each in found:
         image, equals, files = each.text.partition("=")
-        example = each.example[0]
-        seen = {files}
-        while equals and image in owners and image not in seen:
-            seen.add(image)
-            owner = owners[image]
-            example = owner.example[0] if owner.example[1] == example else example
-            image = owner.text.partition("=")[0]
-        yield replace(each, text=f"{image}{equals}{files}", example=(example, each.example[1]))
+        yield replace(each, text=f"{owners.get(image, image) if equals else image}{equals}{files}")
 
 
 def _may_relate(folder: FolderContents) -> bool:
@@ -241,24 +234,20 @@ def _hold(tree: Tree, ends: tuple[int, int], pair: tuple[FolderContents, FolderC
 
 
 def _may_share(one: FolderContents, other: FolderContents) -> bool:
-    """Tells if two folders may have files of the same names: some stems are equal, or names differ by a text."""
-    sets = [other.images, *(names for suffix, names in other.others.items() if suffix not in NO_SIDECARS)]
-    if any(each.count and each.count_shared(one.images) for each in sets):
+    """Tells if two folders may have files of the same names: some stems are equal, or first names differ by a text."""
+    if any(each.count_shared(one.images) for each in _list_kinds(other)):
         return True
-    return len(_list_bases(one, other) & _list_bases(other, one)) > 1
+    bases = []
+    for folder, beside in ((one, other), (other, one)):
+        stems = sorted(chain.from_iterable(each.first for each in _list_kinds(beside)))
+        names = [name for each in _list_kinds(folder) for name in each.first[:LOOKED_AT]]
+        bases.append({base for name in names for _, base in (*list_affixes(name), *list_glued_affixes(name, stems))})
+    return len(bases[0] & bases[1]) > 1
 
 
-def _list_bases(folder: FolderContents, other: FolderContents) -> set[str]:
-    """Returns the possible common parts of the first names of a folder with those of another, for each kind of file."""
-    stems = sorted(chain.from_iterable(_list_first_names(other)))
-    names = [name for each in _list_first_names(folder) for name in each[:LOOKED_AT]]
-    return {base for name in names for _, base in (*list_affixes(name), *list_glued_affixes(name, stems))}
-
-
-def _list_first_names(folder: FolderContents) -> list[Sequence[str]]:
-    """Lists the first names of each kind of file in a folder."""
-    others = (names.first for suffix, names in folder.others.items() if suffix not in NO_SIDECARS)
-    return [folder.images.first, *others]
+def _list_kinds(folder: FolderContents) -> list[NameSet]:
+    """Lists the names of images and of each kind of other files in a folder."""
+    return [folder.images, *(names for suffix, names in folder.others.items() if suffix not in NO_SIDECARS)]
 
 
 def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Companion, Relation] | None:
@@ -285,10 +274,11 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
         seen = sum(each.width * each.height for pair in pictures for each in pair if each is not None)
         if len(pictures) == _FEWEST and seen > _ENOUGH_PIXELS:
             break
-    by_names = not relation.merely_counts if not within else not (one.is_whole and NUMBER.search(other.after))
-    if are_masks(pictures, by_names):
+    by_names = within or not relation.merely_counts
+    may_be_masks = not (relation.numbered and one.is_whole)  # not cat/1.png and cat/2.png
+    if may_be_masks and are_masks(pictures, by_names):
         return _make(relation, MASKS, text, within or not relation.has_other_owner(tree, known))
-    masks_first = are_masks([(file, image) for image, file in pictures], by_names)
+    masks_first = may_be_masks and are_masks([(file, image) for image, file in pictures], by_names)
     grey_first = differ_in_colour(pictures) and all(image is not None and image.is_grey for image, _ in pictures)
     if within and one.suffix in _PHOTOS and other.suffix not in _PHOTOS:
         grey_first = False  # an X-ray beside its overlay

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 
-from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.core.registry import SOURCES
 from packstore.images.reading import CLIPS
 from packstore.images.unread import UNREAD_BYTES, find_unread_file_kind
@@ -21,7 +21,7 @@ from packstore.sources.annotations import (
     find_other_annotations,
 )
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Kind, Source, Survey
+from packstore.sources.base import Kind, Source, Survey
 from packstore.sources.companion_patterns import PAIR, Companion
 from packstore.sources.contents import is_clip_name
 from packstore.sources.folder import FolderSource
@@ -157,9 +157,7 @@ def ask_about_left(source: Source, survey: Survey) -> None:
     if annotations and len(survey.splits) == 1 and "" not in survey.splits:
         annotations = find_left_by_source(source, source.survey())  # those of other splits are no question
     if annotations:
-        error = ask_about_annotations(source.path, SOURCES[source.kind], annotations)
-        error.answers = (*error.answers, *(Answer(("--source", kind.name)) for kind in _find_partial_kinds(source)))
-        raise error
+        raise ask_about_annotations(source.path, SOURCES[source.kind], annotations)
 
 
 def _ask_about_names(source: Source, survey: Survey) -> None:
@@ -200,17 +198,3 @@ def ask_about_classes(source: Source, survey: Survey) -> None:
     if len(classes) > 1 and all(map(is_clip_name, classes)):
         why = f"has folders that seem to be clips ({join_few(classes)}), whose frames are not classes"
         raise ask(source.path, why, Answer(("--frames", CLIPS)), SOURCES[source.kind])
-
-
-def _find_partial_kinds(source: Source) -> list[Kind]:
-    """Finds the kinds before its own in the registry that match the path of a source partially. Skips kinds that raise
-    an error."""
-    kinds: list[Kind] = []
-    kind: Kind
-    for kind in takewhile(lambda each: each.name != source.kind, SOURCES.values()):
-        try:
-            if kind.reads(source.path) and kind.recognise(source.path, source.options) is Certainty.PARTIAL:
-                kinds.append(kind)
-        except (PackstoreError, OSError):
-            continue
-    return kinds

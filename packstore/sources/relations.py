@@ -25,7 +25,7 @@ LOOKED_AT, MOST_NUMBERS = 8, 9
 """Number of pairs whose files are opened; and of different numbers that count something else than samples."""
 MOST_FORMS = 4
 """Maximum number of images in a folder of one sample: ``7/image.jpg``, ``7/mask.png``."""
-NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
+_NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
 """A number in a name, decimal or hexadecimal."""
 _EDGE = re.compile(r"(?<=[a-z])(?![a-z])|(?<=[A-Z])(?![A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\d)(?!\d)|(?<=[\W_])")
 _DIGITS = re.compile(r"\d+")
@@ -267,7 +267,9 @@ class Relation:
 
     @property
     def numbered(self) -> bool:
-        """True if the affixes differ by a number only."""
+        """True if the affixes differ by a number only, or whole names have numbers."""
+        if self.one.is_whole:
+            return any(_NUMBER.search(each.after) for each in (self.one, self.other))
         return self.one.is_numbered and self.one.with_any_number() == self.other.with_any_number()
 
     @property
@@ -311,7 +313,7 @@ class Relation:
         # Names of folders are no evidence either: art/cat/art1.jpg, real/cat/real1.jpg
         parts = {part for image, _ in self.pairs for part in image.lower().split("/")[:-1]}
         words = (_WORD.sub(lambda word: "" if word[0].lower() in parts else word[0], base) for base in self.bases)
-        shapes = Counter(NUMBER.sub("0", base) for base in words)
+        shapes = Counter(_NUMBER.sub("0", base) for base in words)
         if len(shapes) < _LEAST_SHAPES:  # smile/anna.jpg, frown/anna.jpg
             return True
         others = sum(count for shape, count in shapes.items() if "0" not in shape)  # one may be example.jpg

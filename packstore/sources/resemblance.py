@@ -112,12 +112,10 @@ def _read(data: bytes) -> Picture | None:
 def _count_colours(pixels: NDArray[np.generic]) -> int:
     """Counts the different colours in a million of the pixels ``(H, W, C)``."""
     flat = pixels.reshape(-1, pixels.shape[-1])
-    some = np.ascontiguousarray(flat[:: max(1, len(flat) // _COUNTED)])
+    some = flat[:: max(1, len(flat) // _COUNTED)]
     if some.dtype == np.uint8 and some.shape[1] == 1:
         return int(np.count_nonzero(np.bincount(some[:, 0], minlength=256)))
-    if some.dtype == np.uint8 and some.shape[1] == 3:
-        return len(np.unique(some @ np.array([1 << 16, 1 << 8, 1], np.int64)))
-    return len(np.unique(some.view(np.dtype((np.void, some.itemsize * some.shape[1])))))
+    return len(np.unique(some[:, :4].astype(np.int64) @ (1 << 16 * np.arange(min(4, some.shape[1])))))
 
 
 def _has_two_shades(grey: NDArray[np.generic]) -> bool:

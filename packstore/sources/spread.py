@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.beside import join
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import in_packing_order
-from packstore.sources.splits import find_split, find_split_in_path, find_splits_of_folders
+from packstore.sources.splits import find_split_in_path, find_splits_of_folders
 from packstore.sources.tree import Tree
 
 _WORDS = re.compile(r"[/_. -]+")
@@ -79,7 +80,6 @@ def find_spread(
 
     - one folder;
     - all folders in one folder;
-    - all folders whose names differ only in the split: ``train_images``, ``val_images``;
     - all folders.
 
     Args:
@@ -179,26 +179,11 @@ def _list_names_by_folder(
 def _group_folders(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[dict[str, list[str]]]:
     """Returns the groups of folders in which each of ``names`` occurs exactly once. Groups are those of
     :func:`find_spread`; equal groups are returned once."""
+    families = {folder: (("is", folder), ("in", folder.rpartition("/")[0]), ("in", "*")) for folder in sorted(hits)}
     groups: dict[frozenset[str], dict[str, list[str]]] = {}
-    for family in dict.fromkeys(family for folder in hits for family in _list_group_keys(folder)):
-        group = {folder: some for folder, some in sorted(hits.items()) if family in _list_group_keys(folder)}
+    for family in dict.fromkeys(chain.from_iterable(families.values())):
+        group = {folder: hits[folder] for folder, own in families.items() if family in own}
         together = [name for some in group.values() for name in some]
-        if len(together) == len(names) and len(set(together)) == len(names):
+        if len(together) == len(names) == len(set(together)):
             groups.setdefault(frozenset(group), group)
     return [*groups.values()]
-
-
-def _list_group_keys(folder: str) -> Iterator[tuple[str, str]]:
-    """Yields a key for each group of folders that contains a folder, see :func:`find_spread`. The key of folders that
-    differ in the split is left out for a folder without a split."""
-    yield "is", folder
-    yield "in", folder.rpartition("/")[0]
-    if find_split_in_path(folder):
-        yield "splits", "/".join(_drop_split(part) for part in folder.split("/"))
-    yield "in", "*"
-
-
-def _drop_split(name: str) -> str:
-    """Removes the word of the split from the name of a folder."""
-    split = find_split(name)
-    return name.lower().replace(split, "", 1) if split else name

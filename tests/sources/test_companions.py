@@ -187,7 +187,7 @@ def test_a_file_without_an_image_is_counted(tmp_path: Path) -> None:
     with closing(open_source(path, pair="{s}_HR.png={s}_LR.png")) as source:
         survey = source.survey()
     assert survey.records == 3
-    assert survey.ledger.left["files of --pair, --sidecar or --masks without an image"] == 1
+    assert survey.ledger.left["images that belong to no image"] == 1
 
 
 def test_recorded_and_used_again(tmp_path: Path) -> None:
@@ -713,6 +713,14 @@ def test_forms_and_masks_of_equal_names_in_each_folder(tmp_path: Path) -> None:
     assert ("--pair", "{dir}/depth.png", "--masks", "{dir}/parts.png") in question(path)
     with closing(open_source(path, pair="{dir}/depth.png", masks="{dir}/parts.png")) as source:
         assert source.survey().records == 5
+
+
+def test_numbered_drawings_of_small_classes_are_no_masks(tmp_path: Path) -> None:
+    files = {f"{c}/P00_s0.jpg": encode(photo(n), "JPEG") for n, c in enumerate("abc")}
+    with closing(
+        open_source(fill(tmp_path, files | {f"{c}/P00_s1.png": outline(7 * n) for n, c in enumerate("ab")}))
+    ) as source:
+        assert (source.kind, source.survey().records) == ("imagefolder", 5)
 
 
 def test_folders_of_two_unlike_pictures_are_classes(tmp_path: Path) -> None:

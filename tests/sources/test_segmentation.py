@@ -69,7 +69,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert report.manifest.columns[1].name == "mask"
     assert verify(tmp_path / "x.h5", against=root).problems == ()
     with closing(open_source(root)) as source:
-        assert dict(source.survey().ledger.passed_over) == {"files of --pair, --sidecar or --masks without an image": 1}
+        assert dict(source.survey().ledger.passed_over) == {"images that belong to no image": 1}
         assert source.evidence == "mask: images/{s}.*=masks/{s}.*"
 
 
