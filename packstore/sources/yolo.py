@@ -43,7 +43,7 @@ from packstore.sources.coco.documents import find_annotation_files
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order, skip_repeated
 from packstore.sources.schema import RELATIVE
-from packstore.sources.splits import find_split_folders
+from packstore.sources.splits import find_split, find_split_folders
 from packstore.sources.spread import find_spread, places_by_split
 from packstore.sources.tree import Tree
 
@@ -56,6 +56,7 @@ _SPLITS = ("train", "val", "test")
 _DESCRIBES = (re.compile(rb"^(names|nc)\s*:", re.M), re.compile(rb"^(train|val|test)\s*:", re.M))
 _CLASS_FILES = ("classes.txt", "labels/classes.txt")
 _LABELS = "labels"
+_IN_IMAGES = re.compile(r"^((?:.*/)?)images((?:_[^/]*)?/)")
 
 
 @dataclass
@@ -262,7 +263,7 @@ def _find_descriptions(tree: Tree) -> list[str]:
 def _find_image_folders(tree: Tree) -> dict[str, list[str]]:
     """Finds folders of images by split, in packing order; ``{}`` if there are none. A folder counts in three cases:
 
-    - A folder of labels is beside it: ``images/train``, ``train/images`` or ``images``.
+    - A folder of labels is beside it: ``images/train``, ``train/images``, ``images``, or ``images_a`` and ``labels_a``.
     - Labels are at the top with the images, and ``classes.txt``, as from LabelImg.
     - A folder of labels has its name: ``train`` and ``labels/train``.
 
@@ -280,6 +281,10 @@ def _find_image_folders(tree: Tree) -> dict[str, list[str]]:
         known = find_split_folders(inside)
         whole = not inside or len(known) < len(inside)
         folders = {"": ["images"]} if whole else {split: [f"images/{name}"] for name, split in known.items()}
+    if not folders:
+        for name in tree.names("").folders:
+            if name.startswith("images_") and is_folder(tree, name.replace("images", _LABELS, 1)):
+                folders.setdefault(find_split(name), []).append(name)
     if not folders and is_file(tree, _CLASS_FILES[0]) and has_yolo_beside(tree, ""):
         folders = {"": [""]}
     if not folders:
@@ -369,12 +374,12 @@ def _add_splits(tree: Tree, layout: YoloLayout, document: Mapping[str, Any]) -> 
 
 
 def _label_path(image: str) -> str:
-    """Returns the usual path of the file of labels of an image: the last folder ``images`` becomes ``labels``.
+    """Returns the usual path of the file of labels of an image: the last folder ``images`` becomes ``labels``, and
+    ``images_a`` becomes ``labels_a``.
 
     Without a folder ``images``, the file is beside the image.
     """
-    before, separator, after = f"/{image}".rpartition("/images/")
-    path = f"{before}/labels/{after}"[1:] if separator else image
+    path = _IN_IMAGES.sub(rf"\1{_LABELS}\2", image)
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{name.rpartition('.')[0] or name}.txt"
 

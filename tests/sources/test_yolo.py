@@ -387,3 +387,14 @@ def test_one_folder_of_labels_for_the_folders_of_splits(folder: str, described: 
         ds = PackedDataset(tmp_path / "x.lmdb", split, columns=("key", "labels"))
         assert [each[1].tolist() for each in ds] == labels
     assert verify(tmp_path / "x.lmdb", against=root).problems == ()
+
+
+def test_folders_whose_names_begin_as_images_and_labels(tmp_path: Path) -> None:
+    files = {f"images_{part}/{part}{n}.jpg": jpeg(n) for part in ("1st_500", "2nd_500") for n in range(3)}
+    labels = {
+        f"labels_{part}/{part}{n}.txt": f"{n} 0.5 0.5 0.2 0.3\n" for part in ("1st_500", "2nd_500") for n in range(3)
+    }
+    with closing(open_source(fill(tmp_path, files | labels))) as source:
+        survey = source.survey()
+        assert (source.kind, survey.splits, survey.ledger.left) == ("yolo", {"": 6}, {})
+        assert {*source.fields()} == {"image", "boxes", "labels"}
