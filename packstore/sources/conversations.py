@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from packstore.core.fields import Field, Images
@@ -74,14 +75,11 @@ def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
 
 
 def _find_images_in_messages(turns: Sequence[Any], text: str) -> Iterator[str]:
-    """Yields images in the parts of messages: ``{"type": "image", "image": "a.jpg"}``, ``{"image_url": {"url": …}}``,
-    ``{"type": "image_url", "value": "a.jpg"}``."""
-    for turn in turns:
-        for part in turn[text] if isinstance(turn[text], list) else ():
-            if not isinstance(part, dict):
-                continue
-            value = part.get("value") if part.get("type") in ("image", "image_url") else None
-            image = part.get("image", part.get("image_url", value))
+    """Yields images in the parts of messages of type ``image`` or ``image_url``: ``{"image": "a.jpg"}``,
+    ``{"image_url": {"url": …}}``, ``{"value": "a.jpg"}``."""
+    for part in chain(*(turn[text] for turn in turns if isinstance(turn[text], list))):
+        if isinstance(part, dict) and part.get("type") in ("image", "image_url"):
+            image = part.get("image", part.get("image_url", part.get("value")))
             image = image.get("url") if isinstance(image, dict) else image
             if isinstance(image, str):
                 yield image

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -272,12 +271,11 @@ class DatasetSource(SampleSource):
         """Reads the samples of entries, in this process or by worker processes. Yields the entries in order, with the
         sample as ``ref``, or a :class:`FailedSample`. Yields entries that already have a sample unchanged. Raises
         :class:`SourceError` if a worker process ends too early."""
-        for number, some in groupby(entries, lambda entry: self._part_number(entry)):
+        for number, some in groupby(entries, self._part_number):
             part = self._parts[number]
             workers = self._worker_count(part)
             if workers < 2:
-                for entry in some:
-                    yield entry if isinstance(entry.ref, (NamedSample, FailedSample)) else self._read_here(entry)
+                yield from map(self._read_here, some)
                 continue
             # The loader takes indices long before it yields their samples.
             listed, ahead = tee(some)
@@ -287,7 +285,7 @@ class DatasetSource(SampleSource):
 
     def read(self, entry: Entry) -> Sample:
         """Reads the sample in this process, unless :meth:`fetch` has read it. Converts it as the base does."""
-        return super().read(entry if isinstance(entry.ref, (NamedSample, FailedSample)) else self._read_here(entry))
+        return super().read(self._read_here(entry))
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         """Yields entries with probed samples, at most ``count`` of each split."""
@@ -361,9 +359,9 @@ class DatasetSource(SampleSource):
         return default_workers() if part.length >= _BY_WORKERS else 0
 
     def _read_here(self, entry: Entry) -> Entry:
-        """Reads the sample of an entry in this process; returns the entry with the sample, or a
-        :class:`FailedSample`, as ``ref``."""
-        return entry._replace(ref=self._reading[entry.ref])
+        """Returns the entry with its sample as ``ref``; reads the sample in this process unless it is read."""
+        has_sample = isinstance(entry.ref, (NamedSample, FailedSample))
+        return entry if has_sample else entry._replace(ref=self._reading[entry.ref])
 
     def _read_probes(self) -> list[Any]:
         """Reads samples of each split, keeps them as probes, and returns them. Probes are the first 16 samples. In a
@@ -493,17 +491,15 @@ def _read_by_workers(
     from torch import Generator
     from torch.utils.data import DataLoader
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")  # the user chose the number
-        loader: Any = DataLoader(
-            cast("Dataset[Any]", reading),
-            batch_size=max(1, min(_MOST, _BATCH_BYTES // max(1, nbytes))),
-            sampler=refs,
-            num_workers=workers,
-            collate_fn=list,
-            generator=Generator(),  # leaves the program's random state alone
-            worker_init_fn=_end_with_parent,
-        )
+    loader: Any = DataLoader(
+        cast("Dataset[Any]", reading),
+        batch_size=max(1, min(_MOST, _BATCH_BYTES // max(1, nbytes))),
+        sampler=refs,
+        num_workers=workers,
+        collate_fn=list,
+        generator=Generator(),  # leaves the program's random state alone
+        worker_init_fn=_end_with_parent,
+    )
     batches = iter(loader)
     while True:
         try:

@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -277,9 +278,7 @@ def _open_fiftyone(rest: str, options: SourceOptions, folder: Path) -> Opened:
         file = Path(sample["filepath"])
         sample["filepath"] = f"data/{file.relative_to(above).as_posix()}"
         _link_file(folder, sample["filepath"], file)
-    classes = dict.fromkeys(data.default_classes)
-    for names in data.classes.values():
-        classes |= dict.fromkeys(names)
+    classes = dict.fromkeys(chain(data.default_classes, *data.classes.values()))
     text = json.dumps({"samples": samples, "classes": [*classes]})
     (folder / "samples.json").write_text(text)
     return SOURCES["fiftyone"].open(folder, options), xxhash.xxh3_128_hexdigest(text.encode())

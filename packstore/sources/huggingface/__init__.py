@@ -285,16 +285,10 @@ def classify_value(value: Any) -> ValueKind | None:
 
 
 def merge_kinds(one: ValueKind | None, other: ValueKind | None) -> ValueKind | None:
-    """Returns the common kind of two values of a column; ``""`` if their kinds differ. If one is None, returns the
-    other.
-
-    Merges the kinds of objects member by member.
-    """
-    if one is None or other is None:
-        return other if one is None else one
+    """Returns the kind of a column by two values. The first decides, for objects member by member."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return {**other, **{name: kind if other.get(name, kind) == kind else "" for name, kind in one.items()}}
-    return one if one == other else ""
+        return {**other, **one}
+    return other if one is None else one
 
 
 def _classify_list(value: Any) -> str | None:

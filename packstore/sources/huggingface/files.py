@@ -90,14 +90,10 @@ class _ArrowFile(OpenTable):
 
     def _summarise_column(self, facts: TableFacts, name: str, column: Any, feature: Any) -> None:
         """Adds a column to the facts if its array has nulls, paths or negative labels."""
-        parts = {}
-        inner = column.flatten() if hf.is_list(column.type) else column
-        if self._pa.types.is_struct(inner.type):
-            parts = {inner.type.field(n).name: part for n, part in enumerate(inner.flatten())}
-        has_files = parts.keys() <= {"bytes", "path"} and "bytes" in parts
-        if column.null_count or (has_files and parts["bytes"].null_count):
+        parts = dict(zip(column.type.names, column.flatten(), strict=True)) if hf.is_file_struct(column.type) else {}
+        if column.null_count or (parts and parts["bytes"].null_count):
             facts.optional.add(name)
-        if "path" in parts and parts["path"].null_count < len(inner):
+        if "path" in parts and parts["path"].null_count < len(column):
             facts.with_paths.add(name)
         if hf.is_label(name, column.type, feature):
             least = hf.load_pyarrow("pyarrow.compute").min(column).as_py()

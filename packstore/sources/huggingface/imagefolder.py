@@ -22,12 +22,14 @@ from packstore.sources.splits import lower_known_split
 from packstore.sources.table import TableSource
 from packstore.sources.table.finding import KindCounter, Table
 from packstore.sources.table.images import NamedRow, SplitNumbers
-from packstore.sources.table.reading import TableRow, declare_parquet, read_table
+from packstore.sources.table.reading import TableRow, declare_parquet
 from packstore.sources.tree import Tree
 
 FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NAMES = re.compile("(?:(.+)_)?file_name(s?)")
 """Column that names files, with the name of its images: ``file_name``, ``mask_file_name``, ``frames_file_names``."""
+_SEARCHED = 64 << 20
+"""Bytes of a metadata file that are searched for the name of a column."""
 
 
 class MetadataSource(TableSource):
@@ -194,13 +196,12 @@ def _list_paths(row: TableRow, name: str, folder: str) -> list[str]:
     value = row.cells.get(name)
     if value is None or value == "":
         return []
-    paths = value if isinstance(value, list) and _names_lists(name) else [value]
     try:
-        if paths is not value and _names_lists(name):
+        if _names_lists(name) and not isinstance(value, list):
             raise ValueError(f"is {printable(repr(value)[:80])}, expected a list")
-        wrong = next((each for each in paths if not isinstance(each, str) or "://" in each), None)
-        if wrong is not None:
-            raise ValueError(f"is {printable(repr(wrong)[:80])}, expected a path")
+        paths = value if _names_lists(name) else [value]
+        if not all(isinstance(each, str) and "://" not in each for each in paths):
+            raise ValueError(f"is {printable(repr(value)[:80])}, expected a path")
         return [join(folder, clean_path(each)) for each in paths]
     except ValueError as error:
         raise SourceError(f"{row.place}: {printable(name)} {error}") from None
@@ -209,20 +210,6 @@ def _list_paths(row: TableRow, name: str, folder: str) -> list[str]:
 def _names_lists(name: str) -> bool:
     """Tells if a column that names files has a list of them in each row: ``file_names``, ``frames_file_names``."""
     return name.endswith("s")
-
-
-def has_file_names(tree: Tree, file: str) -> bool:
-    """Tells if a metadata file has a column that names files, and a row. Reads only its beginning.
-
-    For Parquet, only tells if the text ``file_name`` occurs in the first 64 MiB.
-    """
-    if file.endswith(".parquet"):
-        return b"file_name" in tree.first_bytes(file, 64 << 20)
-    try:
-        row = next(read_table(tree, file, True, tree.first_bytes(file, 1 << 16)), None)
-    except SourceError:
-        return False
-    return row is not None and any(map(_NAMES.fullmatch, row.cells))
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
@@ -239,7 +226,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if next(images, None) is None:
         return Certainty.NO
     if metadata := find_metadata(tree, hf_splits.LEVELS):
-        return Certainty.CERTAIN if all(has_file_names(tree, file) for file in metadata) else Certainty.NO
+        named = all(b"file_name" in tree.first_bytes(file, _SEARCHED) for file in metadata)
+        return Certainty.CERTAIN if named else Certainty.NO
     card = hf_splits.read_card(tree, path)
     images = hf_splits.list_files(tree, *IMAGE_SUFFIXES, levels=hf_splits.LEVELS)
     return Certainty.CERTAIN if card.data_files and any(map(card.find_splits, images)) else Certainty.NO

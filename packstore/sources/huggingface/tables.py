@@ -211,8 +211,13 @@ class HfTableSource(ShardSource):
                     raise ValueError(f"{column.name}: image {value.index(None)} of the list is null")
             values[column.name] = value if isinstance(value, list) else self._read_file(column, ref[0], value)
         if (objects := self._facts.objects) is not None:
-            self._convert_boxes(values, objects.convention)
             values[RELATIVE] = objects.convention.endswith("n")
+            name = next(column.name for column in self.columns if isinstance(column.field, Boxes))
+            if values[name] is not None:
+                image = values["image"]
+                # Fractions need the size of the image.
+                image = image.read_bytes() if values[RELATIVE] and isinstance(image, Path) else image
+                values[name] = to_corners(values[name], objects.convention, image)
         return values
 
     def find_block(self, ref: Any) -> Block:
@@ -440,21 +445,3 @@ class HfTableSource(ShardSource):
                 "max_pixels can have"
             )
         return value
-
-    def _convert_boxes(self, values: dict[str, Any], convention: str) -> None:
-        """Converts the boxes of a row to corners in pixels, in place; keeps None. Reads the image's file if boxes are
-        fractions.
-
-        Raises :class:`ValueError` for boxes of other than four numbers. Raises it also for fractions of an image whose
-        size cannot be read.
-        """
-        (name,) = (column.name for column in self.columns if isinstance(column.field, Boxes))
-        if values[name] is None:
-            return
-        image = values["image"]
-        if convention.endswith("n") and isinstance(image, Path):
-            image = image.read_bytes()
-        try:
-            values[name] = to_corners(values[name], convention, image)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
