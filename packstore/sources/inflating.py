@@ -87,10 +87,6 @@ class GzipReader(InflatedFile):
         """Closes the compressed file."""
         self._file.close()
 
-    def tell(self) -> int:
-        """Returns the position in the decompressed content."""
-        return self._position
-
     def seek(self, offset: int) -> int:
         """Seeks from the start, and returns the new position. Stops at the end. May inflate all content before the
         position."""

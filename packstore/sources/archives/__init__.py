@@ -218,9 +218,8 @@ class ArchiveTree(Tree):
         plain file. Also returns None if the archive was decompressed as a whole. Raises :class:`SampleError` if the
         member's header in a zip is damaged."""
         member = self._index.find_member(self._to_archive_path(key))
-        if member is None or self._index.file is not None:  # a decompressed copy
-            return None
-        if member.place == NOWHERE or member.method != STORED:
+        is_copy = self._index.file is not None  # of an archive that was decompressed
+        if member is None or is_copy or member.place == NOWHERE or member.method != STORED:
             return None
         try:
             return Location(self.root, self._find_data(member))

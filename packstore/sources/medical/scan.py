@@ -20,7 +20,7 @@ from packstore.sources.contents import list_contents
 from packstore.sources.ledger import Claims
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import Row, TreeRowSource
-from packstore.sources.tree import Tree
+from packstore.sources.tree import FileStat, Tree
 
 _REPORT_EVERY = 200
 FileRef = tuple[str, int, int]
@@ -31,29 +31,26 @@ class ScannedFile(NamedTuple):
     """File with its header.
 
     Attributes:
-        modified_ns: Time of its last modification, in nanoseconds.
-        changed_ns: Time of its last change, contents or attributes, in nanoseconds.
+        stat: Its size and times.
         header: Its header; None for a file that cannot be read, or has no pixels.
         error: Reason why it cannot be read; ``""`` for a good header.
     """
 
     path: str
-    size: int
-    modified_ns: int
-    changed_ns: int
+    stat: FileStat
     header: Any
     error: str = ""
 
     @property
     def bad_row(self) -> Row:
         """Row of a file that cannot be read."""
-        return make_row(self.path, [self._replace(size=-1)], self.error, 0, 0)
+        return make_row(self.path, [self._replace(stat=FileStat(-1))], self.error, 0, 0)
 
 
 def make_row(key: str, files: Sequence[ScannedFile], rest: Any, size_bytes: int, value_bytes: int) -> Row:
     """Makes a row that is read from files. Its reference has path, size and time of each file, and ``rest``."""
-    ref = tuple((file.path, file.size, file.modified_ns) for file in files), rest
-    times = max(file.modified_ns for file in files), max(file.changed_ns for file in files)
+    ref = tuple((file.path, file.stat.size, file.stat.modified_ns) for file in files), rest
+    times = max(file.stat.modified_ns for file in files), max(file.stat.changed_ns for file in files)
     return Row(key, ref, size_bytes, value_bytes, *times)
 
 
@@ -110,12 +107,12 @@ class HeaderScanSource(TreeRowSource):
             if len(found) % _REPORT_EVERY == 0:
                 report(Progress("headers", len(found), len(paths), 0))
             stat = self._stat_or_missing(path)
-            header, error = None, "" if stat.size >= 0 else "is no file that can be read"
             try:
-                header = None if error else self.read_header(path, stat.size)
+                if stat.size < 0:
+                    raise ValueError("is no file that can be read")
+                found.append(ScannedFile(path, stat, self.read_header(path, stat.size)))
             except ValueError as problem:
-                error = str(problem)
-            found.append(ScannedFile(path, stat.size, stat.modified_ns, stat.changed_ns, header, error))
+                found.append(ScannedFile(path, stat, None, str(problem)))
         return found
 
     def describing_files(self) -> Iterable[str]:
