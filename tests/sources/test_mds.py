@@ -17,7 +17,6 @@ import pytest
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry, open_source
-from packstore.sources.records.mds import decode_value
 from packstore.testing import SourceSuite
 from tests.makers.images import tiny
 
@@ -194,12 +193,6 @@ def test_a_bad_sample_is_named(encoding: str, good: bytes, bad: bytes, said: str
         convert(path, tmp_path / "x.h5")
     assert caught.value.key == f"{25:010}"
     assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("data", [b"", bytes(8), bytes(3)])
-def test_a_number_has_its_size(data: bytes) -> None:
-    with pytest.raises(ValueError, match=rf"found {len(data)} bytes, expected one number int32"):
-        decode_value("int32", data)
 
 
 def test_a_first_sample_that_its_values_do_not_fill(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ INDEX = "index.json"
 MAX_INDEX = 1 << 28
 """Maximum number of its bytes."""
 _OPEN = 8
-_NAMED_MISSING = 1000
 _TRIED = 4
 _OF = re.compile(r"(.*?)[-_.]?(\d{3,6})-of-(\d{3,6})(\..*)?")
 """Name of a shard by TensorFlow's ``ShardedFile``, with its number and the number of all."""
@@ -187,17 +186,16 @@ def refuse_missing_shards(path: Path, kind: str, files: Iterable[Path]) -> None:
     for file in files:
         if (of := _OF.fullmatch(file.name)) is not None:
             numbers.setdefault((file.parent, of[1], int(of[3]), of[4] or ""), set()).add(int(of[2]))
-    missing: list[str] = []
     for (_, stem, total, suffix), its in numbers.items():
-        gone = (number for number in range(total) if number not in its)
-        missing += (f"{stem}-{n:05}-of-{total:05}{suffix}" for n in islice(gone, _NAMED_MISSING))
-    if missing:
-        raise AmbiguousSourceError(
-            f"{printable(str(path))} lacks {len(missing)} of the shards that its files say there are, "
-            f"{printable(missing[0])} among them: fetch them, or pack those that there are with --source {kind}",
-            [Answer(("--source", kind))],
-            path,
-        )
+        missing = next((number for number in range(total) if number not in its), None)
+        if missing is not None:
+            raise AmbiguousSourceError(
+                f"{printable(str(path))} lacks {total - len(its):,} of the shards that its files say there are, "
+                f"{printable(f'{stem}-{missing:05}-of-{total:05}{suffix}')} among them: fetch them, or pack those that "
+                f"there are with --source {kind}",
+                [Answer(("--source", kind))],
+                path,
+            )
 
 
 def find_indexes(path: Path) -> list[tuple[str, Path]]:

@@ -16,7 +16,7 @@ from packstore.core.plainjson import load_json
 from packstore.sources.base import Kind
 from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType
 from packstore.sources.records import find_named_file
-from packstore.sources.records.mds import MdsSource, decode_value
+from packstore.sources.records.mds import MdsSource
 from packstore.sources.records.typed import NUMBERS, PICKLE, Shard, to_array
 
 _TYPES = {
@@ -58,7 +58,7 @@ class LitdataSource(MdsSource):
         """Decodes a value: arrays with and without a header, other values as MDS does. Raises :class:`ValueError` if it
         is damaged."""
         if type.kind != ANY:
-            return decode_value(type.encoding, data)
+            return super().decode(type, data)
         if type.encoding != "numpy":  # one dimension, without a header
             return np.frombuffer(data, np.dtype(type.encoding).newbyteorder("<"))
         code, rank = np.frombuffer(data[:8], "<u4").tolist() if len(data) >= 8 else (len(NUMBERS), 0)

@@ -128,23 +128,17 @@ class MdsSource(TypedSource):
         return spans
 
     def decode(self, type: ValueType, data: bytes, form: None = None) -> Any:
-        """Decodes a value by its encoding, see :func:`decode_value`."""
-        return decode_value(type.encoding, data)
+        """Decodes a value by its encoding: a text, a number, JSON, pixels or an array; files and bytes stay as they
+        are."""
+        decoder = _DECODERS.get(type.encoding, _DECODERS.get(type.kind))
+        if decoder is not None:
+            return decoder(data)
+        return _decode_array(type.encoding, data) if type.kind == ANY else to_array(data, type.kind, ())[()]
 
     def files(self) -> Iterator[Path]:
         """Yields the index files, then the shards."""
         yield from (index for _, index in self.indexes)
         yield from super().files()
-
-
-def decode_value(encoding: str, data: bytes) -> Any:
-    """Decodes a value by its encoding: a text, a number, JSON, pixels or an array; files and bytes stay as they are.
-    Raises :class:`ValueError` if it is damaged."""
-    kind = _KINDS.get(encoding, ANY)
-    decoder = _DECODERS.get(encoding, _DECODERS.get(kind))
-    if decoder is not None:
-        return decoder(data)
-    return _decode_array(encoding, data) if kind == ANY else to_array(data, kind, ())[()]
 
 
 def _decode_array(encoding: str, data: bytes) -> NDArray[Any]:
@@ -228,7 +222,7 @@ class ExportedMds(ExportedRows, MdsSource):
             is_file = name == "image" and (column.layout is None or self.export_manifest.image == "png")
             is_array = column.kind == "fixed" or column.layout is not None
             if not is_file and (is_array or column.form == "numbers"):
-                array = np.asarray(decode_value(self.types[name].encoding, data)).view(NUMPY_DTYPE[column.dtype])
+                array = np.asarray(self.decode(self.types[name], data)).view(NUMPY_DTYPE[column.dtype])
                 sample[name] = array if is_array else StoredBytes(array.tobytes())
             else:
                 sample[name] = data if is_file else StoredBytes(data)
