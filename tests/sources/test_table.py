@@ -187,6 +187,13 @@ def test_labels_in_quotes(tmp_path: Path) -> None:
     assert [each["labels"] for each in found.values()][:2] == [["a", "b"], ["a"]]
 
 
+def test_lists_of_names_and_of_numbers_are_names(tmp_path: Path) -> None:
+    cells = ["[1, 2]", "['cat', 'dog']", "[]"]
+    text = "image,tags\n" + "".join(f'im{n:02}.png,"{cell}"\n' for n, cell in enumerate(cells))
+    found = rows(make(tmp_path, range(3), {"t.csv": text}))
+    assert [each["labels"] for each in found.values()] == [["1", "2"], ["cat", "dog"], None]
+
+
 def test_commas_in_names_of_classes(tmp_path: Path) -> None:
     cells = ['"tench, Tinca"', '"goldfish, Carassius"', '"tench, Tinca"']
     text = "image,label\n" + "".join(f"im{n:02}.png,{cell}\n" for n, cell in enumerate(cells))

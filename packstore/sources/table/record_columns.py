@@ -263,7 +263,8 @@ class RecordColumns:
         Replaces identifiers outside of lists by their titles."""
         facts, separator = self.rows.facts[self.roles.label], self.roles.separator
         if facts.holds("lists"):
-            return parse_class_list(value) or []
+            classes = parse_class_list(value) or []
+            return classes if self._has_class_numbers else [*map(str, classes)]
         if self._has_class_numbers:
             return [int(value)]
         parts = [part.strip() for part in str(value).split(separator)] if separator else [str(value)]
