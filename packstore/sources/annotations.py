@@ -61,8 +61,6 @@ _BYTES = 1 << 18
 _MENTIONS, _LONG = 3, 8
 _ALIKE = 64
 """Maximum number of files of one suffix in a folder that are read; of more, only stems and number count."""
-_LISTED = re.compile(rb"^\S*\.(?:jpe?g|png|bmp|gif|tiff?|webp|pgm|ppm)\b", re.I | re.M)
-"""A line that begins with an image."""
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
 _FIELD = re.compile(rb"[^,;\t\r\n\"'/\\]+")
 
@@ -204,16 +202,13 @@ def _annotation_phrase(
         return None
     named = "" if _ANNOTATORS.fullmatch(name) or (few and suffix in _OPAQUE) else None
     text = suffix in _TEXT
-    if not few or not (text or suffix not in NO_SIDECARS or not suffix):
+    if not few or not (text or suffix not in NO_SIDECARS):
         return named
     start = tree.first_bytes(path, _BYTES)
     if text and start.startswith(LFS_POINTER):
         return f" (it {IS_LFS_POINTER})"
     is_config = _CONFIGS.fullmatch(name) is not None
-    if text:
-        is_list = not is_config or suffix in (".json", ".jsonl")
-    else:  # .idx, .info …; without suffix, most lines begin with an image, unlike notes
-        is_list = b"\0" not in start and (suffix != "" or 2 * len(_LISTED.findall(start)) >= start.count(b"\n"))
+    is_list = not is_config or suffix in (".json", ".jsonl") if text else b"\0" not in start
     if is_list and _mentions_stems(start, [known, *(splits if suffix in _SHEETS else ())]):
         return NAMES_IMAGES
     if named is not None or not text:

@@ -50,9 +50,7 @@ class FrameFilesSource(WrappedSource):
     def __init__(self, source: Source, frames: str) -> None:
         super().__init__(source, replace(source.options, frames=frames))
         self._mode: Mode | None = None
-        self._counts = array("I")
-        self._pixels = array("Q")
-        self._starts: dict[str, int] = {}
+        self._facts: dict[str, tuple[array[int], array[int]]] = {}  # frames and pixels of each file, by split
         self._last = threading.local()
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
@@ -80,7 +78,7 @@ class FrameFilesSource(WrappedSource):
         return survey
 
     @abstractmethod
-    def make_samples(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
+    def make_samples(self, files: Iterator[tuple[Entry, int, int]]) -> Iterator[tuple[Entry, int, int]]:
         """Yields the entry of each sample, its number of frames, and the pixels of one frame. ``files``: see
         :meth:`list_files`."""
 
@@ -115,23 +113,24 @@ class FrameFilesSource(WrappedSource):
             value_bytes=survey.value_bytes + value_bytes,
         )  # fmt: skip
 
-    def list_files(self, split: str | None = None) -> Iterator[tuple[Entry, int]]:
-        """Yields files, each with its position in the results of :meth:`scan_files`. The call raises
+    def list_files(self, split: str | None = None) -> Iterator[tuple[Entry, int, int]]:
+        """Yields files, each with its number of frames, and the pixels of one. The call raises
         :class:`NotInSourceError` for an unknown split. The iterator raises :class:`SourceError` if the source has more
         files than were scanned."""
         entries = self._source.entries(split)  # raises for an unknown split at once
 
-        def number_files() -> Iterator[tuple[Entry, int]]:
+        def add_facts() -> Iterator[tuple[Entry, int, int]]:
             self.scan_files()
-            start = 0
-            for place, entry in enumerate(entries):
-                if not place and split is not None:
-                    start = self._starts[entry.split]
-                if start + place >= len(self._counts):
+            listed: Counter[str] = Counter()
+            for entry in entries:
+                counts, pixels = self._facts.get(entry.split, ((), ()))
+                place = listed[entry.split]
+                if place >= len(counts):
                     raise SourceError(f"{printable(str(self.path))} has changed while it was read; run this again")
-                yield entry, start + place
+                listed[entry.split] += 1
+                yield entry, counts[place], pixels[place]
 
-        return number_files()
+        return add_facts()
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """Yields the entries, with their files prepared by the wrapped source."""
@@ -181,17 +180,15 @@ class FrameFilesSource(WrappedSource):
         if self._mode is not None:
             return self._mode
         modes: dict[Mode, str] = {}
-        counts, pixels, starts = array("I"), array("Q"), dict[str, int]()
         for number, entry in enumerate(self._source.fetch(self._source.entries())):
-            starts.setdefault(entry.split, number)
             count, (height, width), file_modes = self.scan_file(entry)
+            counts, pixels = self._facts.setdefault(entry.split, (array("I"), array("Q")))
             counts.append(count)
             pixels.append(height * width)
             for mode in file_modes:
                 modes.setdefault(mode, entry.key)
             if number % _EVERY == 0:
                 progress(Progress("scan", number, total, 0))
-        self._counts, self._pixels, self._starts = counts, pixels, starts
         self._mode = find_common_mode(str(self.path), modes)
         return self._mode
 
@@ -242,11 +239,10 @@ class FramesSource(FrameFilesSource):
         mode = self.scan_files(progress, survey.records)
         return replace(self.count_samples(survey, split, mode, progress), value_bytes=survey.value_bytes)
 
-    def make_samples(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
+    def make_samples(self, files: Iterator[tuple[Entry, int, int]]) -> Iterator[tuple[Entry, int, int]]:
         """Yields an entry for each frame of the files, and one for a file that cannot be read."""
         pixel_bytes = self.scan_files().pixel_bytes
-        for file, at in files:
-            count, pixels = self._counts[at], self._pixels[at]
+        for file, count, pixels in files:
             for frame in range(max(1, count)):
                 key = file.key if count <= 1 else f"{file.key}#{frame}"
                 ref = (frame, count, (tuple(file),))
@@ -285,8 +281,7 @@ def find_common_mode(path: str, modes: Mapping[Mode, str]) -> Mode:
     if all(mode.dtype == "uint8" and (mode.channels == 1 or mode.has_alpha or mode.has_colour) for mode in modes):
         colour, alpha = (any(getattr(mode, name) for mode in modes) for name in ("has_colour", "has_alpha"))
         return parse_mode({(0, 0): "L", (0, 1): "LA", (1, 0): "RGB", (1, 1): "RGBA"}[int(colour), int(alpha)])
-    (one, first), *others = modes.items()
-    other, second = next((each for each in others if each[0].dtype != one.dtype), others[0])
+    (one, first), (other, second), *_ = modes.items()
     raise SourceError(
         f"{printable(path)}: {printable(first)} has frames of mode {one}, {printable(second)} of mode {other}, and a "
         "store has one; leave one kind out with --ignore"
@@ -390,17 +385,16 @@ class ClipsSource(FrameFilesSource):
             raise SampleError(key, f"{reason}, or take --frames all")
         return np.empty((frames, channels, height, width), pixels.dtype)
 
-    def make_samples(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
+    def make_samples(self, files: Iterator[tuple[Entry, int, int]]) -> Iterator[tuple[Entry, int, int]]:
         """Makes a clip of each file, or of each folder of frames. Frames of a folder are in the order of their numbers.
         Yields the entry of each clip, its number of frames, and the pixels of one frame."""
         if self._are_files():
-            for file, at in files:
-                count = self._counts[at]
-                yield file._replace(ref=((count,), (tuple(file),))), count, self._pixels[at]
+            for file, count, pixels in files:
+                yield file._replace(ref=((count,), (tuple(file),))), count, pixels
             return
         height, width = next(iter(self._sizes))
         for (folder, split), group in groupby(
-            (file for file, _ in files), lambda file: (file.key.rpartition("/")[0], file.split)
+            (file for file, *_ in files), lambda file: (file.key.rpartition("/")[0], file.split)
         ):
             frames = sorted(group, key=lambda frame: _find_number(frame) or 0)
             first = frames[0]

@@ -378,7 +378,7 @@ def test_ordinary_folders_raise_no_question(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 300])
-@pytest.mark.parametrize("name", ["positives.idx", "info.dat", "bg", "boxes.info"])
+@pytest.mark.parametrize("name", ["positives.idx", "info.dat", "boxes.info"])
 def test_texts_of_any_suffix_that_name_images_are_a_question(name: str, size: int, tmp_path: Path) -> None:
     files: Files = {f"cat/{n}.jpg": jpeg(n) for n in range(size)} | {"dog/x.jpg": jpeg(1)}
     root = fill(tmp_path, files | {f"cat/{name}": "".join(f"cat/{n}.jpg 1 {n} 42 45 19\n" for n in range(size))})

@@ -29,16 +29,9 @@ from packstore.sources.beside import join
 from packstore.sources.listing import IMAGE_SUFFIXES
 
 
-def _list_bdd100k(file: Document) -> Iterator[Listed]:
-    """Lists the frames: of the list, or of an object's ``frames``."""
-    content = file.content if isinstance(file.content, dict) else {"frames": file.content}
-    for frame in content["frames"]:
-        yield Listed(frame["name"], frame)
-
-
 @document(
     "BDD100K: a JSON list of frames with labels",
-    _list_bdd100k,
+    lambda file: file.list_items(file.content["frames"] if isinstance(file.content, dict) else file.content, "name"),
     signature=rb'(?s)^\s*(\[|\{\s*"frames"\s*:\s*\[)\s*\{(?=.*"name"\s*:)(?=.*"labels"\s*:)'
     rb'(?=.*"(box2d|poly2d|category)"\s*:)',
 )
@@ -74,13 +67,10 @@ def crowdhuman(image: Any, _: Picture) -> Parts:
         yield shapes.box(tag, shapes.box_from_corner(*each["fbox"]), crowd=crowd)
 
 
-def _split_dota_line(line: str) -> tuple[str, str] | list[str]:
-    """Splits a line of the head into name and value, and any other into its words, of which it has 9 or 10."""
-    name, colon, value = line.partition(":")
-    if colon and name.lower() in ("imagesource", "gsd"):
-        return name, value.strip()
+def _split_dota_line(line: str) -> list[str]:
+    """Splits a line into its words: 9 or 10, or those of the head, such as ``gsd:0.1``."""
     words = line.split()
-    if len(words) not in (9, 10):
+    if len(words) not in (9, 10) and ":" not in words[0]:
         raise ValueError(f"found {len(words)} words, expected 9 or 10")
     return words
 
@@ -97,8 +87,8 @@ def _split_dota_line(line: str) -> tuple[str, str] | list[str]:
 def dota(lines: Any, _: Picture) -> Parts:
     """Each line of corners is an object with its class and difficulty, 0 if it is missing. Its box is the smallest
     around the corners. ``json`` has the lines of the head by name."""
-    yield Value("json", dict(line for line in lines if len(line) == 2) or None)
-    for words in (line for line in lines if len(line) > 2):
+    yield Value("json", dict("".join(words).split(":", 1) for words in lines if ":" in words[0]) or None)
+    for words in (words for words in lines if ":" not in words[0]):
         yield shapes.polygon(words[8], parsing.to_floats(words[:8]), difficult=int(words[9]) if len(words) > 9 else 0)
 
 

@@ -66,8 +66,8 @@ class FurtherFile(NamedTuple):
 
     Attributes:
         column: Name of the column.
-        patterns: Possible paths of the file, relative to the folder of the image, with ``{stem}`` of the image and
-            ``{folder}``, the name of its folder. A dataset has files of the first pattern that any image has.
+        patterns: Possible paths of the file, relative to the folder of the image, with ``{stem}`` of the image. A
+            dataset has files of the first pattern that any image has.
         field: Declaration of the column; None for an image or a mask, as the files are.
         parse: Converts the content of the file; None to keep it.
     """
@@ -371,4 +371,4 @@ def check_class_names(names: Iterable[Any]) -> None:
 def _find_beside(image: str, pattern: str) -> str:
     """Returns the path of a further file of an image by its pattern."""
     folder, _, name = image.rpartition("/")
-    return posixpath.normpath(join(folder, pattern.format(stem=stem_of(name), folder=folder.rpartition("/")[2])))
+    return posixpath.normpath(join(folder, pattern.format(stem=stem_of(name))))

@@ -141,17 +141,13 @@ def funsd(content: Any, _: Picture) -> Parts:
 
 
 def _list_textocr(file: Document) -> Iterator[Listed]:
-    """Lists the images with their words; the split is the image's ``set``, if it has one. Words of images that are not
-    listed are left out. Raises :class:`SourceError` if most are."""
-    content = file.content
-    words: dict[int | str | None, list[Any]] = {parsing.parse_id(number): [] for number in content["imgs"]}
-    listed = ((name, each["image_id"], each) for name, each in content["anns"].items())
-    for each, own in parsing.match_images(file.tree.name(file.path), listed, words):
-        if own is None:
-            file.leave("annotations of images that are not listed")
-        else:
-            own.append(each)
-    for number, image in content["imgs"].items():
+    """Lists the images with their words; the split is the image's ``set``, if it has one. Raises :class:`KeyError` for
+    a word of an image that is not listed."""
+    images = file.content["imgs"]
+    words: dict[int | str | None, list[Any]] = {parsing.parse_id(number): [] for number in images}
+    for each in file.content["anns"].values():
+        words[parsing.parse_id(each["image_id"])].append(each)
+    for number, image in images.items():
         yield Listed(image["file_name"], {"image": image, "words": words[parsing.parse_id(number)]}, image.get("set"))
 
 

@@ -9,7 +9,7 @@
   own.
 
   - MOTSChallenge: ``train/MOTS20-02/img1/000001.jpg`` and ``gt/gt.txt``.
-  - KITTI MOTS: ``training/image_02/0002/000000.png``, ``instances_txt/0002.txt``, ``instances/0002/000000.png``.
+  - KITTI MOTS: ``training/image_02/0002/000000.png``, ``instances_txt/0002.txt``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from packstore.core.run_lengths import compute_run_lengths_box, decode_run_lengt
 from packstore.sources.annotation_formats import parsing, shapes
 from packstore.sources.annotation_formats.documents import document
 from packstore.sources.annotation_formats.shapes import Document, Listed, Parts, Picture, Tag
-from packstore.sources.annotation_formats.source import FurtherFile
 from packstore.sources.beside import is_folder, join
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 
@@ -152,6 +151,7 @@ def _list_mots(file: Document) -> Iterator[Listed]:
     """Lists the images of the sequence, with the lines of each; nothing if the folder of images is missing."""
     above, sequence = file.folder.rpartition("/")[0], file.path.rpartition("/")[2].removesuffix(".txt")
     file.find(join(file.path.removesuffix("/gt/gt.txt"), "seqinfo.ini"))
+    file.expected.append(join(above, "instances/"))  # the same masks as images
     places = ["img1"] if sequence == "gt" else [place.format(sequence) for place in _MOTS_FOLDERS]
     folder = next((place for each in places if is_folder(file.tree, place := join(above, each))), None)
     return file.list_frames(folder, ((int(line.split(" ", 1)[0]), line) for line in file.content))
@@ -166,12 +166,6 @@ def _list_mots(file: Document) -> Iterator[Listed]:
     max_depth=4,
     max_files=100,
     parse=parsing.parse_each_line(str.strip),
-    files=[
-        FurtherFile(
-            "instance_mask",
-            ("../instances/{stem}.png", *("../" * up + "instances/{folder}/{stem}.png" for up in (1, 2, 3, 4))),
-        )
-    ],
 )
 def mots(lines: Any, _: Picture) -> Parts:
     """Each line is an object with its run lengths, the box around them and its track. A class without a name has its
