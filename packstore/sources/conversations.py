@@ -10,7 +10,6 @@ A JSON list, or JSON Lines, of objects with ``conversations`` (``from``, ``value
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -54,8 +53,7 @@ class ConversationSource(DocumentSource):
 def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
     """Returns the paths of a conversation's images, and a pair: the values of its columns, and its other content.
 
-    Other content is None if there is none, or if it is the path of a single image. Removes ``file://``, the letter of a
-    drive and leading slashes from paths.
+    Other content is None if there is none, or if it is the path of a single image.
 
     Raises :class:`ValueError` for an object without turns, and for images that are no paths.
     """
@@ -69,9 +67,9 @@ def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise ValueError(f"has the images {json.dumps(given)[:60]}; expected a path or a list of paths")
     identifier = {"id": str(entry["id"])} if isinstance(entry.get("id"), str | int) else {}
-    rest = {key: value for key, value in entry.items() if key not in {name, *identifier}}
-    plain = [re.sub(r"^([A-Za-z]:)?[\\/]+", "", image.removeprefix("file://")) for image in images]
-    return plain, [{name: turns, **identifier}, rest if rest.keys() - {"image"} or isinstance(given, list) else None]
+    rest: Any = {key: value for key, value in entry.items() if key not in {name, *identifier}}
+    rest = rest if rest.keys() - {"image"} or isinstance(given, list) else None
+    return [image.removeprefix("file://") for image in images], [{name: turns, **identifier}, rest]
 
 
 def _find_images_in_messages(turns: Sequence[Any], text: str) -> Iterator[str]:

@@ -295,10 +295,8 @@ class DatasetSource(SampleSource):
 
     def identity(self) -> str:
         """Returns the name of each split and the type of its dataset."""
-        types = [type(part.data) for part in self._parts]
-        return ", ".join(
-            f"{part.split}: {t.__module__}.{t.__qualname__}" for part, t in zip(self._parts, types, strict=True)
-        )
+        types = {part.split: type(part.data) for part in self._parts}
+        return ", ".join(f"{split}: {made.__module__}.{made.__qualname__}" for split, made in types.items())
 
     def stamp(self) -> str:
         """Returns a digest of the probed samples. A path counts with size and time of its file, a bad sample with its
@@ -346,17 +344,12 @@ class DatasetSource(SampleSource):
         return int(entry.ref[0])
 
     def _worker_count(self, part: _SplitData) -> int:
-        """Returns the number of worker processes for a split; 0 or 1 means this process.
-
-        - Iterables and lists: 0.
-        - Otherwise the number that the user has named.
-        - By default, 0 for fewer than 1024 samples, else the number of cores.
-        """
+        """Returns the number of worker processes for a split; 0 or 1 means this process. By default, 0 for fewer than
+        1024 samples, else the number of cores. Iterables and lists have none."""
         if part.length is None or part.in_memory:
             return 0
-        if self._workers is not None:
-            return self._workers
-        return default_workers() if part.length >= _BY_WORKERS else 0
+        default = default_workers() if part.length >= _BY_WORKERS else 0
+        return default if self._workers is None else self._workers
 
     def _read_here(self, entry: Entry) -> Entry:
         """Returns the entry with its sample as ``ref``; reads the sample in this process unless it is read."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-_OURS = "torchvision.datasets"
-
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles(Sequence[dict[str, Any]]):
@@ -54,13 +52,13 @@ def find_image_files(dataset: Any, prefix: str = "") -> ImageFiles | None:
     """Returns the image files of a torchvision dataset, or of its ``Subset``. ``prefix`` is the beginning of each key.
 
     Returns None for other datasets, and for those that only their own code can read. Such a dataset transforms images,
-    has its own loader or ``__getitem__``, or lists no files.
+    has its own class or loader, or lists no files.
     """
     if is_subset(dataset):
         files = find_image_files(dataset.dataset, prefix)
         return files and replace(files, indices=[files.indices[index] for index in dataset.indices])
-    made = getattr(type(dataset), "__getitem__", None), getattr(dataset, "loader", None)
-    ours = all(str(getattr(each, "__module__", _OURS)).startswith(_OURS) for each in made if each)
+    made = type(dataset), getattr(dataset, "loader", type(dataset))
+    ours = all(each.__module__.startswith("torchvision.datasets") for each in made)
     # Of separate transforms, torchvision makes a joint one of this type.
     joint = type(getattr(dataset, "transforms", None)).__name__ not in ("NoneType", "StandardTransform")
     if not ours or joint or getattr(dataset, "transform", None) is not None or not hasattr(dataset, "root"):

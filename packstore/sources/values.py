@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -93,7 +94,9 @@ def nbytes_of(value: Any) -> int:
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return len(value)
     if is_path(value):
-        return _file_size(value)
+        with suppress(OSError):  # reported when it is read
+            return Path(value).stat().st_size
+        return 0
     if is_pil(value):
         width, height = value.size
         return 3 * int(width) * int(height)
@@ -105,14 +108,6 @@ def nbytes_of(value: Any) -> int:
     except RecursionError:
         return 8  # nested too deeply for JSON, which is reported later
     return int(getattr(value, "nbytes", 8))
-
-
-def _file_size(path: Any) -> int:
-    """Returns the bytes of a file, or 0 if it cannot be reached."""
-    try:
-        return Path(path).stat().st_size
-    except OSError:
-        return 0  # reported when it is read
 
 
 def to_plain(field: Field, value: Any) -> Any:
@@ -182,24 +177,20 @@ def infer_mode(values: Sequence[Any]) -> str | None:
     Raises :class:`ValueError` for other different modes, and for the reasons of :func:`_infer_single_mode`.
     """
     modes = {_infer_single_mode(value) for value in values}
-    if len(modes) > 1 and all(mode.dtype == "uint8" for mode in modes):
-        has_alpha = any(mode.has_alpha for mode in modes)
-        modes = {parse_mode("RGBA" if has_alpha else "RGB")}
-    if len(modes) > 1:
-        raise ValueError(f"found images of modes {', '.join(sorted(mode.name for mode in modes))}: declare one, with "
-                         "packstore.Image(mode=…)")  # fmt: skip
-    mode = modes.pop()
-    return None if mode == RGB else mode.name
-
-
-_USUAL_CHANNELS = (1, 2, 3, 4)
+    if len(modes) == 1:
+        mode = modes.pop()
+        return None if mode == RGB else mode.name
+    if any(mode.dtype != "uint8" for mode in modes):
+        names = ", ".join(sorted(mode.name for mode in modes))
+        raise ValueError(f"found images of modes {names}: declare one, with packstore.Image(mode=…)")
+    return "RGBA" if any(mode.has_alpha for mode in modes) else None
 
 
 def _infer_single_mode(value: Any) -> Mode:
     """Infers the mode of one image. Raises :class:`ValueError` for floating point, other unusual dtypes, and more than
     four channels. Such a mode must be declared."""
     array = _to_channels_last(value)
-    if array.shape[2] not in _USUAL_CHANNELS or array.dtype.name not in DTYPES or array.dtype.kind == "f":
+    if not 1 <= array.shape[2] <= 4 or array.dtype.name not in DTYPES or array.dtype.kind == "f":
         raise ValueError(
             f"found an image of {array.dtype} and shape {array_of(value).shape}; expected (height, width, channels) of "
             "whole numbers in 1 to 4 channels: leave out the transform that makes floats (ToTensor), or declare "

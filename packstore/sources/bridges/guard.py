@@ -15,7 +15,6 @@ from typing import Any
 
 from packstore.core.errors import PackstoreError, SourceError, UsageError, printable
 
-_LONG = 300
 _INSTALL = {
     "tensorflow_datasets": "tensorflow-datasets",
     "torchvision": "torchvision, from the index that torch is from (packstore guide troubleshooting)",
@@ -45,7 +44,7 @@ def explain_errors(library: str, what: str) -> Iterator[None]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        said = printable(" ".join(str(cause).split())[:_LONG])
+        said = printable(" ".join(str(cause).split())[:300])
         raise SourceError(f"{what}: {library} cannot read it: {type(cause).__name__}: {said}") from error
 
 

@@ -132,8 +132,6 @@ class CardFolderSource(FileRowSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self._card = hf_splits.read_card(self.tree, path)
-        if self._card.data_files is None:
-            raise SourceError(f"{printable(str(path))} has no {' or '.join(FILES)}, and no card that gives its files")
         self.evidence = f"data_files in {CARD}"
 
     def splits(self) -> Sequence[str]:

@@ -145,11 +145,10 @@ def _read_data_files(config: Mapping[str, Any]) -> dict[str, list[str]] | None:
         split: Any = given.get("split")
         paths: Any = given.get("path")
         for path in paths if isinstance(paths, list) else [paths]:
-            if not isinstance(split, str) or not isinstance(path, str):
-                raise ValueError(f"has data_files without split and path: {printable(repr(entry))[:100]}")
-            pattern = path if path.startswith(prefix) else f"{prefix}{path}"
-            if not stays_in_folder(pattern.removeprefix("./")):
-                raise ValueError(f"has data_files outside its folder: {printable(pattern)[:100]}")
+            pattern = str(path) if str(path).startswith(prefix) else f"{prefix}{path}"
+            is_text = isinstance(split, str) and isinstance(path, str)
+            if not is_text or not stays_in_folder(pattern.removeprefix("./")):
+                raise ValueError(f"has data_files without split and path in its folder: {printable(repr(entry))[:100]}")
             by_split.setdefault(split, []).append(pattern)
     return by_split
 

@@ -6,7 +6,6 @@ large group only a part is in memory at a time.
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.export_manifest import stays_in_folder
-from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Mask, Text
+from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Mask, Text
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
 from packstore.sources import huggingface as hf
 from packstore.sources.archives import open_required_tree
@@ -40,7 +39,6 @@ from packstore.sources.schema import RELATIVE
 from packstore.sources.splits import lower_known_split
 from packstore.sources.table.boxes import MalformedBoxError, find_convention
 
-_log = logging.getLogger(__name__)
 _KEPT = 4
 """Number of decoded blocks that are kept, since threads read rows only roughly in order."""
 
@@ -294,12 +292,7 @@ class HfTableSource(ShardSource):
     @cached_property
     def columns(self) -> list[TableColumn]:
         """Columns, declared by all facts; scans all files on first use."""
-        objects, columns = self._facts.objects, self._declare_columns(self._facts)
-        for column in columns:
-            has_names = "'ClassLabel'" in repr(self._features.get(column.column))
-            if has_names and isinstance(column.field, Json) and (objects is None or column.column != objects.column):
-                _log.warning("%s: its numbers are kept without the names of their classes", printable(column.name))
-        return columns
+        return self._declare_columns(self._facts)
 
     @cached_property
     def _probed_columns(self) -> list[TableColumn]:
