@@ -186,7 +186,7 @@ def test_each_line_packs_and_leaves_out_what_it_says(name: str, archive: bool, t
 
 
 KEPT = {
-    "annotations of two classes": "20 samples in 2 classes (cat, dog), with text",
+    "annotations of two classes": "20 samples, with boxes, labels",
     "thumbnails of the classes": "16 samples in 2 classes (cat, dog), with thumbnails",
     "captions beside classes": "16 samples in 2 classes (cat, dog), with text",
     "scales of splits": "8 samples, train 4, valid 4, with lr_bicubic",
