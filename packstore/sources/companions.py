@@ -94,8 +94,10 @@ class CompanionsSource(FileRowSource):
         """Returns the patterns that the user gives, else those found. Raises :class:`SourceError` if there are none."""
         if not any(self.options.companions.values()):
             found = find_companions(self.tree)
-            given = {name: tuple(each.text for each in found if each.option == name) for name in OPTIONS}
-            self.options = replace(self.options, pair=given[PAIR], sidecar=given[SIDECAR], masks=given[MASKS])
+            texts: dict[str, Any] = {
+                name: tuple(each.text for each in found if each.option == name) for name in OPTIONS
+            }
+            self.options = replace(self.options, **texts)
         patterns = parse_companions(self.options.companions)
         if not patterns:
             raise SourceError(
