@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_stored, to_stored
@@ -165,7 +166,7 @@ class ExportedRows(RowSource):
             name = column.name
             if name in self.export_manifest.held and name not in line.get("values", {}):
                 value = given.get(name)
-                values[name] = bytes(value) if isinstance(value, StoredBytes) else to_stored(column, value)
+                values[name] = _to_stored(column, value)
                 if column.kind == "ragged" and column.layout is not None:
                     values[column.shape_name] = shape_to_stored(column, value)
                 if column.nullable:
@@ -262,6 +263,27 @@ def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[
         return exported(path, options) if is_exported else plain(path, options)
 
     return open
+
+
+def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
+    """Converts a value of an export to its stored form. Raises :class:`ValueError` if it does not fit the column.
+
+    :class:`StoredBytes` have that form already. Of an array of the column's dtype, only the shape is checked: stores
+    may hold values that a user cannot add, such as boxes whose left is behind their right.
+    """
+    if isinstance(value, StoredBytes):
+        return bytes(value)
+    if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[column.dtype] or column.holds_class:
+        return to_stored(column, value)
+    if column.kind == "fixed":
+        fits = value.shape == column.shape
+    elif column.layout is not None:
+        fits = value.ndim == len(column.layout)
+    else:
+        fits = value.ndim == 1 + len(column.shape) and value.shape[1:] == column.shape
+    if not fits:
+        raise ValueError(f"column {column.name!r}: found an array {value.shape}, expected {column.shape}")
+    return value.tobytes() if column.kind == "ragged" else value
 
 
 def _check_stored(column: Column, value: Any) -> None:
