@@ -58,7 +58,7 @@ _COUNTER = re.compile(rb"0|[1-9]\d{0,3}")
 _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
 _BYTES = 1 << 18
 """Maximum number of bytes read from a text."""
-_MENTIONS, _LONG = 3, 8
+_MENTIONS = 3
 _ALIKE = 64
 """Maximum number of files of one suffix in a folder that are read; of more, only stems and number count."""
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
@@ -220,20 +220,17 @@ def _annotation_phrase(
 def _mentions_stems(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
     """Tells if ``text`` has the stems of images of one of ``groups``, which are hashes of stems.
 
-    Three stems suffice, or two long ones, or all of a smaller group. Numbers below 10,000 count as stems only if half
+    Three stems suffice, or all of a smaller group. Numbers below 10,000 count as stems only if half
     of the group is named. Callers pass each split as a group, too, because a table is often of one split alone.
     """
     words = {word.strip() for pattern in (_WORD, _FIELD) for word in pattern.findall(text)}
     words = {word for word in words if not _FRACTION.fullmatch(word)}
     counters = {word for word in words if _COUNTER.fullmatch(word)}
     named, counted = (_hash_stems_of(each) for each in (words - counters, counters))
-    long = _hash_stems_of({word for word in words - counters if len(word) >= _LONG})
     for group in groups:
         hits = int(np.isin(named, group).sum())
         if len(group) and (
-            hits >= min(_MENTIONS, len(group))
-            or int(np.isin(long, group).sum()) > 1
-            or 2 * (hits + int(np.isin(counted, group).sum())) >= len(group)
+            hits >= min(_MENTIONS, len(group)) or 2 * (hits + int(np.isin(counted, group).sum())) >= len(group)
         ):
             return True
     return False

@@ -11,16 +11,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
-from packstore.sources.annotation_formats.parsing import clean_image_path
+from packstore.sources.annotation_formats.parsing import check_class_names, clean_image_path
 from packstore.sources.annotation_formats.shapes import Document, Listed
-from packstore.sources.annotation_formats.source import (
-    MALFORMED,
-    AnnotatedSource,
-    Format,
-    ReadParts,
-    check_class_names,
-    make_decorator,
-)
+from packstore.sources.annotation_formats.source import MALFORMED, AnnotatedSource, Format, ReadParts, make_decorator
 from packstore.sources.annotation_formats.spool import SpooledEntry, SpooledSource
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.beside import find_base_folder, is_folder, join, read_text

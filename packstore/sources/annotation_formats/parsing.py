@@ -63,6 +63,13 @@ def nonempty_text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def check_class_names(names: Iterable[Any]) -> None:
+    """Raises :class:`ValueError` for the first name of a class that is neither a text nor None."""
+    odd = next((name for name in names if name is not None and not isinstance(name, str)), None)
+    if odd is not None:
+        raise ValueError(f"found {printable(repr(odd)[:60])} as the name of a class, expected a text")
+
+
 def as_list(value: Any) -> list[Any]:
     """Returns a list unchanged, ``[]`` for None or ``""``, and ``[value]`` for any other value. Parsed XML has a single
     value instead of a list of one element."""

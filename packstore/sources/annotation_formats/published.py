@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -67,10 +68,13 @@ def crowdhuman(image: Any, _: Picture) -> Parts:
         yield shapes.box(tag, shapes.box_from_corner(*each["fbox"]), crowd=crowd)
 
 
+_DOTA_HEAD = re.compile(r"(?i)(imagesource|gsd):")
+
+
 def _split_dota_line(line: str) -> list[str]:
     """Splits a line into its words: 9 or 10, or those of the head, such as ``gsd:0.1``."""
     words = line.split()
-    if len(words) not in (9, 10) and ":" not in words[0]:
+    if len(words) not in (9, 10) and not _DOTA_HEAD.match(words[0]):
         raise ValueError(f"found {len(words)} words, expected 9 or 10")
     return words
 
@@ -87,8 +91,8 @@ def _split_dota_line(line: str) -> list[str]:
 def dota(lines: Any, _: Picture) -> Parts:
     """Each line of corners is an object with its class and difficulty, 0 if it is missing. Its box is the smallest
     around the corners. ``json`` has the lines of the head by name."""
-    yield Value("json", dict("".join(words).split(":", 1) for words in lines if ":" in words[0]) or None)
-    for words in (words for words in lines if ":" not in words[0]):
+    yield Value("json", dict("".join(words).split(":", 1) for words in lines if _DOTA_HEAD.match(words[0])) or None)
+    for words in (words for words in lines if not _DOTA_HEAD.match(words[0])):
         yield shapes.polygon(words[8], parsing.to_floats(words[:8]), difficult=int(words[9]) if len(words) > 9 else 0)
 
 

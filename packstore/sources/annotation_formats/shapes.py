@@ -131,16 +131,15 @@ class Document:
         """Counts what is left out."""
         self.ignored[reason] += count
 
-    def find(self, *paths: str) -> str | None:
-        """Finds the first of several files in the tree; None if all are missing. The file counts as read."""
-        file = next((path for path in paths if is_file(self.tree, path)), None)
-        self.files += [] if file is None else [file]
-        return file
+    def find(self, path: str) -> bool:
+        """Tells if a file is in the tree. It then counts as read."""
+        there = is_file(self.tree, path)
+        self.files += [path] if there else []
+        return there
 
-    def read_lines(self, *paths: str) -> list[str]:
-        """Reads the lines, without blank ones, of the first of several files that exists; ``[]`` if all are missing."""
-        file = self.find(*paths)
-        return [] if file is None else [line for _, line in read_lines(self.tree, file)]
+    def read_lines(self, path: str) -> list[str]:
+        """Reads the lines of a file, without blank ones; ``[]`` if it is missing."""
+        return [line for _, line in read_lines(self.tree, path)] if self.find(path) else []
 
     def list_images(self, folder: str) -> Sequence[str]:
         """Lists the names of the images in a folder of the tree."""

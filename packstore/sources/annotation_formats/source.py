@@ -7,7 +7,7 @@ import posixpath
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -19,7 +19,7 @@ from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Text
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
-from packstore.sources.annotation_formats.parsing import parse_json
+from packstore.sources.annotation_formats.parsing import check_class_names, parse_json
 from packstore.sources.annotation_formats.shapes import AnnotatedObject, Part, Parts, Picture, Point, Tag, Value
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -46,10 +46,7 @@ _PER_IMAGE: Mapping[str, Field] = {
 """Further columns with a value for each image."""
 _MISSING = {CROWD: 0, "difficult": -1, "track": -1}
 """Numbers of objects without a value."""
-MALFORMED = (
-    *(ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError),
-    *(zlib.error, csv.Error),
-)
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error, csv.Error)
 """Errors from reading a value that lacks the structure of the format."""
 
 
@@ -359,13 +356,6 @@ def _to_columns(parts: Sequence[Part]) -> dict[str, Any]:
 def _has_value(value: Any) -> bool:
     """Tells if a column has a value for an image, or for one of its objects."""
     return any(each is not None for each in value) if isinstance(value, list) else value is not None
-
-
-def check_class_names(names: Iterable[Any]) -> None:
-    """Raises :class:`ValueError` for the first name of a class that is neither a text nor None."""
-    odd = next((name for name in names if name is not None and not isinstance(name, str)), None)
-    if odd is not None:
-        raise ValueError(f"found {printable(repr(odd)[:60])} as the name of a class, expected a text")
 
 
 def _find_beside(image: str, pattern: str) -> str:

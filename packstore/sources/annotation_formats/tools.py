@@ -145,7 +145,6 @@ def _list_fiftyone(file: Document) -> Iterator[Listed]:
     samples = file.content.get("samples", ())
     tags = [[t for t in each.get("tags") or () if t in ("train", "val", "validation", "test")] for each in samples]
     split = all(len(each) == 1 for each in tags)
-    file.leave("splits, since not each sample has one", int(not split and any(tags)))
     for sample, own in zip(samples, tags, strict=True):
         yield Listed(sample["filepath"], sample, own[0] if split else None)
     names = {name for folder in (join(file.folder, "data"), file.folder) for name in file.list_images(folder)}
@@ -207,9 +206,6 @@ def _scale_points(points: Any, size: Sequence[float]) -> list[float]:
     return [n * side for point in points for n, side in zip(to_floats(point[:2], 2), size, strict=True)]
 
 
-_LABEL_STUDIO = ("rectanglelabels", "polygonlabels", "ellipselabels", "keypointlabels", "brushlabels", "labels")
-
-
 def _list_label_studio(file: Document) -> Iterator[Listed]:
     """Lists the tasks. Raises :class:`ValueError` for JSON-MIN, and for a task that does not name one image."""
     for task in file.content:
@@ -248,7 +244,7 @@ def label_studio(task: Any, _: Picture) -> Parts:
 def _read_shape(value: Any, size: Sequence[float]) -> shapes.AnnotatedObject | Point:
     """Reads a shape in percent of the image's ``size``, with the first of its labels. A rectangle is rotated about its
     top left corner, an ellipse becomes its box."""
-    named = next((name for name in _LABEL_STUDIO if name in value), "")
+    named = next((name for name in value if name.endswith("labels")), "")
     label = value[named][0] if value.get(named) else None
     scale, degrees = [side / 100 for side in size], to_float(value.get("rotation", 0))
     if "points" in value:

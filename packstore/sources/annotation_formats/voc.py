@@ -25,13 +25,7 @@ from packstore.sources.annotation_formats import AnnotatedFolder, SidecarFormat,
 from packstore.sources.annotation_formats.shapes import Parts, Picture
 from packstore.sources.annotation_formats.source import FurtherFile, make_kind
 from packstore.sources.base import SourceOptions
-from packstore.sources.beside import (
-    clean_path,
-    find_suffixes_other_than_jpg,
-    is_folder,
-    join,
-    read_lines,
-)
+from packstore.sources.beside import clean_path, find_suffixes_other_than_jpg, is_folder, join, read_lines
 from packstore.sources.boxes import CORNERS, VOC
 from packstore.sources.contents import list_contents, path_and_parents
 from packstore.sources.ignoring import ignore_paths
@@ -50,14 +44,13 @@ CLASSES = (
 _IMAGES = "JPEGImages"
 _MASKS = {"mask": "SegmentationClass", "object_mask": "SegmentationObject"}
 _SETS = ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets")
-_UNION = "trainval"
 
 
 def parse_annotation(data: bytes) -> dict[str, Any]:
     """Parses an XML file to ``{"annotation": …}``, structured as by torchvision's ``VOCDetection``; its ``object`` is
     always a list. Raises :class:`ValueError` for another file."""
     root, document = load_xml(data)
-    document = {} if document == "" else document  # <annotation/>: an image without objects
+    document = document or {}  # <annotation/>: an image without objects
     if root != "annotation" or not isinstance(document, dict):
         raise ValueError(f"its annotation has the root {printable(root)!r} without content; expected 'annotation'")
     return {"annotation": {**document, "object": parsing.as_list(document.get("object"))}}
@@ -147,7 +140,7 @@ class VocSource(SidecarSource):
             names = (name for name in self.tree.names(folder).ending(".txt") if is_split(name[:-4]))
             lists = {name[:-4].lower(): join(folder, name) for name in names}
             if {"train", "val"} <= lists.keys():
-                lists.pop(_UNION, None)
+                lists.pop("trainval", None)
             if lists:
                 return lists
         return {}
@@ -166,7 +159,7 @@ class VocSource(SidecarSource):
                 except ValueError as error:
                     raise SourceError(f"{self.tree.name(file)}, line {number}: {error}") from None
                 if (first := owners.setdefault(image, file)) != file:
-                    union = join(file.rpartition("/")[0], f"{_UNION}.txt")  # would take the place of a list
+                    union = join(file.rpartition("/")[0], "trainval.txt")  # would take the place of a list
                     raise AmbiguousSourceError(
                         f"{self.tree.name()}: {printable(line)} is in two sets, {printable(first)} and "
                         f"{printable(file)}: remove it from one, or leave a list out with --ignore",
