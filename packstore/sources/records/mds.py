@@ -27,18 +27,12 @@ from packstore.sources.archives.tar import detect_compression
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType, choose_main_image
 from packstore.sources.exported import ExportedRows, open_with
-from packstore.sources.records import (
-    INDEX,
-    MAX_INDEX,
-    OpenFiles,
-    find_indexes,
-    find_named_file,
-    read_index,
-    refuse_damage,
-)
+from packstore.sources.records import INDEX, OpenFiles, find_indexes, find_named_file, read_index, refuse_damage
 from packstore.sources.records.typed import LEFT, NUMBERS, PICKLE, Shard, Span, TypedSource, to_array
 from packstore.sources.refusals import first_bytes
 
+_LOOKED_AT = 1 << 24
+"""Bytes of an index that recognition looks at."""
 _CODES = {8 * np.dtype(name).itemsize + "uif".index(name[0]): name for name in NUMBERS}
 """dtypes by their codes in arrays."""
 _KINDS = {
@@ -68,7 +62,7 @@ class MdsSource(TypedSource):
         """Certain if the first ``index.json`` matches all patterns, else ``NO``. Does not parse the file, which may be
         damaged."""
         with suppress(SourceError):
-            data = b"".join(first_bytes(index, MAX_INDEX) for _, index in find_indexes(path)[:1])
+            data = b"".join(first_bytes(index, _LOOKED_AT) for _, index in find_indexes(path)[:1])
             if all(re.search(pattern, data) for pattern in cls.index_patterns):
                 return Certainty.CERTAIN
         return Certainty.NO
@@ -163,8 +157,7 @@ def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
     mode = data[12 : 12 + length].decode("ascii", "replace") if length < 16 else ""
     if mode not in ("L", "RGB"):
         raise ValueError(f"found an image of mode {printable(mode)}; packstore reads L and RGB of these")
-    array: NDArray[np.uint8] = to_array(data[12 + length :], "uint8", (height, width, len(mode)))
-    return array
+    return to_array(data[12 + length :], "uint8", (height, width, len(mode)))
 
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
@@ -189,8 +182,7 @@ def _parse_encoding(encoding: str) -> tuple[ValueType, int | None]:
     if encoding in _KINDS:
         return ValueType(_KINDS[encoding], encoding=encoding), _SIZED.get(encoding)
     dtype, shape = _split_encoding(encoding)
-    size = math.prod(shape) * np.dtype(dtype).itemsize if shape else None
-    return ValueType(ANY, encoding=encoding), size
+    return ValueType(ANY, encoding=encoding), math.prod(shape) * np.dtype(dtype).itemsize if shape else None
 
 
 class ExportedMds(ExportedRows, MdsSource):

@@ -44,11 +44,10 @@ class RecordioFiles(RecordFiles):
         """Yields offset, framed size and message of each record. Reads only headers: a message has the bytes of the
         record's header and first label, and the size of the whole record. Raises :class:`DamageError` for a damaged
         part."""
-        file = self[number]
-        at, end = 0, file.size
-        while at < end:
+        file, at = self[number], 0
+        while at < file.size:
             try:
-                parts = list(find_parts(file.read, at, end))
+                parts = list(find_parts(file.read, at, file.size))
             except ValueError as error:
                 raise DamageError(at, str(error)) from None
             _, last, size = parts[-1]

@@ -31,7 +31,6 @@ _MAX_COLUMNS = 1000
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _TYPES = ("image", "classLabel", "text", "boundingBox", "tensor")
-_LEFT = "features that are no image, class label, text, tensor or boxes, nor a sequence of these"
 _Feature = tuple[tuple[str, ...], Mapping[str, Any], tuple[int, ...]]
 """Path, description and lengths of the sequences of a feature within groups and sequences."""
 
@@ -60,12 +59,11 @@ class TfdsSource(ExampleSource):
         with refuse_damage(folder / INFO):
             for split in info.get("splits", ()):
                 name, counts = str(split["name"]), [int(count) for count in split.get("shardLengths", ())]
+                template = str(split.get("filepathTemplate") or _TEMPLATE)
                 known = {"DATASET": info["name"], "SPLIT": name, "FILEFORMAT": self._format}
-                for i in range(len(counts)):
-                    template = str(split.get("filepathTemplate") or _TEMPLATE)
-                    place = {"SHARD_INDEX": f"{i:05}", "SHARD_X_OF_Y": f"{i:05}-of-{len(counts):05}"}
-                    file = template.format(**known, **place)
-                    shards.append((name, find_named_file(folder, file)))
+                for number in (f"{i:05}" for i in range(len(counts))):
+                    known |= {"SHARD_INDEX": number, "SHARD_X_OF_Y": f"{number}-of-{len(counts):05}"}
+                    shards.append((name, find_named_file(folder, template.format(**known))))
                 self._counts += counts
         return shards
 
@@ -79,8 +77,8 @@ class TfdsSource(ExampleSource):
         yield from (self._folder / INFO, self._folder / FEATURES, *sorted(self._folder.glob("*.labels.txt")))
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts features that no column holds."""
-        return {_LEFT: self._left} if self._left else {}
+        """Counts the features that no column holds: those of other types, and sequences of sequences."""
+        return {"features of types that no column can hold": self._left} if self._left else {}
 
     def index_file(self, number: int) -> RecordIndex:
         """Indexes a shard. If it has more or fewer records than ``dataset_info.json`` says, keeps the records, and
