@@ -300,23 +300,21 @@ def test_masks_in_folders_of_classes_are_no_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "kinds"),
+    ("more", "said"),
     [
-        ({f"labels/{name}.txt": "0 0.5 0.5 0.1 0.1\n" for name in "ab"}, ["yolo", "voc"]),
-        ({f"masks/{name}.png": mask(1) for name in "ab"}, ["voc"]),
+        ({f"labels/{name}.txt": "0 0.5 0.5 0.1 0.1\n" for name in "ab"}, r"a \.txt file for each image in labels"),
+        ({f"masks/{name}.png": mask(1) for name in "ab"}, "masks/a.png goes with images/a.jpg"),
     ],
 )
-def test_two_kinds_of_labels_are_a_question(more: dict[str, str | bytes], kinds: list[str], tmp_path: Path) -> None:
+def test_two_kinds_of_labels_are_a_question(more: dict[str, str | bytes], said: str, tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {f"images/{name}.jpg": jpeg(n) for n, name in enumerate("ab")}
     files |= {f"annotations/{name}.xml": voc_xml(name, ("cat", (1, 1, 2, 2), 0)) for name in "ab"}
-    said = "labels" if "yolo" in kinds else "masks/a.png goes with images/a.jpg"
     with (
         pytest.raises(AmbiguousSourceError, match=said) as caught,
         closing(open_source(fill(tmp_path, {**files, **more}))) as source,
     ):
         ask_about_left(source, source.survey())
-    answers = [answer.options for answer in caught.value.answers if answer.options[0] != "--ignore"]
-    assert {*answers} >= {("--source", kind) for kind in kinds}
+    assert ("--source", "voc") in [answer.options for answer in caught.value.answers]
 
 
 def plain(*labels: str, count: int = 20) -> Files:
