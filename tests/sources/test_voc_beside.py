@@ -147,7 +147,7 @@ def test_other_annotations_beside_them_are_a_question(tmp_path: Path) -> None:
     fill(beside(tmp_path, ".", "."), {"labels.csv": "file,label\n0000.jpg,a\n0001.jpg,b\n"})
     with (
         closing(open_source(tmp_path)) as source,
-        pytest.raises(AmbiguousSourceError, match=r"labels\.csv \(it names the images\)"),
+        pytest.raises(AmbiguousSourceError, match=r"labels\.csv"),
     ):
         ask_about_left(source, source.survey())
 
