@@ -37,7 +37,7 @@ from packstore.sources.beside import (
 )
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order, skip_repeated
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 
 _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
@@ -302,7 +302,7 @@ class FoundSource(FileRowSource):
                     kept[name] = value
             return FileRow(prefix + image, kept, key, is_folder)
 
-        return skip_repeated(self._find(Files(self, split), make_row))
+        return self.skip_repeated(split, self._find(Files(self, split), make_row))
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the files of a row: by :attr:`parsers`, JSON and texts by the fields of their columns.

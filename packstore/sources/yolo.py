@@ -41,7 +41,7 @@ from packstore.sources.beside import (
 )
 from packstore.sources.coco.documents import find_annotation_files
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order, skip_repeated
+from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.schema import RELATIVE
 from packstore.sources.splits import find_split, find_split_folders
 from packstore.sources.spread import find_spread, places_by_split
@@ -143,7 +143,7 @@ class YoloSource(FileRowSource):
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each image of a split, with the path of its file of labels. This file may be missing."""
         files = ((image, InTree(self._layout.label_path(image), optional=True)) for image in self._list_images(split))
-        yield from skip_repeated(FileRow(image, {"labels": file}) for image, file in files)
+        yield from self.skip_repeated(split, (FileRow(image, {"labels": file}) for image, file in files))
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image and parses its labels. Boxes and keypoints are in pixels, polygons as in the file.

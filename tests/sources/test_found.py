@@ -52,7 +52,7 @@ def test_splits_and_classes_follow_from_the_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_a_line_that_a_list_repeats_is_packed_once(repeats: int, tmp_path: Path) -> None:
+def test_a_line_that_a_list_repeats_is_noted_and_packed_once(repeats: int, tmp_path: Path) -> None:
     def generate(files: Files) -> Iterator[Found]:
         for split in files.each_split("train", "val"):
             for name, number in files.lines(f"{split}.txt"):
@@ -63,6 +63,8 @@ def test_a_line_that_a_list_repeats_is_packed_once(repeats: int, tmp_path: Path)
         survey = source.survey()
         assert dict(survey.splits) == {"train": 2, "val": 1}
         assert [entry.key for entry in source.entries()] == ["b.jpg", "a.jpg", "a.jpg"]
+        lines = f"{repeats} line{'s' if repeats > 1 else ''}"
+        assert survey.notes == (f"the lists repeat {lines}, such as a.jpg; each image is packed once",)
 
 
 def test_an_image_that_a_list_names_with_other_values_is_no_repeated_line(tmp_path: Path) -> None:

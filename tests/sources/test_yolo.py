@@ -345,7 +345,7 @@ def test_more_names_of_classes_than_are_read_are_an_error(tmp_path: Path, monkey
         open_source(fill(tmp_path, files))
 
 
-def test_a_line_that_a_list_repeats_is_packed_once(tmp_path: Path) -> None:
+def test_a_line_that_a_list_repeats_is_noted_and_packed_once(tmp_path: Path) -> None:
     root = yolo(tmp_path / "set")
     (root / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: [cat, dog]\n")
     (root / "train.txt").write_text("images/train/00002.jpg\nimages/train/00000.jpg\nimages/train/00002.jpg\n")
@@ -353,6 +353,8 @@ def test_a_line_that_a_list_repeats_is_packed_once(tmp_path: Path) -> None:
         survey = source.survey()
         assert dict(survey.splits) == {"train": 2, "val": 2}
         assert [entry.key for entry in source.entries("train")] == [f"images/train/0000{n}.jpg" for n in (2, 0)]
+        note = "the lists repeat 1 line, such as images/train/00002.jpg; each image is packed once"
+        assert note in survey.notes
     convert(root, tmp_path / "x.lmdb")
     assert verify(tmp_path / "x.lmdb", against=root).ok
 

@@ -32,7 +32,7 @@ from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.palettes import Palette, declare_mask_columns, find_palette, read_mask_columns
-from packstore.sources.rows import FileRow, InTree, in_packing_order, skip_repeated
+from packstore.sources.rows import FileRow, InTree, in_packing_order
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
@@ -184,7 +184,7 @@ class VocSource(SidecarSource):
 
     def annotated_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a set, in the order of its list, or those of the folders of a split."""
-        return skip_repeated(self._list_set(split)) if self._sets else super().annotated_rows(split)
+        return self.skip_repeated(split, self._list_set(split)) if self._sets else super().annotated_rows(split)
 
     def _list_set(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a set."""
