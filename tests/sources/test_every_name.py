@@ -24,6 +24,7 @@ LEFT = {
     "Mapillary Vistas": ["config_v2.0.json"],
     "CamVid of SegNet": ["train.txt"],
     "LFW": ["pairs.txt"],
+    "Open Images": ["bbox_labels_600_hierarchy.json"],
     "MVTec AD": ["bottle/license.txt"],
     "VisA": ["split_csv/2cls_fewshot.csv", "split_csv/2cls_highshot.csv"],
     "Stanford Dogs": ["file_list.mat"],
