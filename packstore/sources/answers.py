@@ -197,6 +197,8 @@ class _Trial:
         for option, value in zip(answer.options[::2], answer.options[1::2], strict=True):
             name = option.removeprefix("--").replace("-", "_")
             name = _RENAMED.get(name, name)
+            if name == "columns" and value.partition("=")[0].endswith(".depth"):
+                continue  # changes nothing in a survey
             keywords[name] = (*keywords.get(name, ()), value) if name in _LISTS else value
         split = keywords.pop("split", None)
         keywords["skip_bad"] |= keywords.pop("on_error", "") == "skip"

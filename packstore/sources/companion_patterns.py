@@ -51,6 +51,7 @@ class Companion:
         images: Number of images looked at.
         example: An image, and a file that belongs to it.
         certain: It is sure what the files are; else the user has to say it.
+        further: Further options: that a column of depth keeps its values of 16 bits.
     """
 
     option: str
@@ -60,11 +61,12 @@ class Companion:
     images: int
     example: tuple[str, str]
     certain: bool
+    further: tuple[str, ...] = ()
 
     @property
-    def arguments(self) -> tuple[str, str]:
-        """Option of the command line that reads the files."""
-        return f"--{self.option}", self.text
+    def arguments(self) -> tuple[str, ...]:
+        """Options of the command line that read the files."""
+        return f"--{self.option}", self.text, *self.further
 
     @property
     def phrase(self) -> str:

@@ -21,6 +21,7 @@ from itertools import chain, combinations, permutations, product
 from typing import TYPE_CHECKING
 
 from packstore.sources.beside import join
+from packstore.sources.columns import make_column_name
 from packstore.sources.companion_patterns import MASKS, PAIR, SIDECAR, Companion, CompanionPattern, parse_pattern
 from packstore.sources.contents import MOST_SIDE_BY_SIDE, Contents, FolderContents, NameSet, is_no_word, list_contents
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -290,12 +291,16 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
         return None  # several masks of an image
     if relation.has_numbers or not _are_forms(relation, pictures):
         return None
+    side = 1
     if may_swap and relation.images == len(relation.pairs) and relation.files > relation.files_with_image:
-        relation = relation.swapped()  # each image has a file, and some files have no image
+        relation, side = relation.swapped(), 0  # each image has a file, and some files have no image
     images, files = relation.patterns
-    return _make(
-        relation, PAIR, files if relation.one.is_whole else f"{images or relation.one.pattern()}={files}", False
-    )
+    text = files if relation.one.is_whole else f"{images or relation.one.pattern()}={files}"
+    companion, relation = _make(relation, PAIR, text, False)
+    if any(each is not None and each.is_deep for each in (pair[side] for pair in pictures)):
+        column = make_column_name(parse_pattern(PAIR, text).words or PAIR)
+        companion = replace(companion, further=("--column", f"{column}.depth=keep"))
+    return companion, relation
 
 
 def _are_forms(relation: Relation, pictures: Sequence[Pair]) -> bool:

@@ -46,6 +46,7 @@ class Picture:
         is_mask: It has few colours, each of many pixels, or two shades of grey.
         is_grey: All channels are equal, or there is one.
         edges: Share of neighbouring pixels in a row that differ by more than half of the contrast.
+        is_deep: Its values have more than 8 bits.
         grey: The grey image at 64 x 64 pixels, float32 of 0 to 255; None if it cannot be decoded.
     """
 
@@ -57,6 +58,7 @@ class Picture:
     is_mask: bool
     is_grey: bool
     edges: float
+    is_deep: bool
     grey: NDArray[np.float32] | None
 
     @property
@@ -97,7 +99,7 @@ def _read(data: bytes) -> Picture | None:
         else:
             pixels = native.decode(memoryview(data), _MAX_PIXELS)[0]
     except (DecodeError, ValueError):
-        return Picture(info.kind, info.width, info.height, hash(data), 0, False, True, 0.0, None)
+        return Picture(info.kind, info.width, info.height, hash(data), 0, False, True, 0.0, False, None)
     pixels = pixels.reshape(*pixels.shape[:2], -1)
     grey = pixels.shape[-1] == 2 or bool((pixels[..., :3] == pixels[..., :1]).all())
     colours = _count_colours(pixels)
@@ -106,7 +108,18 @@ def _read(data: bytes) -> Picture | None:
     is_mask = few or (grey and _has_two_shades(pixels[..., 0]))
     rows = pixels[:: max(1, len(pixels) // _ROWS), :, 0].astype(np.float32)
     edges = float((np.abs(np.diff(rows)) > np.ptp(rows) / 2).mean()) if rows.shape[1] > 1 else 0.0
-    return Picture(info.kind, info.width, info.height, hash(data), colours, is_mask, grey, edges, _shrink(pixels))
+    return Picture(
+        info.kind,
+        info.width,
+        info.height,
+        hash(data),
+        colours,
+        is_mask,
+        grey,
+        edges,
+        pixels.itemsize > 1,
+        _shrink(pixels),
+    )
 
 
 def _count_colours(pixels: NDArray[np.generic]) -> int:

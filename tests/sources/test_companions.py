@@ -512,6 +512,7 @@ def test_depth_of_16_bits_is_asked_about_and_kept_by_an_option(names: tuple[str,
     (first, *_) = question(path)
     with pytest.raises(UsageError, match=r"--column z\.depth=keep"):
         packstore.convert(path, tmp_path / "o.lmdb", pair=first[1])
+    assert first[2:] == ("--column", "z.depth=keep")
     packstore.convert(path, tmp_path / "o.lmdb", pair=first[1], columns="z.depth=keep")
     with packstore.open(tmp_path / "o.lmdb") as reader:
         assert [column.mode for column in reader.manifest.columns if column.name == "z"] == ["I;16"]
