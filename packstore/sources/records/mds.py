@@ -31,8 +31,6 @@ from packstore.sources.records import INDEX, OpenFiles, find_indexes, find_named
 from packstore.sources.records.typed import LEFT, NUMBERS, PICKLE, Shard, Span, TypedSource, to_array
 from packstore.sources.refusals import first_bytes
 
-_LOOKED_AT = 1 << 24
-"""Bytes of an index that recognition looks at."""
 _CODES = {8 * np.dtype(name).itemsize + "uif".index(name[0]): name for name in NUMBERS}
 """dtypes by their codes in arrays."""
 _KINDS = {
@@ -59,10 +57,10 @@ class MdsSource(TypedSource):
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """Certain if the first ``index.json`` matches all patterns, else ``NO``. Does not parse the file, which may be
-        damaged."""
+        """Certain if the first 16 MiB of the first ``index.json`` match all patterns, else ``NO``. Does not
+        parse the file, which may be damaged."""
         with suppress(SourceError):
-            data = b"".join(first_bytes(index, _LOOKED_AT) for _, index in find_indexes(path)[:1])
+            data = b"".join(first_bytes(index, 1 << 24) for _, index in find_indexes(path)[:1])
             if all(re.search(pattern, data) for pattern in cls.index_patterns):
                 return Certainty.CERTAIN
         return Certainty.NO

@@ -28,9 +28,6 @@ from packstore.sources.records.typed import NUMBERS
 INFO, FEATURES = "dataset_info.json", "features.json"
 _MAX_JSON = 1 << 26
 _MAX_COLUMNS = 1000
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
-_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-_TYPES = ("image", "classLabel", "text", "boundingBox", "tensor")
 _Feature = tuple[tuple[str, ...], Mapping[str, Any], tuple[int, ...]]
 """Path, description and lengths of the sequences of a feature within groups and sequences."""
 
@@ -59,7 +56,7 @@ class TfdsSource(ExampleSource):
         with refuse_damage(folder / INFO):
             for split in info.get("splits", ()):
                 name, counts = str(split["name"]), [int(count) for count in split.get("shardLengths", ())]
-                template = str(split.get("filepathTemplate") or _TEMPLATE)
+                template = str(split.get("filepathTemplate") or "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}")
                 known = {"DATASET": info["name"], "SPLIT": name, "FILEFORMAT": self._format}
                 for number in (f"{i:05}" for i in range(len(counts))):
                     known |= {"SHARD_INDEX": number, "SHARD_X_OF_Y": f"{number}-of-{len(counts):05}"}
@@ -144,7 +141,7 @@ def _walk_features(path: tuple[str, ...], node: Mapping[str, Any], lengths: tupl
 def _make_column(folder: Path, feature: _Feature) -> FeatureColumn | None:
     """Makes the column of a feature; None for a feature that no column holds. Reads names of classes in ``folder``."""
     path, node, lengths = feature
-    kind = next((name for name in _TYPES if name in node), "")
+    kind = next((name for name in ("image", "classLabel", "text", "boundingBox", "tensor") if name in node), "")
     if not kind or len(lengths) > 1:
         return None
     name, said, many = "/".join(path), node[kind], bool(lengths)
@@ -173,8 +170,9 @@ def _make_column(folder: Path, feature: _Feature) -> FeatureColumn | None:
 def _find_versions(path: Path) -> list[Path]:
     """Finds folders of versions with both JSON files: ``path`` itself, else all folders like ``1.0.0`` and
     ``config/1.0.0`` in it. Returns ``[]`` if there are none."""
-    versions = [file.parent for depth in ("*", "*/*") for file in sorted(path.glob(f"{depth}/{FEATURES}"))]
-    versions = [path] if (path / INFO).is_file() else [each for each in versions if _VERSION.fullmatch(each.name)]
+    folders = (file.parent for depth in ("*", "*/*") for file in sorted(path.glob(f"{depth}/{FEATURES}")))
+    versions = [each for each in folders if re.fullmatch(r"\d+\.\d+\.\d+", each.name)]
+    versions = [path] if (path / INFO).is_file() else versions
     return [each for each in versions if (each / INFO).is_file() and (each / FEATURES).is_file()]
 
 
