@@ -126,11 +126,11 @@ class Hdf5Source(ArraySource):
     def reads_file(cls, path: Path) -> bool:
         """Tells if a path is an HDF5 file by its signature, which a user block may precede. False for packstore stores,
         and files that h5py cannot open."""
-        import h5py
-
         start = first_bytes(path, _STARTS[-1] + len(_SIGNATURE))
         if not any(start.startswith(_SIGNATURE, place) for place in _STARTS):
             return False
+        import h5py
+
         try:
             with h5py.File(path, "r", locking=False) as file:
                 return "manifest" not in file.attrs and "row_checksum" not in file
