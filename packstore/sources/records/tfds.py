@@ -26,7 +26,6 @@ from packstore.sources.records.tfrecord import ArrayRecordFiles
 from packstore.sources.records.typed import NUMBERS
 
 INFO, FEATURES = "dataset_info.json", "features.json"
-_MAX_JSON = 1 << 26
 _MAX_COLUMNS = 1000
 _Feature = tuple[tuple[str, ...], Mapping[str, Any], tuple[int, ...]]
 """Path, description and lengths of the sequences of a feature within groups and sequences."""
@@ -41,7 +40,7 @@ class TfdsSource(ExampleSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        features = read_index(self._folder / FEATURES, _MAX_JSON)
+        features = read_index(self._folder / FEATURES)
         with refuse_damage(self._folder / FEATURES):
             self._described, self._left = _read_columns(features, self._folder)
         self.label_names = {each.feature: () for each in self._described.values() if each.kind == "class"}
@@ -50,7 +49,7 @@ class TfdsSource(ExampleSource):
         """Lists split and path of each shard that ``dataset_info.json`` names. Raises :class:`SourceError` for a
         missing shard or invalid content."""
         folder = self._folder = _find_version(self.path)
-        info = read_index(folder / INFO, _MAX_JSON)
+        info = read_index(folder / INFO)
         self._format, self._counts = str(info.get("fileFormat", "tfrecord")), list[int]()
         shards: list[tuple[str, Path]] = []
         with refuse_damage(folder / INFO):
