@@ -16,7 +16,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 _NUMBER = re.compile(r"(-?(?:0|[1-9]\d{0,17}))(?:\.0+)?", re.ASCII)
 _LARGEST_FLOAT = 1 << 53
-_MAX_XML = 1 << 30
 
 
 def to_float(value: Any) -> float:
@@ -88,7 +87,7 @@ def parse_json_lines(data: bytes) -> list[Any]:
 
 def parse_xml(data: bytes) -> Any:
     """Parses XML, up to 1 GiB, to dictionaries and lists. Raises :class:`ValueError` for invalid or larger XML."""
-    return load_xml(data, _MAX_XML)[1]
+    return load_xml(data, 1 << 30)[1]
 
 
 def split_lines(data: bytes) -> list[str]:

@@ -63,9 +63,8 @@ def crowdhuman(image: Any, _: Picture) -> Parts:
     """Each person is an object with its full box (``fbox``); boxes of visible parts and heads are in ``json`` alone.
     The tag ``mask`` and the flag ``ignore`` mark regions to ignore."""
     for each in image["gtboxes"]:
-        tag = parsing.nonempty_text(each["tag"])
-        crowd = tag == "mask" or parsing.is_flagged(each.get("extra"), "ignore")
-        yield shapes.box(tag, shapes.box_from_corner(*each["fbox"]), crowd=crowd)
+        crowd = each["tag"] == "mask" or parsing.is_flagged(each.get("extra"), "ignore")
+        yield shapes.box(parsing.nonempty_text(each["tag"]), shapes.box_from_corner(*each["fbox"]), crowd=crowd)
 
 
 _DOTA_HEAD = re.compile(r"(?i)(imagesource|gsd):")
@@ -107,11 +106,7 @@ def dota(lines: Any, _: Picture) -> Parts:
 def kitti(lines: Any, _: Picture) -> Parts:
     """Each line is an object with its class and 2D box. ``DontCare`` is a region to ignore."""
     for name, *numbers in lines:
-        yield shapes.box(name, numbers[3:7], crowd=name == DONT_CARE)
-
-
-DONT_CARE = "DontCare"
-"""Class of regions to ignore in KITTI."""
+        yield shapes.box(name, numbers[3:7], crowd=name == "DontCare")
 
 
 def _list_openmmlab(file: Document) -> Iterator[Listed]:
@@ -176,8 +171,8 @@ def visdrone(lines: Any, _: Picture) -> Parts:
     ignore."""
     names = dict(enumerate(_VISDRONE))
     for values in lines:
-        crowd = not values[4] or not values[5]
-        yield shapes.box(names[values[5]], shapes.box_from_corner(*values[:4]), crowd=crowd)
+        box = shapes.box_from_corner(*values[:4])
+        yield shapes.box(names[values[5]], box, crowd=not (values[4] and values[5]))
 
 
 def _list_widerface(file: Document) -> Iterator[Listed]:

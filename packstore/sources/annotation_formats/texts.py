@@ -93,10 +93,18 @@ def mlt(lines: Any, _: Picture) -> Parts:
 def _parse_receipt(data: bytes) -> Any:
     """Parses the words of a receipt to lines, or its entities to an object."""
     is_entities = data.lstrip().startswith(b"{")
-    return parsing.parse_json(data) if is_entities else _match_lines(_WORD, "corners and a word")(data)
+    return _parse_entities(data) if is_entities else _match_lines(_WORD, "corners and a word")(data)
 
 
-_ENTITIES = ("../entities/{stem}.txt", "../key/{stem}.json", "../entities/{stem}.json")
+def _parse_entities(data: bytes) -> dict[str, Any]:
+    """Parses a JSON object of texts, numbers and the like. Raises :class:`ValueError` for any other JSON."""
+    entities = parsing.parse_json(data)
+    if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
+        raise ValueError("its entities are no JSON object of texts")
+    return entities
+
+
+_ENTITIES = ("../entities/{stem}.txt", "../key/{stem}.json")
 
 
 @beside(
@@ -106,7 +114,7 @@ _ENTITIES = ("../entities/{stem}.txt", "../key/{stem}.json", "../entities/{stem}
     signature=rb"\A(\xef\xbb\xbf)?\s*-?\d+(\.\d+)?([,\s]\s*-?\d+(\.\d+)?){3}|"
     rb'\A\s*\{\s*"(company|date|address|total)"\s*:',
     parse=_parse_receipt,
-    files=[FurtherFile("entities", _ENTITIES, Json(optional=True), parsing.parse_json)],
+    files=[FurtherFile("entities", _ENTITIES, Json(optional=True), _parse_entities)],
 )
 def sroie(content: Any, picture: Picture) -> Parts:
     """Words are as in ICDAR. Entities are the value of a column, with company, date, address and total."""

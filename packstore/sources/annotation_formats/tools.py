@@ -34,7 +34,6 @@ from packstore.sources.beside import join
 from packstore.sources.listing import IMAGE_SUFFIXES
 
 _CORNER = ("x", "y", "width", "height")
-_OPEN = ("point", "points", "line", "linestrip")
 
 
 @beside(
@@ -56,7 +55,7 @@ def labelme(content: Any, _: Picture) -> Parts:
             x, y, ex, ey = flat
             yield shapes.box(label, shapes.box_from_radii(x, y, *[math.hypot(ex - x, ey - y)] * 2))
         else:
-            yield from shapes.outline(label, flat, kind not in _OPEN)
+            yield from shapes.outline(label, flat, kind not in ("point", "points", "line", "linestrip"))
     yield from (Tag(name) for name, value in (content.get("flags") or {}).items() if value is True)
 
 

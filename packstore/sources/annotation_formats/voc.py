@@ -121,11 +121,11 @@ class VocSource(SidecarSource):
         """Finds the folder of the kit, and that of its images: ``JPEGImages``, or any beside ``ImageSets``; empty texts
         if there is none. Raises :class:`AmbiguousSourceError` for several kits."""
         places = dict.fromkeys(path for each in self._folders for path in path_and_parents(each.images))
-        kits = {
-            place.rpartition("/")[0]: place
-            for place in places
-            if place.rpartition("/")[2] == _IMAGES or is_folder(self.tree, join(place.rpartition("/")[0], "ImageSets"))
-        }
+        kits: dict[str, str] = {}
+        for place in places:
+            above, _, name = place.rpartition("/")
+            if name == _IMAGES or is_folder(self.tree, join(above, "ImageSets")):
+                kits[above] = place
         if len(kits) > 1:
             each = " or ".join(map(self.tree.name, kits))
             answers = [Answer(source=Path(self.path, kit)) for kit in kits] if self.path.is_dir() else []
