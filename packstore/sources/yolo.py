@@ -16,6 +16,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Boxes, Field, Image, Json, Keypoints, Labels
 from packstore.core.yamltext import is_yaml_null, load_yaml, parse_yaml_int
@@ -49,6 +52,9 @@ from packstore.sources.tree import Tree
 
 _LEAST, _MOST = -0.01, 1.01
 """Limits of coordinates, as in Ultralytics; beyond them the sample is bad."""
+_BOX = 5
+"""Words of a line with a box."""
+_PROBED, _LEAST_LINES, _MOST_LINES, _TOLERANCE = 64, 3, 4096, 0.005
 _BOM = b"\xef\xbb\xbf"
 _MAX_CLASS, _MAX_CLASSES, _MAX_POINTS = 1 << 31, 1 << 20, 256
 _MAX_LABELS, _MAX_YAML, _START = 64 << 20, 1 << 20, 1 << 16
@@ -100,7 +106,7 @@ class YoloSource(FileRowSource):
     An image without a file of labels has 0 boxes. A split whose images are missing is left out. The columns:
 
     - ``boxes`` and ``labels``. The box of a polygon is the smallest around it.
-    - ``keypoints``, if ``data.yaml`` has ``kpt_shape``.
+    - ``keypoints``, if ``data.yaml`` has ``kpt_shape``, or :func:`_infer_points` finds them in the lines.
     - ``polygons``, if a line has one: its numbers as in the file, fractions of the sides; None for an object with a
       box.
 
@@ -116,6 +122,10 @@ class YoloSource(FileRowSource):
         self._layout = _read_layout(self.tree)
         if not self._layout.splits:
             raise SourceError(f"{printable(str(path))} has no data.yaml, and no folders images and labels")
+        if self._layout.points is None and (found := _infer_points([*islice(self._label_lines(_PROBED), _MOST_LINES)])):
+            self._layout.points = found
+            said = f"no file has kpt_shape; by the lines, each box has {found[0]} keypoints of {found[1]} numbers"
+            self._layout.notes.append(said)
         described = f"{', '.join(map(printable, self._layout.files))}; " if self._layout.files else ""
         self.evidence = f"{described}images in {', '.join(map(printable, self._layout.places))} with labels beside them"
 
@@ -203,13 +213,42 @@ class YoloSource(FileRowSource):
 
         Reads files of labels up to the first such line. Skips files that are missing or unreadable.
         """
-        splits = () if self._layout.points else self._layout.splits
-        for image in chain.from_iterable(map(self._list_images, splits)):
+        return not self._layout.points and any(len(words) > _BOX for words in self._label_lines())
+
+    def _label_lines(self, most: int | None = None) -> Iterator[list[bytes]]:
+        """Yields the words of each line in the files of labels of the first ``most`` images."""
+        for image in islice(chain.from_iterable(map(self._list_images, self._layout.splits)), most):
             with suppress(SourceError):  # it is missing, or reported as a bad sample when it is read
                 text = read_whole(self.tree, self._layout.label_path(image), _MAX_LABELS)
-                if any(len(line.split()) > 5 for line in text.splitlines()):
-                    return True
-        return False
+                yield from filter(None, map(bytes.split, text.removeprefix(_BOM).splitlines()))
+
+
+def _infer_points(rows: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
+    """Finds the number of keypoints of an object, and of numbers in each, from the words of lines; None without
+    keypoints.
+
+    All of three or more lines must have as many numbers: a box within the image, and points in the box. Points have a
+    third number if that is 0, 1 or 2 in all lines. Polygons of one length fit this only by chance.
+    """
+    count = len(rows[0]) - _BOX if rows else 0
+    if len(rows) < _LEAST_LINES or count < 2 or any(len(words) != count + _BOX for words in rows):
+        return None
+    try:
+        values = np.array([[float(word) for word in words[1:]] for words in rows])
+    except ValueError:
+        return None
+    centre, half = values[:, None, :2], values[:, None, 2:4] / 2 + _TOLERANCE
+    if (np.abs(centre - 0.5) + half > 0.5 + 3 * _TOLERANCE).any():
+        return None
+    for numbers in (3, 2):
+        if count % numbers:
+            continue
+        points = values[:, 4:].reshape(len(values), -1, numbers)
+        visible: NDArray[np.bool_] = np.all(points[..., 2:], axis=-1, keepdims=True)
+        flagged = np.isin(points[..., 2:], (0, 1, 2)).all()
+        if flagged and (~visible | (np.abs(points[..., :2] - centre) <= half)).all():
+            return count // numbers, numbers
+    return None
 
 
 def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:

@@ -345,6 +345,25 @@ def test_more_names_of_classes_than_are_read_are_an_error(tmp_path: Path, monkey
         open_source(fill(tmp_path, files))
 
 
+@pytest.mark.parametrize("numbers", [2, 3])
+def test_keypoints_without_a_shape_in_a_file(numbers: int, tmp_path: Path) -> None:
+    """Each line is a box and three points in it, so they are no polygons of five corners."""
+    points = [(0.40, 0.30), (0.60, 0.35), (0.50, 0.42)]
+    line = " ".join(f"{x} {y}" + " 2" * (numbers == 3) for x, y in points)
+    for split, count in (("train", 4), ("val", 2)):
+        for n in range(count):
+            fill(tmp_path / "set", {f"images/{split}/{split}{n}.jpg": jpeg(n)})
+            fill(tmp_path / "set", {f"labels/{split}/{split}{n}.txt": f"0 0.48 0.36 0.30 0.20 {line}\n"})
+    with closing(open_source(tmp_path / "set")) as source:
+        survey = source.survey()
+        assert f"no file has kpt_shape; by the lines, each box has 3 keypoints of {numbers} numbers" in survey.notes
+        values = source.read(next(source.entries())).values
+        assert "polygons" not in values
+        expected = [[x * 16, y * 8, *[2] * (numbers - 2)] for x, y in points]
+        np.testing.assert_allclose(np.asarray(values["keypoints"]).reshape(3, numbers), expected, rtol=1e-6)
+    convert(tmp_path / "set", tmp_path / "x.lmdb")
+
+
 def test_a_line_that_a_list_repeats_is_noted_and_packed_once(tmp_path: Path) -> None:
     root = yolo(tmp_path / "set")
     (root / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: [cat, dog]\n")
