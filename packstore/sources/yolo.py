@@ -46,7 +46,7 @@ from packstore.sources.coco.documents import find_annotation_files
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.schema import RELATIVE
-from packstore.sources.splits import find_split, find_split_folders
+from packstore.sources.splits import find_split, find_split_folders, lower_known_split
 from packstore.sources.spread import find_spread, places_by_split
 from packstore.sources.tree import Tree
 
@@ -410,6 +410,24 @@ def _add_splits(tree: Tree, layout: YoloLayout, document: Mapping[str, Any]) -> 
     if not layout.splits:
         reasons = "; ".join(layout.notes) or "it names none"
         raise SourceError(f"{tree.name(layout.files[0])}: its images are missing: {reasons}")
+    if not any(place.endswith(".txt") for place in layout.places):  # which may name images of any folder
+        _add_unlisted_splits(tree, layout, document)
+
+
+def _add_unlisted_splits(tree: Tree, layout: YoloLayout, document: Mapping[str, Any]) -> None:
+    """Adds labelled folders that ``data.yaml`` does not list, with a note for each, if their paths differ from a listed
+    one in the part that is its split: ``images/extra`` beside ``images/train``. Splits that it does list stay."""
+    for parts in [place.split("/") for place in layout.places]:
+        for number, part in enumerate(parts):
+            for name in tree.names("/".join(parts[:number])).folders if find_split(part) else ():
+                beside, split = "/".join((*parts[:number], name, *parts[number + 1 :])), lower_known_split(name)
+                if document.get(split) or beside in layout.places or not is_folder(tree, beside):
+                    continue
+                if _has_labels(tree, beside):
+                    layout.splits[split] = [beside]
+                    said = f"does not list {printable(beside)}, which has labels: it is the split {printable(split)}"
+                    layout.notes.append(f"{printable(layout.files[0])} {said}")
+    layout.splits = {split: layout.splits[split] for split in in_packing_order(layout.splits)}
 
 
 def _label_path(image: str) -> str:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
 from packstore.core.errors import SampleError, SourceError
-from packstore.sources import Entry, open_source
+from packstore.sources import Entry, ask_about_left, open_source
 from packstore.sources import yolo as yolo_source
 from packstore.testing import SourceSuite
 from tests.makers.annotated import coco, fill, jpeg, yolo
@@ -362,6 +362,39 @@ def test_keypoints_without_a_shape_in_a_file(numbers: int, tmp_path: Path) -> No
         expected = [[x * 16, y * 8, *[2] * (numbers - 2)] for x, y in points]
         np.testing.assert_allclose(np.asarray(values["keypoints"]).reshape(3, numbers), expected, rtol=1e-6)
     convert(tmp_path / "set", tmp_path / "x.lmdb")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_labelled_split_that_no_file_lists(count: int, tmp_path: Path) -> None:
+    for split, images in (("train", 6), ("val", 3), ("test", count), ("extra", 2)):
+        for n in range(images):
+            fill(tmp_path, {f"images/{split}/{split}{n}.jpg": jpeg(n)})
+            if split != "extra":
+                fill(tmp_path, {f"labels/{split}/{split}{n}.txt": "0 0.5 0.5 0.3 0.3\n"})
+    fill(tmp_path, {"data.yaml": "train: /content/x/images/train\nval: /content/x/images/val\nnames: ['cell']\n"})
+    shutil.rmtree(tmp_path / "images/extra")
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert dict(survey.splits) == {"train": 6, "val": 3, "test": count}
+        assert "data.yaml does not list images/test, which has labels: it is the split test" in survey.notes
+
+
+@pytest.mark.parametrize("form", ["images/{}", "{}/images"])
+def test_labelled_folders_beside_listed_ones_are_splits(form: str, tmp_path: Path) -> None:
+    counts = {"train": 4, "val": 2, "extra": 2, "bonus": 3}
+    for split, images in {**counts, "unlabelled": 1}.items():
+        for n in range(images):
+            place = form.format(split)
+            fill(tmp_path, {f"{place}/{split}{n}.jpg": jpeg(n)})
+            if split in counts:
+                fill(tmp_path, {f"{place.replace('images', 'labels')}/{split}{n}.txt": "0 0.5 0.5 0.3 0.3\n"})
+    yaml = f"train: {form.format('train')}\nval: {form.format('val')}\nnames: ['cell']\n"
+    fill(tmp_path, {"data.yaml": yaml})
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == counts
+        assert survey.notes[0].startswith(f"data.yaml does not list {form.format('bonus')}, which has labels")
 
 
 def test_a_line_that_a_list_repeats_is_noted_and_packed_once(tmp_path: Path) -> None:
