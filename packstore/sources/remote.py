@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 import tempfile
 import threading
@@ -30,6 +31,8 @@ from packstore.sources.tree import FileStat, Tree, changed_message, check_size
 
 _KNOWN_NAMES = 200_000
 """Maximum number of names in cached directories; the last directory stays, however large."""
+_ATTEMPTS = 5
+_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _NO_OBJECT = ObjectInfo("", 0, None, 0.0)
 Children = Mapping[str, "ObjectInfo | None"]
 """Content of a directory by name: an object, or None for a directory."""
@@ -202,6 +205,7 @@ class RemotePath(UrlPath):
 class ObjectTree(Tree):
     """Objects below a URL.
 
+    An ETag that is an MD5 digest proves the content. S3 has such ETags for objects that were not uploaded in parts.
     Times of modification are cut to seconds. In place of times of change, files have hashes of their ETags. Methods
     raise :class:`SourceError` if the store cannot be reached."""
 
@@ -210,6 +214,7 @@ class ObjectTree(Tree):
         self.rules = active_rules(path)
         self.encoding = active_encoding()
         self._bucket, self._top = path.bucket_and_name()
+        self._has_digests = True
 
     def read_names(self, directory: str) -> Names:
         """Lists the names in a directory. Raises :class:`FileNotFoundError` if it does not exist."""
@@ -247,16 +252,32 @@ class ObjectTree(Tree):
             raise _make_missing_error(file) from None
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
-        """Reads an object. Raises :class:`SampleError` if it is gone, too large, or has changed."""
+        """Reads an object, and proves its bytes if the ETag is an MD5 digest. Raises :class:`SampleError` if it is
+        gone, too large, or has changed."""
         check_size(key, size_bytes, max_bytes)
         try:
             with _as_source_errors():
-                info, data = self._bucket.objects.read(self._object_name(key))
+                info, data = self._read_proven(self._object_name(key))
         except MissingObjectError:
             raise SampleError(key, "is not there any more: it was there when it was listed") from None
         if len(data) != size_bytes or _modified_ns(info) != modified_ns:
             raise SampleError(key, changed_message(size_bytes, len(data)))
         return data
+
+    def _read_proven(self, name: str) -> tuple[ObjectInfo, bytes]:
+        """Reads an object until its MD5 is its ETag. Two equal reads show that ETags are no digests, as with encryption
+        by KMS: later reads ignore them. Raises :class:`RemoteError` after five different reads."""
+        before: bytes | None = None
+        for _ in range(_ATTEMPTS):
+            info, data = self._bucket.objects.read(name)
+            digest = _MD5.fullmatch(info.etag or "") if self._has_digests else None
+            if digest is None or hashlib.md5(data, usedforsecurity=False).hexdigest() == digest[1]:
+                return info, data
+            if data == before:
+                self._has_digests = False
+                return info, data
+            before = data
+        raise RemoteError(f"{self.name(name)} reads differently each time: the network or the server alters bytes")
 
     def close(self) -> None:
         """Empties the cache of listings."""

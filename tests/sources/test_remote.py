@@ -163,13 +163,24 @@ def test_a_whole_bucket(s3_double: Double, folder_to_upload: Path) -> None:
         assert [entry.key for entry in source.entries()] == [entry.key for entry in here.entries()]
 
 
-@pytest.mark.parametrize("kind", ["503", "cut", "slow"])
+@pytest.mark.parametrize("kind", ["503", "cut", "flipped", "slow"])
 def test_faults_cost_time_alone(s3_double: Double, raw: str, folder_to_upload: Path, tmp_path: Path, kind: str) -> None:
+    """A flipped bit shows in the MD5 that an ETag is."""
     s3_double.faults.append(Fault(kind, "GET", r"\.(jpg|png)$", times=3))
     report = packstore.convert(raw, tmp_path / "out.lmdb")
     assert s3_double.faults[0].times == 0
     expected = packstore.convert(folder_to_upload, tmp_path / "here.lmdb").manifest.dataset_digest
     assert report.manifest.dataset_digest == expected
+
+
+def test_etags_that_are_no_digests(s3_double: Double, raw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with encryption by keys of KMS: what reads the same twice is taken, and from then on read once."""
+    monkeypatch.setattr("tests.makers.s3._etag", lambda data: f'"{len(data):032x}"')
+    with closing(open_source(location(raw))) as source:
+        entries = list(source.entries())
+        s3_double.requests.clear()
+        assert [len(source.image(entry)) for entry in entries] == [entry.size_bytes for entry in entries]
+        assert len(s3_double.requests) == len(entries) + 1
 
 
 @pytest.mark.parametrize("kind", ["503", "403", "silent"])
