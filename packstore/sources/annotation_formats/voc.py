@@ -120,11 +120,11 @@ class VocSource(SidecarSource):
     def _find_kit(self) -> tuple[str, str]:
         """Finds the folder of the kit, and that of its images: ``JPEGImages``, or any beside ``ImageSets``; empty texts
         if there is none. Raises :class:`AmbiguousSourceError` for several kits."""
-        places = dict.fromkeys(path for each in self._folders for path in path_and_parents(each.images))
         kits: dict[str, str] = {}
-        for place in places:
+        for place in sorted({path for each in self._folders for path in path_and_parents(each.images)}):
             above, _, name = place.rpartition("/")
-            if name == _IMAGES or is_folder(self.tree, join(above, "ImageSets")):
+            is_inside = any(place.startswith(f"{images}/") for images in kits.values())
+            if not is_inside and (name == _IMAGES or is_folder(self.tree, join(above, "ImageSets"))):
                 kits[above] = place
         if len(kits) > 1:
             each = " or ".join(map(self.tree.name, kits))
