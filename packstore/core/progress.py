@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from packstore.core.context import set_within
 from packstore.core.errors import UsageError
 
 
@@ -61,11 +62,10 @@ def progress_callback(progress: bool | ProgressCallback, *, count_stages: bool =
     bars = _Bars(count_stages) if progress is True else None
     callback = bars or (no_progress if progress is False else progress)
     assert callable(callback)
-    token = _active.set(no_progress if count_stages else callback)
     try:
-        yield callback
+        with set_within(_active, no_progress if count_stages else callback):
+            yield callback
     finally:
-        _active.reset(token)
         if bars is not None:
             bars.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.context import set_within
 from packstore.sources.folder_names import Names
 from packstore.sources.listing import ARRAY, IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.tree import Tree
@@ -180,14 +181,9 @@ def find_lone_image_folder(tree: Tree) -> str | None:
     return holding[0] if len(holding) == 1 and _CALLED_IMAGES.fullmatch(holding[0].lower()) else None
 
 
-@contextmanager
-def cache_contents() -> Iterator[None]:
+def cache_contents() -> AbstractContextManager[None]:
     """Caches the results of :func:`list_contents` within the block."""
-    token = _known.set({})
-    try:
-        yield
-    finally:
-        _known.reset(token)
+    return set_within(_known, {})
 
 
 _known: ContextVar[dict[str, Contents] | None] = ContextVar("known contents", default=None)

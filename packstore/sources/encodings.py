@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Sequence, Set
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
+from packstore.core.context import set_within
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 
 _ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "encoding", "key")
@@ -86,14 +87,9 @@ def find_encoding(columns: Sequence[str]) -> str | None:
     return name
 
 
-@contextmanager
-def use_encoding(encoding: str | None) -> Iterator[None]:
+def use_encoding(encoding: str | None) -> AbstractContextManager[None]:
     """Sets the encoding of texts that are not UTF-8, for trees that are opened within the block."""
-    token = _active.set(encoding)
-    try:
-        yield
-    finally:
-        _active.reset(token)
+    return set_within(_active, encoding)
 
 
 def active_encoding() -> str | None:

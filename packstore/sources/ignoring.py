@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from packstore.core.context import set_within
 from packstore.core.errors import UsageError, printable
 from packstore.sources.folder_names import Names
 
@@ -91,15 +92,10 @@ def ignore_paths(paths: Iterable[str]) -> tuple[str, ...]:
     return ignore_patterns(f"/{escape_pattern(path)}" for path in paths)
 
 
-@contextmanager
-def apply_ignore_rules(root: Path, rules: IgnoreRules) -> Iterator[None]:
+def apply_ignore_rules(root: Path, rules: IgnoreRules) -> AbstractContextManager[None]:
     """Activates rules within the block, for trees that are opened there, and for :func:`is_ignored`. ``root`` is the
     path of the source that is opened."""
-    token = _active.set((root, rules))
-    try:
-        yield
-    finally:
-        _active.reset(token)
+    return set_within(_active, (root, rules))
 
 
 def active_rules(root: Path) -> IgnoreRules:

@@ -14,11 +14,12 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from operator import itemgetter
 from typing import IO, Any
 
+from packstore.core.context import set_within
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
 from packstore.core.urls import UrlPath
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, RemoteError, open_objects
@@ -115,14 +116,9 @@ class Bucket:
 _buckets: ContextVar[dict[str, Bucket] | None] = ContextVar("known buckets", default=None)
 
 
-@contextmanager
-def cache_buckets() -> Iterator[None]:
+def cache_buckets() -> AbstractContextManager[None]:
     """Shares a :class:`Bucket` and its cache between all paths of one bucket within the block."""
-    token = _buckets.set({})
-    try:
-        yield
-    finally:
-        _buckets.reset(token)
+    return set_within(_buckets, {})
 
 
 class RemotePath(UrlPath):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from packstore.core.context import set_within
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.files import Location, beyond_standard_streams
 from packstore.core.urls import UrlPath
@@ -108,13 +109,8 @@ class _CachedTrees(NamedTuple):
 def cache_trees() -> Iterator[None]:
     """Caches trees of folders, their listings and contents, and indexes and errors of archives within the block: each
     kind of source opens the same path. Only for recognition and opening: changes to a folder are not seen."""
-    with ExitStack() as stack:
-        token = _cached.set(_CachedTrees({}, {}, stack))
-        try:
-            with cache_contents():
-                yield
-        finally:
-            _cached.reset(token)
+    with ExitStack() as stack, set_within(_cached, _CachedTrees({}, {}, stack)), cache_contents():
+        yield
 
 
 _INDEXES: WeakValueDictionary[_Key, ArchiveIndex] = WeakValueDictionary()
