@@ -672,15 +672,21 @@ def test_images_in_the_folder_of_another_split_are_not_taken(tmp_path: Path) -> 
         open_source(fill(tmp_path, files))
 
 
-def test_a_file_without_a_split_beside_others_is_a_question_with_answers(tmp_path: Path) -> None:
-    files = photos("train", 1, 2) | photos("images", 7, 8)
-    notes = {"train/_annotations.coco.json": of_images(1, 2), "_annotations.coco.json": of_images(7, 8)}
-    with pytest.raises(AmbiguousSourceError, match="has no split") as caught:
-        open_source(fill(tmp_path, files | notes), kind="coco")
-    assert [answer.options for answer in caught.value.answers] == [
-        ("--ignore", "/_annotations.coco.json"),
-        ("--ignore", "/train/_annotations.coco.json"),
-    ]
+def test_images_of_a_file_without_a_split_beside_others_are_unassigned(tmp_path: Path) -> None:
+    files = photos("train", 1, 2) | photos("images", 7, 8, 9)
+    notes = {"train/_annotations.coco.json": of_images(1, 2), "_annotations.coco.json": of_images(7, 8, 9)}
+    with closing(open_source(fill(tmp_path, files | notes), kind="coco")) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"train": 2, "unassigned": 3}
+        assert any("3 of the samples have no split" in note for note in survey.notes)
+        assert [entry.split for entry in source.entries()] == ["train"] * 2 + ["unassigned"] * 3
+
+
+def test_a_file_without_a_split_that_has_the_images_of_others_is_a_question(tmp_path: Path) -> None:
+    files = {"annotations/instances_train.json": of_images(1, 2), "annotations/all.json": of_images(1, 2, 3)}
+    with pytest.raises(AmbiguousSourceError, match="is annotated twice") as caught:
+        open_source(fill(tmp_path, photos("images", 1, 2, 3) | files), kind="coco")
+    assert len(caught.value.answers) == 2
 
 
 def test_folders_of_another_machine_before_the_names(tmp_path: Path) -> None:
@@ -719,7 +725,8 @@ def test_one_file_of_annotations_over_the_folders_of_splits(tmp_path: Path) -> N
         (("val2017", "train2017"), {"train": 2, "val": 2}),
         (("test/day", "test/night"), {"test": 4}),
         (("day", "night"), {"": 4}),
-        (("train", "day"), {"": 4}),
+        (("train", "day"), {"train": 2, "unassigned": 2}),
+        (("train2017", "extra"), {"train": 2, "unassigned": 2}),
     ],
 )
 def test_names_with_folders_of_splits_in_one_file(
@@ -771,6 +778,33 @@ def test_images_in_several_folders_of_which_one_is_missing_or_twice(missing: boo
     fill(tmp_path, files | {"notes.json": of_images(1, 2, 3, *([4] if missing else []))})
     with pytest.raises(SourceError, match=r"the images of notes\.json are missing"):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize("bbox", ["missing", None, []])
+@pytest.mark.parametrize("name", ["annotations.json", "annotations/person_keypoints_train.json"])
+def test_keypoints_without_boxes(name: str, bbox: Any, tmp_path: Path) -> None:
+    """Such as those of hands and faces, of several objects in an image, or of none."""
+    source = plain(tmp_path / "set", [coco_image(n) for n in (1, 2, 3)], [])
+    points = [[1, 2, 2, 3, 4, 1], [5, 6, 2, 0, 0, 0], [7, 1, 1, 2, 2, 2]]
+    objects = [
+        {"id": n, "image_id": (1, 1, 3)[n], "category_id": (4, 1, 4)[n], "keypoints": points[n]}
+        | ({} if bbox == "missing" else {"bbox": bbox})
+        for n in range(3)
+    ]
+    categories = [POINTS, {**POINTS, "id": 4, "name": "hand"}]
+    change(source / "annotations.json", lambda document: document.update(annotations=objects, categories=categories))
+    if name != "annotations.json":
+        (source / "annotations").mkdir()
+        (source / "annotations.json").rename(source / name)
+    convert(source, tmp_path / "x.lmdb")
+    dataset = PackedDataset(tmp_path / "x.lmdb", columns=("keypoints", "keypoint_labels"))
+    assert [(each.tolist(), labels.tolist()) for each, labels in dataset] == [
+        ([[[1, 2, 2], [3, 4, 1]], [[5, 6, 2], [0, 0, 0]]], [1, 0]),
+        ([], []),
+        ([[[7, 1, 1], [2, 2, 2]]], [1]),
+    ]
+    assert not dataset.manifest.has_column("boxes")
+    assert verify(tmp_path / "x.lmdb", against=source).problems == ()
 
 
 def test_keypoints_of_which_only_some_have_boxes(tmp_path: Path) -> None:

@@ -94,10 +94,10 @@ class SidecarFormat(Format):
                 names |= {match[0].lower()} - {""}
                 parents |= set() if match[0] else {path.rpartition("/")[0]}
         if ("", "") in self.folders:
-            for path, place in _pair_by_stems(tree, unpaired, with_files - {*pairs.values()}, suffixes):
-                if self.annotates_images(tree, path, place):
-                    parents.add(path.rpartition("/")[0])
-                    pairs[path] = place
+            further = with_files - {*pairs.values()}
+            for path, place in _pair_by_stems(tree, unpaired, further, suffixes, self.annotates_images):
+                parents.add(path.rpartition("/")[0])
+                pairs[path] = place
         taken = {*pairs, *pairs.values()}
         for path in unpaired:
             words, (above, _, name) = path.lower().split("/"), path.rpartition("/")
@@ -116,10 +116,15 @@ class AnnotatedFolder(NamedTuple):
 
 
 def _pair_by_stems(
-    tree: Tree, images: Iterable[str], places: Collection[str | None], suffixes: Collection[str]
+    tree: Tree,
+    images: Iterable[str],
+    places: Collection[str | None],
+    suffixes: Collection[str],
+    is_annotated: Callable[[Tree, str, str], bool],
 ) -> list[tuple[str, str]]:
     """Pairs folders of images with those of ``places``, without images, whose files have the stems of at least half of
     the images, or of which half have the stem of an image. Of several, takes the folder whose path has most in common.
+    ``is_annotated`` tells if the files are of the format.
 
     Leaves out folders whose images are also in others that belong to the same files: of several such folders, those
     remain that :func:`find_spread` finds.
@@ -140,8 +145,8 @@ def _pair_by_stems(
             for place, count in shared.items()
             if 0 < min(own.count, len(notes[place])) <= 2 * count
         ]
-        if ranks:
-            count, _, place = max(ranks)
+        count, _, place = max(ranks, default=(0, 0, ""))
+        if count and is_annotated(tree, path, place):
             owners.setdefault(place, []).append(path)
             counts[place] += count
     for place, paths in owners.items():

@@ -23,7 +23,7 @@ from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import holds_yolo_labels, infer_mask_field, is_file, join, number_repeated_names
 from packstore.sources.coco import documents
 from packstore.sources.rows import FileRow, InTree
-from packstore.sources.spread import places_by_split
+from packstore.sources.splits import find_splits_of_folders
 
 _UNREAD = "files of annotations of images that are missing"
 _SHAPES = {"bbox", "segmentation", "keypoints", "area"}
@@ -36,6 +36,7 @@ class CocoSource(SpooledSource):
     Columns, for files of annotations that exist:
 
     - ``boxes`` and ``labels``; ``keypoints`` if all categories with keypoints have the same number
+    - ``keypoints`` and ``keypoint_labels`` instead if no annotation has a box
     - ``iscrowd`` if any box is a crowd or a region to ignore
     - ``label`` instead if no annotation has a box or a shape, as in iNaturalist; ``tags`` if such an image has several
       labels
@@ -47,8 +48,7 @@ class CocoSource(SpooledSource):
 
     Leaves out a split without any of its images. Splits have names without their year, if possible. Opening raises
     :class:`AmbiguousSourceError` if splits share an image, name a category differently, or have two files of a kind.
-    Also raises it if only some files name a split. Opening raises :class:`SourceError` if there are no annotations or
-    no images, or if a file is damaged.
+    Opening raises :class:`SourceError` if there are no annotations or no images, or if a file is damaged.
     """
 
     kind = "coco"
@@ -66,9 +66,9 @@ class CocoSource(SpooledSource):
         self._category_ids: dict[str, Counter[int | str | None]] = {}  # of objects, by file
         self._masks: dict[int, bytes] = {}  # panoptic ones, by number of image
         self._kinds, self._points = set[str](), set[int]()
-        self._has_shapes = self._has_crowds = False
+        self._has_shapes = self._has_boxes = self._has_crowds = False
         self._most_tags = 0
-        self.spool_entries(chain.from_iterable(self._read_split(*each, len(groups) == 1) for each in groups.items()))
+        self.spool_entries(chain.from_iterable(self._read_split(*each) for each in groups.items()))
         if not self._splits:
             file, image = next(iter(self._unread.items()))
             raise SourceError(f"{self.tree.name()}: the images of {printable(file)} are missing: {printable(image)}")
@@ -88,10 +88,9 @@ class CocoSource(SpooledSource):
         self._numbers = {kind: {each: n for n, each in enumerate(some)} for kind, some in ids.items()}
         self._most_tags = 0 if self._has_shapes else self._most_tags
         self._point_count = max(self._points) if len(self._points) == 1 else 0
+        self._points_alone = self._has_shapes and not self._has_boxes and self._point_count > 0
 
-    def _read_split(
-        self, split: str, files: Mapping[str, documents.AnnotationFile], is_only: bool
-    ) -> Iterator[SpooledEntry]:
+    def _read_split(self, split: str, files: Mapping[str, documents.AnnotationFile]) -> Iterator[SpooledEntry]:
         """Reads the files of a split, given by kind, and yields an entry for each image in the order of ids, as
         torchvision's ``CocoDetection``. Leaves out files whose images are missing.
 
@@ -101,7 +100,7 @@ class CocoSource(SpooledSource):
         images: dict[Any, dict[str, Any]] = {}
         contents = {kind: documents.read_document(self.tree, file) for kind, file in files.items()}
         for kind, document in contents.items():
-            for image in document["images"]:
+            for image in document.get("images", ()):
                 known = images.setdefault(parse_id(image["id"]), {"image": image})["image"]
                 if known["file_name"] != image["file_name"]:
                     both = f"{documents.describe_entry(known)} and {documents.describe_entry(image)}"
@@ -120,13 +119,12 @@ class CocoSource(SpooledSource):
             self._add_annotations(file, contents.pop(kind), images)
         masks = self._find_panoptic_masks(files["panoptic"], images) if "panoptic" in files else {}
         folders = [join(folder, name).rpartition("/")[0] for folder, name in zip(places, names, strict=True)]
-        splits: dict[str, str] = {}
-        if is_only and not split:  # the folders of its images may name the splits
-            splits = {folder: name for name, some in places_by_split({*folders}).items() for folder in some}
+        splits = {} if split else find_splits_of_folders(folders, some=True)
         for number, folder, name in zip(ids, folders, names, strict=True):
             entries = images.pop(number)
             annotations = entries.get("annotations", ())
             self._has_shapes |= any(each.keys() & _SHAPES for each in annotations)
+            self._has_boxes |= any(each.get("bbox") for each in annotations)
             self._has_crowds |= any(documents.parse_crowds(annotations))
             self._most_tags = max(self._most_tags, len(annotations))
             if number in masks:
@@ -214,6 +212,9 @@ class CocoSource(SpooledSource):
             several = self._most_tags > 1
             labels = Labels(classes["objects"], of=False, optional=True)
             columns |= {"tags": labels} if several else {"label": Label(classes["objects"], optional=True)}
+        elif self._points_alone:
+            columns["keypoints"] = Keypoints(3, of=False, points=self._point_count, optional=True)
+            columns["keypoint_labels"] = Labels(classes["objects"], of=False, optional=True)
         elif self._kinds & {"instances", "keypoints"}:
             columns |= {"boxes": Boxes(optional=True), "labels": Labels(classes["objects"], of="boxes", optional=True)}
             if self._has_crowds:
@@ -261,6 +262,8 @@ class CocoSource(SpooledSource):
             points = documents.parse_keypoints(annotations, self._point_count) if self._point_count else []
             if self._most_tags:
                 values |= {"tags": labels} if self._most_tags > 1 else {"label": labels[0] if labels else None}
+            elif self._points_alone:
+                values |= {"keypoints": points, "keypoint_labels": labels}
             else:
                 values |= {"boxes": documents.parse_boxes(annotations), "labels": labels}
                 values |= {CROWD: documents.parse_crowds(annotations)} if self._has_crowds else {}

@@ -13,7 +13,6 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.sources import spread
 from packstore.sources.annotation_formats.parsing import clean_image_path, is_flagged, parse_id
 from packstore.sources.beside import find_base_folder, join, read_json
-from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import in_packing_order
 from packstore.sources.splits import find_split
@@ -70,7 +69,7 @@ def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[st
 
     If two files of one kind have the same split, their tokens (``train2014``, ``train2017``) become the splits. A file
     of stuff counts as instances, and is left out beside other objects. Raises :class:`AmbiguousSourceError` if two
-    files of one kind have the same token. Also raises it if only some of the files have a split.
+    files of one kind have the same token.
     """
     counts = Counter((file.split, file.kind) for file in files)
     shared = {split for (split, _), count in counts.items() if count > 1}
@@ -85,14 +84,6 @@ def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[st
                 "no split: give one of their folders, or leave all but one out with --ignore",
                 [Answer(source=Path(tree.root, folder)) for folder in folders if folder and are_apart],
             )
-    if len(groups) > 1 and "" in groups:
-        odd = list(groups[""].values())
-        others = [file for kinds in groups.values() for file in kinds.values() if file not in odd]
-        raise AmbiguousSourceError(
-            f"{tree.name(odd[0].path)}: its name has no split, but others have one: rename it "
-            "(instances_train.json), or take it out of the folder",
-            [Answer(ignore_paths(file.path for file in each)) for each in (odd, others)],
-        )
     for kinds in groups.values():
         stuff = kinds.pop("stuff", None)
         if stuff is not None and not {"instances", "keypoints"} & kinds.keys():
