@@ -38,7 +38,7 @@ _RENAMED = {"source": "kind", "column": "columns"}
 _LISTS = ("ignore", "columns", "splits", "pair", "sidecar", "masks")
 _UNTRIED = ("--annotation-frame",)
 """Option of answers that changes nothing in a survey."""
-_NAMED, _TOPS, _TEXTS, _BYTES = 4, 8, 16, 1 << 16
+_TOPS, _TEXTS, _BYTES, _MOST_BYTES = 8, 16, 1 << 16, 1 << 24
 _OWN = "original"
 """Name of the split of images beside a folder of their copies."""
 _trying: ContextVar[bool] = ContextVar("an answer is tried", default=False)
@@ -52,12 +52,14 @@ class Outcome:
         survey: Its survey.
         kind: Its kind.
         left: Number of files left out, by what they are: ``image``, ``.txt file``.
+        texts: Left texts of as many lines as there are samples.
         repeats_classes: A class folder contains folders with the names of other classes.
     """
 
     survey: Survey
     kind: str
     left: Counter[str]
+    texts: Sequence[str] = ()
     repeats_classes: bool = False
 
     @property
@@ -98,7 +100,8 @@ class Outcome:
         others = [column.name for column in survey.columns if column.name not in (*hidden, "label")]
         made += f", with {_join(others)}" if others else "" if names else ", without labels"
         left = [f"{count:,} {what}{'s' * (count != 1)}" for what, count in self.left.most_common()]
-        return f"{made}; leaves out {_join(left) or 'nothing'}"
+        lines = f" (as many lines as samples: {_join([*map(printable, self.texts)])})" if self.texts else ""
+        return f"{made}; leaves out {_join(left) or 'nothing'}{lines}"
 
 
 def _join(texts: Sequence[str]) -> str:
@@ -210,13 +213,22 @@ class _Trial:
             left = _count(map(_name_of, survey.ledger.names(Role.LEFT)))
             if answer.source is not None:
                 left += self.files - (_count_files(place) or Counter())
-            outcome = Outcome(survey, source.kind, left)
             tree = getattr(source, "tree", None)
+            texts = _find_texts_of_lines(tree, survey) if isinstance(tree, Tree) else []
+            outcome = Outcome(survey, source.kind, left, texts)
             if source.kind == "imagefolder" and isinstance(tree, Tree):
                 own = [path for path in list_contents(tree).folders if _name_of(path) in {*outcome.classes}]
                 repeats = any(parent in own for path in own for parent in path_and_parents(path.rpartition("/")[0]))
                 outcome = replace(outcome, repeats_classes=repeats)
             return outcome
+
+
+def _find_texts_of_lines(tree: Tree, survey: Survey) -> list[str]:
+    """Finds the texts among the files left out that have a line for each sample, perhaps below a header."""
+    texts = [path for path in survey.ledger.names(Role.LEFT) if suffix_for_count(path) in (".txt", ".csv", ".tsv")]
+    some = texts if survey.counted and len(texts) <= _TEXTS else []
+    lines = {path: len(tree.first_bytes(path, _MOST_BYTES).splitlines()) for path in some}
+    return [path for path, count in lines.items() if survey.records in (count, count - 1)]
 
 
 def _name_of(path: str) -> str:

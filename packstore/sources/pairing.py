@@ -92,20 +92,20 @@ def _find_companions(tree: Tree, contents: Contents) -> list[Companion]:
     for relations in (_relate(tree, None, within), _relate_folders(tree, contents)):
         for relation in sorted(relations, key=lambda each: each.rank):
             # Files that belong to images in their folder belong to no others, and to files no further files belong.
-            if _is_known(known, relation, 1) or (judged := _judge(tree, relation, known)) is None:
+            if _is_known(tree, known, relation, 1) or (judged := _judge(tree, relation, known)) is None:
                 continue
             companion, turned = judged
             masks = companion.certain and companion.option == MASKS and turned is relation
-            if not _is_known(known, turned, 1) and (masks or not _is_known(known, turned, 0)):
+            if not _is_known(tree, known, turned, 1) and (masks or not _is_known(tree, known, turned, 0)):
                 found.append(companion)
                 known.append((parse_pattern(companion.option, companion.text), turned))
     return [*_follow_chains(found), *of_samples]
 
 
-def _is_known(known: Sequence[Known], relation: Relation, side: int) -> bool:
+def _is_known(tree: Tree, known: Sequence[Known], relation: Relation, side: int) -> bool:
     """Tells if the images (side 0) or the other files (side 1) of a relation belong to images by a known pattern."""
     files = [pair[side] for pair in sample(relation.pairs, _TEXTS)]
-    return any(any(map(pattern.matches_file, files)) and not other.is_apart(relation) for pattern, other in known)
+    return any(any(map(pattern.matches_file, files)) and not other.is_apart(relation, tree) for pattern, other in known)
 
 
 def _follow_chains(found: Sequence[Companion]) -> Iterator[Companion]:
@@ -287,7 +287,7 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
     if (grey_first or masks_first) and may_swap:
         return _judge(tree, relation.swapped(), known)
     masks = [image is not None and image.is_mask for image, _ in pictures]
-    if all(masks) or (one.is_whole and any(masks)):
+    if (all(masks) and not (within and _covers_images(tree, relation))) or (one.is_whole and any(masks)):
         return None  # several masks of an image
     if relation.has_numbers or not _are_forms(relation, pictures):
         return None
@@ -301,6 +301,13 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
         column = make_column_name(parse_pattern(PAIR, text).words or PAIR)
         companion = replace(companion, further=("--column", f"{column}.depth=keep"))
     return companion, relation
+
+
+def _covers_images(tree: Tree, relation: Relation) -> bool:
+    """Tells if a relation is complete, and all folders of images have such pairs: no further image could own both."""
+    places = {image.rpartition("/")[0] for image, _ in relation.pairs}
+    folders = list_contents(tree).folders.values()
+    return relation.is_complete and all(each.path in places for each in folders if each.images.count)
 
 
 def _are_forms(relation: Relation, pictures: Sequence[Pair]) -> bool:

@@ -296,8 +296,9 @@ class Relation:
 
     @property
     def is_complete(self) -> bool:
-        """True if each image has a file, and each file an image."""
-        return self.images == len(self.pairs) == self.files == self.files_with_image
+        """True if each sampled image has a file, and each sampled file an image, except one in twenty."""
+        counts = ((len(self.pairs), self.images), (self.files_with_image, self.files))
+        return all(_RARE * (total - found) <= total for found, total in counts)
 
     @property
     def may_hold(self) -> bool:
@@ -364,9 +365,13 @@ class Relation:
             pairs=[(file, image) for image, file in self.pairs],
         )
 
-    def is_apart(self, other: Relation) -> bool:
-        """Tells if relations have files of the same form, of different names."""
-        return self.folders == other.folders and self.other == other.other and not {*self.bases} & {*other.bases}
+    def is_apart(self, other: Relation, tree: Tree) -> bool:
+        """Tells if relations have files of the same form, of different images."""
+        if self.folders != other.folders or self.other != other.other:
+            return False
+        owned = sample([*zip(other.pairs, other.bases, strict=True)], LOOKED_AT)
+        places = ((tree.names(image.rpartition("/")[0]).files, base) for (image, _), base in owned)
+        return not any(self.one.find(names, base) for names, base in places)
 
     def has_other_owner(self, tree: Tree, known: Sequence[tuple[CompanionPattern, Relation]]) -> bool:
         """Tells if a further folder beside that of the files has images of the same names, other than ``known``

@@ -757,6 +757,43 @@ def test_words_in_names_of_unlike_pictures_are_a_question_that_keeps_them(tmp_pa
     assert {("--source", "flat"), ("--pair", "{s}_glad.jpg={s}_sad.jpg")} <= {*question(fill(tmp_path, files))}
 
 
+@pytest.mark.parametrize(("count", "missing"), [(3, 0), (300, 0), (300, 5)])
+@pytest.mark.parametrize("stem", ["{}", "yacht{:04}"])
+def test_photos_of_one_object_are_one_sample(stem: str, count: int, missing: int, tmp_path: Path) -> None:
+    """The words behind each stem recur; of many names only a sample is read."""
+    parts = ("bow", "cabin", "galley", "stern")
+    files = {f"{stem.format(n)}_{part}.jpg": jpeg(4 * n + k) for n in range(count) for k, part in enumerate(parts)}
+    for n in range(missing):
+        del files[f"{stem.format(50 * n)}_stern.jpg"]
+    prices = "".join(f"4 2 {1000 + n}\n" for n in range(count))
+    path = fill(tmp_path, {**files, "YachtsInfo.txt": prices})
+    with pytest.raises(AmbiguousSourceError) as caught:
+        open_source(path)
+    first = caught.value.answers[0]
+    assert {*first.options[1::2]} == {f"{{s}}_bow.jpg={{s}}_{part}.jpg" for part in parts[1:]}
+    assert first.note.startswith(f"{count} samples, with ")
+    assert first.note.endswith("; leaves out 1 .txt file (as many lines as samples: YachtsInfo.txt)")
+
+
+@pytest.mark.parametrize("count", [4, 250])
+@pytest.mark.parametrize("ends", ["temp test", "golden val"])
+def test_templates_of_few_shades_and_what_is_tested_are_pairs(ends: str, count: int, tmp_path: Path) -> None:
+    """One word is also the name of a split, and the pictures look like masks."""
+    first, second = ends.split()
+    files: dict[str, str | bytes] = {}
+    for group in ("lot7", "lot9"):
+        for n in range(count):
+            files |= {f"{group}/a/{n:05}_{end}.jpg": scan(n % 9, "jpg", "L") for end in (first, second)}
+            files[f"{group}/a_not/{n:05}.txt"] = f"{n} 20 30 40 1\n" * (n % 3 + 1)
+    if count > 99:
+        del files[f"lot7/a/00007_{second}.jpg"]
+    pair, texts = f"{{s}}_{first}.jpg={{s}}_{second}.jpg", f"{{s}}_{first}.jpg={{dir}}_not/{{s}}.txt=numbers"
+    assert question(fill(tmp_path, files))[0] == ("--pair", pair, "--sidecar", texts)
+    values = read(tmp_path, pair=pair, sidecar=texts)
+    assert len(values) == 2 * count
+    assert sum(each[second] is None for each in values.values()) == (count > 99)
+
+
 def test_poses_beside_two_images_belong_to_the_first(tmp_path: Path) -> None:
     files = {f"f{n:03}.rgb.png": encode(photo(n), "PNG") for n in range(6)}
     files |= {f"f{n:03}.depth.png": encode(shade(n), "PNG") for n in range(6)}
