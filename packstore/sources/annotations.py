@@ -59,6 +59,7 @@ _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
 _BYTES = 1 << 18
 """Maximum number of bytes read from a text."""
 _MENTIONS = 3
+_NPY_ROWS = re.compile(rb"\x93NUMPY.{0,80}'shape': \((\d+)", re.S)
 _ALIKE = 64
 """Maximum number of files of one suffix in a folder that are read; of more, only stems and number count."""
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
@@ -207,6 +208,9 @@ def _annotation_phrase(
     start = tree.first_bytes(path, _BYTES)
     if text and start.startswith(LFS_POINTER):
         return f" (it {IS_LFS_POINTER})"
+    rows = _NPY_ROWS.match(start)
+    if rows is not None and int(rows[1]) == len(known):
+        return " (it has as many rows as there are images)"
     is_config = _CONFIGS.fullmatch(name) is not None
     is_list = not is_config or suffix in (".json", ".jsonl") if text else b"\0" not in start
     if is_list and _mentions_stems(start, [known, *(splits if suffix in _SHEETS else ())]):

@@ -173,11 +173,12 @@ def test_a_mask_of_the_upright_image_belongs_to_it(layout: str, orientation: int
     (tmp_path / "set" / "images").mkdir(parents=True)
     (tmp_path / "set" / "masks").mkdir()
     expected = LAYOUTS[layout].pixels(0, orientation)
-    (tmp_path / "set" / "images" / "0.tif").write_bytes(LAYOUTS[layout].write(0, oriented(orientation)))
     mask = (expected[..., 0] > expected.mean()).astype(np.uint8)
-    Image.fromarray(mask).save(tmp_path / "set" / "masks" / "0.png")
+    for name in "01":
+        (tmp_path / "set" / "images" / f"{name}.tif").write_bytes(LAYOUTS[layout].write(0, oriented(orientation)))
+        Image.fromarray(mask).save(tmp_path / "set" / "masks" / f"{name}.png")
     dataset = PackedDataset(pack(tmp_path / "set", annotation_frame="upright"), columns=("image", "mask"))
-    for images, masks in (dataset[0], *((a[0], b[0]) for a, b in PackedLoader(dataset, 1))):
+    for images, masks in (*dataset, *((a[0], b[0]) for a, b in PackedLoader(dataset, 1))):
         np.testing.assert_array_equal(images, expected.transpose(2, 0, 1))
         np.testing.assert_array_equal(masks, mask)
 

@@ -12,7 +12,7 @@ import pytest
 
 from packstore.core.errors import AmbiguousSourceError, SourceError
 from packstore.core.registry import SOURCES
-from packstore.sources import Certainty, SourceOptions, open_source
+from packstore.sources import Certainty, SourceOptions, ask_about_left, open_source
 from tests.makers.all_layouts import LAYOUTS, without
 from tests.makers.layouts import MAKERS, make_layout
 
@@ -79,7 +79,7 @@ def test_without_a_sign_it_is_whole_or_nothing(kind: str, name: str, tmp_path: P
     said = None
     try:
         with closing(open_source(without(lambda _: folder, name)(tmp_path))) as source:
-            source.survey()
+            ask_about_left(source, source.survey())
             assert [(entry.key, entry.split) for entry in source.entries()] == samples
     except SourceError as error:
         said = error

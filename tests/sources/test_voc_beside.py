@@ -80,10 +80,14 @@ def test_where_annotations_may_lie(images: str, xml: str, splits: dict[str, int]
 
 
 @pytest.mark.parametrize("samples", [8, 80])
-def test_lists_of_a_kit_are_sets_wherever_the_annotations_lie(samples: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "numbers"),
+    [("annotations", ""), ("annotations", " 1 2 1"), ("annotations/xmls", " -1"), ("ImageSets/Main", "")],
+)
+def test_lists_beside_the_annotations_are_sets(place: str, numbers: str, samples: int, tmp_path: Path) -> None:
     root = beside(tmp_path / "set", "images", "annotations/xmls", samples)
     own = {"trainval": range(samples - 2), "test": range(samples - 2, samples)}
-    lists = {f"ImageSets/Main/{name}.txt": "".join(f"{n:04}\n" for n in some) for name, some in own.items()}
+    lists = {f"{place}/{name}.txt": "".join(f"{n:04}{numbers}\n" for n in some) for name, some in own.items()}
     with closing(open_source(fill(root, lists))) as source:
         survey = source.survey()
         ask_about_left(source, survey)
@@ -92,14 +96,11 @@ def test_lists_of_a_kit_are_sets_wherever_the_annotations_lie(samples: int, tmp_
         assert [entry.key for entry in source.entries("test")] == [f"images/{n:04}.jpg" for n in own["test"]]
 
 
-def test_a_list_elsewhere_is_a_question(tmp_path: Path) -> None:
+def test_a_list_of_other_names_is_no_set(tmp_path: Path) -> None:
     root = beside(tmp_path, "images", "annotations/xmls")
-    fill(root, {"annotations/train.txt": "0000\n0001\n0002\n"})
-    with (
-        closing(open_source(root)) as source,
-        pytest.raises(AmbiguousSourceError, match=r"annotations/train\.txt \(it names the images\)"),
-    ):
-        ask_about_left(source, source.survey())
+    fill(root, {"annotations/train.txt": "0000\nanother\n"})
+    with closing(open_source(root, kind="voc")) as source:
+        assert source.survey().splits == {"": 6}
 
 
 @pytest.mark.parametrize("other", ["masks", "overlays"])

@@ -11,9 +11,11 @@ is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its widt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from packstore.sources.annotation_formats.source import FurtherFile, make_kind
 from packstore.sources.base import SourceOptions
 from packstore.sources.beside import clean_path, find_suffixes_other_than_jpg, is_folder, join, read_lines
 from packstore.sources.boxes import CORNERS, VOC
-from packstore.sources.contents import list_contents, path_and_parents
+from packstore.sources.contents import list_contents, path_and_parents, stem_of
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
@@ -43,6 +45,9 @@ CLASSES = (
 """The classes of Pascal VOC, numbered as in its development kit, from 0."""
 _IMAGES = "JPEGImages"
 _MASKS = {"mask": "SegmentationClass", "object_mask": "SegmentationObject"}
+_FLAGS = re.compile(r"(\s+[+-]?\d+)+$")
+"""Matches the numbers behind the name of an image."""
+_LOOKED_AT = 64
 _SETS = ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets")
 
 
@@ -88,7 +93,8 @@ class VocSource(SidecarSource):
     """Adds what the kit of Pascal VOC has beside XML files and masks.
 
     - Splits are the sets of ``ImageSets/Main``, or else those of ``ImageSets/Segmentation`` or ``ImageSets``.
-      ``trainval`` is left out beside ``train`` and ``val``, since it is their union.
+      ``trainval`` is left out beside ``train`` and ``val``, since it is their union. A folder of images that is no kit
+      has the lists beside its XML files, or one level above: ``annotations/trainval.txt`` with ``annotations/xmls``.
     - If CVAT's ``labelmap.txt`` fits the masks, ``mask`` has class numbers instead of colours, with ``mask_labels``.
 
     A box with a corner at 0 proves that the files count from 0, since none can have it that counts from 1. Then all
@@ -108,7 +114,11 @@ class VocSource(SidecarSource):
         self._says_layout, self._at_zero = options.layout is not None, False
         self._kit, images = self._find_kit()
         self.expected += [join(self._kit, f"{folder}Npy/") for folder in _MASKS.values()]  # LabelMe's copies of masks
-        self._lists = self._find_lists() if images else {}
+        places = [join(self._kit, place) for place in _SETS]
+        if not images and len(self._folders) == 1:  # no kit
+            images, xml = self._folders[0].images, self._folders[0].annotations or ""
+            places = [xml, xml.rpartition("/")[0]]
+        self._lists = self._find_lists(images, places)
         self._sets = self._read_sets(images)
         if self._sets:
             self.left_images = "images in none of the sets"  # type: ignore[misc]
@@ -134,16 +144,25 @@ class VocSource(SidecarSource):
             )
         return next(iter(kits.items()), ("", ""))
 
-    def _find_lists(self) -> dict[str, str]:
-        """Finds the list of images of each split, in the first folder that has any."""
-        for folder in (join(self._kit, place) for place in _SETS):
+    def _find_lists(self, images: str, places: Sequence[str]) -> dict[str, str]:
+        """Finds the list of images of each split, in the first of ``places`` that has any. Outside ``ImageSets``, its
+        first lines must name images."""
+        for folder in places:
             names = (name for name in self.tree.names(folder).ending(".txt") if is_split(name[:-4]))
             lists = {name[:-4].lower(): join(folder, name) for name in names}
+            if "ImageSets" not in folder:
+                lists = {split: file for split, file in lists.items() if self._names_images(file, images)}
             if {"train", "val"} <= lists.keys():
                 lists.pop("trainval", None)
             if lists:
                 return lists
         return {}
+
+    def _names_images(self, file: str, images: str) -> bool:
+        """Tells if each of the first 64 lines of a list is the name of an image without suffix."""
+        stems = {stem_of(name) for name in self.tree.names(images).ending(*IMAGE_SUFFIXES)}
+        lines = [_FLAGS.sub("", line) for _, line in islice(read_lines(self.tree, file, paths=True), _LOOKED_AT)]
+        return bool(lines) and stems.issuperset(lines)
 
     def _read_sets(self, images: str) -> dict[str, list[str]]:
         """Reads the images of each split, whose lists name them without suffix, in the folder ``images``."""
@@ -155,15 +174,18 @@ class VocSource(SidecarSource):
         for split, file in self._lists.items():
             for number, line in read_lines(self.tree, file, paths=True):
                 try:
-                    image = join(images, clean_path(line))
+                    image = join(images, clean_path(line if "ImageSets" in file else _FLAGS.sub("", line)))
                 except ValueError as error:
                     raise SourceError(f"{self.tree.name(file)}, line {number}: {error}") from None
                 if (first := owners.setdefault(image, file)) != file:
-                    union = join(file.rpartition("/")[0], "trainval.txt")  # would take the place of a list
+                    union = join(file.rpartition("/")[0], "trainval.txt")  # takes the place of a list that is left out
                     raise AmbiguousSourceError(
                         f"{self.tree.name()}: {printable(line)} is in two sets, {printable(first)} and "
                         f"{printable(file)}: remove it from one, or leave a list out with --ignore",
-                        [Answer(ignore_paths(sorted({each, union}))) for each in (first, file)],
+                        [
+                            Answer(ignore_paths(sorted({each, union} - {other})))
+                            for each, other in ((first, file), (file, first))
+                        ],
                     )
                 sets[split].append(image + suffixes.get(image, ".jpg"))
         return sets
