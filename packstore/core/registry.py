@@ -289,6 +289,7 @@ SOURCES = Registry(
         "cord": "packstore.sources.annotation_formats.texts:cord",
         "textocr": "packstore.sources.annotation_formats.texts:textocr",
         "art": "packstore.sources.annotation_formats.texts:art",
+        "line_boxes": "packstore.sources.annotation_formats.published:line_boxes",
         "openmmlab": "packstore.sources.annotation_formats.published:openmmlab",
         "wildreceipt": "packstore.sources.annotation_formats.texts:wildreceipt",
         "funsd": "packstore.sources.annotation_formats.texts:funsd",

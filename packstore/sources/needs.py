@@ -94,7 +94,7 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
         "div2k_*",
     ),
     **dict.fromkeys(_JSON_KINDS, (".json",)),
-    **dict.fromkeys(("kitti", "dota", "visdrone", "mots", "icdar", "mlt"), (".txt",)),
+    **dict.fromkeys(("kitti", "dota", "visdrone", "mots", "icdar", "mlt", "line_boxes"), (".txt",)),
     **dict.fromkeys(("cvat", "imglab"), (".xml",)),
     **dict.fromkeys(("lsun", "folder2lmdb", "ocr", "basicsr", "caffe"), _LMDB),
     **dict.fromkeys(("mds", "litdata"), ("index.json",)),

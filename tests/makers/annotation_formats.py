@@ -316,6 +316,11 @@ def art(samples: int) -> Files:
     return images(samples, "train_images/") | {"train_labels.json": json.dumps(names)}
 
 
+def line_boxes(samples: int) -> Files:
+    lines = "".join(f"a{n:05}.jpg{' 1,2,5,6,2' * (n % 3)}\n" for n in range(samples))
+    return images(samples, "train/") | {"train/_annotations.txt": lines, "train/_classes.txt": "cat\ncow\ndog\n"}
+
+
 def openmmlab(samples: int) -> Files:
     word = {"bbox": [1, 2, 5, 6], "bbox_label": 1, "polygon": [1, 2, 5, 2, 5, 6, 1, 6], "text": "w", "ignore": False}
     listed = [{"img_path": f"a{n:05}.jpg", "instances": [word] * (n % 3)} for n in range(samples)]
@@ -370,6 +375,7 @@ MAKERS: dict[str, Callable[[int], Files]] = {
     "cord": cord,
     "textocr": textocr,
     "art": art,
+    "line_boxes": line_boxes,
     "openmmlab": openmmlab,
     "wildreceipt": wildreceipt,
     "imglab": imglab,

@@ -300,6 +300,10 @@ BY_NAME: dict[str, Make] = {
     "Roboflow, _classes.csv": _by_split(
         "_classes.csv", lambda own: "filename, cat, dog\n" + "".join(f"a{n:05}.jpg, 1, {n % 2}\n" for n in own)
     ),
+    "Roboflow, _annotations.txt": _by_split(
+        "_annotations.txt", lambda own: "".join(f"a{n:05}.jpg 1,2,5,6,0 0,0,4,4,1\n" for n in own),
+        **{"_classes.txt": "dog\ncat"},
+    ),
     "Roboflow, masks": files(_roboflow_masks),
     "makesense, CSV": table("labels_my-project.csv", "", "{s},1,2,4,4,{f}.jpg,32,24\n"),
     "makesense, VGG JSON": files(_makesense_vgg),

@@ -177,6 +177,10 @@ class TestArt(AnnotatedSuite):
     kind = "art"
 
 
+class TestLineBoxes(AnnotatedSuite):
+    kind = "line_boxes"
+
+
 class TestOpenMMLab(AnnotatedSuite):
     kind = "openmmlab"
 
@@ -264,6 +268,7 @@ WHOLE: dict[str, tuple[str, list[Any], list[str], list[Any] | None]] = {
     "cord": ("train/image/receipt_00002.png", [DOG, DOG], ["menu.nm", "menu.nm"], [SQUARE, SQUARE]),
     "textocr": ("train_images/a00002.jpg", [DOG, DOG], [], [SQUARE, SQUARE]),
     "art": ("train_images/a00001.jpg", [DOG, DOG], [], [SQUARE, SQUARE]),
+    "line_boxes": ("train/a00002.jpg", [DOG, DOG], ["dog", "dog"], None),
     "openmmlab": ("imgs/a00002.jpg", [DOG, DOG], ["dog", "dog"], [SQUARE, SQUARE]),
     "imglab": ("pics/a00002.jpg", [DOG, CAT], ["dog", "cat"], None),
     "wildreceipt": ("image_files/a00001.jpg", [DOG, DOG], ["dog", "dog"], [SQUARE, SQUARE]),
@@ -759,12 +764,21 @@ def test_every_kind_is_registered_and_tested() -> None:
     assert own - {"conversations", "voc"} == set(KINDS)  # which are found like these, and have tests of their own
 
 
-@pytest.mark.parametrize("samples", [3, 300])
-def test_lists_of_lines_with_images_and_boxes_are_a_question(samples: int, tmp_path: Path) -> None:
-    lines = "".join(f"a{n:05}.jpg 1,2,5,6,0 0,0,4,4,1\n" for n in range(samples))
-    root = fill(tmp_path, images(samples, "train/") | {"train/_annotations.txt": lines})
-    with pytest.raises(AmbiguousSourceError, match=r"_annotations\.txt"), closing(open_source(root)) as source:
-        ask_about_left(source, source.survey())
+def test_lists_without_names_of_classes_call_them_by_their_numbers(tmp_path: Path) -> None:
+    lines = "".join(f"/home/me/set/a{n:05}.jpg 1,2,5,6,{n % 12} \n" for n in range(24)) + "\nno boxes.jpg\n"
+    root = fill(tmp_path, images(24, "pictures/") | {"pictures/no boxes.jpg": jpeg(1), "train.txt": lines})
+    with closing(open_source(root)) as source:
+        labels = next(column for column in source.survey().columns if column.name == "labels")
+        assert (source.kind, labels.classes) == ("line_boxes", tuple(map(str, range(12))))
+    found = read_all(root)
+    assert found["pictures/a00023.jpg"]["labels"] == ["11"]
+    assert list(found["pictures/no boxes.jpg"]["boxes"]) == []
+
+
+@pytest.mark.parametrize("line", ["a00000.jpg 1,2,5,6,0 7,8", "nothing\n", "a00000.jpg 1,2,5,6,x"])
+def test_a_line_of_another_shape_is_said(line: str, tmp_path: Path) -> None:
+    files = images(3) | {"train.txt": f"a00001.jpg 1,2,5,6,0\na00002.jpg 1,2,5,6,0\n{line}"}
+    assert "keras-yolo3" in (problem(fill(tmp_path, files), "line_boxes") or "")
 
 
 def test_labels_of_whole_images_and_words_in_openmmlab(tmp_path: Path) -> None:

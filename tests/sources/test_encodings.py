@@ -51,6 +51,7 @@ LAYOUTS: dict[str, tuple[str, str]] = {
               "height"), 4)}]} for n in "abcd"], ensure_ascii=False
         ),
     ),
+    "keras": ("_classes.txt", f"{WORD}\ndog\n"),
 }  # fmt: skip
 
 
@@ -63,6 +64,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Path
             (root / f"{name}.png").write_bytes(PNG)
         file, text = LAYOUTS[request.param]
         (root / file).write_bytes(text.encode(encoding))
+        if request.param == "keras":
+            (root / "_annotations.txt").write_text("".join(f"{n}.png 1,1,5,5,0\n" for n in "abcd"))
         return root
 
     return write

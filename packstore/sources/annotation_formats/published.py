@@ -3,6 +3,8 @@
 - BDD100K (https://doc.bdd100k.com/format.html): a JSON list of frames with labels; also Scalabel's format.
 - CrowdHuman (https://www.crowdhuman.org): ``annotation_train.odgt``, a line of JSON for each image.
 - DOTA (https://captain-whu.github.io/DOTA): ``images`` and ``labelTxt``, a line of four corners, class and difficulty.
+- keras-yolo3, and Roboflow's exports: lists with an image and its boxes on each line: ``a.jpg 12,34,56,78,0 …``. A box
+  is left, top, right, bottom and the number of its class, which ``_classes.txt`` or ``classes.txt`` names.
 - KITTI (https://www.cvlibs.net/datasets/kitti/eval_object.php): ``image_2`` with ``label_2``. A line is class,
   truncated, occluded, alpha, left, top, right, bottom, size, position and angle in 3D, and sometimes a score.
 - OpenMMLab (https://mmengine.readthedocs.io): ``metainfo`` and ``data_list``; ``img_path`` with ``instances`` of
@@ -19,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 from packstore.core.fields import Text
@@ -93,6 +96,37 @@ def dota(lines: Any, _: Picture) -> Parts:
     yield Value("json", dict("".join(words).split(":", 1) for words in lines if _DOTA_HEAD.match(words[0])) or None)
     for words in (words for words in lines if not _DOTA_HEAD.match(words[0])):
         yield shapes.polygon(words[8], parsing.to_floats(words[:8]), difficult=int(words[9]) if len(words) > 9 else 0)
+
+
+_SUFFIXES = "|".join(map(re.escape, IMAGE_SUFFIXES))
+
+
+def _parse_boxes_line(line: str) -> tuple[str, list[list[float]]]:
+    """Parses a line to an image and its boxes of 5 numbers."""
+    match = re.fullmatch(rf"(?i)(.+?(?:{_SUFFIXES}))((?:\s+[-\d.,e]+)*)\s*", line.strip())
+    if match is None:
+        raise ValueError(f"found {line[:60]!r}, expected an image and boxes x1,y1,x2,y2,class")
+    return match[1], [parsing.to_floats(box.split(","), 5) for box in match[2].split()]
+
+
+def _list_line_boxes(file: Document) -> Iterator[Listed]:
+    """Lists the image of each line. The file of class names is in the folder of the list, or one level above."""
+    folders, names = dict.fromkeys((file.folder, file.folder.rpartition("/")[0])), ("_classes.txt", "classes.txt")
+    file.classes = dict(enumerate(file.read_lines(*(join(folder, name) for folder in folders for name in names))))
+    return starmap(Listed, file.content)
+
+
+@document(
+    "keras-yolo3: lists of lines with an image and its boxes",
+    _list_line_boxes,
+    suffixes=(".txt",),
+    parse=parsing.parse_each_line(_parse_boxes_line),
+    signature=rf"(?im)^[^\n]+?(?:{_SUFFIXES})(?:[ \t]+-?[\d.]+(?:,-?[\d.]+){{3}},\d+)+[ \t]*\r?$".encode(),
+)
+def line_boxes(boxes: Any, picture: Picture) -> Parts:
+    """Each box is an object. A class without a name has its number as name."""
+    for *corners, number in boxes:
+        yield shapes.box(picture.name_class(number), corners)
 
 
 @beside(
