@@ -111,8 +111,9 @@ def _parse_boxes_line(line: str) -> tuple[str, list[list[float]]]:
 
 def _list_line_boxes(file: Document) -> Iterator[Listed]:
     """Lists the image of each line. The file of class names is in the folder of the list, or one level above."""
-    folders, names = dict.fromkeys((file.folder, file.folder.rpartition("/")[0])), ("_classes.txt", "classes.txt")
-    file.classes = dict(enumerate(file.read_lines(*(join(folder, name) for folder in folders for name in names))))
+    folders = dict.fromkeys((file.folder, file.folder.rpartition("/")[0]))
+    paths = (join(folder, name) for folder in folders for name in ("_classes.txt", "classes.txt"))
+    file.classes = dict(enumerate(next(filter(None, map(file.read_lines, paths)), ())))
     return starmap(Listed, file.content)
 
 
