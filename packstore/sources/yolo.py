@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,11 @@ _PROBED, _LEAST_LINES, _MOST_LINES, _TOLERANCE = 64, 3, 4096, 0.005
 _BOM = b"\xef\xbb\xbf"
 _MAX_CLASS, _MAX_CLASSES, _MAX_POINTS = 1 << 31, 1 << 20, 256
 _MAX_LABELS, _MAX_YAML, _START = 64 << 20, 1 << 20, 1 << 16
-_SPLITS = ("train", "val", "test")
-_DESCRIBES = (re.compile(rb"^(names|nc)\s*:", re.M), re.compile(rb"^(train|val|test)\s*:", re.M))
+_SPLITS = ("train", "val", "valid", "test")
+_DESCRIBES = (re.compile(rb"^\s*(names|nc)\s*[:=]", re.M), re.compile(rb"^\s*(train|val|valid|test)\s*[:=]", re.M))
+_DESCRIBED = (".yaml", ".yml", ".data")
 _CLASS_FILES = ("classes.txt", "labels/classes.txt")
-_LABELS = "labels"
+_LABELS, _DARKNET, _NAMES = "labels", "_darknet.labels", "file of names"
 _IN_IMAGES = re.compile(r"^((?:.*/)?)images((?:_[^/]*)?/)")
 
 
@@ -294,17 +295,22 @@ def _check_count(count: int, points: tuple[int, int] | None) -> None:
 
 
 def _find_descriptions(tree: Tree) -> list[str]:
-    """Finds the YAML files like ``data.yaml`` at the top, by their first bytes."""
-    names = tree.names("").ending(".yaml", ".yml")
-    return [name for name in names if all(each.search(tree.first_bytes(name, _START)) for each in _DESCRIBES)]
+    """Finds files like ``data.yaml`` at the top, else Darknet's ``obj.data`` there or in ``data``, by their first
+    bytes."""
+    names = (
+        name for folder in ("", "data") for name in map(partial(join, folder), tree.names(folder).ending(*_DESCRIBED))
+    )
+    found = [name for name in names if all(each.search(tree.first_bytes(name, _START)) for each in _DESCRIBES)]
+    return [name for name in found if not name.endswith(".data") and "/" not in name] or found
 
 
-def _find_image_folders(tree: Tree) -> dict[str, list[str]]:
-    """Finds folders of images by split, in packing order; ``{}`` if there are none. A folder counts in three cases:
+def _find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
+    """Finds folders of images by split, in packing order; ``{}`` if there are none. A folder counts in four cases:
 
     - A folder of labels is beside it: ``images/train``, ``train/images``, ``images``, or ``images_a`` and ``labels_a``.
     - Labels are at the top with the images, and ``classes.txt``, as from LabelImg.
     - A folder of labels has its name: ``train`` and ``labels/train``.
+    - Labels are in it, and names of classes as Roboflow exports them for Darknet; or ``named``: they are elsewhere.
 
     The folder ``images/train2017`` is the split ``train``. If some folder in ``images`` has no name of a split, all of
     ``images`` is the split ``""``.
@@ -329,6 +335,9 @@ def _find_image_folders(tree: Tree) -> dict[str, list[str]]:
     if not folders:
         mirrored = {name: split for name, split in splits.items() if is_folder(tree, f"{_LABELS}/{name}")}
         folders = {split: [name] for name, split in mirrored.items()} if _has_mirrored_labels(tree, [*mirrored]) else {}
+    if not folders:
+        own = [name for name in splits if named or is_file(tree, f"{name}/{_DARKNET}")]
+        folders = {splits[name]: [name] for name in own if has_yolo_beside(tree, name)}
     return {split: folders[split] for split in in_packing_order(folders)}
 
 
@@ -372,12 +381,14 @@ def _read_layout(tree: Tree) -> YoloLayout:
         named = " and ".join(map(printable, files))
         raise AmbiguousSourceError(f"{tree.name()} has {named}, which both describe it: leave only one in the folder")
     if files:
-        document = _read_yaml(tree, files[0])
-        layout = YoloLayout({}, *_parse_classes(tree, files[0], document), files)
+        document = (_read_darknet if files[0].endswith(".data") else _read_yaml)(tree, files[0])
+        layout = YoloLayout({}, *_parse_classes(tree, files[0], document), [*files, *document.pop(_NAMES, [])])
         _add_splits(tree, layout, document)
     else:
         layout = YoloLayout(_find_scattered_images(tree) or _find_image_folders(tree))
-        layout.files = [name for name in ("data.yaml", "dataset.yaml", *_CLASS_FILES) if is_file(tree, name)][:1]
+        beside = (join(place, _DARKNET) for place in layout.places)
+        names = ("data.yaml", "dataset.yaml", *_CLASS_FILES, *beside)
+        layout.files = [name for name in names if is_file(tree, name)][:1]
         if layout.files and layout.files[0].endswith(".yaml"):  # without splits
             document = _read_yaml(tree, layout.files[0])
             layout.classes, layout.points = _parse_classes(tree, layout.files[0], document)
@@ -405,7 +416,7 @@ def _add_splits(tree: Tree, layout: YoloLayout, document: Mapping[str, Any]) -> 
             layout.splits[split] = found
     absolute = all(re.match(r"[/\\]|.:", str(value)) for values in wanted.values() for value in values)
     # Paths of another machine: its folders may be here under their usual names.
-    if absolute and not layout.splits and (usual := _find_image_folders(tree)):
+    if absolute and not layout.splits and (usual := _find_image_folders(tree, named=True)):
         layout.splits, layout.notes = usual, []
     if not layout.splits:
         reasons = "; ".join(layout.notes) or "it names none"
@@ -483,6 +494,23 @@ def _read_yaml(tree: Tree, file: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise SourceError(f"{tree.name(file)} holds no names and values")
     return {name: None if is_yaml_null(value) else value for name, value in document.items()}
+
+
+def _read_darknet(tree: Tree, file: str) -> dict[str, Any]:
+    """Reads a file like Darknet's ``obj.data`` as the content of a ``data.yaml``. Its paths begin at an unknown folder:
+    the longest end of each that exists counts. Raises :class:`SourceError` without a file of names."""
+    lines = (line.partition("=") for _, line in read_lines(tree, file, paths=True))
+    said = {name.strip(): value.strip() for name, _, value in lines}
+
+    def find(name: str) -> str | None:
+        parts = _split_path(said.get(name, ""))
+        return next((end for n in range(len(parts)) if is_file(tree, end := "/".join(parts[n:]))), said.get(name))
+
+    names = find("names") or ""
+    if not is_file(tree, names):
+        raise SourceError(f"{tree.name(file)}: its file of names is missing: {printable(names[:80])}")
+    content: dict[str, Any] = {"names": [*_read_names(tree, names)], "nc": said.get("classes"), _NAMES: [names]}
+    return content | {split: find(split) for split in _SPLITS}
 
 
 def _parse_classes(

@@ -325,14 +325,15 @@ def test_a_mark_of_byte_order_before_labels(tmp_path: Path) -> None:
         assert [source.read(entry).values["labels"] for entry in source.entries("train")][1] == [1]  # type: ignore[union-attr]
 
 
-def test_labels_beside_images_with_a_file_of_classes(tmp_path: Path) -> None:
-    """As LabelImg leaves them."""
-    files: dict[str, str | bytes] = {"classes.txt": "cat\ndog\n", "README.txt": "by hand"}
+@pytest.mark.parametrize(("folder", "classes"), [("", "classes.txt"), ("train/", "train/_darknet.labels")])
+def test_labels_beside_images_with_a_file_of_classes(folder: str, classes: str, tmp_path: Path) -> None:
+    """As LabelImg leaves them, and as Roboflow exports them for Darknet."""
+    files: dict[str, str | bytes] = {classes: "cat\ndog\n", "README.txt": "by hand"}
     for n in range(4):
-        files |= {f"{n}.jpg": jpeg(n), f"{n}.txt": f"{n % 2} 0.5 0.5 0.25 0.5\n" if n else ""}
+        files |= {f"{folder}{n}.jpg": jpeg(n), f"{folder}{n}.txt": f"{n % 2} 0.5 0.5 0.25 0.5\n" if n else ""}
     with closing(open_source(fill(tmp_path, files))) as source:
         survey = source.survey()
-        assert (source.kind, dict(survey.splits)) == ("yolo", {"": 4})
+        assert (source.kind, dict(survey.splits)) == ("yolo", {folder.rstrip("/"): 4})
         assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
         labels = [source.read(entry).values["labels"] for entry in source.entries()]  # type: ignore[union-attr]
         assert labels == [[], [1], [0], [1]]
@@ -411,18 +412,60 @@ def test_a_line_that_a_list_repeats_is_noted_and_packed_once(tmp_path: Path) -> 
     assert verify(tmp_path / "x.lmdb", against=root).ok
 
 
-def test_the_lists_of_darknet_are_read_through_a_description(tmp_path: Path) -> None:
-    """``obj.data`` itself is not read."""
-    files: dict[str, str | bytes] = {f"obj_train_data/{n}.jpg": jpeg(n) for n in range(4)}
-    files |= {f"obj_train_data/{n}.txt": f"{n % 2} 0.5 0.5 0.25 0.5\n" for n in range(4)}
-    files["train.txt"] = "".join(f"data/obj_train_data/{n}.jpg\n" for n in range(4))
-    files |= {"obj.data": "classes = 2\ntrain = data/train.txt\nnames = data/obj.names\n", "obj.names": "cat\ndog\n"}
-    with pytest.raises(AmbiguousSourceError, match=r"a \.txt file for each image"):
-        open_source(fill(tmp_path, files))
-    fill(tmp_path, {"data.yaml": "train: train.txt\nnames: [cat, dog]\n"})
-    with closing(open_source(tmp_path)) as source:
-        assert (source.kind, dict(source.survey().splits)) == ("yolo", {"train": 4})
-        assert [source.read(entry).values["labels"] for entry in source.entries()] == [[0], [1], [0], [1]]  # type: ignore[union-attr]
+def darknet(root: Path, top: str, said: str) -> Path:
+    """Darknet's layout below ``top``; its files name paths below ``said``. A fourth image is in no list."""
+    files: dict[str, str | bytes] = {f"{top}obj/{n}.jpg": jpeg(n) for n in range(4)}
+    files |= {f"{top}obj/{n}.txt": f"{n % 2} 0.5 0.5 0.25 0.5\n" for n in range(4)}
+    files[f"{top}obj.names"] = "cat\ndog\n"
+    files[f"{top}train.txt"] = f"{said}obj/0.jpg\n{said}obj/2.jpg\n"
+    files[f"{top}valid.txt"] = f"{said}obj/1.jpg\n"
+    lines = (f"train = {said}train.txt", f"valid={said}valid.txt", f"names = {said}obj.names", "backup = backup/")
+    files[f"{top}obj.data"] = "\n".join(("# it", "classes= 2", *lines))
+    return fill(root, files)
+
+
+@pytest.mark.parametrize(
+    ("top", "said"), [("data/", "data/"), ("", "data/"), ("", ""), ("data/", "/home/me/darknet/data/")]
+)
+def test_darknet(top: str, said: str, tmp_path: Path) -> None:
+    with closing(open_source(darknet(tmp_path, top, said))) as source:
+        survey = source.survey()
+        assert (source.kind, dict(survey.splits)) == ("yolo", {"train": 2, "valid": 1})
+        assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
+        assert dict(survey.ledger.passed_over) == {
+            "images that no list names": 1,
+            "not images (.txt)": 1,
+        }
+        assert [entry.key for entry in source.entries()] == [f"{top}obj/{n}.jpg" for n in (0, 2, 1)]
+        values = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
+        assert [list(value["labels"]) for value in values] == [[0], [0], [1]]
+
+
+def test_an_archive_of_darknet(tmp_path: Path) -> None:
+    darknet(tmp_path / "set", "", "data/")
+    with closing(open_source(Path(shutil.make_archive(str(tmp_path / "x"), "zip", tmp_path, "set")))) as source:
+        assert (source.kind, dict(source.survey().splits)) == ("yolo", {"train": 2, "valid": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "obj.data",
+            "classes = 3\ntrain = train.txt\nnames = obj.names",
+            r"obj\.data: nc is 3; expected 2, the number of names",
+        ),
+        ("obj.data", "train = train.txt\nnames = other.names", "its file of names is missing: other.names"),
+        ("obj.data", "train = other.txt\nnames = obj.names", "its images are missing: .*other.txt is missing"),
+        ("train.txt", "../x.jpg", r"'\.\./x\.jpg', which is not a path within the source"),
+        ("train.txt", "/etc/../../x.jpg", "is not a path within the source"),
+        ("valid.txt", "obj/0.jpg", "obj/0.jpg is in train and again in valid"),
+    ],
+)
+def test_darknet_that_cannot_be(name: str, text: str, said: str, tmp_path: Path) -> None:
+    (darknet(tmp_path, "", "") / name).write_text(text)
+    with pytest.raises(SourceError, match=said), closing(open_source(tmp_path)) as source:
+        source.survey()
 
 
 @pytest.mark.parametrize("folder", ["images/{}", "{}_images", "{}"])
