@@ -243,7 +243,7 @@ def _may_share(one: FolderContents, other: FolderContents) -> bool:
         stems = sorted(chain.from_iterable(each.first for each in _list_kinds(beside)))
         names = [name for each in _list_kinds(folder) for name in each.first[:LOOKED_AT]]
         bases.append({base for name in names for _, base in (*list_affixes(name), *list_glued_affixes(name, stems))})
-    return len(bases[0] & bases[1]) > 1
+    return len(bases[0] & bases[1]) >= min(2, one.images.count)
 
 
 def _list_kinds(folder: FolderContents) -> list[NameSet]:
@@ -289,11 +289,14 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
     masks = [image is not None and image.is_mask for image, _ in pictures]
     if (all(masks) and not (within and _covers_images(tree, relation))) or (one.is_whole and any(masks)):
         return None  # several masks of an image
-    if relation.has_numbers or not _are_forms(relation, pictures):
+    if relation.has_numbers or not _are_forms(tree, relation, pictures):
         return None
     side = 1
-    if may_swap and relation.images == len(relation.pairs) and relation.files > relation.files_with_image:
-        relation, side = relation.swapped(), 0  # each image has a file, and some files have no image
+    # Each image has a file, and some files have no image; or the plain names are those of the files.
+    has_further_files = relation.images == len(relation.pairs) and relation.files > relation.files_with_image
+    is_plainer = not within and relation.is_complete and other.is_plain and not one.is_plain
+    if may_swap and (has_further_files or is_plainer):
+        relation, side = relation.swapped(), 0
     images, files = relation.patterns
     text = files if relation.one.is_whole else f"{images or relation.one.pattern()}={files}"
     companion, relation = _make(relation, PAIR, text, False)
@@ -310,7 +313,17 @@ def _covers_images(tree: Tree, relation: Relation) -> bool:
     return relation.is_complete and all(each.path in places for each in folders if each.images.count)
 
 
-def _are_forms(relation: Relation, pictures: Sequence[Pair]) -> bool:
+def _hold_stems(tree: Tree, relation: Relation) -> bool:
+    """Tells if all names in the folders of one side are plain ones of the other side with a word: ``photo/a.tif``,
+    ``height/a_height.tif``."""
+    side = 1 if relation.one.is_plain else 0
+    affix = (relation.one, relation.other)[side]
+    folders = {pair[side].rpartition("/")[0] for pair in sample(relation.pairs, LOOKED_AT)}
+    names = chain.from_iterable(tree.names(folder).ending(*IMAGE_SUFFIXES) for folder in folders)
+    return affix.has_word and all(map(affix.base_of, names))
+
+
+def _are_forms(tree: Tree, relation: Relation, pictures: Sequence[Pair]) -> bool:
     """Tells if the pictures of each pair are forms of one, by the words that their names differ in, or else by how they
     look."""
     from packstore.sources.resemblance import differ_in_colour, have_own_sizes, resemble
@@ -326,6 +339,8 @@ def _are_forms(relation: Relation, pictures: Sequence[Pair]) -> bool:
     ended = all(sides) and not one.before and not other.before and relation.is_complete
     named = within and words and not any(map(is_no_word, words)) and (one.is_plain or ended)
     if named and len({*relation.bases}) > 1:  # not cat/img_amber.jpg and cat/img_birch.jpg
+        return True
+    if not within and one.is_plain != other.is_plain and relation.is_complete and _hold_stems(tree, relation):
         return True
     if not (letters or relation.merely_counts):
         return True

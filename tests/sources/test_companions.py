@@ -794,6 +794,36 @@ def test_templates_of_few_shades_and_what_is_tested_are_pairs(ends: str, count: 
     assert sum(each[second] is None for each in values.values()) == (count > 99)
 
 
+@pytest.mark.parametrize("towns", [1, 3])
+@pytest.mark.parametrize("count", [1, 2, 5, 20])
+@pytest.mark.parametrize(
+    ("stem", "height", "use"), [("44-2013-{}-A{}", "{}_HGT", "{}_LU2012"), ("{}{}", "dem_{}", "{}lu")]
+)
+def test_unlike_pictures_that_have_the_stems_of_images_belong_to_them(
+    stem: str, height: str, use: str, count: int, towns: int, tmp_path: Path
+) -> None:
+    if towns * count == 1:
+        return  # a sample alone
+    for town in range(towns):
+        for n in range(count):
+            name, seed = stem.format(town + 7, 300 + n), 90 * town + 3 * n
+            fill(
+                tmp_path / f"set/town{town}",
+                {
+                    f"ORTHO/{name}.tif": encode(photo(seed), "TIFF"),
+                    f"HGT/{height.format(name)}.tif": encode(photo(seed + 1), "TIFF"),
+                    f"LandUse/{use.format(name)}.tif": encode(Image.open(io.BytesIO(outline(seed))), "TIFF"),
+                },
+            )
+    for place in archives(tmp_path / "set")[: 3 if count == 5 else 1]:
+        with pytest.raises(AmbiguousSourceError) as caught:
+            open_source(place)
+        note = caught.value.answers[0].note
+        assert note.startswith(f"{towns * count} samples")
+        assert note.endswith(("with hgt_dem, mask; leaves out nothing", "with hgt, mask; leaves out nothing"))
+        assert ("--source", "imagefolder") in [answer.options for answer in caught.value.answers] or towns == 1
+
+
 def test_poses_beside_two_images_belong_to_the_first(tmp_path: Path) -> None:
     files = {f"f{n:03}.rgb.png": encode(photo(n), "PNG") for n in range(6)}
     files |= {f"f{n:03}.depth.png": encode(shade(n), "PNG") for n in range(6)}
