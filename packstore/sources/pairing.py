@@ -356,8 +356,6 @@ def _make(relation: Relation, option: str, text: str, certain: bool) -> tuple[Co
 def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[Companion]:
     """Finds masks in folders beside a folder with one image, of whatever names: ``7/images/7.png``,
     ``7/masks/0.png``."""
-    from packstore.sources.resemblance import are_masks, read_picture
-
     groups: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for folder in contents.folders.values():
         inside = [contents.folders.get(join(folder.path, name)) for name in folder.folders if folder.path]
@@ -367,6 +365,8 @@ def _find_folders_of_one_image(tree: Tree, contents: Contents) -> Iterator[Compa
                 files = join(one.path, one.images.first[0]), join(other.path, other.images.first[0])
                 groups[one.name, other.path.rpartition("/")[2]].append(files)
     for (_, name), pairs in groups.items():
+        from packstore.sources.resemblance import are_masks, read_picture
+
         some = sample(pairs, LOOKED_AT)
         if len(pairs) > 1 and are_masks(
             [(read_picture(tree, image), read_picture(tree, mask)) for image, mask in some]
