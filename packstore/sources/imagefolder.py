@@ -241,8 +241,8 @@ class ImageFolderSource(FolderSource):
 
     def _is_other_folder(self, name: str, above: tuple[Identity, ...]) -> bool:
         """Tells if a top folder is no class: it has files, but no images. False if the user names the kind of
-        source."""
-        if self.options.named or self.tree.holds_images(name, above):
+        source, and for a cycle of links, which is an error."""
+        if self.options.named or self.tree.identity(name) in above or self.tree.holds_images(name, above):
             return False
         return any(names.text for _, names in self.tree.folders(is_passed_over, name))
 

@@ -313,10 +313,14 @@ def test_files_that_nobody_may_read(one_good_image: Path) -> None:
         LESS_RIGHTS
         + """
 import importlib.metadata
+import pkgutil
 import sys
+import packstore.sources
 from packstore import convert
 from packstore.core.errors import PackstoreError
-convert(sys.argv[1], sys.argv[2])  # imports all that there is to import
+for module in pkgutil.walk_packages(packstore.sources.__path__, "packstore.sources."):
+    importlib.import_module(module.name)  # kinds and their parts are imported as late as they are needed
+convert(sys.argv[1], sys.argv[2])  # imports the rest
 less_rights()
 for options in ({}, {"on_error": "skip"}):
     try:
