@@ -421,13 +421,14 @@ def test_names_that_several_categories_have_get_their_ids(tmp_path: Path) -> Non
         ([coco_image(1) | {"file_name": "/etc/passwd"}], [], CATS, "are missing: passwd"),
         ([coco_image(1) | {"file_name": "\ud800.jpg"}], [], CATS, "surrogates not allowed"),
         ([coco_image(1), 5], [], CATS, "'images' is no list of objects"),
+        (None, [], CATS, "'images' is no list of objects"),
         ([coco_image(1)], {"a": 1}, CATS, "'annotations' is no list of objects"),
         ([coco_image(1)], [], [{"id": "x", "name": "y"}], "a category without a number"),
         ([coco_image(1)], [], [{"id": 1, "name": "y"}, {"id": 1, "name": "z"}], "category 1 is 'z', and elsewhere 'y'"),
     ],
 )
 def test_what_is_not_coco(images: Any, annotations: Any, categories: Any, said: str, tmp_path: Path) -> None:
-    plain(tmp_path, [image for image in images if isinstance(image, dict)], [], categories)
+    plain(tmp_path, [image for image in images or () if isinstance(image, dict)], [], categories)
     change(tmp_path / "annotations.json", lambda it: it.update(images=images, annotations=annotations))
     with pytest.raises(SourceError, match=said) as caught:
         open_source(tmp_path)

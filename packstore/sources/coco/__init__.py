@@ -144,7 +144,7 @@ class CocoSource(SpooledSource):
             self._add_categories(where, document, "panoptic" if file.kind == "panoptic" else "objects")
         if file.kind == "image_info" or "annotations" not in document:
             return
-        for image in document.get("images", ()):
+        for image in document["images"]:
             images[parse_id(image["id"])].setdefault(name, [])
         objects: dict[Any, dict[str, Any]] = {}
         if file.kind == "keypoints":

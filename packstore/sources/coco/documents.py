@@ -178,10 +178,10 @@ def read_document(tree: Tree, file: AnnotationFile) -> dict[str, Any]:
     where = tree.name(file.path)
     document = read_json(tree, file.path, _MAX_BYTES)
     for name in ("images", "annotations", "categories"):
-        entries = document.get(name, []) if isinstance(document, dict) else None
+        entries = document.get(name, None if name == "images" else []) if isinstance(document, dict) else None
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise SourceError(f"{where} is no file of COCO: its {name!r} is no list of objects")
-    for image in document.get("images", ()):
+    for image in document["images"]:
         url = image.get("coco_url")  # LVIS has no file names, and these paths
         name = image.get("file_name", "/".join(url.split("/")[-2:]) if isinstance(url, str) else None)
         try:
