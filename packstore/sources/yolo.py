@@ -61,7 +61,7 @@ _MAX_LABELS, _MAX_YAML, _START = 64 << 20, 1 << 20, 1 << 16
 _SPLITS = ("train", "val", "valid", "test")
 _DESCRIBES = (re.compile(rb"^\s*(names|nc)\s*[:=]", re.M), re.compile(rb"^\s*(train|val|valid|test)\s*[:=]", re.M))
 _DESCRIBED = (".yaml", ".yml", ".data")
-_CLASS_FILES = ("classes.txt", "labels/classes.txt")
+_CLASS_FILES = ("classes.txt", "labels/classes.txt", "obj.names", "data/obj.names")
 _LABELS, _DARKNET, _NAMES = "labels", "_darknet.labels", "file of names"
 _IN_IMAGES = re.compile(r"^((?:.*/)?)images((?:_[^/]*)?/)")
 
