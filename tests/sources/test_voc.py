@@ -292,3 +292,13 @@ def test_xml_as_plain_values() -> None:
 def test_the_classes_are_those_of_the_kit() -> None:
     assert (len(CLASSES), CLASSES[0], CLASSES[-1]) == (20, "aeroplane", "tvmonitor")
     assert list(CLASSES) == sorted(CLASSES)
+
+
+def test_polygons_of_fair1m_are_no_boxes(tmp_path: Path) -> None:
+    """Its files have the root of Pascal VOC, but other objects."""
+    objects = "<object><possibleresult><name>Van</name></possibleresult><points><point>0,0</point></points></object>"
+    text = f"<annotation><source><filename>0.jpg</filename></source><objects>{objects}</objects></annotation>"
+    files: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(3)}
+    fill(tmp_path, files | {f"labelXml/{n}.xml": text for n in range(3)})
+    with pytest.raises(AmbiguousSourceError, match="labelXml"):
+        open_source(tmp_path)

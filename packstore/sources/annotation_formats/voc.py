@@ -278,7 +278,8 @@ FORMAT = _VocFormat(
     folders=[("", ""), (_IMAGES, "Annotations")],
     patterns=("{stem}.xml",),
     files=[FurtherFile(column, (f"../{folder}/{{stem}}.png",)) for column, folder in _MASKS.items()],
-    signature=rb"(?s)\A(?!.*LabelMe Webtool).*<annotation",  # MIT's LabelMe has polygons instead of boxes
+    # MIT's LabelMe and FAIR1M have polygons instead of boxes.
+    signature=rb"(?s)\A(?!.*(LabelMe Webtool|<objects>)).*<annotation",
     read_parts=read_parts,
     parse=parse_annotation,
     classes=CLASSES,
