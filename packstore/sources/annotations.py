@@ -1,7 +1,8 @@
 """Finds annotations beside images, which would be lost if the images were packed alone.
 
-Decides by all names of a tree, see :mod:`.contents`, and by content: files that name images (lists, CSV, JSON), files
-and folders with the stems of images (captions, boxes, masks), and usual file names of annotation tools.
+Decides by all names of a tree, see :mod:`.contents`, and by content: files that name images or have as many rows as
+there are images (lists, CSV, JSON), files and folders with the stems of images (captions, boxes, masks), and usual
+file names of annotation tools.
 """
 
 from __future__ import annotations
@@ -9,22 +10,18 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
+from packstore.core.plainjson import load_json
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER
 from packstore.sources.companion_patterns import MASKS, SIDECAR, Companion, parse_pattern
-from packstore.sources.contents import (
-    Contents,
-    list_contents,
-    path_and_parents,
-    stem_of,
-    summarize_folder,
-)
+from packstore.sources.contents import Contents, list_contents, path_and_parents, stem_of, summarize_folder
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import escape_pattern
 from packstore.sources.listing import SYSTEM_NAMES
@@ -37,8 +34,7 @@ _DRAWN = re.compile(r"(?i)(.*/)?[^/]*(visuali[sz]ations?|overlays?)/.*")
 NAMES_IMAGES = " (it names the images)"
 """End of the phrase about a file that names images."""
 _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
-_ROWS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".lst")
-_TEXT = (*_ROWS, ".json", ".xml", ".yaml", ".yml", ".odgt", ".names", ".npy")
+_TEXT = (*_SHEETS, ".txt", ".lst", ".json", ".xml", ".yaml", ".yml", ".odgt", ".names", ".npy")
 _OPAQUE = (".mat", ".parquet", ".arrow", ".feather", ".npz")
 """Suffixes of files that are annotations whatever they contain."""
 _ANNOTATORS = re.compile(
@@ -52,18 +48,21 @@ NO_ANNOTATION = re.compile(
     r"environment|setup|pyproject|package(-lock)?|tsconfig|makefile|dockerfile|robots|todo|packstore)\b.*",
 )
 _CONFIGS = re.compile(r"(config|settings|params|hparams|args|hyp|opt|options|history|metrics|results?|losses?)[._].*")
+_LABELS = re.compile(r".*(label|target|caption|annotation|truth).*")
+_CLASS_LISTS = re.compile(r".*(class|names|words|vocab|synset|wnid|categor).*")
 _FRACTION = re.compile(rb"[-+]?\d*\.\d+(e[-+]?\d+)?", re.I)
 _COUNTER = re.compile(rb"0|[1-9]\d{0,3}")
 """Small numbers, which may count epochs or sizes as well as images."""
 _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
-_BYTES = 1 << 18
-"""Maximum number of bytes read from a text."""
-_MENTIONS = 3
-_NPY_ROWS = re.compile(rb"\x93NUMPY.{0,80}'shape': \((\d+)", re.S)
+_BYTES, _COUNTED_BYTES = 1 << 18, 16 << 20
+"""Maximum number of bytes read from a text, and from a text whose rows are counted."""
+_MENTIONS, _FEWEST_ROWS, _LARGE_PART = 3, 20, 8
 _ALIKE = 64
 """Maximum number of files of one suffix in a folder that are read; of more, only stems and number count."""
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
 _FIELD = re.compile(rb"[^,;\t\r\n\"'/\\]+")
+_NPY_ROWS = re.compile(rb"\x93NUMPY.{0,80}'shape': \((\d+)", re.S)
+_FIRST_WORD = re.compile(rb"^\S+", re.M)
 
 
 class SuspectedAnnotation(NamedTuple):
@@ -161,6 +160,8 @@ def _find_annotation_files(tree: Tree, whole: Contents, left: Contents) -> Itera
     """Yields suspected annotations of the images in ``whole`` among the files in ``left``.
 
     - Files with the stems of images, if at least three have such stems. In a folder of fewer images, fewer suffice.
+    - Files of a suffix in a folder, if there are as many as images.
+    - JSON, XML and CSV files, if several folders of images have them, and at least half of these folders.
     - Single files, see :func:`_annotation_phrase`. Looks at the first 64 files of a suffix in a folder. Reads texts
       only if there are no more.
 
@@ -168,18 +169,30 @@ def _find_annotation_files(tree: Tree, whole: Contents, left: Contents) -> Itera
     """
     known = whole.hash_image_stems()
     splits = [f.images.stems for f in whole.folders.values() if f.images.count and is_split(f.path)]
+    counts: Counter[str] = Counter()  # of images in and below each folder
+    for path, each in whole.folders.items():
+        counts.update(dict.fromkeys(("", *path_and_parents(path)), each.images.count))
+    large = {n for place, n in counts.items() if _LARGE_PART * n >= counts[""] or is_split(place.rpartition("/")[2])}
+    holding = [path for path, each in whole.folders.items() if each.images.count and not is_work_folder(path)]
+    for suffix in (".json", ".xml", ".csv"):
+        having = sum(suffix in left.folders[path].others for path in holding if path in left.folders)
+        if having > 1 and 2 * having >= len(holding):
+            phrase = f"{suffix} files in {having:,} of {len(holding):,} folders of images"
+            yield SuspectedAnnotation(phrase, (f"*{suffix}",))
     for folder in left.folders.values() if len(known) else ():
         there = whole.folders[folder.path]
         enough = max(1, min(_MENTIONS, there.images.count or len(known)))
         place = printable(folder.path) or "the folder itself"
+        sizes = large | {counts[folder.path]}
         for suffix, names in folder.others.items():
             all_left = suffix not in there.others or there.others[suffix].count == names.count
             patterns = (_folder_pattern(folder.path, suffix),) if all_left else ()
             alike = suffix not in NO_SIDECARS and not is_work_folder(folder.path)
-            if alike and names.count_shared(known) >= enough:
+            as_many = names.count >= _FEWEST_ROWS and names.count in sizes
+            if alike and (as_many or names.count_shared(known) >= enough):
                 yield SuspectedAnnotation(f"a {suffix} file for each image in {place}", patterns, folder.path)
             for path in (posixpath.join(folder.path, name) for name in names.first):
-                why = _annotation_phrase(tree, path, suffix, names.count <= _ALIKE, known, splits)
+                why = _annotation_phrase(tree, path, suffix, names.count <= _ALIKE, known, splits, sizes)
                 if why is not None:
                     yield SuspectedAnnotation(printable(path) + why, (escape_pattern(path),), folder.path, path)
 
@@ -191,6 +204,7 @@ def _annotation_phrase(
     few: bool,
     known: NDArray[np.int64],
     splits: Sequence[NDArray[np.int64]],
+    sizes: Set[int],
 ) -> str | None:
     """Returns the reason why a file may annotate images, such as ``" (it names the images)"``. Messages append the
     reason to the name of the file.
@@ -203,22 +217,43 @@ def _annotation_phrase(
         return None
     named = "" if _ANNOTATORS.fullmatch(name) or (few and suffix in _OPAQUE) else None
     text = suffix in _TEXT
-    if not few or not (text or suffix not in NO_SIDECARS):
+    if not few or (suffix in NO_SIDECARS and suffix):
         return named
     start = tree.first_bytes(path, _BYTES)
+    if not suffix and b"\0" not in start:  # a list has images first in its lines, unlike notes
+        start = b"\n".join(_FIRST_WORD.findall(start))
     if text and start.startswith(LFS_POINTER):
         return f" (it {IS_LFS_POINTER})"
-    rows = _NPY_ROWS.match(start)
-    if rows is not None and int(rows[1]) == len(known):
-        return " (it has as many rows as there are images)"
     is_config = _CONFIGS.fullmatch(name) is not None
     is_list = not is_config or suffix in (".json", ".jsonl") if text else b"\0" not in start
     if is_list and _mentions_stems(start, [known, *(splits if suffix in _SHEETS else ())]):
         return NAMES_IMAGES
     if named is not None or not text:
         return named
-    is_kept = _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known)
-    return "" if is_kept else None
+    if _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known):
+        return ""
+    if is_config or _CLASS_LISTS.fullmatch(name):
+        return None
+    rows = max(sizes & _count_rows(tree, path, suffix), default=0)
+    enough = rows >= (2 if _LABELS.fullmatch(name) else _FEWEST_ROWS)  # fewer may be chance
+    return " (it has as many rows as there are images)" if enough else None
+
+
+def _count_rows(tree: Tree, path: str, suffix: str) -> set[int]:
+    """Returns the possible numbers of rows of a file: those of an array, lines with and without a header, or items of
+    JSON and of its lists. Counts the first 16 MiB of a text."""
+    text = tree.first_bytes(path, _COUNTED_BYTES if suffix != ".npy" else _BYTES).strip()
+    if array := _NPY_ROWS.match(text):
+        return {int(array[1])}
+    if suffix != ".json":
+        lines = text.count(b"\n") + 1
+        return {lines, lines - 1}
+    try:
+        value = load_json(text)
+    except ValueError:
+        return set()
+    parts = [value, *value.values()] if isinstance(value, dict) else [value]
+    return {len(part) for part in parts if isinstance(part, (list, dict))}
 
 
 def _mentions_stems(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:

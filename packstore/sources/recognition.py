@@ -10,11 +10,7 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, printable
 from packstore.core.registry import SOURCES
 from packstore.core.urls import UrlPath
-from packstore.sources.annotations import (
-    SuspectedAnnotation,
-    find_all_annotations,
-    find_image_companions,
-)
+from packstore.sources.annotations import SuspectedAnnotation, find_all_annotations, find_image_companions
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.companion_patterns import SIDECAR

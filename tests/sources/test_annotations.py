@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -29,9 +30,20 @@ def phrases(tree: FolderTree) -> list[str]:
 
 
 LAYOUTS: dict[str, tuple[Mapping[str, str | bytes], str]] = {
-    "hugging face": ({"train/metadata.csv": "file_name,label\n", "train/a.jpg": "", "train/b.jpg": ""}, "metadata.csv"),
+    "hugging face": (
+        {"train/metadata.csv": "file_name,label\na.jpg,cat\nb.jpg,dog\n", "train/a.jpg": "", "train/b.jpg": ""},
+        "metadata.csv",
+    ),
     "jsonl": ({"metadata.jsonl": "", "a.jpg": ""}, "metadata.jsonl"),
     "maps": ({"images/a.png": "", "images/b.png": "", "geojson/Buildings_a.geojson": "{}"}, "Buildings_a.geojson"),
+    "patches": (
+        {f"{place}/{place}_{name}": "" for place in ("one", "two", "six") for name in ("B.png", "C.png", "of.json")},
+        ".json files in 3 of 3 folders of images",
+    ),
+    "as many texts as images": (
+        {f"images/{n}.jpg": "" for n in range(20)} | {f"texts/{n + 100:x}_t.txt": "" for n in range(20)},
+        "a .txt file for each image in texts",
+    ),
     "coco": (
         {
             "train2017/000000000009.jpg": "",
@@ -138,6 +150,7 @@ LAYOUTS: dict[str, tuple[Mapping[str, str | bytes], str]] = {
 }
 
 READ = {
+    "hugging face": "hf_imagefolder",
     "voc": "voc",
     "coco": "coco",
     "coco in full": "coco",
@@ -376,7 +389,7 @@ def test_ordinary_folders_raise_no_question(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 300])
-@pytest.mark.parametrize("name", ["positives.idx", "info.dat", "boxes.info"])
+@pytest.mark.parametrize("name", ["positives.idx", "info.dat", "bg", "boxes.info"])
 def test_texts_of_any_suffix_that_name_images_are_a_question(name: str, size: int, tmp_path: Path) -> None:
     files: Files = {f"cat/{n}.jpg": jpeg(n) for n in range(size)} | {"dog/x.jpg": jpeg(1)}
     root = fill(tmp_path, files | {f"cat/{name}": "".join(f"cat/{n}.jpg 1 {n} 42 45 19\n" for n in range(size))})
@@ -385,6 +398,40 @@ def test_texts_of_any_suffix_that_name_images_are_a_question(name: str, size: in
     (root / "cat" / name).write_bytes(bytes(range(256)) * 9)
     with closing(open_source(root)) as source:
         assert source.kind == "imagefolder"
+
+
+def npy(array: list[int]) -> bytes:
+    np.save(file := io.BytesIO(), array)
+    return file.getvalue()
+
+
+LINES = "".join(f"{n % 3}\n" for n in range(24))
+ROWS: dict[str, str | bytes] = {
+    "labels.npy": npy([0] * 24),
+    "y.npy": npy([0] * 24),
+    "labels.txt": LINES,
+    "targets.csv": f"class\n{LINES}",
+    "formulas.lst": LINES.strip(),
+    "values.yaml": LINES,
+    "y.json": "[1, 2, 3, 4" + ", 5" * 20 + "]",
+    "columns.json": '{"labels": [' + "1, " * 23 + '1], "names": ["cat", "dog"]}',
+}
+
+
+@pytest.mark.parametrize("folders", [("",), ("images/",), ("cat/", "dog/"), ("train/", "val/"), ("images/", "masks/")])
+@pytest.mark.parametrize("name", ROWS)
+def test_files_with_a_row_for_each_image_are_a_question(name: str, folders: tuple[str, ...], tmp_path: Path) -> None:
+    """Also with a row for each image of a split, or of one of two folders."""
+    whole = folders in (("",), ("images/",), ("cat/", "dog/"))
+    files: Files = {f"{place}p{n}.jpg": "" for place in folders for n in range(24 // len(folders) if whole else 24)}
+    found = phrases(FolderTree(fill(tmp_path, files | {name: ROWS[name]})))
+    assert f"{name} (it has as many rows as there are images)" in found
+
+
+@pytest.mark.parametrize(("rows", "name", "asked"), [(5, "labels.txt", True), (5, "notes.txt", False)])
+def test_few_rows_are_a_question_in_files_of_labels(rows: int, name: str, asked: bool, tmp_path: Path) -> None:
+    files: Files = {f"{n}.jpg": "" for n in range(rows)} | {name: "a word\n" * rows}
+    assert bool(phrases(FolderTree(fill(tmp_path, files)))) is asked
 
 
 def test_arrays_beside_images_are_a_question(tmp_path: Path) -> None:
