@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 from packstore.core.errors import Answer, SourceError, printable
@@ -25,6 +26,7 @@ from packstore.sources.ledger import Claims
 from packstore.sources.listing import (
     IS_CYCLE,
     NO_SOURCE,
+    SAMPLE_SUFFIXES,
     Identity,
     Listing,
     is_passed_over,
@@ -195,7 +197,7 @@ class ImageFolderSource(FolderSource):
         above = self.tree.above
         root = self.tree.list("", ignored)
         loose, above = len(root.images), (*above, root.identity)
-        root = replace(root, directories=[name for name in root.directories if not self._is_other_folder(name, above)])
+        root = replace(root, directories=[name for name in root.directories if name not in self._other_folders])
         split_folders = find_splits(self.tree, root.directories, above, self.options.splits)
         if split_folders is not None and split_folders.others:
             if self.options.named and not self.options.splits:
@@ -239,10 +241,17 @@ class ImageFolderSource(FolderSource):
         classes = tuple(sorted(inside.directories))
         return SplitFolder(split, directory, classes, len(inside.images), (*above, inside.identity))
 
-    def _is_other_folder(self, name: str, above: tuple[Identity, ...]) -> bool:
-        """Tells if a top folder is no class: it has files, but no images. False if the user names the kind of
-        source, and for a cycle of links, which is an error."""
-        if self.options.named or self.tree.identity(name) in above or self.tree.holds_images(name, above):
+    @cached_property
+    def _other_folders(self) -> frozenset[str]:
+        """Top folders that are no classes: they have files, but no images. None if the user names the kind of
+        source."""
+        root = self.tree.list("")
+        above = (*self.tree.above, root.identity)
+        return frozenset(filter(partial(self._has_other_files, above), () if self.options.named else root.directories))
+
+    def _has_other_files(self, above: tuple[Identity, ...], name: str) -> bool:
+        """Tells if a top folder has files, but no images."""
+        if self.tree.names(name).common_suffix.lower() in SAMPLE_SUFFIXES or self.tree.holds_images(name, above):
             return False
         return any(names.text for _, names in self.tree.folders(is_passed_over, name))
 
