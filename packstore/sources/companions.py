@@ -77,7 +77,9 @@ class CompanionsSource(FileRowSource):
         self._class_of = self._name_folders(folders)
         distinct = {*self._class_of.values()}
         count = sum(folders.values())
-        if len(distinct) < 2 or (not self.folder_texts and count == len(distinct)):
+        # Beside splits, a single name tells no more than they do: train/image and test.
+        names = distinct - {""} if self._split_of else distinct
+        if len(names) < 2 or (not self.folder_texts and count == len(distinct)):
             self._class_of = {}
         has_classes = (
             not self.folder_texts
