@@ -17,6 +17,7 @@ from packstore import AmbiguousSourceError, convert, export, verify
 from packstore.core.errors import SourceError, UsageError
 from packstore.sources import ask_about_left, open_source
 from packstore.sources.base import Entry
+from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg, voc_xml
 from tests.makers.images import tiny
@@ -793,19 +794,26 @@ def test_lists_of_one_column_are_asked_about_with_a_line_that_makes_splits(tmp_p
     assert first.note == "6 samples, part_a 3, part_b 3, without labels; leaves out nothing"
 
 
-def test_a_table_of_classes_that_names_an_icon_of_each_is_a_question(tmp_path: Path) -> None:
-    classes = ("Pear", "Apple", "Milk")
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (5, 1, 2)])
+def test_a_table_of_classes_that_names_an_icon_of_each(numbers: tuple[int, ...], tmp_path: Path) -> None:
+    classes = dict(zip(("Pear", "Apple", "Milk"), numbers, strict=True))
     files: dict[str, str | bytes] = {}
     for split in ("train", "val"):
-        paths = [(f"{split}/{name}/{n}.jpg", number) for number, name in enumerate(classes) for n in range(3)]
+        paths = [(f"{split}/{name}/{n}.jpg", classes[name]) for name in classes for n in range(3)]
         files |= {path: jpeg(0) for path, _ in paths}
         files[f"{split}.txt"] = "".join(f"{path}, {number}, 7\n" for path, number in paths)
-    rows = "".join(f"{name},{number},/icons/{name}.jpg\n" for number, name in enumerate(classes))
-    files |= {"classes.csv": "Class Name,Class ID,Icon\n" + rows, **{f"icons/{n}.jpg": jpeg(1) for n in classes}}
-    with pytest.raises(AmbiguousSourceError, match=r"classes\.csv and train\.txt have no column in common"):
-        open_source(fill(tmp_path, files))
-    with closing(open_source(tmp_path, ignore=["/classes.csv", "/icons/"])) as source:
-        assert dict(source.survey().splits) == {"train": 9, "val": 9}
+    rows = "".join(f"{name},{number},{number // 3},/icons/{name}.jpg\n" for name, number in classes.items())
+    files |= {"classes.csv": "Class Name,Class ID,Group,Icon\n" + rows, **{f"icons/{n}.jpg": jpeg(1) for n in classes}}
+    fill(tmp_path, files)
+    with closing(open_source(tmp_path)) as source:
+        survey = source.survey()
+        assert dict(survey.splits) == {"train": 9, "val": 9}
+        label = next(column for column in survey.columns if column.name == "label")
+        assert label.classes == (("Pear", "Apple", "Milk") if numbers[0] == 0 else None)
+        read = {entry.key: source.read(entry).values["label"] for entry in source.entries()}  # type: ignore[union-attr]
+        assert {key.split("/")[1]: int(value) for key, value in read.items()} == classes
+        assert [*survey.ledger.names(Role.LEFT)] == [f"icons/{name}.jpg" for name in sorted(classes)]
+        assert "classes.csv" in set(survey.ledger.names(Role.ANNOTATION))
 
 
 def test_some_landmarks_lie_outside_their_picture(tmp_path: Path) -> None:

@@ -183,8 +183,8 @@ class VocSource(SidecarSource):
                         f"{self.tree.name()}: {printable(line)} is in two sets, {printable(first)} and "
                         f"{printable(file)}: remove it from one, or leave a list out with --ignore",
                         [
-                            Answer(ignore_paths(sorted({each, union} - {other})))
-                            for each, other in ((first, file), (file, first))
+                            Answer(ignore_paths(sorted(each)))
+                            for each in ({first, file, union}, {first, union} - {file}, {file, union} - {first})
                         ],
                     )
                 sets[split].append(image + suffixes.get(image, ".jpg"))

@@ -9,8 +9,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, printable
-from packstore.core.fields import Field, Image, Images, Mask
+from packstore.core.errors import SampleError, SourceError, printable
+from packstore.core.fields import Field, Image, Images, Label, Mask
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.archives import open_tree
@@ -20,7 +20,6 @@ from packstore.sources.boxes import NOT_CONVERTED
 from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.encodings import parse_columns
 from packstore.sources.huggingface import ObjectColumn
-from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import FileRow, InTree
 from packstore.sources.splits import find_meanings, find_splits_of_folders, lower_known_split
@@ -33,6 +32,7 @@ from packstore.sources.table.finding import (
     join_tables,
     list_possible_tables,
     name_splits_alike,
+    separate_class_table,
 )
 from packstore.sources.table.images import ImageIndex, ListedSource, NamedRow, RowsByImage, SplitNumbers
 from packstore.sources.table.record_columns import RecordColumns, find_descriptions
@@ -65,7 +65,16 @@ class TableSource(ListedSource):
         super().__init__(path, options)
         given = dict(parse_columns(options.columns))
         self._lists: set[str] = set()  # columns of further images that hold a list for each image
-        self._tables = self._find_tables(given)
+        tables = join_tables(find_tables(self.tree, given, options.named))
+        if not tables:
+            column = f" in a column {printable(name)}" if (name := ",".join(given.get("image", ()))) else ""
+            raise SourceError(
+                f"{printable(str(path))} has no table whose rows name its images{column}: name the column with "
+                "--column image=COL"
+            )
+        self._tables, self._class_files, column, names = separate_class_table(self.tree, tables)
+        if column and not given.keys() & {"label", "labels"}:
+            given["label"] = [column]
         objects = next((table.objects for table in self._tables if table.objects is not None), None)
         if options.layout == NOT_CONVERTED:
             given["boxes"], objects = [], None
@@ -79,7 +88,7 @@ class TableSource(ListedSource):
             found = self.listed.list_different(number, self._further)
             self._lists |= {name for name, paths in found.items() if len(paths) > 1}
         plain = {name: each for name, each in self.listed.facts.items() if name not in self._further}
-        declared = _merge_declared_fields(self._tables)
+        declared = _merge_declared_fields(self._tables) | ({column: Label(names)} if names else {})
         if objects is not None:
             _name_object_columns(objects, plain, given)
         header = all(table.has_names for table in self._tables)
@@ -94,30 +103,6 @@ class TableSource(ListedSource):
             *(self.tree, self._table_files, self.listed, self._roles, self._further, self._convention, declared)
         )
         self.evidence = self._describe_evidence()
-
-    def _find_tables(self, given: dict[str, list[str]]) -> Sequence[Table]:
-        """Finds the tables, and joins those of the same images.
-
-        Raises :class:`SourceError` if there is no table, or none has the column of images that the user names. Raises
-        :class:`AmbiguousSourceError` for tables of different images and columns.
-        """
-        tables = join_tables(find_tables(self.tree, given, self.options.named))
-        if not tables:
-            column = f" in a column {printable(name)}" if (name := ",".join(given.get("image", ()))) else ""
-            raise SourceError(
-                f"{printable(str(self.path))} has no table whose rows name its images{column}: name the column with "
-                "--column image=COL"
-            )
-        shared = {tables[0].image, *tables[0].own_columns}
-        other = next((table for table in tables if shared.isdisjoint({table.image, *table.own_columns})), None)
-        if other is not None:
-            both = tables[0].file, other.file
-            raise AmbiguousSourceError(
-                f"{self.tree.name()}: {' and '.join(map(printable, both))} have no column in common: leave one out "
-                "with --ignore",
-                [Answer(ignore_paths([each])) for each in both],
-            )
-        return tables
 
     def _read_rows(self) -> Iterator[NamedRow]:
         """Yields each row that names an image, with the cells of joined tables. Counts rows without an image in
@@ -195,8 +180,8 @@ class TableSource(ListedSource):
         return values | self._columns.build_values(rows, values[self.main])
 
     def describing_files(self) -> Iterable[str]:
-        """Returns the tables, and Open Images' files with the names of classes."""
-        return [*self._table_files, *find_descriptions(self.tree, self._table_files)]
+        """Returns the tables, and the files with the names of classes."""
+        return [*self._class_files, *self._table_files, *find_descriptions(self.tree, self._table_files)]
 
     @property
     def _table_files(self) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from packstore.sources.values import looks_like_mask
 _SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
 """Names of Kaggle's sample submissions: forms to fill in, whose values mean nothing."""
 _NO_TABLE = re.compile(r"(readme|licen[cs]e|requirements|notes?|class(es)?|labels?_?names?|obj)\b.*\.(txt|json)", re.I)
-_FEW, _SEARCHED = 16, 48
+_FEW, _SEARCHED, _MAX_CLASSES = 16, 48, 1 << 16
 _WORDS = re.compile(r"[^\W\d_][^\d.]*(\.\D+)?")
 _IDS = re.compile(r".*(image|img|file|path|name|photo|picture|^id|_id|uuid).*", re.I)
 
@@ -350,6 +351,39 @@ def _can_join(one: Table, other: Table) -> bool:
         return False
     single = len(images) == one.naming.hits
     return np.array_equal(images, others) if single else bool(np.isin(images, others).all())
+
+
+def separate_class_table(
+    tree: Tree, tables: Sequence[Table]
+) -> tuple[Sequence[Table], list[str], str, tuple[str, ...] | None]:
+    """Separates a table of classes, such as one that names an icon of each. Returns the other tables, its path, the
+    column of the others that has the classes, and their names if it numbers them from 0. Empty without such a table.
+
+    One of its columns has a different value in each row, and among these all values of that column of the others.
+    """
+    for table in tables:
+        others = [each for each in tables if each.form != table.form]
+        few = len(table.naming.images) < min(_MAX_CLASSES, sum(len(each.naming.images) for each in others))
+        if not few or len(others) < len(tables) - 1 or not table.has_names:
+            continue
+        columns: dict[str, list[str]] = {name: [] for name in table.own_columns}
+        for row in table.rows(tree):
+            for name, values in columns.items():
+                values.append(str(row.cells.get(name)))
+        unique = {name: values for name, values in columns.items() if len({*values}) == len(values)}
+        used: dict[str, set[str]] = {}
+        for row in chain.from_iterable(each.rows(tree) for each in others):
+            for name, cell in row.cells.items():
+                if len(found := used.setdefault(name, set())) <= _MAX_CLASSES:
+                    found.add(str(cell))
+        pairs = [(len(used[name]), name, key) for name in used for key, own in unique.items() if used[name] <= {*own}]
+        count, column, key = max(pairs, default=(0, "", ""))
+        if count > 1:
+            named = min(unique, key=lambda name: ("name" not in name.lower(), unique[name][0].isdecimal(), name))
+            titles = dict(zip(unique[key], unique[named], strict=True))
+            names = [titles.get(str(number), "") for number in range(len(titles))]
+            return others, [table.file], column, tuple(names) if all(names) else None
+    return tables, [], "", None
 
 
 def join_rows(tree: Tree, table: Table, index: ImageIndex) -> Iterator[tuple[str | None, str, dict[str, Any]]]:
