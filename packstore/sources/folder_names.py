@@ -84,6 +84,9 @@ class NameCache:
     """Caches names by directory, for any thread. Leaving its ``with`` block discards all names.
 
     Encodes all names: in memory up to 32 MiB, then in a temporary file. Also keeps up to 65,536 decoded names.
+
+    Attributes:
+        identities: Device and inode of directories whose names were asked for since :meth:`expire`.
     """
 
     def __init__(self) -> None:
@@ -92,6 +95,7 @@ class NameCache:
         self._decoded: dict[str, Names] = {}
         self._room = _SHARED_NAMES
         self._changed: dict[str, int] = {}
+        self.identities: dict[str, tuple[int, int]] = {}
         self._expired: set[str] = set()
         self._lock = threading.Lock()
 
@@ -104,6 +108,9 @@ class NameCache:
     def __del__(self) -> None:
         if hasattr(self, "_file"):  # not if Ctrl-C ended __init__()
             self._file.close()
+
+    def __contains__(self, directory: str) -> bool:
+        return directory in self._places
 
     def close(self) -> None:
         """Discards all names."""
@@ -127,6 +134,12 @@ class NameCache:
                 self._keep_decoded(directory, names)
         return names
 
+    def get_unchanged(self, directory: str, status: os.stat_result) -> Names | None:
+        """Returns the cached names of a directory with this status, after :meth:`expire` if it has not changed since.
+        Keeps its identity."""
+        self.identities[directory] = status.st_dev, status.st_ino
+        return self.get_names(directory, settled_change_ns(status))
+
     def put_names(self, directory: str, names: Names, changed_ns: int = _UNKNOWN) -> None:
         """Caches the names of a directory; replaces names that are cached already. ``changed_ns``: the directory's time
         of change, if the names may be used after :meth:`expire`."""
@@ -141,6 +154,7 @@ class NameCache:
     def expire(self) -> None:
         """Makes :meth:`get_names` compare times of change."""
         self._expired = {*self._places}
+        self.identities.clear()
 
     def _keep_decoded(self, directory: str, names: Names) -> None:
         """Keeps the decoded names of a directory, in place of all others if there is no room for more. Keeps none of a
@@ -179,10 +193,9 @@ def list_known_names(descriptor: int, status: os.stat_result, known: NameCache |
     cannot be listed."""
     if known is None:
         return list_directory_names(descriptor)
-    changed_ns = settled_change_ns(status)
-    names = known.get_names(key, changed_ns)
+    names = known.get_unchanged(key, status)
     if names is None:
-        known.put_names(key, names := list_directory_names(descriptor), changed_ns)
+        known.put_names(key, names := list_directory_names(descriptor), settled_change_ns(status))
     return names
 
 

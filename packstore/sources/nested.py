@@ -149,8 +149,8 @@ def find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], b
         return "holds a folder called images, and others that are then not classes", classes, False
     for path in classes:
         images = contents.folders[path].images
-        stems = {stem_of(name).lower() for name in images.first}
-        if 1 < images.count == len(stems) and stems < names and not any(map(_COUNTED.search, stems)):
+        stems = {stem_of(name).lower() for name in images.first} if 1 < images.count <= len(names) else set()
+        if stems and images.count == len(stems) and stems < names and not any(map(_COUNTED.search, stems)):
             return f"holds a folder with an image of each of the others ({join_few([path])})", [path], False
     below = {path: [n for n in contents.folders[path].folders if f"{path}/{n}" in holding] for path in classes}
     repeating = find_repeated_names(holding, classes)

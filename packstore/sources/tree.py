@@ -298,9 +298,12 @@ class FolderTree(Tree):
         """Lists the names in a directory, or returns them from the cache. Raises :class:`OSError` if it cannot be
         listed."""
         known = self._cached.in_use
-        names = None if known is None else known.get_names(directory)
-        if names is not None:
-            return names
+        if known is not None:
+            names = known.get_names(directory)
+            if names is None and directory in known:  # of an earlier block: asking for its times is enough
+                names = known.get_unchanged(directory, os.stat(f"{self.root}/{directory}"))  # noqa: PTH116
+            if names is not None:
+                return names
         with self._open_directory(directory) as descriptor:
             return list_known_names(descriptor, os.fstat(descriptor), known, directory)
 
@@ -349,6 +352,9 @@ class FolderTree(Tree):
 
     def identity(self, directory: str) -> Identity | None:
         """Returns device and inode of a directory, or None if it cannot be reached."""
+        known = self._cached.in_use
+        if known is not None and directory in known.identities:
+            return known.identities[directory]
         try:
             status = os.stat(f"{self.root}/{directory}")  # noqa: PTH116 - one call for each of many folders
         except OSError:
