@@ -230,10 +230,16 @@ def metadata(photo: Photo, image: bytes) -> Files:
     return {f"train/{photo.name}": image, "train/metadata.jsonl": json.dumps(entry).encode()}
 
 
+def pair_twice(photo: Photo, image: bytes, mask: bytes) -> Files:
+    """Twice, since one pair of names may be chance."""
+    second = photo.name.replace("a.", "b.", 1)
+    return {f"images/{photo.name}": image, f"images/{second}": image, "masks/a.png": mask, "masks/b.png": mask}
+
+
 def masks(photo: Photo, image: bytes) -> Files:
     out = io.BytesIO()
     Image.fromarray(photo.mask).save(out, "PNG")
-    return {f"images/{photo.name}": image, "masks/a.png": out.getvalue()}
+    return pair_twice(photo, image, out.getvalue())
 
 
 def palette_masks(photo: Photo, image: bytes) -> Files:
@@ -241,7 +247,7 @@ def palette_masks(photo: Photo, image: bytes) -> Files:
     mask = Image.fromarray(photo.mask)
     mask.putpalette([0, 0, 0, 200, 100, 50])
     mask.save(out, "PNG", bits=1)
-    return {f"images/{photo.name}": image, "masks/a.png": out.getvalue()}
+    return pair_twice(photo, image, out.getvalue())
 
 
 FORMATS: Mapping[str, Callable[[Photo, bytes], Files]] = {

@@ -247,7 +247,7 @@ def _name_object_columns(objects: ObjectColumn, facts: Mapping[str, ColumnFacts]
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises a folder or archive with tables that name its images.
 
-    - ``CERTAIN`` if the user named the kind or the columns.
+    - ``CERTAIN`` if the user named the kind or the columns, and for Open Images.
     - ``CERTAIN`` if the only table has a header and names at least half of the images. Images in folders of splits
       without a table do not count.
     - ``CERTAIN`` if several tables, or lists without a header, name all images.
@@ -258,7 +258,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tables = [] if tree is None else find_tables(tree, parse_columns(options.columns), options.named)
     if tree is None or not tables:
         return Certainty.NO
-    if options.named or options.columns:
+    open_images = all(table.file.endswith("annotations-bbox.csv") for table in tables)  # not of images without boxes
+    if options.named or options.columns or open_images:
         return Certainty.CERTAIN
     # Images of another split, such as a test set, may have no rows; others raise a question. Lists without a header,
     # and several tables, are often a part of a dataset of many files, so they must name all images.

@@ -41,6 +41,7 @@ _NO_TABLE = re.compile(r"(readme|licen[cs]e|requirements|notes?|class(es)?|label
 _FEW, _SEARCHED, _MAX_CLASSES = 16, 48, 1 << 16
 _WORDS = re.compile(r"[^\W\d_][^\d.]*(\.\D+)?")
 _IDS = re.compile(r".*(image|img|file|path|name|photo|picture|^id|_id|uuid).*", re.I)
+_IMAGE_ID = re.compile(r"(image|img|file|photo|picture)[ _]?(id|name)?", re.I)
 
 
 @dataclass(slots=True)
@@ -288,12 +289,13 @@ def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming], index: Imag
 def _is_image_column(name: str, way: Naming) -> bool:
     """Tells if a column names images. Names with suffixes always do.
 
-    Names without suffixes do if they are of at least two images, and one of these holds:
+    Names without suffixes do if the column's name is that of ids of images, such as ``ImageID``, or if they are of at
+    least two images, and one of these holds:
 
-    - The column's name is that of ids.
+    - The column's name is that of other ids.
     - All names are of images, and at least two are no numbers.
     """
-    if not way.by_stem:
+    if not way.by_stem or _IMAGE_ID.fullmatch(name) is not None:
         return True
     images = len(way.images)
     return images > 1 and ((way.words > 1 and images == way.hits) or _IDS.fullmatch(name) is not None)
