@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from packstore.core.errors import AmbiguousSourceError, Answer, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, printable
 from packstore.core.registry import SOURCES
 from packstore.images.reading import CLIPS
 from packstore.images.unread import UNREAD_BYTES, find_unread_file_kind
@@ -21,7 +22,7 @@ from packstore.sources.annotations import (
     find_other_annotations,
 )
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Kind, Source, Survey
+from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Survey
 from packstore.sources.companion_patterns import PAIR, Companion
 from packstore.sources.contents import is_clip_name
 from packstore.sources.folder import FolderSource
@@ -76,14 +77,14 @@ def ask_about_nested(path: Path, found: Sequence[tuple[Path, Kind]], *kinds: Kin
 
 
 def ask_about_annotations(
-    path: Path, kind: Kind, found: Sequence[SuspectedAnnotation], holds_forms: bool = False
+    path: Path, kind: Kind, found: Sequence[SuspectedAnnotation], holds_forms: bool = False, others: Iterable[Kind] = ()
 ) -> AmbiguousSourceError:
-    """Returns the question about a path that would lose possible annotations as ``kind``. With ``holds_forms``, naming
-    this kind would pack masks and the like as samples, and is no answer."""
+    """Returns the question about a path that would lose possible annotations as ``kind``; ``others`` are further kinds
+    to try. With ``holds_forms``, naming this kind would pack masks and the like as samples, and is no answer."""
     shown = join_phrases(found) or "other folders of images"
     tables = [SOURCES["table"]] if any(each.phrase.endswith(NAMES_IMAGES) for each in found) else []
     why = f"is {short_help(kind)}, and would be packed without what else is there: {shown}"
-    return ask(path, why, *leave_out(found), *([] if holds_forms else [kind]), *tables)
+    return ask(path, why, *leave_out(found), *([] if holds_forms else [kind]), *dict.fromkeys([*tables, *others]))
 
 
 def ask_about_companions(path: Path, plain: Kind, *kinds: Kind) -> AmbiguousSourceError:
@@ -157,7 +158,17 @@ def ask_about_left(source: Source, survey: Survey) -> None:
     if annotations and len(survey.splits) == 1 and "" not in survey.splits:
         annotations = find_left_by_source(source, source.survey())  # those of other splits are no question
     if annotations:
-        raise ask_about_annotations(source.path, SOURCES[source.kind], annotations)
+        others = _find_other_kinds(source)
+        raise ask_about_annotations(source.path, SOURCES[source.kind], annotations, others=others)
+
+
+def _find_other_kinds(source: Source) -> Iterator[Kind]:
+    """Yields the kinds of annotations, other than its own, that match the path of a source."""
+    for kind in map(SOURCES.__getitem__, SOURCES.built_in):
+        if kind.name not in (source.kind, COMPANIONS, *PLAIN_KINDS) and kind.reads(source.path):
+            with suppress(PackstoreError, OSError):
+                if kind.recognise(source.path, SourceOptions()) >= Certainty.PARTIAL:
+                    yield kind
 
 
 def _ask_about_names(source: Source, survey: Survey) -> None:

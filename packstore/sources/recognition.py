@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -103,7 +103,8 @@ def recognise(path: Path, options: SourceOptions, clips: bool = False) -> Kind:
         if kind.name == COMPANIONS and by_certainty.get(Certainty.PARTIAL) and not any(options.companions.values()):
             certainty = min(certainty, Certainty.PARTIAL)  # another kind reads more of it
         if certainty is Certainty.CERTAIN:
-            if kind.name in PLAIN_KINDS and _names_kind(by_certainty, COMPANIONS):
+            names = [each.name for each in by_certainty.get(Certainty.PARTIAL, ())]
+            if kind.name in PLAIN_KINDS and COMPANIONS in names:
                 raise ask_about_companions(path, kind)
             if kind.name == "imagefolder" and not options.splits:
                 _refuse_unlikely_classes(path, clips)
@@ -166,11 +167,6 @@ def _recognise_as(kind: Kind, path: Path, options: SourceOptions) -> Certainty:
     return certainty
 
 
-def _names_kind(by_certainty: Mapping[Certainty, Sequence[Kind]], name: str) -> Kind | None:
-    """Returns the kind of a name if it matches partially, else None."""
-    return next((kind for kind in by_certainty.get(Certainty.PARTIAL, ()) if kind.name == name), None)
-
-
 def _find_certain_kind(path: Path) -> Kind | None:
     """Returns the first built-in kind that is certain of a path; None if no kind is.
 
@@ -231,10 +227,8 @@ def _refuse_few_annotations(path: Path, kind: Kind) -> None:
     if tree is None:
         return
     folders = [folder for folder in list_contents(tree).folders.values() if folder.images.count]
-    if (
-        any(not folder.path for folder in folders)
-        or len({folder.name for folder in folders if not is_split(folder.name)}) < 2
-    ):
+    classes = {folder.name for folder in folders if not is_split(folder.name)}
+    if len(classes) < 2 or any(not folder.path for folder in folders):
         return
     suffixes = {f".{extension.rpartition('.')[2]}" for extension in kind.sidecar_extensions}
     count = sum(
@@ -244,10 +238,8 @@ def _refuse_few_annotations(path: Path, kind: Kind) -> None:
     )
     images = sum(folder.images.count for folder in folders)
     if 0 < 2 * count < images:
-        why = (
-            f"has annotations ({short_help(kind)}) beside {count:,} of {images:,} images, and may be folders of classes"
-        )
-        raise ask(path, why, kind, SOURCES["imagefolder"])
+        some = f"beside {count:,} of {images:,} images, and may be folders of classes"
+        raise ask(path, f"has annotations ({short_help(kind)}) {some}", kind, SOURCES["imagefolder"])
 
 
 def _holds_images(path: UrlPath) -> bool:

@@ -257,7 +257,7 @@ def test_a_turned_mask_keeps_values_and_palette(name: str, tmp_path: Path) -> No
     source = make_set(tmp_path / "set", name, "jpg", 6, "stored")
     convert(source, tmp_path / "a.lmdb", exif_transpose=True)
     export(tmp_path / "a.lmdb", tmp_path / "out", to="masks")
-    (file,) = (tmp_path / "out").rglob("*.png")
+    file, _ = (tmp_path / "out").rglob("*.png")
     with Image.open(file) as mask:
         assert (np.asarray(mask) == describe_photo("jpg", 6, "upright").mask).all()
         if name == "palette_masks":
