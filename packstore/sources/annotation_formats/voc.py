@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,6 @@ _IMAGES = "JPEGImages"
 _MASKS = {"mask": "SegmentationClass", "object_mask": "SegmentationObject"}
 _FLAGS = re.compile(r"(\s+[+-]?\d+)+$")
 """Matches the numbers behind the name of an image."""
-_LOOKED_AT = 64
 _SETS = ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets")
 
 
@@ -145,24 +143,22 @@ class VocSource(SidecarSource):
         return next(iter(kits.items()), ("", ""))
 
     def _find_lists(self, images: str, places: Sequence[str]) -> dict[str, str]:
-        """Finds the list of images of each split, in the first of ``places`` that has any. Outside ``ImageSets``, its
-        first lines must name images."""
+        """Finds the list of images of each split, in the first of ``places`` that has any. Outside ``ImageSets``, most
+        of its lines must name images."""
+        stems = {stem_of(name) for name in self.tree.names(images).ending(*IMAGE_SUFFIXES)}
         for folder in places:
             names = (name for name in self.tree.names(folder).ending(".txt") if is_split(name[:-4]))
             lists = {name[:-4].lower(): join(folder, name) for name in names}
             if "ImageSets" not in folder:
-                lists = {split: file for split, file in lists.items() if self._names_images(file, images)}
+                lines = {
+                    name: [_FLAGS.sub("", line) for _, line in read_lines(self.tree, lists[name])] for name in lists
+                }
+                lists = {name: lists[name] for name in lists if 2 * len(stems & {*lines[name]}) > len(lines[name])}
             if {"train", "val"} <= lists.keys():
                 lists.pop("trainval", None)
             if lists:
                 return lists
         return {}
-
-    def _names_images(self, file: str, images: str) -> bool:
-        """Tells if each of the first 64 lines of a list is the name of an image without suffix."""
-        stems = {stem_of(name) for name in self.tree.names(images).ending(*IMAGE_SUFFIXES)}
-        lines = [_FLAGS.sub("", line) for _, line in islice(read_lines(self.tree, file, paths=True), _LOOKED_AT)]
-        return bool(lines) and stems.issuperset(lines)
 
     def _read_sets(self, images: str) -> dict[str, list[str]]:
         """Reads the images of each split, whose lists name them without suffix, in the folder ``images``."""

@@ -65,16 +65,8 @@ class TableSource(ListedSource):
         super().__init__(path, options)
         given = dict(parse_columns(options.columns))
         self._lists: set[str] = set()  # columns of further images that hold a list for each image
-        tables = join_tables(find_tables(self.tree, given, options.named))
-        if not tables:
-            column = f" in a column {printable(name)}" if (name := ",".join(given.get("image", ()))) else ""
-            raise SourceError(
-                f"{printable(str(path))} has no table whose rows name its images{column}: name the column with "
-                "--column image=COL"
-            )
-        self._tables, self._class_files, column, names = separate_class_table(self.tree, tables)
-        if column and not given.keys() & {"label", "labels"}:
-            given["label"] = [column]
+        self._class_files, self._class_labels = list[str](), dict[str, Field]()
+        self._tables = self._find_tables(given)
         objects = next((table.objects for table in self._tables if table.objects is not None), None)
         if options.layout == NOT_CONVERTED:
             given["boxes"], objects = [], None
@@ -88,7 +80,7 @@ class TableSource(ListedSource):
             found = self.listed.list_different(number, self._further)
             self._lists |= {name for name, paths in found.items() if len(paths) > 1}
         plain = {name: each for name, each in self.listed.facts.items() if name not in self._further}
-        declared = _merge_declared_fields(self._tables) | ({column: Label(names)} if names else {})
+        declared = _merge_declared_fields(self._tables) | self._class_labels
         if objects is not None:
             _name_object_columns(objects, plain, given)
         header = all(table.has_names for table in self._tables)
@@ -103,6 +95,24 @@ class TableSource(ListedSource):
             *(self.tree, self._table_files, self.listed, self._roles, self._further, self._convention, declared)
         )
         self.evidence = self._describe_evidence()
+
+    def _find_tables(self, given: dict[str, list[str]]) -> Sequence[Table]:
+        """Finds the tables, and joins those of the same images. A table of classes gives the column of labels.
+
+        Raises :class:`SourceError` if there is no table, or none has the column of images that the user names.
+        """
+        tables = join_tables(find_tables(self.tree, given, self.options.named))
+        if not tables:
+            column = f" in a column {printable(name)}" if (name := ",".join(given.get("image", ()))) else ""
+            raise SourceError(
+                f"{printable(str(self.path))} has no table whose rows name its images{column}: name the column with "
+                "--column image=COL"
+            )
+        tables, self._class_files, column, names = separate_class_table(self.tree, tables)
+        if column and not given.keys() & {"label", "labels"}:
+            given["label"] = [column]
+        self._class_labels = {column: Label(names)} if names else {}
+        return tables
 
     def _read_rows(self) -> Iterator[NamedRow]:
         """Yields each row that names an image, with the cells of joined tables. Counts rows without an image in

@@ -355,9 +355,7 @@ def _can_join(one: Table, other: Table) -> bool:
     return np.array_equal(images, others) if single else bool(np.isin(images, others).all())
 
 
-def separate_class_table(
-    tree: Tree, tables: Sequence[Table]
-) -> tuple[Sequence[Table], list[str], str, tuple[str, ...] | None]:
+def separate_class_table(tree: Tree, tables: list[Table]) -> tuple[list[Table], list[str], str, tuple[str, ...] | None]:
     """Separates a table of classes, such as one that names an icon of each. Returns the other tables, its path, the
     column of the others that has the classes, and their names if it numbers them from 0. Empty without such a table.
 
