@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SourceError, printable
 from packstore.core.urls import UrlPath
-from packstore.sources.annotations import NO_ANNOTATION, find_image_companions, find_other_annotations
+from packstore.sources.annotations import NAMES_IMAGES, NO_ANNOTATION, find_image_companions, find_other_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Source, SourceOptions, Survey
 from packstore.sources.beside import join
@@ -73,6 +74,11 @@ class Outcome:
         return len(self.classes) == 1 and len(self.survey.splits) < 2
 
     @property
+    def content(self) -> tuple[str, ...]:
+        """Text that is equal for answers by which the same is packed."""
+        return self.survey.ledger.used, repr(self.survey.splits), repr(self.survey.columns)
+
+    @property
     def is_useful(self) -> bool:
         """False if nothing is packed, or if folders became classes that seem to be none."""
         names, records = self.classes, self.survey.records
@@ -100,6 +106,7 @@ class Outcome:
         others = [column.name for column in survey.columns if column.name not in (*hidden, "label")]
         made += f", with {_join(others)}" if others else "" if names else ", without labels"
         left = [f"{count:,} {what}{'s' * (count != 1)}" for what, count in self.left.most_common()]
+        left += [f"{count:,} {what}" for what, count in survey.ledger.members.items() if what.startswith("rows ")]
         lines = f" (as many lines as samples: {_join([*map(printable, self.texts)])})" if self.texts else ""
         return f"{made}; leaves out {_join(left) or 'nothing'}{lines}"
 
@@ -120,9 +127,9 @@ def try_answers(
     """Returns the answers to offer for a question about ``place``, each with its note. ``opener`` is
     :func:`packstore.sources.open_source`.
 
-    Answers that all have a note are returned as they are. Those that leave nothing out come first. If none of the
-    question's own answers keeps all files, adds further ones; then those that leave out least come first. Returns them
-    untried, with a note that says so, at a URL and for more than 200,000 files.
+    Answers that all have a note are returned as they are. If none of the question's own answers keeps all files, adds
+    further ones. Those that leave out fewest files come first; of those that pack the same, only the shortest is kept.
+    Returns them untried, with a note that says so, at a URL and for more than 200,000 files.
     """
     if error.answers and all(answer.note for answer in error.answers):
         return list(error.answers)
@@ -138,15 +145,17 @@ def try_answers(
         trial = _Trial(place, files, partial(opener, **own, kind=kind))
         tried = list(trial.run(error.answers, asked))
         if tree is not None and kind is None and not any(outcome and not outcome.left for _, outcome in tried):
-            more = trial.run(_propose(place, tree, options, not tried), asked, _ASKED_IN_A_ROW)
-            further = [(answer, outcome) for answer, outcome in more if outcome and not outcome.has_one_class]
-            tried += further
-            if further:
-                tried.sort(key=lambda pair: (pair[1].left.total() if pair[1] else 0, pair[0].source is not None))
-        tried.sort(key=lambda pair: pair[1] is None or bool(pair[1].left))
+            leaves_images = any(o and o.left["image"] and answer.source is None for answer, o in tried)
+            more = trial.run(_propose(place, tree, options, not tried, leaves_images), asked, _ASKED_IN_A_ROW)
+            tried += [(answer, outcome) for answer, outcome in more if outcome and not outcome.has_one_class]
     finally:
         _trying.reset(token)
-    return list(dict.fromkeys(answer for answer, _ in tried))
+    tried.sort(key=lambda pair: (pair[1] is None, pair[1].left.total() if pair[1] else 0))
+    shortest: dict[object, Answer] = {}
+    for answer, outcome in tried:
+        key = (answer.source, outcome.content) if outcome else answer
+        shortest[key] = min(shortest.get(key, answer), answer, key=lambda each: len("".join(each.options)))
+    return [*shortest.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +281,11 @@ def _count_files(place: Path) -> Counter[str] | None:
     return counts
 
 
-def _propose(place: Path, tree: Tree, options: SourceOptions, alone: bool) -> Iterator[Answer]:
-    """Yields answers, those that keep most first. With ``alone``, also to pack one of the folders alone."""
+def _propose(place: Path, tree: Tree, options: SourceOptions, alone: bool, leaves_images: bool) -> Iterator[Answer]:
+    """Yields answers, those that keep most first. With ``alone``, also to pack one of the folders alone; if other
+    answers leave out images, also the image folder."""
     contents = list_contents(tree)
+    yield from _name_columns(tree)
     if not any(options.companions.values()):
         yield from read_companions(find_companions(tree))
         yield from _read_sidecars(tree, contents)
@@ -283,7 +294,19 @@ def _propose(place: Path, tree: Tree, options: SourceOptions, alone: bool) -> It
         yield from _name_splits(contents, bool(plain) and not find_other_annotations(tree))
         yield from _separate_copies(contents)
     yield from _choose_folders(place, contents, alone)
-    yield from (Answer(("--source", name)) for name in plain if alone)
+    yield from (Answer(("--source", name)) for name in plain if alone or (leaves_images and name == PLAIN_KINDS[0]))
+
+
+def _name_columns(tree: Tree) -> Iterator[Answer]:
+    """Yields the answers that name the column of images in a table, as is needed if most of its images are missing."""
+    from packstore.sources.table.reading import SUFFIXES, read_table
+
+    for file in (each.file for each in find_other_annotations(tree) if each.phrase.endswith(NAMES_IMAGES)):
+        with suppress(SourceError):
+            rows = islice(read_table(tree, file, header=True), _TEXTS) if file and file.endswith(SUFFIXES) else ()
+            cells = [cell for row in rows for cell in row.cells.items()]
+            named = dict.fromkeys(name for name, value in cells if str(value).lower().endswith(IMAGE_SUFFIXES))
+            yield from (Answer(("--column", f"image={name}")) for name in named)
 
 
 def _read_sidecars(tree: Tree, contents: Contents) -> Iterator[Answer]:

@@ -67,6 +67,7 @@ def photo(number: int, side: int = 48) -> bytes:
     return out.getvalue()
 
 
+SPLITS, CUP = ("train", "val", "test"), ("cup", (3, 2, 9, 7), 0)
 LAYOUTS: dict[str, Callable[[], Files]] = {
     "copies": lambda: originals_and_copies(("yes", "no"), "augmented data", "models/a.model"),
     "copies further down": lambda: originals_and_copies(("cats", "dogs"), "augmented/flip", "notes.md"),
@@ -117,6 +118,22 @@ LAYOUTS: dict[str, Callable[[], Files]] = {
     "tables of classes": lambda: {
         **{f"images/{n}.jpg": jpeg(n) for n in range(12)},
         **{f"{c}.csv": "file,age\n" + "".join(f"{n}.jpg,{n}\n" for n in range(k, 12, 2)) for k, c in enumerate("ab")},
+    },
+    "tables of some images": lambda: {
+        **{f"{s}/{c}/{s}{c}{n}.jpg": jpeg(n) for s in SPLITS for c in ("pit", "rim") for n in range(5)},
+        **{
+            f"{s}.csv": "file,kind\n" + "".join(f"{s}{c}{n}.jpg,{c}\n" for c in ("pit", "rim") for n in range(4))
+            for s in ("train", "test")
+        },
+    },
+    "the same boxes twice": lambda: {
+        **{f"{s}/{s}_{n}.jpg": jpeg(n) for s in ("train", "test") for n in range(5)},
+        **{f"{s}/{s}_{n}.xml": voc_xml(f"{s}_{n}", CUP) for s in ("train", "test") for n in range(5)},
+        **{
+            f"{s}_labels.csv": "filename,width,height,class,xmin,ymin,xmax,ymax\n"
+            + "".join(f"{s}_{n}.jpg,16,12,cup,3,2,9,7\n" for n in range(5))
+            for s in ("train", "test")
+        },
     },
     "folders called images and masks": lambda: {
         f"{place}/{n}.png": jpeg(n) if place == "images" else mask(n)
@@ -203,6 +220,22 @@ def test_the_first_line_keeps_all_files(name: str, archive: bool, tmp_path: Path
     assert question is not None
     assert question.answers[0].note.startswith(KEPT[name])
     assert question.answers[0].note.endswith("leaves out nothing")
+
+
+LINES = {
+    "tables of some images": [("--source", "imagefolder"), ("--source", "table")],
+    "the same boxes twice": [("--source", "voc"), ("--source", "table")],
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_lines_that_leave_out_least_come_first_and_each_outcome_once(name: str, tmp_path: Path) -> None:
+    root = fill(tmp_path / "set", LAYOUTS[name]())
+    question = ask(["convert", str(root), str(tmp_path / "s.lmdb")])
+    assert question is not None
+    assert [answer.options for answer in question.answers] == LINES[name]
+    counts = [left_of(answer.note).total() for answer in question.answers]
+    assert counts == sorted(counts)
 
 
 @pytest.mark.parametrize(("images", "noted"), [(1, True), (2, False), (3, False)])
@@ -328,6 +361,26 @@ def test_images_without_the_name_of_one_are_a_question_before_packing(flat: bool
     assert question.answers[0].note == f"leaves out {3 if flat else 6} images"
     for answer in question.answers:
         assert ask(["convert", str(root), str(tmp_path / f"{answer.options[0]}.lmdb"), *answer.options]) is None
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+@pytest.mark.parametrize("have", [4, 8])
+def test_a_table_most_of_whose_images_are_missing_is_read_by_the_first_line(
+    have: int, suffix: str, tmp_path: Path
+) -> None:
+    rows = [{"who": f"A{n}", "scan": f"p{n}x.jpg", "finding": "ab"[n % 2]} for n in range(20)]
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    if suffix == ".csv":
+        text = "".join(f"{','.join(row)}\n" for row in (rows[0].keys(), *(row.values() for row in rows)))
+    files = {f"images/p{n}x.jpg": jpeg(n) for n in range(have)}
+    root = fill(tmp_path / "set", {**files, f"facts{suffix}": text})
+    question = ask(["convert", str(root), str(tmp_path / "s.lmdb")])
+    assert question is not None
+    first = question.answers[0]
+    assert first.options == ("--column", "image=scan")
+    assert first.note.startswith(f"{have} samples in 2 classes (a, b), with who; leaves out ")
+    assert first.note.endswith(f"{20 - have} rows of facts{suffix} without an image")
+    assert ask(["convert", str(root), str(tmp_path / "s.lmdb"), *first.options]) is None
 
 
 def test_images_of_many_odd_names_can_be_skipped(tmp_path: Path) -> None:
