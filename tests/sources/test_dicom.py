@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +21,7 @@ from packstore.cli import cli
 from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.sources import Entry, open_source
 from packstore.sources.base import Sample
+from packstore.sources.medical.dicom_files import read_header
 from packstore.testing import SourceSuite
 from tests.makers.dicom import make_dataset, pixels_of, save
 from tests.makers.medical import image_of, read_samples
@@ -308,6 +311,34 @@ def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
     assert said.keys() == {f"{name}.dcm" for name in expected}
     for name, part in expected.items():
         assert part in said[f"{name}.dcm"], said[f"{name}.dcm"]
+
+
+def test_a_palette_that_grows_with_each_segment_is_refused(tmp_path: Path) -> None:
+    segments = [0, 1, 5, 1, 65535, 5]
+    for count in range(2, 20):  # each repeats all before it
+        segments += [2, count, 0, 0]
+    colours = {
+        f"{name}{colour}PaletteColorLookupTable{what}": value
+        for colour in ("Red", "Green", "Blue")
+        for name, what, value in (
+            ("", "Descriptor", [256, 0, 16]),
+            ("Segmented", "Data", struct.pack("<78H", *segments)),
+        )
+    }
+    palette = {"PhotometricInterpretation": "PALETTE COLOR", **colours}
+    save(make_dataset(pixels_of(1, "uint8"), **palette), tmp_path / "a.dcm")
+    with closing(open_source(tmp_path)) as source, pytest.raises(SampleError, match="palette is segmented"):
+        source.read(next(source.entries()))
+
+
+def test_frames_without_a_group_of_their_own_take_no_time(tmp_path: Path) -> None:
+    groups = {"NumberOfFrames": 1 << 22, "PerFrameFunctionalGroupsSequence": [pydicom.Dataset()], "BitsAllocated": 1}
+    made = save(make_dataset(np.zeros((1 << 10, 1 << 9), np.uint8), **groups, Rows=1, Columns=1), tmp_path / "a.dcm")
+    data, before = made.read_bytes(), time.process_time()
+    header = read_header(lambda size: data[:size], len(data), len(data), ())
+    assert header is not None
+    assert header.frames == 1 << 22
+    assert time.process_time() - before < 2
 
 
 def test_without_pydicom_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,7 +245,8 @@ def _find_ranges(dataset: Any, frames: int) -> tuple[int, dict[str, tuple[int, i
     ranges: dict[str, tuple[int, int] | None] = dict.fromkeys(FORMS, (low, high))
     if channels == 1:
         scales = []
-        for each in range(frames if "PerFrameFunctionalGroupsSequence" in dataset else 1):
+        groups = len(dataset.get("PerFrameFunctionalGroupsSequence") or ())
+        for each in range(min(frames, groups + 1)):  # frames without a group of their own are scaled alike
             slope, intercept = (_read_number(dataset, each, f"Rescale{name}") for name in ("Slope", "Intercept"))
             scales.append((1.0, 0.0) if slope is None or intercept is None else (slope, intercept))
         has_table = bool(find_element(dataset, 0, "ModalityLUTSequence"))
@@ -288,6 +289,8 @@ def read_frame(dataset: Any, frame: int, form: str, mode: Mode, max_pixels: int)
             _refuse_large_codestream(dataset, frame)
         values = pydicom.pixels.pixel_array(dataset, index=frame)
         if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
+            if "SegmentedRedPaletteColorLookupTableData" in dataset:  # some hundred bytes may expand without a limit
+                raise ValueError("its palette is segmented, which packstore does not read")
             values = pydicom.pixels.apply_color_lut(values, dataset)
         elif values.ndim == 2 and form != "stored":
             values = _rescale(values, dataset, frame, through_window=form == "window")
