@@ -370,6 +370,15 @@ def test_a_word_of_no_image_is_an_error(image: Any, tmp_path: Path) -> None:
         open_source(fill(tmp_path, files | {name: json.dumps(document)}))
 
 
+def test_a_split_that_is_no_text_is_an_error(tmp_path: Path) -> None:
+    files = MAKERS["textocr"](3)
+    (name,) = (name for name in files if name.endswith(".json"))
+    document = json.loads(files[name])
+    next(iter(document["imgs"].values()))["set"] = {"a": 1}
+    with pytest.raises(SourceError, match=r"is not in the format of TextOCR and COCO-Text \(AttributeError"):
+        open_source(fill(tmp_path, files | {name: json.dumps(document)}))
+
+
 @pytest.mark.parametrize(
     "url",
     [

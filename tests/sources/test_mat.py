@@ -146,3 +146,9 @@ def test_damage_is_said(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(SourceError):
         open_source(path, layout="NHW:12x8")
+
+
+def test_a_file_of_many_variables_is_refused(tmp_path: Path) -> None:
+    scipy_io.savemat(tmp_path / "many.mat", {f"v{number}": 1 for number in range(10_002)})
+    with pytest.raises(SourceError, match="more than 10,000 arrays"):
+        open_source(tmp_path / "many.mat", kind="mat")

@@ -112,6 +112,7 @@ class DocumentSource(AnnotatedSource, SpooledSource):
             document = Document(file, self.format.parse(read_text(self.tree, file, _MAX_BYTES)), self.tree)
             entries = list(self.format.list_images(document))
             names = [clean_image_path(name) for each in entries for name in (each.name, *each.further_images)]
+            splits = [find_split_of_file(file) if each.split is None else each.split.lower() for each in entries]
             check_class_names(document.classes.values())
         except AmbiguousSourceError:
             raise
@@ -124,14 +125,13 @@ class DocumentSource(AnnotatedSource, SpooledSource):
         self.documents[file] = document
         paths = self._find_images(file, names, [entry for entry in entries for _ in (0, *entry.further_images)])
         places = zip(paths, find_present(self.tree, paths) if self.absent_reason else repeat(True), strict=False)
-        for entry in entries:
+        for entry, split in zip(entries, splits, strict=True):
             (image, *further), there = zip(*islice(places, 1 + len(entry.further_images)), strict=True)
             if not all(there):
                 document.leave(self.absent_reason)
                 continue
             self.max_further = max(self.max_further, len(further))
-            split = find_split_of_file(file) if entry.split is None else entry.split
-            yield SpooledEntry(image, split.lower(), file, [further, entry.item])
+            yield SpooledEntry(image, split, file, [further, entry.item])
 
     def _find_images(self, file: str, names: Sequence[str], entries: Sequence[Listed]) -> Sequence[str]:
         """Returns the path of each image that a file names. Joins names to the usual folder that has most of the

@@ -172,6 +172,8 @@ def open_mat(opened: OpenArrays, path: Path) -> None:
         end = position + 8 + length
         if end > size:
             raise ValueError(f"it ends {end - size} bytes too early")
+        if len(opened.arrays) > _MAX_ARRAYS:
+            raise ValueError(f"it holds more than {_MAX_ARRAYS:,} arrays")
         read: ReadRange = plain
         start, begin = plain(min(_MAT_START, size - position), position), position
         if kind == COMPRESSED:
