@@ -49,7 +49,7 @@ NO_ANNOTATION = re.compile(
 )
 _CONFIGS = re.compile(r"(config|settings|params|hparams|args|hyp|opt|options|history|metrics|results?|losses?)[._].*")
 _LABELS = re.compile(r".*(label|target|caption|annotation|truth).*")
-_CLASS_LISTS = re.compile(r".*(class|names|words|vocab|synset|wnid|categor).*")
+_CLASS_LISTS = re.compile(r".*(class|names|words|vocab|synset|wnid|categor|label_?map).*")
 _FRACTION = re.compile(rb"[-+]?\d*\.\d+(e[-+]?\d+)?", re.I)
 _COUNTER = re.compile(rb"0|[1-9]\d{0,3}")
 """Small numbers, which may count epochs or sizes as well as images."""
@@ -232,7 +232,7 @@ def _annotation_phrase(
         return named
     if _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known):
         return ""
-    if is_config or _CLASS_LISTS.fullmatch(name):
+    if is_config or suffix == ".xml" or _CLASS_LISTS.fullmatch(name):
         return None
     rows = max(sizes & _count_rows(tree, path, suffix), default=0)
     enough = rows >= (2 if _LABELS.fullmatch(name) else _FEWEST_ROWS)  # fewer may be chance

@@ -381,6 +381,7 @@ ORDINARY: dict[str, Files] = {
     "a list of classes": {"classes.txt": "cat\ndog\n", "labels.txt": "0 cat\n1 dog\n", **plain()},
     "as many classes as images": {"classes.txt": "\n".join(f"class{n}" for n in range(20)),
                                   **{f"c{n}/only.jpg": "" for n in range(20)}},
+    "settings of a tool for labels": {"label_config.xml": "<View>\n" * 40, "labelmap.txt": "x\n" * 40, **plain()},
     "synsets": {"words.txt": "n01 tench\nn02 shark", "wnids.txt": "n01\nn02", **plain("n01", "n02")},
     "videos beside photos": {f"IMG_{n:04}.{end}": "" for n in range(20) for end in ("JPG", "MOV")},
     "raw photos": {f"IMG_{n:04}.{end}": "" for n in range(20) for end in ("JPG", "XMP")},
