@@ -75,8 +75,8 @@ class Outcome:
 
     @property
     def content(self) -> tuple[str, ...]:
-        """Text that is equal for answers by which the same is packed."""
-        return self.survey.ledger.used, repr(self.survey.splits), repr(self.survey.columns)
+        """Equal for outcomes that pack the same samples."""
+        return self.kind, self.survey.ledger.used, repr(self.survey.splits), repr(self.survey.columns)
 
     @property
     def is_useful(self) -> bool:
@@ -145,15 +145,20 @@ def try_answers(
         trial = _Trial(place, files, partial(opener, **own, kind=kind))
         tried = list(trial.run(error.answers, asked))
         if tree is not None and kind is None and not any(outcome and not outcome.left for _, outcome in tried):
-            leaves_images = any(o and o.left["image"] and answer.source is None for answer, o in tried)
-            more = trial.run(_propose(place, tree, options, not tried, leaves_images), asked, _ASKED_IN_A_ROW)
+            more = trial.run(_propose(place, tree, options, not tried), asked, _ASKED_IN_A_ROW)
             tried += [(answer, outcome) for answer, outcome in more if outcome and not outcome.has_one_class]
+        if kind is None and any("--source" in answer.options and o and o.left["image"] for answer, o in tried):
+            folders = trial.run([Answer(("--source", PLAIN_KINDS[0]))], asked)
+            tried += [(answer, outcome) for answer, outcome in folders if outcome and len(outcome.classes) > 1]
     finally:
         _trying.reset(token)
     tried.sort(key=lambda pair: (pair[1] is None, pair[1].left.total() if pair[1] else 0))
     shortest: dict[object, Answer] = {}
     for answer, outcome in tried:
-        key = (answer.source, outcome.content) if outcome else answer
+        pairs = zip(answer.options[::2], answer.options[1::2], strict=True)
+        # Other options than these may change values, which a survey does not tell.
+        others = tuple(each for each in pairs if each[0] not in ("--ignore", "--source") and each[1][:6] != "image=")
+        key = (answer.source, others, outcome.content) if outcome else answer
         shortest[key] = min(shortest.get(key, answer), answer, key=lambda each: len("".join(each.options)))
     return [*shortest.values()]
 
@@ -281,9 +286,8 @@ def _count_files(place: Path) -> Counter[str] | None:
     return counts
 
 
-def _propose(place: Path, tree: Tree, options: SourceOptions, alone: bool, leaves_images: bool) -> Iterator[Answer]:
-    """Yields answers, those that keep most first. With ``alone``, also to pack one of the folders alone; if other
-    answers leave out images, also the image folder."""
+def _propose(place: Path, tree: Tree, options: SourceOptions, alone: bool) -> Iterator[Answer]:
+    """Yields answers, those that keep most first. With ``alone``, also to pack one of the folders alone."""
     contents = list_contents(tree)
     yield from _name_columns(tree)
     if not any(options.companions.values()):
@@ -294,7 +298,7 @@ def _propose(place: Path, tree: Tree, options: SourceOptions, alone: bool, leave
         yield from _name_splits(contents, bool(plain) and not find_other_annotations(tree))
         yield from _separate_copies(contents)
     yield from _choose_folders(place, contents, alone)
-    yield from (Answer(("--source", name)) for name in plain if alone or (leaves_images and name == PLAIN_KINDS[0]))
+    yield from (Answer(("--source", name)) for name in plain if alone)
 
 
 def _name_columns(tree: Tree) -> Iterator[Answer]:
