@@ -175,12 +175,14 @@ class VocSource(SidecarSource):
                     raise SourceError(f"{self.tree.name(file)}, line {number}: {error}") from None
                 if (first := owners.setdefault(image, file)) != file:
                     union = join(file.rpartition("/")[0], "trainval.txt")  # takes the place of a list that is left out
+                    kit, found, _ = file.partition("ImageSets/")
+                    whole = {kit + found} if found else {first, file, union}
                     raise AmbiguousSourceError(
                         f"{self.tree.name()}: {printable(line)} is in two sets, {printable(first)} and "
                         f"{printable(file)}: remove it from one, or leave a list out with --ignore",
                         [
                             Answer(ignore_paths(sorted(each)))
-                            for each in ({first, file, union}, {first, union} - {file}, {file, union} - {first})
+                            for each in (whole, {first, union} - {file}, {file, union} - {first})
                         ],
                     )
                 sets[split].append(image + suffixes.get(image, ".jpg"))
