@@ -161,7 +161,7 @@ def _find_annotation_files(tree: Tree, whole: Contents, left: Contents) -> Itera
 
     - Files with the stems of images, if at least three have such stems. In a folder of fewer images, fewer suffice.
     - Files of a suffix in a folder, if there are as many as images.
-    - JSON, XML and CSV files, if several folders of images have them, and at least half of these folders.
+    - JSON and XML files, if several folders of images have them, and at least half of these folders.
     - Single files, see :func:`_annotation_phrase`. Looks at the first 64 files of a suffix in a folder. Reads texts
       only if there are no more.
 
@@ -174,7 +174,7 @@ def _find_annotation_files(tree: Tree, whole: Contents, left: Contents) -> Itera
         counts.update(dict.fromkeys(("", *path_and_parents(path)), each.images.count))
     large = {n for place, n in counts.items() if _LARGE_PART * n >= counts[""] or is_split(place.rpartition("/")[2])}
     holding = [path for path, each in whole.folders.items() if each.images.count and not is_work_folder(path)]
-    for suffix in (".json", ".xml", ".csv"):
+    for suffix in (".json", ".xml"):
         having = sum(suffix in left.folders[path].others for path in holding if path in left.folders)
         if having > 1 and 2 * having >= len(holding):
             phrase = f"{suffix} files in {having:,} of {len(holding):,} folders of images"

@@ -320,7 +320,8 @@ def _hold_stems(tree: Tree, relation: Relation) -> bool:
     affix = (relation.one, relation.other)[side]
     folders = {pair[side].rpartition("/")[0] for pair in sample(relation.pairs, LOOKED_AT)}
     names = chain.from_iterable(tree.names(folder).ending(*IMAGE_SUFFIXES) for folder in folders)
-    return affix.has_word and all(map(affix.base_of, names))
+    has_word = any(token.isalpha() and len(token) > 1 for token in affix.tokens)  # not test/t0.png
+    return has_word and all(map(affix.base_of, names))
 
 
 def _are_forms(tree: Tree, relation: Relation, pictures: Sequence[Pair]) -> bool:

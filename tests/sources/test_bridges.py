@@ -12,7 +12,6 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -401,15 +400,13 @@ def test_fiftyone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array_equal(reader.item("labels", 1), [1, 1])
 
 
-def test_fiftyone_whose_tags_are_no_splits_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fiftyone_of_which_some_samples_have_no_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, {"a.jpg": jpeg(1), "b.jpg": jpeg(2)})
     samples = Sample(tmp_path / "a.jpg", ["train"]), Sample(tmp_path / "b.jpg", [])
     monkeypatch.setitem(sys.modules, "fiftyone", FiftyOne(*samples))
     report = convert("fiftyone:photos", tmp_path / "out.lmdb")
     assert report.manifest.records == 2
-    assert not report.manifest.splits
-    with closing(open_source(Path("fiftyone:photos"))) as source:
-        assert source.count_left_parts() == {"splits, since not each sample has one": 1}
+    assert [split.name for split in report.manifest.splits] == ["train", "unassigned"]
 
 
 def test_fiftyone_refuses_videos(monkeypatch: pytest.MonkeyPatch) -> None:

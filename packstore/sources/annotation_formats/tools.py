@@ -135,17 +135,17 @@ def datumaro(item: Any, picture: Picture) -> Parts:
 def _list_fiftyone(file: Document) -> Iterator[Listed]:
     """Lists the images of ``samples.json`` or ``labels.json``.
 
-    The tags ``train``, ``val``, ``validation`` and ``test`` of samples are splits if every sample has exactly one of
-    them. Names in ``labels.json`` get the suffixes of the images in ``data`` or beside the file. Raises
+    The tags ``train``, ``val``, ``validation`` and ``test`` of samples are splits. Samples without exactly one of them
+    have none. Names in ``labels.json`` get the suffixes of the images in ``data`` or beside the file. Raises
     :class:`ValueError` if two images differ in their suffixes alone.
     """
     file.find(join(file.folder, "metadata.json"))  # describes the fields of samples
     file.classes = dict(enumerate(map(str, file.content.get("classes") or ())))
     samples = file.content.get("samples", ())
     tags = [[t for t in each.get("tags") or () if t in ("train", "val", "validation", "test")] for each in samples]
-    split = all(len(each) == 1 for each in tags)
+    has_splits = any(len(each) == 1 for each in tags)
     for sample, own in zip(samples, tags, strict=True):
-        yield Listed(sample["filepath"], sample, own[0] if split else None)
+        yield Listed(sample["filepath"], sample, own[0] if len(own) == 1 else "" if has_splits else None)
     names = {name for folder in (join(file.folder, "data"), file.folder) for name in file.list_images(folder)}
     by_stem = {name.rpartition(".")[0]: name for name in names}
     if len(by_stem) < len(names) and "labels" in file.content:
