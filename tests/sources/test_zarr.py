@@ -156,6 +156,15 @@ def test_a_damaged_chunk_is_a_bad_sample(tmp_path: Path) -> None:
     assert [skipped.key for skipped in report.manifest.skipped] == ["0000000002"]
 
 
+def test_chunks_of_no_values_are_an_error(tmp_path: Path) -> None:
+    path = write_zarr(tmp_path / "a.zarr", {"x": pixels(4, 6, 6, 3)}, chunks=(1, 6, 6, 3))
+    metadata = json.loads((path / "x/zarr.json").read_text())
+    metadata["chunk_grid"]["configuration"]["chunk_shape"] = [0, 6, 6, 3]
+    (path / "x/zarr.json").write_text(json.dumps(metadata))
+    with pytest.raises(SourceError, match="cannot be read by zarr"):
+        open_source(path)
+
+
 def test_n5_is_refused(tmp_path: Path) -> None:
     for attributes in ({"n5": "2.5.1"}, {"dimensions": [4], "blockSize": [4], "dataType": "uint8"}):
         (tmp_path / "attributes.json").write_text(json.dumps(attributes))

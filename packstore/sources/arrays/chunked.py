@@ -249,6 +249,8 @@ class ZarrSource(ArraySource):
                     raise ValueError(f"{file.name} is no file, or has more than {largest:,} bytes")
             array = zarr.open_array(str(folder), mode="r")
             shape, chunks, dtype = array.shape, array.chunks, array.dtype
+            if 0 in chunks:
+                raise ValueError(f"its chunks have the shape {chunks}")
         except Exception as error:  # the library has many
             why = printable(f"{name or 'its array'} cannot be read by zarr: {type(error).__name__}: {str(error)[:200]}")
             return _ZarrArray(ArrayInfo.unreadable(name, (), why), None, folder)
