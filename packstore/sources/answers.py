@@ -74,11 +74,6 @@ class Outcome:
         return len(self.classes) == 1 and len(self.survey.splits) < 2
 
     @property
-    def content(self) -> tuple[str, ...]:
-        """Equal for outcomes that pack the same samples."""
-        return self.kind, self.survey.ledger.used, repr(self.survey.splits), repr(self.survey.columns)
-
-    @property
     def is_useful(self) -> bool:
         """False if nothing is packed, or if folders became classes that seem to be none."""
         names, records = self.classes, self.survey.records
@@ -158,7 +153,10 @@ def try_answers(
         pairs = zip(answer.options[::2], answer.options[1::2], strict=True)
         # Other options than these may change values, which a survey does not tell.
         others = tuple(each for each in pairs if each[0] not in ("--ignore", "--source") and each[1][:6] != "image=")
-        key = (answer.source, others, outcome.content) if outcome else answer
+        key: object = answer
+        if outcome is not None:
+            survey = outcome.survey
+            key = answer.source, others, outcome.kind, survey.ledger.used, repr((survey.splits, survey.columns))
         shortest[key] = min(shortest.get(key, answer), answer, key=lambda each: len("".join(each.options)))
     return [*shortest.values()]
 
@@ -240,9 +238,8 @@ class _Trial:
 def _find_texts_of_lines(tree: Tree, survey: Survey) -> list[str]:
     """Finds the texts among the files left out that have a line for each sample, perhaps below a header."""
     texts = [path for path in survey.ledger.names(Role.LEFT) if suffix_for_count(path) in (".txt", ".csv", ".tsv")]
-    some = texts if survey.counted and len(texts) <= _TEXTS else []
-    lines = {path: len(tree.first_bytes(path, _MOST_BYTES).splitlines()) for path in some}
-    return [path for path, count in lines.items() if survey.records in (count, count - 1)]
+    lines = {path: tree.first_bytes(path, _MOST_BYTES).count(b"\n") for path in texts[:_TEXTS] if survey.records}
+    return [path for path, count in lines.items() if abs(survey.records - count) < 2]
 
 
 def _name_of(path: str) -> str:

@@ -293,9 +293,8 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
         return None
     side = 1
     # Each image has a file, and some files have no image; or the plain names are those of the files.
-    has_further_files = relation.images == len(relation.pairs) and relation.files > relation.files_with_image
-    is_plainer = not within and relation.is_complete and other.is_plain and not one.is_plain
-    if may_swap and (has_further_files or is_plainer):
+    further = relation.images == len(relation.pairs) and relation.files > relation.files_with_image
+    if may_swap and (further or (relation.is_complete and not within and other.is_plain and not one.is_plain)):
         relation, side = relation.swapped(), 0
     images, files = relation.patterns
     text = files if relation.one.is_whole else f"{images or relation.one.pattern()}={files}"
@@ -309,8 +308,8 @@ def _judge(tree: Tree, relation: Relation, known: Sequence[Known]) -> tuple[Comp
 def _covers_images(tree: Tree, relation: Relation) -> bool:
     """Tells if a relation is complete, and all folders of images have such pairs: no further image could own both."""
     places = {image.rpartition("/")[0] for image, _ in relation.pairs}
-    folders = list_contents(tree).folders.values()
-    return relation.is_complete and all(each.path in places for each in folders if each.images.count)
+    folders = {path for path, each in list_contents(tree).folders.items() if each.images.count}
+    return relation.is_complete and folders <= places
 
 
 def _hold_stems(tree: Tree, relation: Relation) -> bool:
