@@ -213,7 +213,7 @@ def test_a_mask_of_another_size_is_a_bad_sample(tmp_path: Path) -> None:
 def test_lists_beside_masks_are_a_question(tmp_path: Path) -> None:
     folders(tmp_path)
     (tmp_path / "val.txt").write_text("".join(f"{n:05}\n" for n in range(4)))
-    with pytest.raises(AmbiguousSourceError, match="--source companions"):
+    with pytest.raises(AmbiguousSourceError, match="it names the images"):
         open_source(tmp_path)
     with closing(open_source(tmp_path, kind="companions")) as source:
         assert source.survey().records == 6
