@@ -317,10 +317,12 @@ def _hold_stems(tree: Tree, relation: Relation) -> bool:
     ``height/a_height.tif``."""
     side = 1 if relation.one.is_plain else 0
     affix = (relation.one, relation.other)[side]
-    folders = {pair[side].rpartition("/")[0] for pair in sample(relation.pairs, LOOKED_AT)}
+    some = [[file.rpartition("/")[0] for file in pair] for pair in sample(relation.pairs, LOOKED_AT)]
+    folders = {pair[side] for pair in some}
     names = chain.from_iterable(tree.names(folder).ending(*IMAGE_SUFFIXES) for folder in folders)
     has_word = any(token.isalpha() and len(token) > 1 for token in affix.tokens)  # not test/t0.png
-    return has_word and all(map(affix.base_of, names))
+    are_classes = any(one.endswith(f"/{other}") or other.endswith(f"/{one}") for one, other in some)  # no, augmented/no
+    return has_word and not are_classes and all(map(affix.base_of, names))
 
 
 def _are_forms(tree: Tree, relation: Relation, pictures: Sequence[Pair]) -> bool:
