@@ -342,7 +342,8 @@ def _are_forms(tree: Tree, relation: Relation, pictures: Sequence[Pair]) -> bool
     named = within and words and not any(map(is_no_word, words)) and (one.is_plain or ended)
     if named and len({*relation.bases}) > 1:  # not cat/img_amber.jpg and cat/img_birch.jpg
         return True
-    if not within and one.is_plain != other.is_plain and relation.is_complete and _hold_stems(tree, relation):
+    parallel = relation.folders is not None and all(relation.folders)  # not cat/1.jpg and copies/cat/flip_1.jpg
+    if parallel and one.is_plain != other.is_plain and relation.is_complete and _hold_stems(tree, relation):
         return True
     if not (letters or relation.merely_counts):
         return True

@@ -70,6 +70,11 @@ def photo(number: int, side: int = 48) -> bytes:
 SPLITS, CUP = ("train", "val", "test"), ("cup", (3, 2, 9, 7), 0)
 LAYOUTS: dict[str, Callable[[], Files]] = {
     "copies": lambda: originals_and_copies(("yes", "no"), "augmented data", "models/a.model"),
+    "as many copies": lambda: {
+        **classes("", ["yes", "no"]),
+        **classes("flipped/", ["yes", "no"], form="flip_{}.jpg"),
+        "models/a.model": "x",
+    },
     "copies further down": lambda: originals_and_copies(("cats", "dogs"), "augmented/flip", "notes.md"),
     "unlabelled images beside splits": lambda: {
         **classes("train/"), **classes("test/"), **{f"unlabeled/{n}.jpg": jpeg(n) for n in range(5)},
@@ -312,7 +317,9 @@ def test_notes_are_comments_above_their_lines(tmp_path: Path) -> None:
     assert all(line.startswith("  # " if number % 2 == 0 else "  packstore ") for number, line in enumerate(lines))
 
 
-@pytest.mark.parametrize("name", ["copies", "copies further down", "a split of images and a split of folders"])
+@pytest.mark.parametrize(
+    "name", ["copies", "as many copies", "copies further down", "a split of images and a split of folders"]
+)
 def test_a_line_keeps_all_images(name: str, tmp_path: Path) -> None:
     root = fill(tmp_path / "set", LAYOUTS[name]())
     with pytest.raises(AmbiguousSourceError) as caught, closing(open_source(root)) as source:
