@@ -531,11 +531,6 @@ def readable_sizes(sizes: Sequence[int], max_bytes: int) -> Sequence[int]:
     return [size for size in sizes if 0 < size <= max_bytes]
 
 
-def round_up_sizes(sizes: Iterable[int]) -> list[int]:
-    """Rounds sizes as :func:`round_up_size`."""
-    return [-(-size // 64) * 64 for size in sizes]
-
-
 def round_up_size(size: int) -> int:
     """Rounds ``size`` up to a multiple of 64 bytes. This keeps :attr:`Survey.size_counts` small."""
     return -(-size // 64) * 64

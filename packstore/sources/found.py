@@ -371,7 +371,9 @@ class _Columns:
         self._counts: Counter[str] = Counter()
         self._firsts: dict[str, Any] = {}
         self._names: dict[str, set[str]] = {
-            name: set() for name, field in self._declared.items() if _lacks_names(field)
+            name: set()
+            for name, field in self._declared.items()
+            if isinstance(field, Label | Labels) and field.classes is None
         }
         self._files: dict[str, list[str]] = {}
 
@@ -429,11 +431,6 @@ class _Columns:
         return Json(optional=True) if suffix in _JSON else Text(optional=True)
 
 
-def _lacks_names(field: Field) -> bool:
-    """Tells if a field is of classes without names."""
-    return isinstance(field, Label | Labels) and field.classes is None
-
-
 class _ClassNumbers(dict[Any, int]):
     """Numbers of classes, by name and by number."""
 
@@ -463,13 +460,6 @@ def parse_text(text: str, pattern: str) -> tuple[str, ...]:
     if match is None:
         raise ValueError(f"{text} does not match {pattern}")
     return match.groups()
-
-
-def check_range(number: int, least: int, most: int) -> int:
-    """Returns a number. Raises :class:`ValueError` if it is not between ``least`` and ``most``, both included."""
-    if not least <= number <= most:
-        raise ValueError(f"{number} is not from {least} to {most}")
-    return number
 
 
 def walk_images(tree: Tree, folder: str, skip_cycles: bool = True) -> Iterator[str]:

@@ -18,7 +18,7 @@ from packstore.core.errors import Answer, SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.archives import open_tree
-from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, readable_sizes, round_up_sizes
+from packstore.sources.base import Certainty, Entry, Kind, SourceOptions, Survey, readable_sizes, round_up_size
 from packstore.sources.contents import accept_arrays, find_lone_image_folder
 from packstore.sources.folder import FolderSource
 from packstore.sources.ignoring import escape_pattern, ignore_paths, ignore_patterns
@@ -126,7 +126,7 @@ class ImageFolderSource(FolderSource):
             for label, directory, listing in self._list_and_keep(folder, ignored):
                 sizes = readable_sizes(listing.sizes, self.max_bytes)
                 size_bytes += sum(sizes)
-                size_counts.update(round_up_sizes(sizes))
+                size_counts.update(map(round_up_size, sizes))
                 key_bytes += key_size("".join(listing.images))
                 key_bytes += len(listing.images) * (key_size(directory) + 1 if directory else 0)
                 per_class[label] += len(listing.images)

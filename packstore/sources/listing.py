@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import printable
 from packstore.images.unread import UNREAD_SUFFIXES
 from packstore.sources.folder_names import is_directory
 
@@ -138,11 +138,6 @@ def no_images_message(name: str, ignored: Counter[str], advice: str) -> str:
 
 
 IS_CYCLE = "is a link to a folder that contains it, a cycle"
-
-
-def cycle_error(name: str) -> SourceError:
-    """Returns the error for a link that leads to a directory above itself; ``name`` is printable."""
-    return SourceError(f"{name} {IS_CYCLE}: remove it, pack a folder without it, or leave it out with --on-error skip")
 
 
 def key_size(key: str) -> int:

@@ -26,12 +26,12 @@ from packstore.sources.folder_names import NameCache, Names, list_known_names
 from packstore.sources.ignoring import IGNORED, IgnoreRules, active_rules
 from packstore.sources.listing import (
     ARRAY,
+    IS_CYCLE,
     NO_FILE,
     SAMPLE_SUFFIXES,
     Identity,
     Listing,
     count_reason,
-    cycle_error,
     is_image_name,
     is_passed_over,
     skip_reason,
@@ -219,7 +219,8 @@ class Tree(ABC):
             listing = self.list(directory, ignored)
             if listing.identity in above:
                 if not skip_cycles:
-                    raise cycle_error(self.name(directory))
+                    how = "remove it, pack a folder without it, or leave it out with --on-error skip"
+                    raise SourceError(f"{self.name(directory)} {IS_CYCLE}: {how}")
                 parent, _, name = directory.rpartition("/")
                 yield parent, Listing.of_cycle(listing.identity, name)
                 continue

@@ -11,7 +11,7 @@ from typing import Any
 from packstore.core.fields import Array, Boxes, Json, Keypoints, Label, Labels, Mask, Text
 from packstore.sources.annotation_formats.voc import list_boxes, parse_annotation
 from packstore.sources.beside import clean_path
-from packstore.sources.found import Files, Found, check_range, parse_numbers, parse_text
+from packstore.sources.found import Files, Found, parse_numbers, parse_text
 from packstore.sources.named import published_set
 from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_numbers
 from packstore.sources.rows import InTree
@@ -247,7 +247,7 @@ def oxfordpet(files: Files) -> Iterator[Found]:
     for the border. Only some images have the box of a head. Names of classes are torchvision's."""
     listed = chain.from_iterable(files.lines(f"annotations/{name}.txt", comment="#") for name in ("test", "trainval"))
     breeds = {int(label): name.rpartition("_")[0].replace("_", " ").title() for name, label, *_ in listed}
-    last = check_range(max(breeds, default=0), 0, 10_000)
+    last = min(max(breeds, default=0), 10_000)
     files.columns["label"] = Label([breeds.get(n, f"Class {n - 1}") for n in range(1, last + 1)])
     files.columns |= {"species": Label(("Cat", "Dog")), "mask": Mask(), "boxes": Boxes()}
     heads = files.exists("annotations/xmls")
