@@ -127,14 +127,14 @@ def test_what_is_neither_a_store_nor_a_source(tmp_path: Path) -> None:
 
 def test_a_question_is_asked_before_anything_else(photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos, tmp_path / "b")
-    (tmp_path / "b" / "metadata.csv").write_text("file_name,label\n")
+    (tmp_path / "b" / "annotations.csv").write_text("file_name,label\n")
     done = run("info", tmp_path / "b", "--json")
     assert done.returncode == 2
-    assert "metadata.csv" in json.loads(done.stdout)["question"]
-    assert "metadata.csv" in done.stderr
+    assert "annotations.csv" in json.loads(done.stdout)["question"]
+    assert "annotations.csv" in done.stderr
     commands = [line for line in done.stderr.splitlines()[1:] if not line.startswith("  # ")]
     base = f"  packstore info {tmp_path / 'b'} --json"
-    assert {*commands} >= {f"{base} --source imagefolder", f"{base} --ignore metadata.csv"}
+    assert {*commands} >= {f"{base} --source imagefolder", f"{base} --ignore annotations.csv"}
 
 
 class _Rows(Source):
