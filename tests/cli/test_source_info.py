@@ -134,7 +134,7 @@ def test_a_question_is_asked_before_anything_else(photos: Path, tmp_path: Path) 
     assert "annotations.csv" in done.stderr
     commands = [line for line in done.stderr.splitlines()[1:] if not line.startswith("  # ")]
     base = f"  packstore info {tmp_path / 'b'} --json"
-    assert {*commands} >= {f"{base} --source imagefolder", f"{base} --ignore annotations.csv"}
+    assert f"{base} --source imagefolder" in commands
 
 
 class _Rows(Source):
