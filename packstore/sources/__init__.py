@@ -51,8 +51,8 @@ __all__ = [
 ]
 DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".data"), 256
 """Suffixes of files that may describe their folder, and the maximum number of such files beside one."""
+# Groups of suffixes: if the path names one such file, other files of its group in the folder are ignored.
 _ALIKE = ((".json", ".jsonl"), (".csv", ".tsv"), (".yaml", ".yml"))
-"""Groups of suffixes: if the path names one such file, other files of its group in the folder are ignored."""
 
 
 def open_source(

@@ -29,20 +29,20 @@ from packstore.sources.pairing import NO_SIDECARS, find_companions, is_work_fold
 from packstore.sources.splits import is_split
 from packstore.sources.tree import Tree
 
+# Paths of drawn annotations.
 _DRAWN = re.compile(r"(?i)(.*/)?[^/]*(visuali[sz]ations?|overlays?)/.*")
-"""Paths of drawn annotations."""
 NAMES_IMAGES = " (it names the images)"
 """End of the phrase about a file that names images."""
 _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _TEXT = (*_SHEETS, ".txt", ".lst", ".json", ".xml", ".yaml", ".yml", ".odgt", ".names", ".npy")
+# Suffixes of files that are annotations whatever they contain.
 _OPAQUE = (".mat", ".parquet", ".arrow", ".feather", ".npz")
-"""Suffixes of files that are annotations whatever they contain."""
+# File names of annotation tools and publishers.
 _ANNOTATORS = re.compile(
     r"[._]*(metadata|labels?|annotations?(\.coco)?|captions?|_?classes|image_labels|class_labels)"
     r"\.(csv|tsv|jsonl?|parquet|xml)|data\.ya?ml|via[_-].*\.(json|csv)|(instances|captions|person_keypoints|panoptic)_"
     r".*\.json|(gt|det)([_-].*)?\.txt|vott.*\.json|.*-export\.(json|csv)|project-\d+-at-.*\.(json|csv)|.*\.(odgt|vott|geojson)",
 )
-"""File names of annotation tools and publishers."""
 NO_ANNOTATION = re.compile(
     r"(readme|licen[cs]e|copying|citation|changelog|changes|history|notice|authors|contributing|requirements|"
     r"environment|setup|pyproject|package(-lock)?|tsconfig|makefile|dockerfile|robots|todo|packstore)\b.*",
@@ -51,14 +51,14 @@ _CONFIGS = re.compile(r"(config|settings|params|hparams|args|hyp|opt|options|his
 _LABELS = re.compile(r".*(label|target|caption|annotation|truth).*")
 _CLASS_LISTS = re.compile(r".*(class|names|words|vocab|synset|wnid|categor|label_?map).*")
 _FRACTION = re.compile(rb"[-+]?\d*\.\d+(e[-+]?\d+)?", re.I)
+# Small numbers, which may count epochs or sizes as well as images.
 _COUNTER = re.compile(rb"0|[1-9]\d{0,3}")
-"""Small numbers, which may count epochs or sizes as well as images."""
 _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
+# Maximum number of bytes read from a text, and from a text whose rows are counted.
 _BYTES, _COUNTED_BYTES = 1 << 18, 16 << 20
-"""Maximum number of bytes read from a text, and from a text whose rows are counted."""
 _MENTIONS, _FEWEST_ROWS, _LARGE_PART = 3, 20, 8
+# Maximum number of files of one suffix in a folder that are read; of more, only stems and number count.
 _ALIKE = 64
-"""Maximum number of files of one suffix in a folder that are read; of more, only stems and number count."""
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
 _FIELD = re.compile(rb"[^,;\t\r\n\"'/\\]+")
 _NPY_ROWS = re.compile(rb"\x93NUMPY.{0,80}'shape': \((\d+)", re.S)

@@ -37,11 +37,11 @@ _MOST_FILES = 200_000
 _ASKED_IN_A_ROW, _FEWEST_CLASSES, _SHOWN = 2, 5, 4
 _RENAMED = {"source": "kind", "column": "columns"}
 _LISTS = ("ignore", "columns", "splits", "pair", "sidecar", "masks")
+# Option of answers that changes nothing in a survey.
 _UNTRIED = ("--annotation-frame",)
-"""Option of answers that changes nothing in a survey."""
 _TOPS, _TEXTS, _BYTES, _MOST_BYTES = 8, 16, 1 << 16, 1 << 24
+# Name of the split of images beside a folder of their copies.
 _OWN = "original"
-"""Name of the split of images beside a folder of their copies."""
 _trying: ContextVar[bool] = ContextVar("an answer is tried", default=False)
 
 

@@ -26,8 +26,8 @@ LABEL_NAMES = (
     *("class", "classes", "class_id", "class_ids", "class_name", "class_names"),
     *("label", "labels", "label_id", "label_ids", "label_name", "label_names"),
 )
+# Tolerance for boxes outside of their image: limits of fractions, and pixels.
 _LEAST, _MOST, _PIXEL = -0.01, 1.01, 1.0
-"""Tolerance for boxes outside of their image: limits of fractions, and pixels."""
 
 
 @dataclass(slots=True)

@@ -35,20 +35,20 @@ _SETS = re.compile(r"flickr_8k[.](train|dev|test)images[.]txt", re.I)
 _KNOWN = re.compile(r"(.*/)?(flickr_?8k|flickr_?30k|crowdflower|expertannotations)[^/]*", re.I)
 _FILES = ("file", "file_name", "filename", "image", "image_name", "image_path", "path")
 _CAPTIONS = ("caption", "captions", "text", "comment", "description", "sentence")
+# Columns that only count.
 _NUMBERS = ("comment_number", "caption_number", "caption_id", "index", "")
-"""Columns that only count."""
 _SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".token")
 _SUFFIX = "|".join(re.escape(suffix) for suffix in IMAGE_SUFFIXES)
+# A line of a file without a header: an image and its caption, as in Flickr8k, in Flickr30k, or with a separator.
 _LINE = re.compile(
     rf"(.+)#\d+\t(.*)|(.+?)\|\s*\d+\s*\|?\s*(.*)|(.+?(?:{_SUFFIX}))\s*[,\t|;]\s*(.*)",  # Flickr30k lacks one |
     re.I,
 )
-"""A line of a file without a header: an image and its caption, as in Flickr8k, in Flickr30k, or with a separator."""
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _HEADER = "image_name|comment_number|comment"
 _START = 1 << 16
+# Folders of kohya, whose number tells how often to repeat their images.
 _REPEATS = re.compile(r"\d+_.+")
-"""Folders of kohya, whose number tells how often to repeat their images."""
 
 
 class CaptionsSource(ListedSource):

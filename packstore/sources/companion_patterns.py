@@ -31,8 +31,8 @@ TYPES = ("text", "json", "label", "numbers", "npy", "bytes")
 """Types of sidecars."""
 _STEM, _FOLDER = "{s}", "{dir}"
 _PART = r"(?!\.{1,2}(?:/|\Z))(?:[^/{}*\0]|\{s\})+"
+# A relative path within the source, perhaps from the image's folder.
 _PATH = re.compile(rf"(?:\{{dir\}}(?:(?:/\.\.)*/|(?!/)))?(?:{_PART}/)*(?!\.{{1,2}}\Z)(?:[^/{{}}\0]|\{{s\}})+")
-"""A relative path within the source, perhaps from the image's folder."""
 _FORMS = {PAIR: "IMAGES=FILES", SIDECAR: "[IMAGES=]FILES=TYPE", MASKS: "[IMAGES=]FILES"}
 _EXAMPLES = "'{s}_mask.png' or 'masks/{s}.png'"
 _WORDS = re.compile(r"[^\W_]+")

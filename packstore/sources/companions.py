@@ -21,14 +21,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, join, raise_suffix, read_whole
 from packstore.sources.columns import make_column_name
-from packstore.sources.companion_patterns import (
-    MASKS,
-    OPTIONS,
-    PAIR,
-    SIDECAR,
-    CompanionPattern,
-    parse_companions,
-)
+from packstore.sources.companion_patterns import MASKS, OPTIONS, PAIR, SIDECAR, CompanionPattern, parse_companions
 from packstore.sources.contents import is_clip_name, list_contents, path_and_parents
 from packstore.sources.encodings import try_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over

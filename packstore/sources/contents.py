@@ -31,10 +31,10 @@ _ZEROS = re.compile("0+")
 _SECOND_NUMBER = re.compile(
     r"[A-Za-z]*0{1,2}[ _.+-].*0.*|.*0.*([ _.+-][A-Za-z]*0{1,2}[A-Za-z]?|[ _.+-]0+x0+|x0{1,2})[.]\w+"
 )
+# Endings of names that say nothing about the image: numbers, copies, versions.
 _NO_WORD = re.compile(
     r"[\W_]+|\d+|copy|kopie|final|new|old|small|large|thumb(nail)?|\(\d+\)|v\d+|[a-z]?\d+[a-z]?|[a-z]|\d+x\d+", re.I
 )
-"""Endings of names that say nothing about the image: numbers, copies, versions."""
 _CALLED_IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|frames?")
 _CLIP = re.compile(r"(clip|video|vid|sequence|seq|scene|shot|take|episode)s?[ _.-]*\d+", re.I)
 MOST_SIDE_BY_SIDE = 32

@@ -43,16 +43,16 @@ Ref = tuple[int, int]
 
 PROBED = 16
 """Number of samples that are probed: the first ones, and in a map-style dataset as many spread over the rest."""
+# Minimum number of samples for worker processes, unless the user names their number: for fewer samples, starting
+# processes takes about as long as they save.
 _BY_WORKERS = 1024
-"""Minimum number of samples for worker processes, unless the user names their number: for fewer samples, starting
-processes takes about as long as they save."""
 KEY_DIGITS = 10
 """Number of digits of a key made from an index, as for records in LMDB."""
+# Approximate size of a batch of samples from a worker.
 _BATCH_BYTES = 1 << 20
-"""Approximate size of a batch of samples from a worker."""
 _MOST = 64
+# Interval at which a worker tests if its parent is alive.
 _LOOK_SECONDS = 1.0
-"""Interval at which a worker tests if its parent is alive."""
 
 
 class FailedSample(NamedTuple):

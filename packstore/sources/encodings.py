@@ -26,21 +26,21 @@ ROLE = "encoding="
 _TEXT = re.compile(r".*\.(csv|tsv|txt|lst|json|jsonl|ndjson|odgt|caption|cap|xml)", re.I)
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CANDIDATES = ("cp1252", "cp1251", "gb18030", "shift_jis", "big5", "cp949")
+# Candidates for names in archives. Programs of DOS and Windows write those of the machine's code page.
 _OF_NAMES = ("gb18030", "shift_jis", "big5", "cp949", "cp437", "cp866", "cp1252", "cp1251")
-"""Candidates for names in archives. Programs of DOS and Windows write those of the machine's code page."""
+# Extensions of encodings that are often declared in their stead, as in https://encoding.spec.whatwg.org.
 _WIDER = {
     **dict.fromkeys(("gb2312", "gbk"), "gb18030"),
     **dict.fromkeys(("shift_jis", "cp932"), "cp932"),
     **dict.fromkeys(("euc_kr", "cp949"), "cp949"),
     **dict.fromkeys(("big5", "cp950"), "big5hkscs"),
 }
-"""Extensions of encodings that are often declared in their stead, as in https://encoding.spec.whatwg.org."""
+# Encodings in which two bytes are one letter. Two such bytes may be one letter of UTF-8, too.
 _OF_PAIRS = {*_WIDER, *_WIDER.values(), "euc_jp", "euc_jis_2004", "shift_jis_2004", "johab"}
-"""Encodings in which two bytes are one letter. Two such bytes may be one letter of UTF-8, too."""
+# Encodings of Python in which no file is written.
 _NO_TEXTS = ("idna", "punycode", "unicode_escape", "raw_unicode_escape", "utf-7", "undefined", "mbcs", "oem")
-"""Encodings of Python in which no file is written."""
+# Byte that begins three or four bytes of UTF-8. Such bytes are hardly ever valid by chance.
 _LONG = re.compile(rb"[\xe0-\xff]")
-"""Byte that begins three or four bytes of UTF-8. Such bytes are hardly ever valid by chance."""
 _DECLARED = re.compile(rb"""(?:\xef\xbb\xbf)?\s*<\?xml\b[^>]{0,200}?\bencoding\s*=\s*["']([A-Za-z][\w.-]{0,39})["']""")
 _SHOWN_NAMES, _SHOWN_LETTERS = 3, 60
 _BETWEEN = rb"[\s,;:|\"'<>()\[\]{}]+"

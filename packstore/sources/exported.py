@@ -49,8 +49,8 @@ from packstore.sources.rows import RecordForm, Row, RowSource
 from packstore.sources.tree import FolderTree
 from packstore.stores.link_files import Location
 
+# Maximum bytes of lines in an archive; larger archives may have as many as their own bytes.
 _MAX_LINES = 1 << 28
-"""Maximum bytes of lines in an archive; larger archives may have as many as their own bytes."""
 
 
 class ExportedRows(RowSource):

@@ -11,13 +11,7 @@ from typing import Any
 from packstore.core.errors import NotInSourceError, SourceError, printable
 from packstore.core.fields import Field, Image, Label
 from packstore.sources.archives import open_required_tree, open_tree
-from packstore.sources.base import (
-    Certainty,
-    Kind,
-    Source,
-    SourceOptions,
-    stamp_files,
-)
+from packstore.sources.base import Certainty, Kind, Source, SourceOptions, stamp_files
 from packstore.sources.beside import clean_path
 from packstore.sources.columns import FILE_COLUMNS, LABEL_COLUMNS
 from packstore.sources.contents import find_lone_image_folder, suffix_of

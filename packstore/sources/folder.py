@@ -14,8 +14,8 @@ from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.sources.ledger import count_replaced_members, list_files
 from packstore.sources.listing import ARRAY, CYCLE, IMAGE_SUFFIXES, IS_CYCLE
 
+# Suffixes that only images have; other files have ``.hdr``, too.
 _SURE = frozenset(spelled for suffix in IMAGE_SUFFIXES if suffix != ".hdr" for spelled in (suffix, suffix.upper()))
-"""Suffixes that only images have; other files have ``.hdr``, too."""
 _SMALL = 16 << 10  # bytes of a file, on average, up to which one call for many is faster
 
 

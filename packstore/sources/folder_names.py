@@ -12,8 +12,8 @@ from packstore.images.engine import list_names
 
 _KEPT_BYTES = 32 << 20  # of names, in memory
 _UNKNOWN = -1
+# Age from which the next change has another time: the coarsest clock of a file system, that of FAT, counts in 2 s.
 _SETTLED_NS = 2_000_000_000
-"""Age from which the next change has another time: the coarsest clock of a file system, that of FAT, counts in 2 s."""
 _SHARED_NAMES = 1 << 16  # names of files in the objects that a cache shares
 
 

@@ -32,11 +32,11 @@ from packstore.sources.listing import key_size
 from packstore.sources.wrapped import WrappedSource
 
 _EVERY = 200
+# Image formats whose frames only a library counts.
 _BY_LIBRARY = ("avif", "heif", "jxl")
-"""Image formats whose frames only a library counts."""
 _NUMBERED = re.compile(r".*?(\d+)\.[^.]+", re.S)
+# Name of the column of clips.
 _CLIP = "clip"
-"""Name of the column of clips."""
 
 
 class FrameFilesSource(WrappedSource):

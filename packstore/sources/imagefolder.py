@@ -39,8 +39,8 @@ from packstore.sources.splits import find_splits
 _FEWEST_CLASSES = 5
 _KEPT_FILES = 250_000  # about 25 MB of names; listing as many again takes 0.6 s
 _MOST_IGNORED = 16
+# Names of a folder that is not a class if it is the only one in each split.
 _LONE = re.compile(r"images?(_0?\d)?|imgs?|jpegimages|photos?|pictures?|frames?")
-"""Names of a folder that is not a class if it is the only one in each split."""
 
 
 @dataclass(frozen=True, slots=True)

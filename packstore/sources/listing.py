@@ -29,12 +29,12 @@ ARRAY = ".npy"
 """Suffix of numpy's arrays: images in a folder without other images; else data about the images."""
 
 SAMPLE_SUFFIXES = (*IMAGE_SUFFIXES, *UNREAD_SUFFIXES)
+# Suffixes of files that are not opened to test if they are images.
 _OTHERS = (
     *(".txt", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".toml", ".ini", ".md", ".html", ".log"),
     *(".py", ".sh", ".ipynb", ".npy", ".npz", ".mat", ".pkl", ".pth", ".pt", ".h5", ".hdf5", ".mdb", ".db", ".parquet"),
     *(".zip", ".tar", ".gz", ".tgz", ".xz", ".zst", ".7z", ".rec", ".idx", ".lst", ".cls", ".pdf", ".mp4", ".avi"),
 )
-"""Suffixes of files that are not opened to test if they are images."""
 
 SYSTEM_NAMES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "lost+found", "__pycache__"})
 """Files and directories, in lower case, that operating systems and Python leave in folders. Those with a dot are hidden

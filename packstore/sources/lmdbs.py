@@ -31,8 +31,8 @@ from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages, TreeEntry
 
 _MAGIC = b"\xde\xc0\xef\xbe\x01\0\0\0"
 _MAGIC_AT = 16
+# Keys that tell a packstore store from a foreign LMDB.
 _OWN = (b"manifest", b"row_checksum")
-"""Keys that tell a packstore store from a foreign LMDB."""
 
 
 class Database:
@@ -263,8 +263,8 @@ class BasicSrSource(LmdbSource):
 
 
 _DATA, _FLOATS, _BYTES = 4, 6, 2
+# Fields of a message: channels, height, width, label, and if the image is a file.
 _NUMBERS = (1, 2, 3, 5, 7)
-"""Fields of a message: channels, height, width, label, and if the image is a file."""
 
 
 class _Datum(NamedTuple):

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 _SAMPLED, _PER_FOLDER, _TEXTS, _BYTES = 2048, 256, 64, 1 << 16
 _MOST_COMPARED, _MOST_LOOKED_THROUGH, _PROBED = 4, 16, 2
+# Of large images, fewer pairs are looked at.
 _FEWEST, _ENOUGH_PIXELS = 4, 1 << 25
-"""Of large images, fewer pairs are looked at."""
 _PHOTOS = (".jpg", ".jpeg")
 PROSE = (".txt", ".caption", ".cap")
 """Suffixes of texts for people."""
@@ -63,8 +63,8 @@ NO_SIDECARS = frozenset(
 Known = tuple[CompanionPattern, Relation]
 """A pattern of files that belong to images, and how it was found."""
 _NONE = Affix("", "")
+# Words in names of copies, which are no further form of an image.
 _COPIES = frozenset(("copy", "kopie", "thumb", "thumbnail"))
-"""Words in names of copies, which are no further form of an image."""
 _WORK = re.compile(r"logs?|runs?|checkpoints?|ckpts?|weights|wandb|mlruns|tensorboard|lightning_logs|__pycache__")
 
 

@@ -14,8 +14,8 @@ from packstore.sources.tree import Tree
 TABLES = (".csv", ".tsv")
 _HEADER = 1 << 20  # enough for the header of any image but one with a megabyte of metadata before it
 _PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html)\b", re.I | re.S)
+# First bytes of gzip, zip, bzip2, xz, RAR and 7z files.
 _ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"Rar!\x1a\x07", b"7z\xbc\xaf\x27\x1c")
-"""First bytes of gzip, zip, bzip2, xz, RAR and 7z files."""
 
 
 class NeedsCopyError(SourceError):

@@ -25,15 +25,15 @@ LOOKED_AT, MOST_NUMBERS = 8, 9
 """Number of pairs whose files are opened; and of different numbers that count something else than samples."""
 MOST_FORMS = 4
 """Maximum number of images in a folder of one sample: ``7/image.jpg``, ``7/mask.png``."""
+# A number in a name, decimal or hexadecimal.
 _NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
-"""A number in a name, decimal or hexadecimal."""
 _EDGE = re.compile(r"(?<=[a-z])(?![a-z])|(?<=[A-Z])(?![A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\d)(?!\d)|(?<=[\W_])")
 _DIGITS = re.compile(r"\d+")
 _TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[\d*]+")
 _SEPARATORS = " _.-+"
 _NUMBER_BEFORE = re.compile(r"[A-Za-z]*\d{1,2}[ _.+-]+")
+# Short numbers, which may count forms of an image: ``cam0_a``, ``a_10``, ``ax2``, ``a_ev+2``.
 _NUMBER_BEHIND = re.compile(r"[ _.+-]+([A-Za-z]*[+-]?\d{1,2}[A-Za-z]?|\d+x\d+)|x\d{1,2}")
-"""Short numbers, which may count forms of an image: ``cam0_a``, ``a_10``, ``ax2``, ``a_ev+2``."""
 _MOST_EDGES, _MOST_AFFIXES, _LONGEST, _FEW = 5, 40, 200, 3
 _GOLDEN = 0.6180339887498949
 _ENOUGH, _LEAST_SHAPES, _RARE = 48, 8, 20

@@ -30,8 +30,8 @@ from packstore.sources.listing import NO_FILE
 from packstore.sources.refusals import NeedsCopyError
 from packstore.sources.tree import FileStat, Tree, changed_message, check_size
 
+# Maximum number of names in cached directories; the last directory stays, however large.
 _KNOWN_NAMES = 200_000
-"""Maximum number of names in cached directories; the last directory stays, however large."""
 _ATTEMPTS = 5
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _NO_OBJECT = ObjectInfo("", 0, None, 0.0)

@@ -19,15 +19,15 @@ _HEADER, _MAX_BYTES, _MAX_PIXELS = 1 << 16, 1 << 26, 1 << 25
 _SIDE, _ROWS, _COUNTED, _MOST_RECENT = 256, 512, 1 << 20, 512
 _MOST_CLASSES, _MOST_COLOURS, _FEW = 64, 32, 4
 _SHADE, _CONTRAST, _TWO_SHADES = 16, 96, 0.9
+# Factor by which a scan of text has more edges than the masks of its parts.
 _MORE_EDGES = 3
-"""Factor by which a scan of text has more edges than the masks of its parts."""
+# Pictures are compared by means of 16 x 16 blocks, and in shifts by up to a fifth of their width: two cameras side by
+# side show nearly the same, further to the left or right.
 _GRID, _SHIFTS = 16, range(-3, 4)
-"""Pictures are compared by means of 16 x 16 blocks, and in shifts by up to a fifth of their width: two cameras side by
-side show nearly the same, further to the left or right."""
+# Correlation of the blocks of most forms of a picture, of all of fewer than four, and of pictures that are equal.
 _ALIKE, _FEW_ALIKE, _SAME = 0.75, 0.9, 0.95
-"""Correlation of the blocks of most forms of a picture, of all of fewer than four, and of pictures that are equal."""
+# Of so many pairs, this share must be nearest to each other if all pictures have much in common.
 _MANY, _MOST = 6, 0.7
-"""Of so many pairs, this share must be nearest to each other if all pictures have much in common."""
 
 
 _recent: dict[tuple[str, str, str, int, int], Picture | None] = {}

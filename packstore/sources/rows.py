@@ -42,12 +42,12 @@ PROBED = 16
 """Number of rows of each split that are read to tell files from pixels."""
 _REPORT_EVERY = 5000
 _NO_SIZES: Mapping[str, int] = MappingProxyType({})
+# Names of files that list classes or describe the data set, but no single image.
 _EVIDENCE = re.compile(
     r"(readme.*|licen[cs]e.*|.*class(es)?(_?names?)?[.]txt|.*[.]names|.*[.]data|data[.]ya?ml|wnids[.]txt|words[.]txt|"
     r".*synset.*|dataset_infos?[.]json)",
     re.I,
 )
-"""Names of files that list classes or describe the data set, but no single image."""
 
 
 class Row(NamedTuple):

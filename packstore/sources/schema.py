@@ -71,8 +71,8 @@ STATED_SIZE = "stated size"
 """Name of a value without a field: width and height of the image, as its annotation states them."""
 UPRIGHT_VALUES = "values of the upright image"
 """Name of a value without a field: :attr:`packstore.sources.base.Sample.upright_values`."""
+# Attributes of :class:`packstore.sources.base.Sample` by the names of values without a field.
 _MARKS = {RELATIVE: "relative", STATED_SIZE: "stated_size", UPRIGHT_VALUES: "upright_values"}
-"""Attributes of :class:`packstore.sources.base.Sample` by the names of values without a field."""
 
 
 class NamedSample(NamedTuple):

@@ -26,8 +26,8 @@ MAX_WORDS = 1 << 16
 """Maximum number of bytes of a text for people."""
 _NUMBER, _MANY_NUMBERS = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?", re.I), 4
 _BETWEEN, _PARTS = re.compile(r"[,;]+"), re.compile(r"[\s,;:|]+")
+# XML and JSON, whole or not; a prompt may begin with ``[trigger]``, ``{red|blue}`` or ``<lora:owl:1>``.
 _NO_WORDS = re.compile(r"\s*(<.*>|\[.*\]|\{.*\})\s*\Z|.*\0", re.S)
-"""XML and JSON, whole or not; a prompt may begin with ``[trigger]``, ``{red|blue}`` or ``<lora:owl:1>``."""
 
 
 def tell_type(suffix: str, contents: Sequence[bytes], encoding: str | None) -> str | None:

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from packstore.sources.listing import Identity
     from packstore.sources.tree import Tree
 
+# Words of each split, in packing order.
 _WORDS = {
     "train": ("train", "training"),
     "trainval": ("trainval",),
     "val": ("val", "valid", "validate", "validation", "dev"),
     "test": ("test", "testing", "eval", "evaluate", "evaluation", "holdout", "heldout"),
 }
-"""Words of each split, in packing order."""
 MEANINGS: Mapping[str, str] = {word: split for split, words in _WORDS.items() for word in words}
 """Split that each word means, in packing order: ``validation`` is ``val``."""
 UNASSIGNED = "unassigned"
 """Split of samples without one, in a source whose other samples have splits."""
 SPLIT_ORDER = tuple(MEANINGS)
 """Words that name a split, in packing order."""
+# Words beside the word of a split that tell nothing: ``train_set``.
 _FILLERS = frozenset(
     ("set", "sets", "data", "dataset", "split", "folder", "images", "image", "imgs", "img", "photos", "pictures")
 )
-"""Words beside the word of a split that tell nothing: ``train_set``."""
 _FILLED = re.compile(rf"^({'|'.join(SPLIT_ORDER)})({'|'.join(_FILLERS)})$")
 _LIKELY = re.compile(rf"{'|'.join(SPLIT_ORDER)}|hold|held")
 _APART = re.compile(r"[\W\d_]+")

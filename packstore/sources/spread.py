@@ -16,14 +16,14 @@ from packstore.sources.splits import find_split_in_path, find_splits_of_folders
 from packstore.sources.tree import Tree
 
 _WORDS = re.compile(r"[/_. -]+")
+# Words in the names of folders whose files may have names of images but are not images.
 _NO_IMAGES = frozenset({"mask", "masks", "label", "labels", "annotations", "gt", "segmentation"})
-"""Words in the names of folders whose files may have names of images but are not images."""
 _SHOWN = 4
+# Usual folders of images.
 _USUAL = (
     *("images", "image", "data", "img", "imgs", "JPEGImages", "Images", "obj_train_data", "upload", "media"),
     *("images/100k", ""),
 )
-"""Usual folders of images."""
 
 
 def list_usual_folders(tree: Tree, file: str, splits: Collection[str]) -> list[str]:

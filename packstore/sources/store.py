@@ -27,8 +27,8 @@ from packstore.stores.opening import START_BYTES, holds_store, looks_like_store,
 from packstore.stores.records import ProvenRecords
 
 _CHUNK = 4096
+# Formats that other programs use for images too.
 _OF_OTHERS = ("lmdb", "hdf5")
-"""Formats that other programs use for images too."""
 
 
 class StoreSource(Source):

@@ -45,8 +45,8 @@ NO_PLAIN_FILE = "a folder, a pipe, a socket or a device"
 _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
+# Sizes, times of modification and times of change of several files.
 _Facts = tuple[list[int], list[int], list[int]]
-"""Sizes, times of modification and times of change of several files."""
 
 
 class FileStat(NamedTuple):

@@ -44,6 +44,7 @@ from packstore.stores.link_files import Location
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 _LABELS = frozenset(("cls", "class"))
+# Kinds of content by the last part of an extension; others are bytes.
 _KINDS = {
     **dict.fromkeys((suffix[1:] for suffix in IMAGE_SUFFIXES), "image"),
     **dict.fromkeys((*_LABELS, *(f"cls{digit}" for digit in "0123456789")), "label"),
@@ -53,23 +54,22 @@ _KINDS = {
     **dict.fromkeys(("pyd", "pickle", "pkl", "pth", "pt"), "pickle"),
     "npy": "array",
 }
-"""Kinds of content by the last part of an extension; others are bytes."""
+# Types of columns by the kind of their files; others have the name of the kind.
 _TYPES = {"image": FILE, "number": ANY, "array": ANY}
-"""Types of columns by the kind of their files; others have the name of the kind."""
+# Columns in exports of packstore by extension. All other columns are named before a dot, except the image.
 _EXPORTED = {"cls": "label", "txt": "text", "json": "json"}
-"""Columns in exports of packstore by extension. All other columns are named before a dot, except the image."""
+# Number of files of the first shard that recognition looks at.
 _LOOKED_AT = 1000
-"""Number of files of the first shard that recognition looks at."""
+# Keys of YOLO's lists of classes: ``classes.txt``, ``obj.names``.
 _CLASS_LISTS = frozenset(("classes", "labels/classes", "obj", "data/obj"))
-"""Keys of YOLO's lists of classes: ``classes.txt``, ``obj.names``."""
 _NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
 _PLACE = re.compile(r"(?:([^.]*[^.\d][^.]*)\.)?(\d{1,6})\.[^.]+")
 _CLASSES = "classnames.txt"
 _FIRST_DOT, _LAST_DOT = "first-dot", "last-dot"
 _MAX_VALUE = 1 << 30
 _OPEN_SHARDS = 4
+# Most columns of images that raise no question about the dots of names.
 _MANY = 8
-"""Most columns of images that raise no question about the dots of names."""
 
 
 class ShardIndex(NamedTuple):
@@ -428,12 +428,12 @@ def _parse_number(data: bytes) -> int:
     return int(text)
 
 
+# Decoders by kind of content.
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "label": _parse_number, "number": _parse_number, "text": bytes.decode,
     "json": partial(load_json, parse_float=parse_float64),
     "array": lambda data: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False),
 }  # fmt: skip
-"""Decoders by kind of content."""
 
 
 class ExportedWebDataset(ExportedRows, WebDatasetSource):

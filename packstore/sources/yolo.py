@@ -50,10 +50,10 @@ from packstore.sources.splits import find_split, find_split_folders, lower_known
 from packstore.sources.spread import find_spread, places_by_split
 from packstore.sources.tree import Tree
 
+# Limits of coordinates, as in Ultralytics; beyond them the sample is bad.
 _LEAST, _MOST = -0.01, 1.01
-"""Limits of coordinates, as in Ultralytics; beyond them the sample is bad."""
+# Words of a line with a box.
 _BOX = 5
-"""Words of a line with a box."""
 _PROBED, _LEAST_LINES, _MOST_LINES, _TOLERANCE = 64, 3, 4096, 0.005
 _BOM = b"\xef\xbb\xbf"
 _MAX_CLASS, _MAX_CLASSES, _MAX_POINTS = 1 << 31, 1 << 20, 256

@@ -31,21 +31,21 @@ from packstore.sources.schema import RELATIVE
 from packstore.sources.tree import Tree
 
 _MAX_CLASSES = 1 << 16
+# Columns with a value for each box. A box without a value has -1, in JSON null.
 _PER_OBJECT: Mapping[str, Field] = {
     "difficult": Labels(of="boxes", optional=True),
     "texts": Json(optional=True),
     "track": Array("int64", ragged=True, optional=True),
 }
-"""Columns with a value for each box. A box without a value has -1, in JSON null."""
+# Further columns with a value for each image.
 _PER_IMAGE: Mapping[str, Field] = {
     "text": Text(optional=True),
     "entities": Json(optional=True),
     "id": Text(optional=True),
     **dict.fromkeys(("conversations", "messages", "json"), Json(optional=True)),
 }
-"""Further columns with a value for each image."""
+# Numbers of objects without a value.
 _MISSING = {CROWD: 0, "difficult": -1, "track": -1}
-"""Numbers of objects without a value."""
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error, csv.Error)
 """Errors from reading a value that lacks the structure of the format."""
 

@@ -107,11 +107,11 @@ def _expand_run_lengths(text: str, place: Sequence[int], size: Sequence[int]) ->
     return encode_run_lengths(mask, (top, left), (size[0], size[1]))
 
 
+# Classes of MOT16, MOT17 and MOT20.
 _MOT_CLASSES = (
     *("pedestrian", "person on vehicle", "car", "bicycle", "motorbike", "non motorized vehicle"),
     *("static person", "distractor", "occluder", "occluder on the ground", "occluder full", "reflection"),
 )
-"""Classes of MOT16, MOT17 and MOT20."""
 
 
 def _list_mot(file: Document) -> Iterator[Listed]:

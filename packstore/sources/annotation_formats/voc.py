@@ -44,8 +44,8 @@ CLASSES = (
 """The classes of Pascal VOC, numbered as in its development kit, from 0."""
 _IMAGES = "JPEGImages"
 _MASKS = {"mask": "SegmentationClass", "object_mask": "SegmentationObject"}
+# Matches the numbers behind the name of an image.
 _FLAGS = re.compile(r"(\s+[+-]?\d+)+$")
-"""Matches the numbers behind the name of an image."""
 _SETS = ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets")
 
 

@@ -36,8 +36,8 @@ from packstore.sources.splits import SPLIT_ORDER
 from packstore.sources.tree import FileStat, FolderTree, Tree, check_size
 
 _START = 512
+# Path, size, time of modification and time of change of an archive, and the encoding of its names.
 _Key = tuple[str, int, int, int, str | None]
-"""Path, size, time of modification and time of change of an archive, and the encoding of its names."""
 
 
 def open_required_tree(path: Path) -> Tree:
@@ -113,8 +113,8 @@ def cache_trees() -> Iterator[None]:
         yield
 
 
+# Indexes of trees in use, by archive.
 _INDEXES: WeakValueDictionary[_Key, ArchiveIndex] = WeakValueDictionary()
-"""Indexes of trees in use, by archive."""
 _cached: ContextVar[_CachedTrees | None] = ContextVar("cached trees", default=None)
 
 

@@ -22,8 +22,8 @@ NOWHERE = -1
 """Offset of a file without data: a link out of the archive or to nothing, or no plain file."""
 _SHOWN = 100
 _READ_STEP = 1 << 30
+# Finds empty parts, ``.`` and ``..`` in names between zero bytes.
 _ODD_NAMES = re.compile(rb"[\0/]\.{0,2}[\0/]")
-"""Finds empty parts, ``.`` and ``..`` in names between zero bytes."""
 
 
 class OpenFile:
@@ -74,13 +74,13 @@ class IndexBuilder:
     """Builds the index of an archive from its members, added in their order. A file replaces an earlier one of the same
     path, as unpacking does. Refuses paths that lead out of the archive."""
 
+    # Number of a member, or target of a symbolic link, by path.
     _files: dict[bytes, int | str] = field(default_factory=dict)
-    """Number of a member, or target of a symbolic link, by path."""
     replaced: int = 0
     """Number of files that a later one of the same path has replaced."""
     _numbers: array[int] = field(default_factory=lambda: array("q"))
+    # Paths beyond ASCII that are UTF-8 for sure.
     _stated: set[bytes] = field(default_factory=set)
-    """Paths beyond ASCII that are UTF-8 for sure."""
 
     def add_file(self, name: str, member: Member, *, stated: bool = False) -> None:
         """Adds a file; ignores an empty name. ``stated``: the name is UTF-8 for sure. Raises :class:`SourceError` for a

@@ -35,14 +35,14 @@ from packstore.sources.inflating import ZLIB, InflatedFile
 
 _BLOCK = tarfile.BLOCKSIZE
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
+# First bytes of compressed files (RFC 1952; bzip2; xz 1.2; RFC 8878).
 _MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", ZSTANDARD: "zst"}
-"""First bytes of compressed files (RFC 1952; bzip2; xz 1.2; RFC 8878)."""
 _STEP = 1 << 20
+# Decompressed bytes in which the first names of a tar are searched.
 _FIRST_BYTES = 32 << 20
-"""Decompressed bytes in which the first names of a tar are searched."""
+# A tar that exceeds both limits when it is decompressed (bytes; ratio to the compressed size) is refused: images do not
+# compress so well.
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 200
-"""A tar that exceeds both limits when it is decompressed (bytes; ratio to the compressed size) is refused: images do
-not compress so well."""
 TAR_FAULTS = (
     *(tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError),
     *(OverflowError, MemoryError, RecursionError),  # impossible numbers in headers
@@ -51,8 +51,8 @@ TAR_FAULTS = (
 
 _NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
 
+# Takes a run of members from :func:`scan_tar`, or returns False.
 _TakeRun = Callable[[Sequence[bytes], NDArray[np.int64]], bool]
-"""Takes a run of members from :func:`scan_tar`, or returns False."""
 
 
 def is_tar(start: bytes) -> bool:

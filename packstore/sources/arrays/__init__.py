@@ -22,8 +22,8 @@ from packstore.sources.arrays.stored import ArrayInfo, ColumnArray
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported import ExportedRows, open_with
 
+# Name of the array of shapes among the columns of a part.
 _SHAPE = "shape of the image"
-"""Name of the array of shapes among the columns of a part."""
 
 
 class ExportedArrays(ExportedRows, ArraySource):

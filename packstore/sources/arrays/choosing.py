@@ -30,8 +30,8 @@ _NAMES, _OF_NAMES = frozenset(["classes", "categories"]), frozenset(["class", "l
 _LISTED = 12
 _MAX_CLASSES = 1 << 20
 _TEXTS = 4096
+# Least numbers of a flat image, 8 x 8.
 _LEAST = 64
-"""Least numbers of a flat image, 8 x 8."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,18 +35,18 @@ _OUTSIDE = "which is not followed: write the values into the file, for instance 
 
 _MAX_JSON, _MAX_FOLDERS = 1 << 24, 1000
 _MAX_CHUNK_BYTES = 1 << 30
+# Metadata files of arrays and groups; an array of version 2 comes before version 3.
 _NODES = (".zarray", "zarr.json", ".zgroup")
-"""Metadata files of arrays and groups; an array of version 2 comes before version 3."""
 _METADATA = (*_NODES, ".zattrs", ".zmetadata")
 _CHUNK = re.compile(r"c|(?:c[./])?((?:0|[1-9][0-9]{0,15})(?:[./](?:0|[1-9][0-9]{0,15}))*)")
+# Codecs that yield bytes, texts or numbers, and run nothing.
 _CODECS = frozenset(
     ["bytes", "transpose", "blosc", "gzip", "zstd", "crc32c", "sharding_indexed", "vlen-utf8", "vlen-bytes", "zlib",
      "lz4", "lzma", "bz2", "delta", "shuffle", "adler32", "crc32"]
 )  # fmt: skip
-"""Codecs that yield bytes, texts or numbers, and run nothing."""
 _MAX_FILE_BYTES = 2 << 30
+# Limit, since the library takes some kilobytes for each chunk that is read.
 _MAX_SAMPLE_CHUNKS = 1024
-"""Limit, since the library takes some kilobytes for each chunk that is read."""
 
 
 @dataclass(slots=True)

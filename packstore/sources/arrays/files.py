@@ -24,21 +24,14 @@ from packstore.core.errors import printable
 from packstore.core.npy_header import parse_npy_header
 from packstore.sources.arrays import make_array_kind
 from packstore.sources.arrays.source import ArraySource
-from packstore.sources.arrays.stored import (
-    ArrayInfo,
-    FileArray,
-    OpenArrays,
-    ReadRange,
-    StoredArray,
-    verify_first,
-)
+from packstore.sources.arrays.stored import ArrayInfo, FileArray, OpenArrays, ReadRange, StoredArray, verify_first
 from packstore.sources.inflating import ZLIB, GzipReader
 from packstore.sources.named.mat import COMPRESSED, HEADER_BYTES, parse_array_start, read_byte_order
 from packstore.sources.refusals import first_bytes
 
 _NPY, _ZIP, _MAT = b"\x93NUMPY", b"PK\x03\x04", b"MATLAB 5.0"
+# Bytes of the header of a file in a zip, and place of the lengths of the two fields that follow it.
 _LOCAL_BYTES, _LENGTHS_AT = 30, 26
-"""Bytes of the header of a file in a zip, and place of the lengths of the two fields that follow it."""
 _HEADER_BYTES = 1 << 16
 _MAT_START = 1024
 _MAX_ARRAYS = 10_000

@@ -21,8 +21,8 @@ from packstore.core.pickle_machine import PickleError, StandIn, interpret_plain_
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, StoredArray
 
 _MAX_OPERATIONS = 2_000_000  # CIFAR-100's train takes 250,000
+# Largest part of a pickle that is copied out of it; larger parts are pixels.
 _MAX_COPY = 1 << 16
-"""Largest part of a pickle that is copied out of it; larger parts are pixels."""
 _TYPES = ("uint8", "int32", "int64", "float64", "u1", "i4", "i8", "f8")
 
 
@@ -153,6 +153,7 @@ def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
     return _Array((1, shape, dtype, order in ("F", b"F"), data))
 
 
+# Functions that a pickle may name: stand-ins that execute nothing from it.
 _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy", "ndarray"): lambda: _Array(),
     ("numpy", "dtype"): _DType,
@@ -160,4 +161,3 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     **{(f"numpy.{core}.multiarray", "_reconstruct"): lambda *_: _Array() for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): _from_buffer for core in ("core", "_core")},
 }
-"""Functions that a pickle may name: stand-ins that execute nothing from it."""

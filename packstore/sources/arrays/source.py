@@ -42,8 +42,8 @@ from packstore.sources.splits import find_split_folders
 
 _MAX_FILES = 10_000
 _OTHER_DATA = (".h5", ".hdf5", ".npz", ".npy", ".mdb", ".tar", ".zip", ".parquet", ".arrow", ".tfrecord", ".mds")
+# Dtype of a column of masks by dtype of the array.
 _MASK_DTYPES = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "uint16": "uint16", "int16": "int32"}
-"""Dtype of a column of masks by dtype of the array."""
 
 
 class ArraySource(RowSource):

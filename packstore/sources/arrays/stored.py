@@ -34,8 +34,8 @@ _KEPT_BYTES = 64 << 20
 _MAX_CHUNK_BYTES = 1 << 30
 _BYTE = np.dtype("u1")
 _MAX_RATIO, _MAX_UNWRITTEN = 1100, 1 << 28
+# Most chunks of a block: a library may take some kilobytes for each, written or not.
 _BLOCK_CHUNKS = 1024
-"""Most chunks of a block: a library may take some kilobytes for each, written or not."""
 
 
 ReadRange = Callable[[int, int], bytes]

@@ -44,6 +44,7 @@ from packstore.sources.rows import in_packing_order
 from packstore.sources.wrapped import WrappedSource
 from packstore.stores.link_files import Location
 
+# Parameter that chooses a split, and its values, by the name of a torchvision dataset. Splits share no images.
 _SPLITS: Mapping[str, tuple[str, str]] = {
     name: (parameter, splits)
     for parameter, splits, names in (
@@ -58,9 +59,8 @@ _SPLITS: Mapping[str, tuple[str, str]] = {
     )
     for name in names.split()
 }
-"""Parameter that chooses a split, and its values, by the name of a torchvision dataset. Splits share no images."""
+# Beginnings of the names of datasets of pickles whose class verifies MD5 digests of the files before it opens them.
 _CHECKED = ("CIFAR10:", "CIFAR100:", "CIFAR10,", "CIFAR100,")
-"""Beginnings of the names of datasets of pickles whose class verifies MD5 digests of the files before it opens them."""
 Opened = tuple[Source, str | None]
 """A source, and its stamp if its files are new in each run; else None."""
 
@@ -315,6 +315,8 @@ def _link_file(folder: Path, name: str, file: Path) -> None:
     _make_place(folder, name).symlink_to(file.absolute())
 
 
+# Functions that open a dataset by the text after the library's name. They may write annotations, and links to images,
+# to the given empty folder.
 _OPENERS: Mapping[str, Callable[[str, SourceOptions, Path], Opened]] = {
     "torchvision": _open_torchvision,
     "datasets": _open_datasets,
@@ -322,5 +324,3 @@ _OPENERS: Mapping[str, Callable[[str, SourceOptions, Path], Opened]] = {
     "datumaro": _open_datumaro,
     "fiftyone": _open_fiftyone,
 }
-"""Functions that open a dataset by the text after the library's name. They may write annotations, and links to images,
-to the given empty folder."""

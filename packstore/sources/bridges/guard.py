@@ -15,15 +15,15 @@ from typing import Any
 
 from packstore.core.errors import PackstoreError, SourceError, UsageError, printable
 
+# Package for pip, if its name is not that of the module.
 _INSTALL = {
     "tensorflow_datasets": "tensorflow-datasets",
     "torchvision": "torchvision, from the index that torch is from (packstore guide troubleshooting)",
 }
-"""Package for pip, if its name is not that of the module."""
 _library: ContextVar[str] = ContextVar("library", default="")
 _unpickles: ContextVar[bool] = ContextVar("unpickles", default=False)
+# Names of this machine, on which FiftyOne's database runs.
 _NEAR = ("localhost", "127.0.0.1", "::1")
-"""Names of this machine, on which FiftyOne's database runs."""
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from packstore.sources.tree import Tree
 
 _MAX_BYTES = 4 << 30
 _LARGEST = 1e30
+# Most folders of another machine to remove from the names of images.
 _CUT = 3
-"""Most folders of another machine to remove from the names of images."""
 _START = 1 << 16
 _PROBED = 16
 _NAME = re.compile(
@@ -31,12 +31,12 @@ _NAME = re.compile(
 _NO_SPLIT = frozenset({"", "annotation", "annotations", "annotations.coco", "coco", "default", "instances", "labels"})
 _LISTS = re.compile(rb'"(?:images|annotations|categories)"\s*:\s*\[')
 _ENTRIES = re.compile(rb'"(?:coco_url|file_name|image_id|category_id|supercategory)"\s*:')
+# Matches a file of one image, as in SA-1B, which is not COCO's.
 _OF_ONE_IMAGE = re.compile(rb'"image"\s*:\s*\{')
-"""Matches a file of one image, as in SA-1B, which is not COCO's."""
 _BESIDE = ("annotations", "Annotations", "annotation", "labels", "coco")
 _KINDS = {"person_keypoints": "keypoints", "images_info": "image_info", "": "instances"}
+# Kinds of files, in reading order.
 _READ_ORDER = ("instances", "keypoints", "captions", "stuff", "panoptic", "image_info")
-"""Kinds of files, in reading order."""
 
 
 @dataclass(frozen=True, slots=True)

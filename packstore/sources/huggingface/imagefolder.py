@@ -26,10 +26,10 @@ from packstore.sources.table.reading import TableRow, declare_parquet
 from packstore.sources.tree import Tree
 
 FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+# Column that names files, with the name of its images: ``file_name``, ``mask_file_name``, ``frames_file_names``.
 _NAMES = re.compile("(?:(.+)_)?file_name(s?)")
-"""Column that names files, with the name of its images: ``file_name``, ``mask_file_name``, ``frames_file_names``."""
+# Bytes of a metadata file that are searched for the name of a column.
 _SEARCHED = 64 << 20
-"""Bytes of a metadata file that are searched for the name of a column."""
 
 
 class MetadataSource(TableSource):

@@ -35,8 +35,8 @@ _WORDS = {
 _SHARD = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 _SPLIT_OF_WORD = {word: split for split, words in _WORDS.items() for word in words}
 _BETWEEN = re.compile("[-._ 0-9/]+")
+# Types of features that are files, by their names in cards.
 _FILES = {"image": "Image", "audio": "Audio", "video": "Video", "pdf": "Pdf", "nifti": "Nifti"}
-"""Types of features that are files, by their names in cards."""
 
 FindSplits = Callable[[str], tuple[str, ...]]
 """Function that returns all splits of a file by its path."""

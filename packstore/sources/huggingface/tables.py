@@ -39,8 +39,8 @@ from packstore.sources.schema import RELATIVE
 from packstore.sources.splits import lower_known_split
 from packstore.sources.table.boxes import MalformedBoxError, find_convention
 
+# Number of decoded blocks that are kept, since threads read rows only roughly in order.
 _KEPT = 4
-"""Number of decoded blocks that are kept, since threads read rows only roughly in order."""
 
 
 class RowGroup(NamedTuple):

@@ -35,8 +35,8 @@ KEPT = (
 )
 """Elements in the column ``dicom``. They describe how an image was made, and do not identify the patient."""
 _SCALE = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence")
+# Elements that have columns of their own, or change the pixels that are read.
 _USED = (*_SCALE, "WindowCenter", "WindowWidth", "VOILUTFunction")
-"""Elements that have columns of their own, or change the pixels that are read."""
 
 _PIXEL_DATA = 0x7FE00010
 _DEFLATED = b"1.2.840.10008.1.2.1.99"
@@ -45,8 +45,8 @@ _UNDEFINED_LENGTH = 0xFFFFFFFF  # length of compressed pixels
 _ITEM_BYTES = 8  # least size of a compressed frame
 _MAX_FRAMES = 1 << 24
 _COSINE_ERROR = 0.01  # largest error of the length of an axis
+# Markers of the frame header, which is the same in JPEG-LS and in lossless JPEG.
 _JPEG_LS, _LOSSLESS = b"\xff\xf7", b"\xff\xc3"
-"""Markers of the frame header, which is the same in JPEG-LS and in lossless JPEG."""
 
 
 def load_pydicom() -> Any:

@@ -45,8 +45,9 @@ from packstore.sources.tree import Tree
 _HEAD_BYTES = 8192  # enough of the beginning of a file, compressed or not, for its header
 _LONGEST_HEADER = 544
 _GZIP_MAGIC = b"\x1f\x8b"
+# Largest ratio at which Deflate compresses (https://zlib.net/zlib_tech.html).
 _MAX_RATIO = 1032
-"""Largest ratio at which Deflate compresses (https://zlib.net/zlib_tech.html)."""
+# Dtype in which values of a stored dtype are packed. A volume with values beyond it is a bad sample.
 _PACKED_DTYPES = {
     "uint8": "uint8",
     "uint16": "uint16",
@@ -54,7 +55,6 @@ _PACKED_DTYPES = {
     **dict.fromkeys(("int32", "uint32", "int64", "uint64"), "int32"),
     **dict.fromkeys(("float16", "float32", "float64"), "float32"),
 }
-"""Dtype in which values of a stored dtype are packed. A volume with values beyond it is a bad sample."""
 _SUFFIXES = (".nii", ".nii.gz")
 _AS = ("slices", "volumes")
 _IMAGE_FOLDERS = ("images", "image", "imgs", "img")
@@ -62,8 +62,8 @@ _MASK_FOLDERS = ("labels", "label", "masks", "mask", "segmentations", "segmentat
 _FOLDER = re.compile(rf"({'|'.join((*_IMAGE_FOLDERS, *_MASK_FOLDERS))})(tr|ts|val)?", re.I)
 _SPLITS = {"tr": "train", "ts": "test", "val": "val"}
 _CHANNEL = re.compile(r"_[0-9]{4}(?=[.]nii)")
+# List of classes and volumes in the Medical Segmentation Decathlon.
 _DECATHLON = "dataset.json"
-"""List of classes and volumes in the Medical Segmentation Decathlon."""
 
 
 class NiftiHeader(NamedTuple):

@@ -19,16 +19,16 @@ from packstore.core.errors import SourceError, printable
 
 HEADER_BYTES = 128
 _MATRIX, COMPRESSED = 14, 15
+# Classes of arrays; others are objects, sparse arrays and functions.
 _CELL, _STRUCT, _CHAR, _NUMBERS = 1, 2, 4, range(6, 16)
-"""Classes of arrays; others are objects, sparse arrays and functions."""
 _DTYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _TEXTS = {1: "latin-1", 2: "latin-1", 4: "utf-16", 16: "utf-8", 17: "utf-16", 18: "utf-32"}
 _COMPLEX = 0x800
 _MAX_BYTES = 1 << 24
 _MAX_DEPTH = _MAX_AXES = 8
 _MAX_NAMES_BYTES = 1 << 12
+# Value of an empty element.
 _NO_NUMBERS = np.zeros(0)
-"""Value of an empty element."""
 
 Buffer = bytes | memoryview
 

@@ -29,8 +29,8 @@ from packstore.sources.questions import ask
 from packstore.sources.rows import InTree
 from packstore.sources.tree import Tree
 
+# Groups of patterns that are classes.
 _LABELS = ("label", "object", "domain", "corruption", "eye", "disaster")
-"""Groups of patterns that are classes."""
 _NOTES = r"(.*/)?(readme|licen[cs]e|copyright)[^/]*"
 
 

@@ -259,13 +259,13 @@ def oxfordpet(files: Files) -> Iterator[Found]:
             yield Found(f"images/{name}.jpg", split, values)
 
 
+# List and folders of each split: the folders have torchvision's names, or those of the archives.
 _PLACES = {
     "val": ("places365_val.txt", "val_256|val_large"),
     "test": ("places365_test.txt", "test_256|test_large"),
     "train-standard": ("places365_train_standard.txt", "data_256_standard|data_large_standard|data_256|data_large"),
     "train-challenge": ("places365_train_challenge.txt", "data_256_challenge|data_large_challenge"),
 }
-"""List and folders of each split: the folders have torchvision's names, or those of the archives."""
 
 
 @published_set("Places365", "categories_places365.txt")

@@ -37,8 +37,8 @@ MAX_INDEX = 1 << 28
 """Maximum number of its bytes."""
 _OPEN = 8
 _TRIED = 4
+# Name of a shard by TensorFlow's ``ShardedFile``, with its number and the number of all.
 _OF = re.compile(r"(.*?)[-_.]?(\d{3,6})-of-(\d{3,6})(\..*)?")
-"""Name of a shard by TensorFlow's ``ShardedFile``, with its number and the number of all."""
 
 
 class ShardSource(RowSource):

@@ -35,8 +35,8 @@ _FIELD = np.dtype([("type", "<u1"), ("name", "S16"), ("arguments", "V1024")], al
 _IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("ptr", "<u8")])
 _SPAN = np.dtype([("ptr", "<u8"), ("size", "<u8")])
 _FLOAT, _INT, _RGB, _BYTES, _ARRAY, _JSON, _TENSOR = range(7)
+# Content of a sample's row by the type of field.
 _ROW: tuple[Any, ...] = ("<f8", "<i8", _IMAGE, _SPAN, "<u8", _SPAN, "<u8")
-"""Content of a sample's row by the type of field."""
 _TYPES = {
     _FLOAT: ValueType("float64", encoding="<f8"), _INT: ValueType("int64", encoding="<i8"), _RGB: ValueType(FILE),
     _BYTES: ValueType(BYTES), _JSON: ValueType(JSON),

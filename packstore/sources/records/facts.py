@@ -28,8 +28,8 @@ _MAX_LABELS = 1 << 17
 _MAX_SHAPES = 1 << 12
 _LOOKED_AT = 256
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
+# Edges of boxes beyond this are pixels, not fractions of the image.
 _LARGEST_FRACTION = 2.0
-"""Edges of boxes beyond this are pixels, not fractions of the image."""
 _MAX_BYTES = 1 << 28
 _ITEM = re.compile(r"item\s*\{(.*?)\}", re.DOTALL)
 _NUMBERED = re.compile(r"(\d{1,9})\s*:\s*(.+)")

@@ -19,6 +19,7 @@ from packstore.sources.records import find_named_file
 from packstore.sources.records.mds import MdsSource
 from packstore.sources.records.typed import NUMBERS, PICKLE, Shard, to_array
 
+# Types by the formats of LitData, with the encoding of MDS that has the same layout.
 _TYPES = {
     "jpeg": ValueType(FILE, (), "jpeg"), "image": ValueType(FILE, (), "jpeg"), "bytes": ValueType(BYTES, (), "bytes"),
     "str": ValueType(TEXT, (), "str"), "text": ValueType(TEXT, (), "str"), "int": ValueType("int64", (), "int64"),
@@ -27,7 +28,6 @@ _TYPES = {
     "numpy": ValueType(ANY, (), "numpy"),
     **{f"no_header_numpy:{code}": ValueType(ANY, (), dtype) for code, dtype in enumerate(NUMBERS)},
 }  # fmt: skip
-"""Types by the formats of LitData, with the encoding of MDS that has the same layout."""
 
 
 class LitdataSource(MdsSource):

@@ -31,17 +31,17 @@ from packstore.sources.records import INDEX, OpenFiles, find_indexes, find_named
 from packstore.sources.records.typed import LEFT, NUMBERS, PICKLE, Shard, Span, TypedSource, to_array
 from packstore.sources.refusals import first_bytes
 
+# dtypes by their codes in arrays.
 _CODES = {8 * np.dtype(name).itemsize + "uif".index(name[0]): name for name in NUMBERS}
-"""dtypes by their codes in arrays."""
+# Kinds of values by their encodings; ``ndarray`` is any.
 _KINDS = {
     **{name: name for name in NUMBERS}, "int": "int64", "str_int": "int64", "str_float": "float64", "jpeg": FILE,
     "png": FILE, "pil": PIXELS, "bytes": BYTES, "str": TEXT, "str_decimal": TEXT, "json": JSON, "pkl": PICKLE,
     **dict.fromkeys(("list[pil]", "list[jpeg]", "list[png]", "jpeg_array", "jpegarray"), LEFT),
 }  # fmt: skip
-"""Kinds of values by their encodings; ``ndarray`` is any."""
 _ARRAY = re.compile(r"ndarray(?::(\w+))?(?::(\d{1,9}(?:,\d{1,9}){0,7}))?")
+# Sizes of values with a fixed size, by their encodings.
 _SIZED = {**{name: np.dtype(name).itemsize for name in NUMBERS}, "int": 8}
-"""Sizes of values with a fixed size, by their encodings."""
 
 
 class MdsSource(TypedSource):
@@ -158,11 +158,11 @@ def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
     return to_array(data[12 + length :], "uint8", (height, width, len(mode)))
 
 
+# Decoders by encoding, or by kind of value.
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
     FILE: bytes, BYTES: bytes, TEXT: bytes.decode, JSON: load_json, PIXELS: _decode_pixels, "str_int": int,
     "str_float": float,
 }  # fmt: skip
-"""Decoders by encoding, or by kind of value."""
 
 
 def _split_encoding(encoding: str) -> tuple[str, list[int]]:

@@ -27,14 +27,14 @@ from packstore.sources.records import DamageError, RecordFiles, RecordIndex, Wal
 from packstore.sources.refusals import first_bytes
 
 _MAX_RECORD, _DAMAGED = 1 << 31, (1 << 32) - 1
+# Line of a list: number of the record, labels, path.
 _LINE = re.compile(r"(\d{1,18})\t(?:.*\t)?([^\t]+)")
-"""Line of a list: number of the record, labels, path."""
+# Line of InsightFace's lists: aligned or not, path, class; its record has the number of the line.
 _FACES_LINE = re.compile(r"[01]\t/*([^\t]*[^\t\d.][^\t]*)\t\d+(?:\.0)?(?:\t[^\t]*)*")
-"""Line of InsightFace's lists: aligned or not, path, class; its record has the number of the line."""
 _MAX_LINE = 1 << 20
+# Header of a record: number of labels after it (0 if the only label is in it), label, two numbers; and the first label
+# after it.
 _HEAD = np.dtype([("flag", "<u4"), ("label", "<f4"), ("id", "<u8"), ("id2", "<u8"), ("first", "<f4")])
-"""Header of a record: number of labels after it (0 if the only label is in it), label, two numbers; and the first label
-after it."""
 
 
 class RecordioFiles(RecordFiles):

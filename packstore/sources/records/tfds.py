@@ -27,8 +27,8 @@ from packstore.sources.records.typed import NUMBERS
 
 INFO, FEATURES = "dataset_info.json", "features.json"
 _MAX_COLUMNS = 1000
+# Path, description and lengths of the sequences of a feature within groups and sequences.
 _Feature = tuple[tuple[str, ...], Mapping[str, Any], tuple[int, ...]]
-"""Path, description and lengths of the sequences of a feature within groups and sequences."""
 
 
 class TfdsSource(ExampleSource):

@@ -31,6 +31,7 @@ from packstore.sources.refusals import first_bytes
 from packstore.sources.schema import STATED_SIZE
 
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
+# Features that are class numbers, and features that name the classes.
 _LABELS = {
     "image/class/label": ("image/class/synset", "image/class/text"),
     "label": ("class_name", "label_name", "label_text", "synset"),
@@ -38,16 +39,15 @@ _LABELS = {
     "image/object/class/label": ("image/object/class/text",),
     "image/object/bbox/label": (),
 }
-"""Features that are class numbers, and features that name the classes."""
 _OF_BOXES = ("image/object/class/label", "image/object/bbox/label")
+# Columns of features that are not called like them.
 _USUAL = {"image/class/label": "label", "class": "label"}
-"""Columns of features that are not called like them."""
 _SAID = ("height", "width", "depth", "channels", "format", "colorspace", "encoding")
+# Features with the size of the image, as TensorFlow's object detection writes them.
 _SIDES = ("image/width", "image/height")
-"""Features with the size of the image, as TensorFlow's object detection writes them."""
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
+# First bytes of files of Riegeli, the format of ArrayRecord and others.
 _RIEGELI = bytes.fromhex("83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9")
-"""First bytes of files of Riegeli, the format of ArrayRecord and others."""
 
 
 @dataclass(frozen=True)

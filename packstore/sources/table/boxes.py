@@ -30,15 +30,15 @@ _BOX_NUMBERS = {
         *("x1 y1 w h", "x1 y1 width height"),
     ),
 }
+# Convention, and the names of the four numbers of a box, without punctuation.
 _FOURS = [
     (convention, tuple(before + number for number in four.split()))
     for convention, sets in _BOX_NUMBERS.items()
     for four in sets
     for before in ("", "bbox", "box", "roi")
 ]
-"""Convention, and the names of the four numbers of a box, without punctuation."""
+# Cells of images without a box; Global Wheat's is ``no_box``.
 _NO_BOX = ("no_box", "nobox", "no box", "none", "nan")
-"""Cells of images without a box; Global Wheat's is ``no_box``."""
 
 
 class MalformedBoxError(SourceError):

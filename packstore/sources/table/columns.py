@@ -37,6 +37,8 @@ MISSING = frozenset(
 """Texts that pandas reads as a missing number."""
 _BOOLEANS = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 _LABELS = re.compile(r"label|class|category|tags?$|finding|^(emotion|breed|species|diagnosis|dx)$")
+# Forms of values: names of splits, lists of classes, lists of class numbers, run lengths (``start length …``), and
+# boxes.
 _FORMS: Mapping[str, Callable[[Any], bool]] = {
     "splits": lambda value: isinstance(value, str) and is_split_value(value),
     "lists": lambda value: parse_class_list(value) is not None,
@@ -44,15 +46,13 @@ _FORMS: Mapping[str, Callable[[Any], bool]] = {
     "runs": lambda value: isinstance(value, str) and _RUNS.fullmatch(value) is not None,
     "boxes": lambda value: parse_boxes(value) is not None,
 }
-"""Forms of values: names of splits, lists of classes, lists of class numbers, run lengths (``start length …``), and
-boxes."""
+# First column of the boxes, their convention, and the column of classes in tables without a header. The keys are the
+# types of the columns: numbers and texts.
 _BARE_BOXES = {
     "nnnnt": (0, "", 4),  # RetinaNet
     "nnnntnn": (0, "", 4),  # SKU-110K, with width and height of the image
     "tnnnnnn": (1, "xywh", 0),  # makesense, with the same
 }
-"""First column of the boxes, their convention, and the column of classes in tables without a header. The keys are the
-types of the columns: numbers and texts."""
 
 
 @dataclass(slots=True)

@@ -35,8 +35,8 @@ from packstore.sources.table.reading import (
 from packstore.sources.tree import Tree
 from packstore.sources.values import looks_like_mask
 
+# Names of Kaggle's sample submissions: forms to fill in, whose values mean nothing.
 _SAMPLE = re.compile(r".*sample[_ -]?submission.*|submission[_ -]?(sample|format).*", re.I)
-"""Names of Kaggle's sample submissions: forms to fill in, whose values mean nothing."""
 _NO_TABLE = re.compile(r"(readme|licen[cs]e|requirements|notes?|class(es)?|labels?_?names?|obj)\b.*\.(txt|json)", re.I)
 _FEW, _SEARCHED, _MAX_CLASSES = 16, 48, 1 << 16
 _WORDS = re.compile(r"[^\W\d_][^\d.]*(\.\D+)?")

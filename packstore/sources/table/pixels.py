@@ -37,8 +37,8 @@ from packstore.sources.tree import Tree
 
 _SUFFIXES = (".csv", ".tsv")
 _START = 1 << 20
+# Pixels of the smallest image, 8 x 8.
 _LEAST = 64
-"""Pixels of the smallest image, 8 x 8."""
 _PIXEL = re.compile(r"(pixel|pix|px|p)[_ ]?\d+|\d+x\d+", re.I)
 _NOTES = re.compile(r"(readme|licen[cs]e|.*class|.*label_?names|.*mapping)[^/]*", re.I)
 

@@ -28,8 +28,8 @@ TEXT = (".csv", ".tsv", ".txt", ".lst")
 SUFFIXES = (*TEXT, ".jsonl", ".ndjson", ".json", ".parquet")
 MAX_BYTES, _MAX_COLUMNS, _MAX_LINE = 1 << 30, 1 << 16, 1 << 20
 _BLOCK = 4096
+# Line of text: an image, whose name may have blanks, and the rest.
 _NAMED = re.compile(rf"(.+?(?:{'|'.join(map(re.escape, IMAGE_SUFFIXES))}))(?:[ \t]+(.*))?", re.I)
-"""Line of text: an image, whose name may have blanks, and the rest."""
 
 
 class TableRow(NamedTuple):

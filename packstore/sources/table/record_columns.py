@@ -21,8 +21,8 @@ from packstore.sources.table.images import RowsByImage
 from packstore.sources.table.reading import read_cells
 from packstore.sources.tree import Tree
 
+# Columns for classes with the cell -1, and for classes with a blank cell, as in CheXpert.
 _UNCERTAIN, _BLANK = "uncertain", "unmentioned"
-"""Columns for classes with the cell -1, and for classes with a blank cell, as in CheXpert."""
 _MAX_CLASSES = 1 << 16
 _OPEN_IMAGES = re.compile(
     r"(.*/)?[\w-]*annotations-(bbox|(human|machine)-imagelabels|object-segmentation)[\w-]*\.csv", re.I
