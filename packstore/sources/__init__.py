@@ -107,7 +107,7 @@ def open_source(
         clips = (packed_frames if frames is None else frames) == CLIPS
         opened = _open_files(place, kind, options, files_as, progress, clips)
     if options.splits:
-        from packstore.sources.chosen_splits import ChosenSplitsSource
+        from packstore.sources.wrapped import ChosenSplitsSource
 
         opened = ChosenSplitsSource(opened, options.splits)
     if encoding is not None:
