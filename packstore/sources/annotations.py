@@ -31,8 +31,8 @@ from packstore.sources.tree import Tree
 
 # Paths of drawn annotations.
 _DRAWN = re.compile(r"(?i)(.*/)?[^/]*(visuali[sz]ations?|overlays?)/.*")
+# End of the phrase about a file that names images.
 NAMES_IMAGES = " (it names the images)"
-"""End of the phrase about a file that names images."""
 _SHEETS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _TEXT = (*_SHEETS, ".txt", ".lst", ".json", ".xml", ".yaml", ".yml", ".odgt", ".names", ".npy")
 # Suffixes of files that are annotations whatever they contain.

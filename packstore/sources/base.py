@@ -35,13 +35,13 @@ from packstore.sources.splits import check_splits
 from packstore.sources.tree import FolderTree
 
 _REMOTE_WORKERS = 32
+# Check of each option that is texts, by its name.
 TEXT_OPTIONS: Mapping[str, Callable[[object], tuple[str, ...]]] = {
     "ignore": check_patterns,
     "splits": check_splits,
     "columns": check_columns,
     **{name: partial(check_companions, name) for name in OPTIONS},
 }
-"""Check of each option that is texts, by its name."""
 
 
 class Certainty(IntEnum):
@@ -348,10 +348,10 @@ class Source(ABC):
     kind: str
     normalization: str = "imagenet"
     evidence: str = ""
+    # Reason for images that are left out, for the ledger.
     left_images: ClassVar[str] = "images that are no samples"
-    """Reason for images that are left out, for the ledger."""
+    # Raises a question about left files that may be annotations; False for published data sets.
     asks_about_left: ClassVar[bool] = True
-    """Raises a question about left files that may be annotations; False for published data sets."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path

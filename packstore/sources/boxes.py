@@ -18,8 +18,8 @@ CONVENTIONS = ("xyxy", "xywh", "cxcywh", "xyxyn", "xywhn", "cxcywhn")
 """Left, top, right, bottom; left, top, width, height; centre, width, height; and the same as fractions."""
 CORNERS, VOC = "xyxy", "voc"
 """Corners; and Pascal VOC's: they count pixels from 1, and both belong to the object."""
+# Takes the place of a convention: boxes stay in a JSON column.
 NOT_CONVERTED = "json"
-"""Takes the place of a convention: boxes stay in a JSON column."""
 BOX_NAMES = ("bbox", "bboxes", "boxes", "bounding_boxes")
 LABEL_NAMES = (
     *("category", "categories", "category_id", "category_ids", "category_name", "category_names"),

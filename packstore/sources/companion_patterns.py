@@ -27,8 +27,8 @@ from packstore.sources.listing import IMAGE_SUFFIXES
 PAIR, SIDECAR, MASKS = "pair", "sidecar", "masks"
 OPTIONS = (PAIR, SIDECAR, MASKS)
 """Names of the options, in the order of their columns."""
+# Types of sidecars.
 TYPES = ("text", "json", "label", "numbers", "npy", "bytes")
-"""Types of sidecars."""
 _STEM, _FOLDER = "{s}", "{dir}"
 _PART = r"(?!\.{1,2}(?:/|\Z))(?:[^/{}*\0]|\{s\})+"
 # A relative path within the source, perhaps from the image's folder.

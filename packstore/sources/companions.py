@@ -52,8 +52,8 @@ class CompanionsSource(FileRowSource):
 
     kind = "companions"
     left_images = "images that belong to no image"
+    # Names of folders are texts and no classes.
     folder_texts = False
-    """Names of folders are texts and no classes."""
     _has_strays = False
 
     def __init__(self, path: Path, options: SourceOptions) -> None:

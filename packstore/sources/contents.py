@@ -37,11 +37,11 @@ _NO_WORD = re.compile(
 )
 _CALLED_IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|frames?")
 _CLIP = re.compile(r"(clip|video|vid|sequence|seq|scene|shot|take|episode)s?[ _.-]*\d+", re.I)
+# Maximum number of folders side by side that are compared without looking at a few of them first.
 MOST_SIDE_BY_SIDE = 32
-"""Maximum number of folders side by side that are compared without looking at a few of them first."""
+# Maximum number of suffixes per folder, since numbered ones (``.0001``) could fill the memory; further ones count as
+# ``""``.
 MOST_SUFFIXES = 64
-"""Maximum number of suffixes per folder, since numbered ones (``.0001``) could fill the memory; further ones count as
-``""``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ class NameSet:
     @classmethod
     def of_names(cls, names: Sequence[str]) -> NameSet:
         """Makes an instance from names. Callers sort them; the order is not checked."""
-        return cls(len(names), hash_stems(names), tuple(names[:_FIRST]))
+        stems = [hash(name.rpartition(".")[0] or name) for name in names]
+        return cls(len(names), _sort_unique(np.array(stems, np.int64)), tuple(names[:_FIRST]))
 
     @classmethod
     def of_suffix(cls, text: str, suffix: str, names: Sequence[str]) -> NameSet:
@@ -209,11 +210,6 @@ def path_and_parents(path: str) -> Iterator[str]:
 def stem_of(name: str) -> str:
     """Returns the name without its last suffix; a name whose only dot comes first stays."""
     return name.rpartition(".")[0] or name
-
-
-def hash_stems(names: Iterable[str]) -> NDArray[np.int64]:
-    """Hashes the stems of names; returns sorted unique hashes. The hashes hold only within one process."""
-    return _sort_unique(np.array([hash(name.rpartition(".")[0] or name) for name in names], np.int64))
 
 
 def suffix_of(name: str) -> str:

@@ -38,16 +38,16 @@ from packstore.sources.values import is_path, nbytes_of, number_equal_names
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
+# Number of a dataset, and index in it.
 Ref = tuple[int, int]
-"""Number of a dataset, and index in it."""
 
 PROBED = 16
 """Number of samples that are probed: the first ones, and in a map-style dataset as many spread over the rest."""
 # Minimum number of samples for worker processes, unless the user names their number: for fewer samples, starting
 # processes takes about as long as they save.
 _BY_WORKERS = 1024
+# Number of digits of a key made from an index, as for records in LMDB.
 KEY_DIGITS = 10
-"""Number of digits of a key made from an index, as for records in LMDB."""
 # Approximate size of a batch of samples from a worker.
 _BATCH_BYTES = 1 << 20
 _MOST = 64

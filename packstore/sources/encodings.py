@@ -17,8 +17,8 @@ from packstore.core.context import set_within
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 
 _ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "encoding", "key")
+# Value of ``--column`` that adds the position of images on the ground, see :class:`.wrapped.GeoSource`.
 GEO = "keep=geo"
-"""Value of ``--column`` that adds the position of images on the ground, see :class:`.wrapped.GeoSource`."""
 KEY = "key="
 """Beginning of the option that says which dot ends keys of WebDataset: ``--column key=last-dot``."""
 ROLE = "encoding="

@@ -14,8 +14,8 @@ from packstore.core.context import set_within
 from packstore.core.errors import UsageError, printable
 from packstore.sources.folder_names import Names
 
+# Reason for a file that a pattern matches, for the ledger.
 IGNORED = "left out by --ignore"
-"""Reason for a file that a pattern matches, for the ledger."""
 _TOKEN = re.compile(r"\\(.)|\[(!?)(\][^]/]*|[^]/]+)\]|(.)", re.S)
 
 

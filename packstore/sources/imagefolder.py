@@ -140,7 +140,9 @@ class ImageFolderSource(FolderSource):
         if not classes and not any(splits):
             self._refuse_without_folders(splits[""], ignored)
         labelled = any(folder.classes for folder in chosen)
-        self.evidence = self.evidence or _describe_evidence(folders, labelled)
+        names = ", ".join(folder.directory for folder in folders if folder.split)
+        what = "folders of images" if labelled else "images without class folders"
+        self.evidence = self.evidence or (f"{what} in {names}" if names else what)
         if labelled:
             self._refuse_empty_classes(classes, per_class, [f for f in folders if f not in chosen], ignored)
         return Survey(
@@ -358,13 +360,6 @@ def _join_class_folders(folders: list[SplitFolder]) -> list[SplitFolder]:
             joined = SplitFolder(split, parent, names, 0, inside[0].above[:-1])
             folders = [joined if each is inside[0] else each for each in folders if each not in inside[1:]]
     return folders
-
-
-def _describe_evidence(folders: Sequence[SplitFolder], labelled: bool) -> str:
-    """Returns the evidence for a person: ``folders of images in train, val``."""
-    splits = ", ".join(folder.directory for folder in folders if folder.split)
-    what = "folders of images" if labelled else "images without class folders"
-    return f"{what} in {splits}" if splits else what
 
 
 def _list_classes(folders: Sequence[SplitFolder]) -> tuple[str, ...]:

@@ -36,17 +36,17 @@ _OTHERS = (
     *(".zip", ".tar", ".gz", ".tgz", ".xz", ".zst", ".7z", ".rec", ".idx", ".lst", ".cls", ".pdf", ".mp4", ".avi"),
 )
 
+# Files and directories, in lower case, that operating systems and Python leave in folders. Those with a dot are hidden
+# anyway.
 SYSTEM_NAMES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "lost+found", "__pycache__"})
-"""Files and directories, in lower case, that operating systems and Python leave in folders. Those with a dot are hidden
-anyway."""
 
 _MAX_REASONS = 40
 
+# Size of a pipe, a socket or a device, which is never opened.
 NO_FILE = -1
-"""Size of a pipe, a socket or a device, which is never opened."""
 
+# Size of a link to a folder that contains it.
 CYCLE = -2
-"""Size of a link to a folder that contains it."""
 
 Identity = tuple[int, int]
 """``(st_dev, st_ino)`` of a directory."""
@@ -126,8 +126,8 @@ def count_reason(reason: str, counts: Counter[str]) -> None:
     counts[reason if reason in counts or len(counts) < _MAX_REASONS else "not images (other)"] += 1
 
 
+# Advice about a source without images.
 NO_SOURCE = "give a folder of images (.jpg, .png …), or another source (see packstore guide sources)"
-"""Advice about a source without images."""
 
 
 def no_images_message(name: str, ignored: Counter[str], advice: str) -> str:

@@ -30,6 +30,18 @@ _JSON_KINDS = (
 )
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".lst")
 
+# Names by kind, one of which must be at the path or below it, in lower case:
+#
+# - ``.json``: a file with this last suffix.
+# - :data:`ODD_SUFFIX`: a file without suffix, a shard (``a-00000-of-00002``), or a file with a suffix other than a
+# letter and further letters and digits: ``.0001``, ``.idx3-ubyte``.
+# - ``index.json``: a file of this name.
+# - ``images/``: a folder of this name. The path itself counts, too.
+# - ``ilsvrc*``: a file, an image or a folder whose name begins like this.
+# - :data:`ONE_FILE`: the path is a file.
+# - :data:`RELATED_NAMES`: names of images and of other files that may go together.
+# - ``--pair``: the user gives this option.
+# - Bytes: the path is a file that begins with them.
 NEEDS: Mapping[str, Sequence[str | bytes]] = {
     # A store of a plug-in's format is asked about at the end, see recognition.py.
     "store": ("data.mdb", "manifest.json", "versions/", ONE_FILE),
@@ -110,19 +122,6 @@ NEEDS: Mapping[str, Sequence[str | bytes]] = {
     "dicom": (".dcm", ".dicom", ".dic", ".ima", ODD_SUFFIX),
     "nifti": (".nii", ".gz"),
 }
-"""Names by kind, one of which must be at the path or below it, in lower case:
-
-- ``.json``: a file with this last suffix.
-- :data:`ODD_SUFFIX`: a file without suffix, a shard (``a-00000-of-00002``), or a file with a suffix other than a letter
-  and further letters and digits: ``.0001``, ``.idx3-ubyte``.
-- ``index.json``: a file of this name.
-- ``images/``: a folder of this name. The path itself counts, too.
-- ``ilsvrc*``: a file, an image or a folder whose name begins like this.
-- :data:`ONE_FILE`: the path is a file.
-- :data:`RELATED_NAMES`: names of images and of other files that may go together.
-- ``--pair``: the user gives this option.
-- Bytes: the path is a file that begins with them.
-"""
 
 _BEGINNINGS = sorted(
     {each for needs in NEEDS.values() for each in needs if isinstance(each, str) and each[-1] == "*"} - {ONE_FILE}

@@ -48,8 +48,9 @@ _MOST_COMPARED, _MOST_LOOKED_THROUGH, _PROBED = 4, 16, 2
 # Of large images, fewer pairs are looked at.
 _FEWEST, _ENOUGH_PIXELS = 4, 1 << 25
 _PHOTOS = (".jpg", ".jpeg")
+# Suffixes of texts for people.
 PROSE = (".txt", ".caption", ".cap")
-"""Suffixes of texts for people."""
+# Suffixes of files that are not annotations even with the stem of an image: models, scripts, films.
 NO_SIDECARS = frozenset(
     (
         *("", ".pth", ".pt", ".ckpt", ".bin", ".onnx", ".safetensors", ".h5", ".hdf5", ".pkl", ".log", ".py", ".ipynb"),
@@ -58,10 +59,9 @@ NO_SIDECARS = frozenset(
         *(".bak", ".tmp", ".swp", ".lock", ".url", ".psd", ".xcf", ".blend", ".obj", ".mtl", ".svg", ".eps", ".m"),
     )
 )
-"""Suffixes of files that are not annotations even with the stem of an image: models, scripts, films."""
 
+# A pattern of files that belong to images, and how it was found.
 Known = tuple[CompanionPattern, Relation]
-"""A pattern of files that belong to images, and how it was found."""
 _NONE = Affix("", "")
 # Words in names of copies, which are no further form of an image.
 _COPIES = frozenset(("copy", "kopie", "thumb", "thumbnail"))

@@ -37,8 +37,8 @@ _VALUES = (("pixel value",), ("r", "g", "b"), ("red", "green", "blue"))
 _CAMVID = re.compile(r"(?P<r>\d+)[\s,]+(?P<g>\d+)[\s,]+(?P<b>\d+)[\s,]+(?P<name>\S.*)")
 _CVAT = re.compile(r"(?P<name>[^:]+):(?P<r>\d+),(?P<g>\d+),(?P<b>\d+):[^:]*:.*")
 
+# Names of classes, each with the three values of its colour, or its pixel value.
 ClassColours = list[tuple[str, tuple[int, ...]]]
-"""Names of classes, each with the three values of its colour, or its pixel value."""
 _FILES = re.compile(r"_?[\w-]*(class(es)?|labels?|colou?rs?|palette|map)[\w-]*\.(txt|csv|json)", re.I)
 
 

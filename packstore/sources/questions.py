@@ -33,10 +33,10 @@ from packstore.sources.pairing import find_companions
 from packstore.sources.splits import find_split
 from packstore.sources.tree import Tree
 
+# Kind of images with files that belong to them; a question if it is not certain what the files are.
 COMPANIONS = "companions"
-"""Kind of images with files that belong to them; a question if it is not certain what the files are."""
+# Kinds that match partially if there are annotations beside the images, see :mod:`.annotations`.
 PLAIN_KINDS = ("imagefolder", "flat")
-"""Kinds that match partially if there are annotations beside the images, see :mod:`.annotations`."""
 _SHOWN, _NAMED, _MOST_PATTERNS = 8, 4, 8
 
 
@@ -62,11 +62,6 @@ def name_splits(folders: Mapping[str, str], *further: str) -> Answer:
     more options."""
     splits = ",".join(f"{split}=/{escape_pattern(path)}" for path, split in folders.items())
     return Answer(("--splits", splits, *further))
-
-
-def ask_about_kinds(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceError:
-    """Returns the question about a path that several ``kinds`` match partially."""
-    return ask(path, f"could be {' or '.join(map(short_help, kinds))}", *kinds)
 
 
 def ask_about_nested(path: Path, found: Sequence[tuple[Path, Kind]], *kinds: Kind) -> AmbiguousSourceError:

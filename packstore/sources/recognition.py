@@ -33,7 +33,6 @@ from packstore.sources.questions import (
     ask_about_annotations,
     ask_about_companions,
     ask_about_folders,
-    ask_about_kinds,
     ask_about_nested,
     find_left_by_source,
     join_few,
@@ -164,7 +163,7 @@ def _ask_about_partial(path: Path, partial: Sequence[Kind], options: SourceOptio
     if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
         return ask_about_annotations(path, formats[0], left)
     if formats:
-        return ask_about_kinds(path, formats)
+        return ask(path, f"could be {' or '.join(map(short_help, formats))}", *formats)
     within = _find_nested(path, _find_specific_kind)
     if within and not (companions and all(kind.name == COMPANIONS for _, kind in within)):
         return ask_about_nested(path, within)

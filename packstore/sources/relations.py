@@ -21,10 +21,10 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_image_name
 from packstore.sources.tree import Tree
 
 Item = TypeVar("Item")
+# Number of pairs whose files are opened; and of different numbers that count something else than samples.
 LOOKED_AT, MOST_NUMBERS = 8, 9
-"""Number of pairs whose files are opened; and of different numbers that count something else than samples."""
+# Maximum number of images in a folder of one sample: ``7/image.jpg``, ``7/mask.png``.
 MOST_FORMS = 4
-"""Maximum number of images in a folder of one sample: ``7/image.jpg``, ``7/mask.png``."""
 # A number in a name, decimal or hexadecimal.
 _NUMBER = re.compile(r"(?<![^\W_])[\da-f]*\d[\da-f]*(?![^\W_])|\d+")
 _EDGE = re.compile(r"(?<=[a-z])(?![a-z])|(?<=[A-Z])(?![A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=\d)(?!\d)|(?<=[\W_])")

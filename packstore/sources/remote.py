@@ -35,8 +35,8 @@ _KNOWN_NAMES = 200_000
 _ATTEMPTS = 5
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _NO_OBJECT = ObjectInfo("", 0, None, 0.0)
+# Content of a directory by name: an object, or None for a directory.
 Children = Mapping[str, "ObjectInfo | None"]
-"""Content of a directory by name: an object, or None for a directory."""
 
 
 class Bucket:

@@ -64,13 +64,13 @@ class FieldError(ValueError):
         self.field, self.reason, self.item = field, reason, item
 
 
+# Name of a value without a field. It is True if coordinates are fractions that the source has multiplied with the sides
+# of the upright image.
 RELATIVE = "relative coordinates"
-"""Name of a value without a field. It is True if coordinates are fractions that the source has multiplied with the
-sides of the upright image."""
+# Name of a value without a field: width and height of the image, as its annotation states them.
 STATED_SIZE = "stated size"
-"""Name of a value without a field: width and height of the image, as its annotation states them."""
+# Name of a value without a field: :attr:`packstore.sources.base.Sample.upright_values`.
 UPRIGHT_VALUES = "values of the upright image"
-"""Name of a value without a field: :attr:`packstore.sources.base.Sample.upright_values`."""
 # Attributes of :class:`packstore.sources.base.Sample` by the names of values without a field.
 _MARKS = {RELATIVE: "relative", STATED_SIZE: "stated_size", UPRIGHT_VALUES: "upright_values"}
 

@@ -18,12 +18,12 @@ from packstore.core.plainjson import load_json
 from packstore.images.sniff import LFS_POINTER
 from packstore.sources.encodings import to_utf8
 
+# Maximum number of bytes of a sidecar.
 MAX_BYTES = 1 << 24
-"""Maximum number of bytes of a sidecar."""
 _PROBED = 256
 _WHOLE = re.compile(r"-?\d{1,15}")
+# Maximum number of bytes of a text for people.
 MAX_WORDS = 1 << 16
-"""Maximum number of bytes of a text for people."""
 _NUMBER, _MANY_NUMBERS = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?", re.I), 4
 _BETWEEN, _PARTS = re.compile(r"[,;]+"), re.compile(r"[\s,;:|]+")
 # XML and JSON, whole or not; a prompt may begin with ``[trigger]``, ``{red|blue}`` or ``<lora:owl:1>``.

@@ -27,12 +27,12 @@ _WORDS = {
     "val": ("val", "valid", "validate", "validation", "dev"),
     "test": ("test", "testing", "eval", "evaluate", "evaluation", "holdout", "heldout"),
 }
+# Split that each word means, in packing order: ``validation`` is ``val``.
 MEANINGS: Mapping[str, str] = {word: split for split, words in _WORDS.items() for word in words}
-"""Split that each word means, in packing order: ``validation`` is ``val``."""
+# Split of samples without one, in a source whose other samples have splits.
 UNASSIGNED = "unassigned"
-"""Split of samples without one, in a source whose other samples have splits."""
+# Words that name a split, in packing order.
 SPLIT_ORDER = tuple(MEANINGS)
-"""Words that name a split, in packing order."""
 # Words beside the word of a split that tell nothing: ``train_set``.
 _FILLERS = frozenset(
     ("set", "sets", "data", "dataset", "split", "folder", "images", "image", "imgs", "img", "photos", "pictures")

@@ -27,8 +27,8 @@ from packstore.images.reading import Reading, convert_pixels
 from packstore.images.sniff import begins_like_image, check_header
 from packstore.sources.listing import IMAGE_SUFFIXES
 
+# Names of whole numbers that are labels, in formats without declarations of fields.
 LABEL_NAMES = ("label", "target", "class", "y", "cls")
-"""Names of whole numbers that are labels, in formats without declarations of fields."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MASK_COLOURS = (b"\0", b"\3")  # of a PNG, byte 25: gray, palette
 

@@ -25,8 +25,8 @@ from packstore.sources.spread import find_present, find_scattered, list_usual_fo
 from packstore.sources.tree import Tree
 
 _MAX_BYTES = 4 << 30
+# Lists the images of a document. May raise any error of reading a value that lacks the structure of the format.
 ListImages = Callable[[Document], Iterator[Listed]]
-"""Lists the images of a document. May raise any error of reading a value that lacks the structure of the format."""
 
 
 @dataclass(frozen=True, kw_only=True)

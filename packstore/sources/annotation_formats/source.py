@@ -46,16 +46,16 @@ _PER_IMAGE: Mapping[str, Field] = {
 }
 # Numbers of objects without a value.
 _MISSING = {CROWD: 0, "difficult": -1, "track": -1}
+# Errors from reading a value that lacks the structure of the format.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error, csv.Error)
-"""Errors from reading a value that lacks the structure of the format."""
 
 
 _START, _MAX_BYTES = 1 << 16, 256 << 20
 NO_CLASS = "(none)"
 """Class of objects without a class, in a dataset in which other objects have one."""
 
+# Yields what one annotation of a format has. May raise any error of reading a value that lacks its structure.
 ReadParts = Callable[[Any, Picture], Parts]
-"""Yields what one annotation of a format has. May raise any error of reading a value that lacks its structure."""
 
 
 class FurtherFile(NamedTuple):

@@ -204,10 +204,6 @@ class ValuesByImage:
         """Closes the temporary file. Values cannot be read afterwards."""
         self._spool.close()
 
-    def has_image(self, path: str) -> bool:
-        """Tells if an image has a number, while values are written."""
-        return path.encode("utf-8", "surrogateescape") in self._numbers
-
     def number_image(self, path: str) -> int:
         """Returns the number of an image, while values are written; adds a new one."""
         raw = path.encode("utf-8", "surrogateescape")

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.sources.folder_names import NameCache
 
+# Offset of a file without data: a link out of the archive or to nothing, or no plain file.
 NOWHERE = -1
-"""Offset of a file without data: a link out of the archive or to nothing, or no plain file."""
 _SHOWN = 100
 _READ_STEP = 1 << 30
 # Finds empty parts, ``.`` and ``..`` in names between zero bytes.

@@ -43,11 +43,11 @@ _FIRST_BYTES = 32 << 20
 # A tar that exceeds both limits when it is decompressed (bytes; ratio to the compressed size) is refused: images do not
 # compress so well.
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 200
+# Errors from reading damaged tars.
 TAR_FAULTS = (
     *(tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError),
     *(OverflowError, MemoryError, RecursionError),  # impossible numbers in headers
 )
-"""Errors from reading damaged tars."""
 
 _NAMES: Any = {"encoding": "utf-8", "errors": "surrogateescape"}
 

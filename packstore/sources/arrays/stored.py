@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 
+# Errors of libraries and parsers for damaged files.
 FAULTS = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFError, struct.error, zlib.error, BadZipFile)
-"""Errors of libraries and parsers for damaged files."""
 
 _LAYOUT = re.compile(r"([NHWC]{3,4})(?::(\d{1,6}(?:x\d{1,6}){1,2}))?")
 _STEP = 1 << 20
@@ -38,8 +38,8 @@ _MAX_RATIO, _MAX_UNWRITTEN = 1100, 1 << 28
 _BLOCK_CHUNKS = 1024
 
 
+# Reads bytes of a file, given size and offset.
 ReadRange = Callable[[int, int], bytes]
-"""Reads bytes of a file, given size and offset."""
 
 
 @dataclass(frozen=True, slots=True)

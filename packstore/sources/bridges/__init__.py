@@ -61,8 +61,8 @@ _SPLITS: Mapping[str, tuple[str, str]] = {
 }
 # Beginnings of the names of datasets of pickles whose class verifies MD5 digests of the files before it opens them.
 _CHECKED = ("CIFAR10:", "CIFAR100:", "CIFAR10,", "CIFAR100,")
+# A source, and its stamp if its files are new in each run; else None.
 Opened = tuple[Source, str | None]
-"""A source, and its stamp if its files are new in each run; else None."""
 
 
 def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:

@@ -24,15 +24,15 @@ from packstore.sources.boxes import BOX_NAMES, LABEL_NAMES
 from packstore.sources.columns import is_label_name, make_column_names, name_words
 from packstore.sources.values import number_equal_names
 
+# Features whose files are stored as those of images are.
 OTHER_FILES = ("Audio", "Video", "Pdf", "Nifti")
-"""Features whose files are stored as those of images are."""
 _MAX_BYTES = 64 << 20
 DTYPES = {**{name: name for name in ITEM_SIZE}, "halffloat": "float16", "float": "float32", "double": "float64"}
 """Dtypes by the names of Arrow's types."""
 
+# Kind of a column for :func:`find_object_column`: ``boxes`` for lists of boxes, ``numbers`` for lists of integers,
+# ``names`` for lists of texts, ``""`` for anything else; for objects, the kind of each member by name.
 ValueKind = str | dict[str, str]
-"""Kind of a column for :func:`find_object_column`: ``boxes`` for lists of boxes, ``numbers`` for lists of integers,
-``names`` for lists of texts, ``""`` for anything else; for objects, the kind of each member by name."""
 
 
 def load_pyarrow(module: str = "pyarrow") -> Any:

@@ -24,8 +24,8 @@ from packstore.sources.values import infer_field, names_an_image
 
 Cells = Callable[[int], Any]
 """Function that returns the converted value of a row."""
+# Function that makes the cells of an array.
 CellReader = Callable[[Any], Cells]
-"""Function that makes the cells of an array."""
 _MAX_DEPTH = 32
 
 

@@ -22,8 +22,8 @@ from packstore.sources.beside import join
 from packstore.sources.tree import Tree
 
 CARD = "README.md"
+# Levels of folders that are searched to recognise a folder.
 LEVELS = 4
-"""Levels of folders that are searched to recognise a folder."""
 _MAX_BYTES, _SHOWN = 8 << 20, 8
 _HEAD = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _RELEVANT = re.compile(rb"^(configs|dataset_info)\s*:", re.MULTILINE)
@@ -38,8 +38,8 @@ _BETWEEN = re.compile("[-._ 0-9/]+")
 # Types of features that are files, by their names in cards.
 _FILES = {"image": "Image", "audio": "Audio", "video": "Video", "pdf": "Pdf", "nifti": "Nifti"}
 
+# Function that returns all splits of a file by its path.
 FindSplits = Callable[[str], tuple[str, ...]]
-"""Function that returns all splits of a file by its path."""
 
 
 @dataclass(frozen=True, slots=True)

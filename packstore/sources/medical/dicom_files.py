@@ -23,8 +23,8 @@ from packstore.images.sniff import HeaderError, excess_pixels_message, sniff
 from packstore.sources.medical.scan import load_library
 
 MAGIC, MAGIC_AT = b"DICM", 128
+# Forms of gray values: as stored, rescaled by slope and intercept, or 8 bits through the file's window.
 FORMS = ("stored", "rescaled", "window")
-"""Forms of gray values: as stored, rescaled by slope and intercept, or 8 bits through the file's window."""
 KEPT = (
     *("Modality", "SOPClassUID", "BodyPartExamined", "ViewPosition", "Laterality", "ImageLaterality"),
     *("PatientPosition", "PhotometricInterpretation", "BitsStored", "PixelSpacing", "ImagerPixelSpacing"),

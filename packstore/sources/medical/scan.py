@@ -23,8 +23,8 @@ from packstore.sources.rows import Row, TreeRowSource
 from packstore.sources.tree import FileStat, Tree
 
 _REPORT_EVERY = 200
+# Path, size and time of modification of a file.
 FileRef = tuple[str, int, int]
-"""Path, size and time of modification of a file."""
 
 
 class ScannedFile(NamedTuple):

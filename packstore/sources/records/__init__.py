@@ -31,10 +31,10 @@ from packstore.sources.rows import PROBED, Row, RowSource, in_packing_order
 from packstore.sources.splits import find_split, find_split_folders
 from packstore.stores.link_files import Location
 
+# Name of the file that names the shards of MDS and LitData.
 INDEX = "index.json"
-"""Name of the file that names the shards of MDS and LitData."""
+# Maximum number of its bytes.
 MAX_INDEX = 1 << 28
-"""Maximum number of its bytes."""
 _OPEN = 8
 _TRIED = 4
 # Name of a shard by TensorFlow's ``ShardedFile``, with its number and the number of all.

@@ -31,10 +31,10 @@ from packstore.sources.records import DamageError, RecordFiles, RecordIndex, Wal
 from packstore.sources.records.facts import UNCHANGED, ExampleFacts, Numbering
 from packstore.sources.schema import RELATIVE
 
+# Features that are the samples' keys if all their values differ.
 KEYS = ("key", "image/filename", "file_name", "filename", "image/file_name")
-"""Features that are the samples' keys if all their values differ."""
+# Suffixes of TFRecord files.
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz", ".tfrecord.zlib")
-"""Suffixes of TFRecord files."""
 MAX_RECORD = (1 << 31) - 1
 BOX_FORMATS = ("XYXY", "YXYX", "XYWH", "REL_XYXY", "REL_YXYX")
 _WINDOW = 1 << 11

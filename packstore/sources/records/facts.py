@@ -60,8 +60,8 @@ class FeatureFacts(NamedTuple):
         return FeatureFacts(self.kinds | {kind}, looks, min(self.low, count), max(self.high, count), self.missing)
 
 
+# By class number, the value of each feature that names the class; None if examples disagree. -1 means no label.
 LabelFacts = dict[int, dict[str, bytes | None]]
-"""By class number, the value of each feature that names the class; None if examples disagree. -1 means no label."""
 
 
 class ExampleFacts:
@@ -191,8 +191,8 @@ class Numbering:
         return class_number
 
 
+# Numbering of classes that count from 0 and have no names.
 UNCHANGED = Numbering()
-"""Numbering of classes that count from 0 and have no names."""
 
 
 def find_class_names(folder: Path) -> ClassNameFile | None:

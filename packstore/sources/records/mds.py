@@ -52,8 +52,8 @@ class MdsSource(TypedSource):
 
     kind = "mds"
     unit = "MDS shard"
+    # Patterns that an ``index.json`` of the format matches.
     index_patterns: tuple[bytes, ...] = (rb'"shards"', rb'"format"\s*:\s*"mds"')
-    """Patterns that an ``index.json`` of the format matches."""
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:

@@ -30,11 +30,11 @@ from packstore.sources.values import names_an_image
 
 LEFT, PICKLE = "left", "pickle"
 """Kinds of values that no column holds, and of values that are refused."""
+# dtypes of numbers and arrays.
 NUMBERS = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
 )
-"""dtypes of numbers and arrays."""
 _MAX_VALUE = 1 << 31
 _MAX_COLUMNS = 1000
 
@@ -73,8 +73,8 @@ class TypedSource(RecordSource):
     """Source of shards with typed values. Opening raises :class:`SourceError` if there are no shards, for shards with
     different types of values, and for pickles. Leaves out values that no column holds."""
 
+    # Name of the value that is the key; empty if there is none.
     key_name = ""
-    """Name of the value that is the key; empty if there is none."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)

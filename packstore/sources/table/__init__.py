@@ -56,8 +56,8 @@ class TableSource(ListedSource):
 
     kind = "table"
     left_images = "images that no row names"
+    # All rows of an image are one sample.
     merges_rows = True
-    """All rows of an image are one sample."""
     listed: RowsByImage
     _tables: Sequence[Table]
 

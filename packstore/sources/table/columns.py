@@ -114,7 +114,7 @@ class ColumnFacts:
         """
         kinds = self.kinds
         if kinds == {"text"} or (self.text and kinds & {"text", "bool"} and kinds != {"bool"}):
-            return Text(), _to_text
+            return Text(), lambda value: None if value in (None, "") else str(value)
         convert = parse_text if self.text else keep_value
         if kinds and kinds <= {"int", "float"}:
             return Array("int64" if kinds == {"int"} else "float64"), convert
@@ -227,11 +227,6 @@ def to_class_number(value: Any) -> int | None:
     None."""
     number = -1 if value is None or value in MISSING else int(value)
     return None if number < 0 else number
-
-
-def _to_text(value: Any) -> str | None:
-    """Converts a value to a text. Returns None if it is missing or empty."""
-    return None if value is None or value == "" else str(value)
 
 
 @dataclass(slots=True)

@@ -272,7 +272,7 @@ class RowsByImage(ValuesByImage):
         """
         for image, number, place, cells in rows:
             table = self._tables[number]
-            if not self._merge and self.has_image(image):
+            if not self._merge and image.encode("utf-8", "surrogateescape") in self._numbers:
                 self._repeats[image] += 1
                 image = f"{image}\0{self._repeats[image]}"
             owner = self.number_image(image)
