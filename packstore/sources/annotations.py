@@ -97,6 +97,8 @@ def find_all_annotations(tree: Tree) -> list[SuspectedAnnotation]:
 def find_other_annotations(tree: Tree) -> list[SuspectedAnnotation]:
     """Finds all suspected annotations of the images of ``tree`` that are no images."""
     contents = list_contents(tree)
+    if not any(each.others for each in contents.folders.values()):
+        return []
     holding = {
         place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)
     }

@@ -186,7 +186,7 @@ def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
     """Adds the number of names of each suffix to ``counts``, see :func:`suffix_for_count`. After 256 suffixes, counts
     new ones as ``""``."""
     names = list(names)
-    common = find_common_suffix("\0".join(("", *names, ""))) if len(names) > 1 else ""
+    common = find_common_suffix("\0".join(("", *names, ""))) if names else ""
     if common:
         endings = {common: len(names)}
     else:
