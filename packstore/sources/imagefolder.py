@@ -252,8 +252,10 @@ class ImageFolderSource(FolderSource):
         return frozenset(filter(partial(self._has_other_files, above), () if self.options.named else root.directories))
 
     def _has_other_files(self, above: tuple[Identity, ...], name: str) -> bool:
-        """Tells if a top folder has files, but no images."""
-        if self.tree.names(name).common_suffix.lower() in SAMPLE_SUFFIXES or self.tree.holds_images(name, above):
+        """Tells if a top folder has files, but no images. False for a cycle of links, which listing reports."""
+        if self.tree.names(name).common_suffix.lower() in SAMPLE_SUFFIXES or self.tree.identity(name) in above:
+            return False
+        if self.tree.holds_images(name, above):
             return False
         return any(names.text for _, names in self.tree.folders(is_passed_over, name))
 

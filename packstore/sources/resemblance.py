@@ -25,7 +25,7 @@ _MORE_EDGES = 3
 # side show nearly the same, further to the left or right.
 _GRID, _SHIFTS = 16, range(-3, 4)
 # Correlation of the blocks of most forms of a picture, of all of fewer than four, and of pictures that are equal.
-_ALIKE, _FEW_ALIKE, _SAME = 0.75, 0.9, 0.95
+_ALIKE, _FEW_ALIKE, _SAME = 0.75, 0.95, 0.95
 # Of so many pairs, this share must be nearest to each other if all pictures have much in common.
 _MANY, _MOST = 6, 0.7
 

@@ -1,6 +1,6 @@
 """Pascal VOC (http://host.robots.ox.ac.uk/pascal/VOC/): ``JPEGImages``, ``Annotations`` and ``ImageSets/Main``.
 
-Boxes count pixels from 1, and both corners belong to the object, see :mod:`packstore.sources.voc`.
+Boxes count pixels from 1, and both corners belong to the object, see :mod:`packstore.sources.annotation_formats.voc`.
 """
 
 from __future__ import annotations
