@@ -123,7 +123,8 @@ def try_answers(
     :func:`packstore.sources.open_source`.
 
     Answers that all have a note are returned as they are. If none of the question's own answers keeps all files, adds
-    further ones. Those that leave out fewest files come first; of those that pack the same, only the shortest is kept.
+    further ones. Those that leave out fewest files come first, an image folder without annotations last; of those that
+    pack the same, only the shortest is kept.
     Returns them untried, with a note that says so, at a URL and for more than 200,000 files.
     """
     if error.answers and all(answer.note for answer in error.answers):
@@ -142,12 +143,13 @@ def try_answers(
         if tree is not None and kind is None and not any(outcome and not outcome.left for _, outcome in tried):
             more = trial.run(_propose(place, tree, options, not tried), asked, _ASKED_IN_A_ROW)
             tried += [(answer, outcome) for answer, outcome in more if outcome and not outcome.has_one_class]
+        tried.sort(key=lambda pair: (pair[1] is None, pair[1].left.total() if pair[1] else 0))
+        # Last, since it packs no annotations.
         if kind is None and any("--source" in answer.options and o and o.left["image"] for answer, o in tried):
             folders = trial.run([Answer(("--source", PLAIN_KINDS[0]))], asked)
             tried += [(answer, outcome) for answer, outcome in folders if outcome and len(outcome.classes) > 1]
     finally:
         _trying.reset(token)
-    tried.sort(key=lambda pair: (pair[1] is None, pair[1].left.total() if pair[1] else 0))
     shortest: dict[object, Answer] = {}
     for answer, outcome in tried:
         pairs = zip(answer.options[::2], answer.options[1::2], strict=True)

@@ -218,8 +218,8 @@ def test_a_file_that_names_images_is_named_in_commands(depth: bool, tmp_path: Pa
         return
     commands = [line.strip() for line in done.stderr.splitlines()[1:] if not line.startswith("  # ")]
     file = "packstore info data/wiki_demo.txt"
-    assert commands == ["packstore info data --source imagefolder", f"{file} --source table"]
-    for command in commands[1:]:
+    assert commands == [f"{file} --source table", "packstore info data --source imagefolder"]
+    for command in commands[:1]:
         said = rows(run(*shlex.split(command)[1:], cwd=tmp_path).stdout)
         assert said["known by"].startswith("wiki_demo.txt")
         assert said["pack it"].startswith("packstore convert data/wiki_demo.txt wiki_demo.lmdb --")

@@ -102,7 +102,7 @@ SPLITS_THAT_ASK = ("splits beside others",)
 def test_each_answer_packs(name: str, tmp_path: Path) -> None:
     path = ASKED[name](tmp_path)
     with pytest.raises(AmbiguousSourceError) as caught, closing(open_source(path)) as source:
-        source.survey()
+        ask_about_left(source, source.survey())
     assert caught.value.source == path
     assert caught.value.answers or name in UNANSWERED
     for answer in caught.value.answers:
