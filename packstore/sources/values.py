@@ -107,7 +107,9 @@ def nbytes_of(value: Any) -> int:
             return 8 + sum(map(nbytes_of, value[:1])) * len(value)
     except RecursionError:
         return 8  # nested too deeply for JSON, which is reported later
-    return int(getattr(value, "nbytes", 8))
+    with suppress(RuntimeError):  # a sparse tensor, which is refused when it is converted
+        return int(getattr(value, "nbytes", 8))
+    return 8
 
 
 def to_plain(field: Field, value: Any) -> Any:

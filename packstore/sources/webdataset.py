@@ -59,7 +59,8 @@ _TYPES = {"image": FILE, "number": ANY, "array": ANY}
 # Columns in exports of packstore by extension. All other columns are named before a dot, except the image.
 _EXPORTED = {"cls": "label", "txt": "text", "json": "json"}
 # Number of files of the first shard that recognition looks at.
-_LOOKED_AT = 1000
+# Of more names if the first are no pairs: a tar may have all images before all texts.
+_LOOKED_AT = (1000, 1 << 16)
 # Keys of YOLO's lists of classes: ``classes.txt``, ``obj.names``.
 _CLASS_LISTS = frozenset(("classes", "labels/classes", "obj", "data/obj"))
 _NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
@@ -478,7 +479,8 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises tars by the first 1,000 files of the first tar. A key is a file's path without its extensions.
+    """Recognises tars by the first 1,000 files of the first tar, or 65,536 without pairs among these. A key is a file's
+    path without its extensions.
 
     - ``CERTAIN``: at least half of the keys have an image and another known file, or two images. If the files are in
       several folders, each key must have a label: folders alone may be classes.
@@ -495,12 +497,15 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO
     if path.is_dir() and any(name.lower().endswith(IMAGE_SUFFIXES) for name in os.listdir(path)):
         return Certainty.NO
-    samples: dict[str, set[str]] = {}
     try:
-        for name in read_first_names(shards[0][1], _LOOKED_AT):
-            if not _is_hidden(name):
-                key, extension = split_key(name)
+        for most in _LOOKED_AT:
+            samples: dict[str, set[str]] = {}
+            names = read_first_names(shards[0][1], most)
+            for key, extension in (split_key(name) for name in names if not _is_hidden(name)):
                 samples.setdefault(key, set()).add(extension)
+            pairs = sum(map(_has_pair, samples.values()))
+            if 2 * pairs >= len(samples) or len(names) < most:
+                break
     except (*TAR_FAULTS, SourceError):
         return Certainty.POSSIBLE if path.is_dir() else Certainty.NO  # opening it reports what is wrong
     extensions = frozenset[str]().union(*samples.values())
@@ -508,7 +513,6 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         kinds = (kind for kind in SOURCES.values(PresentNames(path).may_be) if kind.sidecar_extensions & extensions)
         if samples.keys() & _CLASS_LISTS or any(kind.recognise(path, options) is Certainty.CERTAIN for kind in kinds):
             return Certainty.NO
-    pairs = sum(map(_has_pair, samples.values()))
     folders = {key.rpartition("/")[0] for key in samples}
     numbered = len(shards) > 1 and all(_NUMBERED.search(shard.name) for _, shard in shards)
     if numbered and samples and len(folders) == 1 and not pairs:
