@@ -124,8 +124,8 @@ def try_answers(
 
     Answers that all have a note are returned as they are. If none of the question's own answers keeps all files, adds
     further ones. Those that leave out fewest files come first, an image folder without annotations last; of those that
-    pack the same, only the shortest is kept.
-    Returns them untried, with a note that says so, at a URL and for more than 200,000 files.
+    pack the same, only the shortest is kept. At a URL and for more than 200,000 files, returns them untried, with a
+    note that says so.
     """
     if error.answers and all(answer.note for answer in error.answers):
         return list(error.answers)

@@ -43,9 +43,9 @@ class ConversationSource(DocumentSource):
         image, *others = super().fields().items()
         return dict([image, *([(_FURTHER, Images())] if self.max_further else []), *others])
 
-    def annotated_rows(self, split: str) -> Iterator[FileRow]:
+    def list_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows with their further images."""
-        for row in super().annotated_rows(split):
+        for row in super().list_rows(split):
             further = self.read_entry(row.values["entry"])[0] if self.max_further else None
             yield row if further is None else row._replace(values={**row.values, _FURTHER: [*map(InTree, further)]})
 

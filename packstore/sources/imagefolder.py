@@ -245,11 +245,11 @@ class ImageFolderSource(FolderSource):
 
     @cached_property
     def _other_folders(self) -> frozenset[str]:
-        """Top folders that are no classes: they have files, but no images. None if the user names the kind of
-        source."""
+        """Top folders that are no classes: they have files, but no images."""
+        if self.options.named:  # all are classes
+            return frozenset()
         root = self.tree.list("")
-        above = (*self.tree.above, root.identity)
-        return frozenset(filter(partial(self._has_other_files, above), () if self.options.named else root.directories))
+        return frozenset(filter(partial(self._has_other_files, (*self.tree.above, root.identity)), root.directories))
 
     def _has_other_files(self, above: tuple[Identity, ...], name: str) -> bool:
         """Tells if a top folder has files, but no images. False for a cycle of links, which listing reports."""

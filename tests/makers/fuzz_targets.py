@@ -708,7 +708,7 @@ TARGETS = (
         _beside,
         (PackstoreError,),
         (
-            *("coco/documents.py", "sources/yolo.py"),
+            *("coco/documents.py", "sources/yolo/__init__.py", "yolo/layout.py"),
             "sources/annotation_formats/voc.py",
             *("sources/captions.py", "core/plainxml.py", "core/yamltext.py", "training/coco_masks.py"),
         ),

@@ -474,3 +474,13 @@ def test_masks_whose_names_have_one_word_more_are_no_class(further: tuple[str, .
             assert source.evidence == "mask: raw/{s}.*=masks/{s}_mask.jpg"
     with closing(open_source(tmp_path, kind="imagefolder")) as source:
         assert source.survey().records == 6 * (2 + len(further))
+
+
+def test_a_table_with_three_lines_of_names_is_a_question(tmp_path: Path) -> None:
+    """As DeepLabCut writes it."""
+    lines = ["scorer,Ann,Ann", "bodyparts,snout,snout", "coords,x,y"]
+    lines += [f"labeled-data/mouse/img{n:03}.png,{n}.5,{n}.25" for n in range(5)]
+    fill(tmp_path, {f"img{n:03}.png": encode(picture("RGB", seed=n), "PNG") for n in range(5)})
+    fill(tmp_path, {"CollectedData_Ann.csv": "\n".join(lines)})
+    with pytest.raises(AmbiguousSourceError, match=r"CollectedData_Ann\.csv"), closing(open_source(tmp_path)) as source:
+        ask_about_left(source, source.survey())

@@ -546,8 +546,9 @@ def test_two_sets_with_the_same_images_or_other_classes_are_questions(tmp_path: 
         open_source(tmp_path)
     wolf = [{"id": 18, "name": "wolf"}]
     fill(tmp_path, {"b.json": of_images(2, categories=wolf)})
-    with pytest.raises(AmbiguousSourceError, match="category 18 is 'wolf', and elsewhere 'dog': leave one"):
+    with pytest.raises(AmbiguousSourceError, match="category 18 is 'wolf', and elsewhere 'dog': leave one") as caught:
         open_source(tmp_path)
+    assert {answer.options for answer in caught.value.answers} == {("--ignore", "/a.json"), ("--ignore", "/b.json")}
 
 
 @pytest.mark.parametrize("place", ["https://host/images/", "/home/me/images/", "C:\\images\\", "s3://bucket/"])

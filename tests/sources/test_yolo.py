@@ -13,7 +13,7 @@ from PIL import Image
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
 from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.sources import yolo as yolo_source
+from packstore.sources.yolo import layout
 from packstore.testing import SourceSuite
 from tests.makers.annotated import coco, fill, jpeg, yolo
 from tests.makers.images import encode, picture
@@ -340,7 +340,7 @@ def test_labels_beside_images_with_a_file_of_classes(folder: str, classes: str, 
 
 
 def test_more_names_of_classes_than_are_read_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yolo_source, "_MAX_CLASSES", 2)
+    monkeypatch.setattr(layout, "_MAX_CLASSES", 2)
     files: dict[str, str | bytes] = {"classes.txt": "cat\ndog\ncow\n", "0.jpg": jpeg(0), "0.txt": "1 0.5 0.5 0.2 0.5\n"}
     with pytest.raises(SourceError, match=r"classes\.txt has more than 2 names of classes"):
         open_source(fill(tmp_path, files))

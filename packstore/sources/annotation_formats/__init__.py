@@ -193,7 +193,7 @@ class SidecarSource(AnnotatedSource):
         """Returns the splits in packing order; ``""`` for folders without split."""
         return in_packing_order(folder.split for folder in self._folders)
 
-    def annotated_rows(self, split: str) -> Iterator[FileRow]:
+    def list_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each image of a split, sorted by folder. Its value ``raw`` is the image's file of
         annotations, if that exists."""
         for images, folder, own in sorted(self._folders, key=lambda each: each.images):

@@ -165,7 +165,7 @@ class DocumentSource(AnnotatedSource, SpooledSource):
         folder = (find_base_folder(self.tree, names, folders) if names else None) or ""
         return [join(folder, name) for name in names]
 
-    def annotated_rows(self, split: str) -> Iterator[FileRow]:
+    def list_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each entry of a split."""
         return self.entry_rows(split)
 

@@ -49,7 +49,7 @@ def bdd100k(frame: Any, _: Picture) -> Parts:
         if each.get("box2d"):
             yield shapes.box(label, parsing.get_floats(each["box2d"], "x1", "y1", "x2", "y2"), crowd=crowd)
         elif each.get("rle"):
-            yield shapes.masked(label, each["rle"], crowd=crowd)
+            yield shapes.mask(label, each["rle"], crowd=crowd)
         elif closed and all(set(shape.get("types", "L")) <= {"L"} for shape in closed):
             polygons = (parsing.flatten_points(shape["vertices"]) for shape in closed)
             yield shapes.polygon(label, *polygons, crowd=crowd)
@@ -172,7 +172,7 @@ def openmmlab(image: Any, picture: Picture) -> Parts:
         polygons = [parsing.to_floats(polygon) for polygon in outlines]
         corners = parsing.to_floats(each["bbox"], 4) if each.get("bbox") else shapes.bounding_box(*polygons)
         mask, crowd = mask if isinstance(mask, dict) else polygons or None, parsing.is_flagged(each, "ignore_flag")
-        yield shapes.masked(label, mask, corners, crowd=crowd, **texts)
+        yield shapes.mask(label, mask, corners, crowd=crowd, **texts)
 
 
 @beside(
@@ -184,7 +184,7 @@ def sa1b(content: Any, _: Picture) -> Parts:
     """Each annotation is an object with its box and mask (run lengths or polygons), which are not checked. Objects have
     no class."""
     for each in content["annotations"]:
-        yield shapes.masked(None, each["segmentation"], shapes.box_from_corner(*each["bbox"]))
+        yield shapes.mask(None, each["segmentation"], shapes.box_from_corner(*each["bbox"]))
 
 
 _VISDRONE = (

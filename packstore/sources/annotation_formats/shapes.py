@@ -209,7 +209,7 @@ def polygon(label: str | None, *polygons: list[float], **values: Any) -> Annotat
     return AnnotatedObject(label, bounding_box(*polygons), list(polygons), values)
 
 
-def masked(label: str | None, mask: Any, corners: Sequence[float] | None = None, **values: Any) -> AnnotatedObject:
+def mask(label: str | None, mask: Any, corners: Sequence[float] | None = None, **values: Any) -> AnnotatedObject:
     """Makes an object from its mask: polygons with their box, or run lengths ``{"size": [height, width], "counts": …}``
     with their box, or else that of the whole image. ``values`` go to further columns. Raises :class:`ValueError` for a
     size that is no number; checks nothing else."""

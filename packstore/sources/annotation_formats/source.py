@@ -175,7 +175,7 @@ class AnnotatedSource(FileRowSource):
         self.expected: list[str] = []
 
     @abstractmethod
-    def annotated_rows(self, split: str) -> Iterator[FileRow]:
+    def list_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split with their annotations, and without the format's further files."""
 
     def load_annotation(self, value: Any) -> tuple[Any, Mapping[Any, str]]:
@@ -221,7 +221,7 @@ class AnnotatedSource(FileRowSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split, with the format's further files of each image."""
-        for row in self.annotated_rows(split):
+        for row in self.list_rows(split):
             files = {name: InTree(_find_beside(row.file, each), True) for name, each in self._patterns.items()}
             yield row._replace(values={**row.values, **files}) if files else row
 
@@ -231,7 +231,7 @@ class AnnotatedSource(FileRowSource):
         found: dict[str, str] = {}
         for column, patterns, _, _ in self.format.files:
             for pattern in patterns:
-                rows = chain.from_iterable(map(self.annotated_rows, self.splits()))
+                rows = chain.from_iterable(map(self.list_rows, self.splits()))
                 if column not in found and any(is_file(self.tree, _find_beside(row.file, pattern)) for row in rows):
                     found[column] = pattern
         return found
@@ -319,7 +319,7 @@ class AnnotatedSource(FileRowSource):
     def _load_all(self) -> Iterator[tuple[Any, Mapping[Any, str]]]:
         """Yields the annotations of all rows, texts in UTF-8. Skips files that cannot be read, and files larger than
         256 MiB. Raises :class:`AmbiguousSourceError` for a file of unknown encoding."""
-        for row in chain.from_iterable(map(self.annotated_rows, self.splits())):
+        for row in chain.from_iterable(map(self.list_rows, self.splits())):
             value = row.values.get(self.raw)
             try:
                 value = read_text(self.tree, value.file, _MAX_BYTES) if isinstance(value, InTree) else value

@@ -127,7 +127,7 @@ def datumaro(item: Any, picture: Picture) -> Parts:
             yield shapes.box(label, to_floats(each["points"], 4), **more)
         elif kind == "mask":
             corners = shapes.box_from_corner(*each["bbox"]) if each.get("bbox") else None
-            yield shapes.masked(label, each["rle"], corners, **more)
+            yield shapes.mask(label, each["rle"], corners, **more)
         elif kind in ("polygon", "points", "polyline"):
             yield from shapes.outline(label, to_floats(each["points"]), kind == "polygon", **more)
 

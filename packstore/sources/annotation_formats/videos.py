@@ -85,7 +85,7 @@ def _read_cvat_shape(kind: str, shape: Any, image: Any) -> Parts:
         place = [*map(int, parsing.get_floats(shape, "@left", "@top", "@width", "@height"))]
         size = [int(image["@height"]), int(image["@width"])]
         mask = {"size": size, "counts": _expand_run_lengths(shape["@rle"], place, size)}
-        yield shapes.masked(label, mask, shapes.box_from_corner(*place), **more)
+        yield shapes.mask(label, mask, shapes.box_from_corner(*place), **more)
     elif kind == "skeleton":
         for point in parsing.as_list(shape.get("points")):
             yield from _read_cvat_shape("points", point, image)
@@ -178,4 +178,4 @@ def mots(lines: Any, _: Picture) -> Parts:
         corners = compute_run_lengths_box(decode_run_lengths(words[5].encode()), height, width)
         mask = {"size": (height, width), "counts": words[5]}
         label = _MOTS.get(number, str(number))
-        yield shapes.masked(label, mask, corners, crowd=number == 10, track=track)
+        yield shapes.mask(label, mask, corners, crowd=number == 10, track=track)

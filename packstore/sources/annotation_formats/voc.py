@@ -202,9 +202,9 @@ class VocSource(SidecarSource):
         masks = super().fields().get("mask")
         return None if masks is None else find_palette(self.tree, [self._kit], masks)
 
-    def annotated_rows(self, split: str) -> Iterator[FileRow]:
+    def list_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a set, in the order of its list, or those of the folders of a split."""
-        return self.skip_repeated(split, self._list_set(split)) if self._sets else super().annotated_rows(split)
+        return self.skip_repeated(split, self._list_set(split)) if self._sets else super().list_rows(split)
 
     def _list_set(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a set."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.column import CROWD
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels
 from packstore.sources.annotation_formats.parsing import check_most_match, clean_image_path, match_images, parse_id
 from packstore.sources.annotation_formats.spool import SpooledEntry, SpooledSource
@@ -22,6 +22,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import holds_yolo_labels, infer_mask_field, is_file, join, number_repeated_names
 from packstore.sources.coco import documents
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.rows import FileRow, InTree
 from packstore.sources.splits import find_splits_of_folders
 
@@ -63,6 +64,7 @@ class CocoSource(SpooledSource):
         self._unread: dict[str, str] = {}  # first image of each file
         self._ignored: Counter[str] = Counter()
         self._names: dict[str, dict[int, str]] = {"objects": {}, "panoptic": {}}
+        self._named_by: dict[tuple[str, int], str] = {}  # the first file with a category
         self._category_ids: dict[str, Counter[int | str | None]] = {}  # of objects, by file
         self._masks: dict[int, bytes] = {}  # panoptic ones, by number of image
         self._kinds, self._points = set[str](), set[int]()
@@ -141,7 +143,7 @@ class CocoSource(SpooledSource):
         """
         where, name = self.tree.name(file.path), file.kind if file.kind in ("captions", "panoptic") else "annotations"
         if file.kind in ("instances", "keypoints", "panoptic"):
-            self._add_categories(where, document, "panoptic" if file.kind == "panoptic" else "objects")
+            self._add_categories(file.path, document, "panoptic" if file.kind == "panoptic" else "objects")
         if file.kind == "image_info" or "annotations" not in document:
             return
         for image in document["images"]:
@@ -164,19 +166,22 @@ class CocoSource(SpooledSource):
         if name == "annotations":
             self._category_ids[file.path] = category_ids
 
-    def _add_categories(self, where: str, document: Any, kind: str) -> None:
+    def _add_categories(self, file: str, document: Any, kind: str) -> None:
         """Adds the categories of a file. Raises :class:`SourceError` for a category without a number or a name, and
         :class:`AmbiguousSourceError` for two names of one id."""
+        where = self.tree.name(file)
         for category in document.get("categories", ()):
             number, name, points = parse_id(category.get("id")), category.get("name"), category.get("keypoints")
             if not isinstance(number, int) or not isinstance(name, str):
                 raise SourceError(
                     f"{where}: a category without a number or a name: {documents.describe_entry(category)}"
                 )
+            first = self._named_by.setdefault((kind, number), file)
             if (known := self._names[kind].setdefault(number, name)) != name:
                 raise AmbiguousSourceError(
                     f"{where}: category {number} is {printable(name)!r}, and elsewhere {printable(known)!r}: leave one "
-                    "of the files in the folder"
+                    "of the files in the folder",
+                    [Answer(ignore_paths([each])) for each in (first, file) if first != file],
                 )
             self._points |= {len(points)} if points and isinstance(points, list) else set()
 

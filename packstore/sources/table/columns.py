@@ -130,7 +130,7 @@ class ColumnFacts:
 
     @property
     def flags(self) -> set[int | None]:
-        """Which of 0, 1, -1 and blank (None) occur; empty if there are other values."""
+        """The values, if they are flags: 0, 1, -1, and None for blank. Empty if there are other values."""
         if self.texts is None or not self.texts <= _FLAGS.keys():
             return set()
         return {_FLAGS[text] for text in self.texts} | ({None} if self.missing else set())

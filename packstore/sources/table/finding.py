@@ -237,6 +237,8 @@ def examine_table(
     header = is_text and _is_header(first, ways, index)
     if header:  # the first line names the columns, which had numbers so far
         names = name_columns([str(cell) for cell in first.values()])
+        if len({*names}) < len(names) and not (named or any(name.lower() in FILE_COLUMNS for name in names)):
+            return None  # of another format: DeepLabCut has three lines of names
         ways = {name: ways[number] for name, number in zip(names, first, strict=True) if number in ways}
     wanted = given.get("image", ())
     likely = {
