@@ -187,7 +187,7 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 @pytest.fixture(scope="session")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The image folder of ``packstore demo``, made once a session: for reading only."""
-    from packstore.diagnose.demo import make_demo
+    from tests.internals import make_demo
 
     path = tmp_path_factory.mktemp("demo") / "images"
     make_demo(path)

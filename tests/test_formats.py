@@ -12,11 +12,10 @@ import pytest
 
 import packstore
 from packstore import export
-from packstore.core.registry import EXPORTS, SOURCES
-from packstore.packing.conversion import convert
 from packstore.sources import open_source
 from packstore.stores import open_store
 from packstore.testing.export_base import picture
+from tests.internals import EXPORTS, SOURCES, convert
 from tests.makers.annotated import coco, voc
 from tests.makers.layouts import MAKERS
 

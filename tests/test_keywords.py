@@ -14,11 +14,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import packstore
-from packstore.core.errors import UsageError
-from packstore.core.manifest import Normalization
-from packstore.core.progress import Progress, progress_callback
-from packstore.diagnose.bench import bench
-from packstore.diagnose.bench_options import BenchOptions
+from tests.internals import BenchOptions, Normalization, Progress, UsageError, bench, progress_callback
 from tests.makers.datasets import make_folder
 from tests.makers.stores import damage
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from packstore.cache import Cache, default_cache
-from packstore.cache.files import compute_date_stamp
-from packstore.core.errors import CacheError, CacheFullError, StoreError, UsageError
+from tests.internals import CacheError, CacheFullError, StoreError, UsageError, compute_date_stamp
 
 SIZE = 100_000
 

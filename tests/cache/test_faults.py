@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from packstore.cache import Cache
-from packstore.core.errors import StoreError
 from packstore.objects import open_objects
+from tests.internals import StoreError
 from tests.makers.s3 import Double, Fault
 
 CONTENT = random.Random(5).randbytes(9 << 20)  # obstore gives it in several pieces

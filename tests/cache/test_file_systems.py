@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from packstore.cache import Cache, files
-from packstore.cache import folder as folders
-from packstore.core.errors import CacheError
+from packstore.cache import Cache
+from tests.internals import CacheError, files
+from tests.internals import folder as folders
 
 SIZE = 200_000
 CONTENTS = [bytes([number]) * SIZE for number in range(8)]

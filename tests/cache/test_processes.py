@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from packstore.cache import Cache
-from packstore.cache import folder as folders
-from packstore.core.errors import CacheError
+from tests.internals import CacheError
+from tests.internals import folder as folders
 from tests.makers.caching import fetch_from, make_objects, used_bytes
 
 ROOT = Path(__file__).parents[2]

@@ -14,10 +14,8 @@ import pytest
 
 import packstore
 from packstore.cache import Cache
-from packstore.core.errors import CacheFullError, StoreError
-from packstore.core.urls import UrlPath, location
 from packstore.stores import open_store
-from packstore.stores.remote.publish import upload_store
+from tests.internals import CacheFullError, StoreError, UrlPath, location, upload_store
 from tests.makers.caching import used_bytes
 
 PATIENCE = 120.0

@@ -15,14 +15,26 @@ import pytest
 from PIL import Image
 
 import packstore
-from packstore.checking.audit import same
-from packstore.checking.audit.same import RecordHashes, find_nearest_before, group_equal
-from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
-from packstore.core.errors import UsageError
-from packstore.core.findings import DEFAULT_DROP, list_kinds
-from packstore.core.progress import no_progress
-from packstore.images.perceptual import CROPS, THRESHOLD, hamming_distances, hash_windows, shrink_to_side, to_grey
 from packstore.stores import create_store
+from tests.internals import (
+    CHECKSUM,
+    CROPS,
+    DEFAULT_DROP,
+    KEY,
+    ROW_CHECKSUM,
+    THRESHOLD,
+    RecordHashes,
+    UsageError,
+    find_nearest_before,
+    group_equal,
+    hamming_distances,
+    hash_windows,
+    list_kinds,
+    no_progress,
+    same,
+    shrink_to_side,
+    to_grey,
+)
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
 from tests.makers.stores import change, damage, files_of
@@ -432,7 +444,7 @@ def test_a_hash_of_a_crop_is_that_of_the_cropped_image() -> None:
 
 
 def test_bits_are_counted_with_older_numpy_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from packstore.images.perceptual import count_bits
+    from tests.internals import count_bits
 
     words = np.random.default_rng(3).integers(0, 1 << 63, (5, 7)).astype(np.uint64)
     expected = [[int(word).bit_count() for word in row] for row in words]

@@ -14,10 +14,7 @@ from click.testing import CliRunner
 
 import packstore
 from packstore.cli import cli
-from packstore.core.progress import Progress
-from packstore.stores.builder import growth
-from packstore.stores.builder.publish import Staging
-from packstore.stores.builder.work_directory import WorkDirectory
+from tests.internals import Progress, Staging, WorkDirectory, growth
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
 LATEST = "_sync_directory"

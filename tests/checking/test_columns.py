@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core.column_types import base as column_module
-from packstore.core.errors import StoreError
 from packstore.stores import open_store
 from packstore.testing.records import flip, make_records, write
+from tests.internals import StoreError
+from tests.internals import base as column_module
 from tests.makers.stores import content
 from tests.makers.tools import load_tool
 

@@ -15,11 +15,10 @@ import pytest
 from PIL import Image
 
 import packstore
-from packstore.core.column_types import base as column_module
-from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.stores import create_store, open_store
-from packstore.stores.pth.layout import build_headers
 from packstore.testing.records import append, make_records, write
+from tests.internals import CorruptRecordError, StoreError, build_headers
+from tests.internals import base as column_module
 from tests.makers import modes
 from tests.makers.tiers import turns
 from tests.makers.tools import load_tool

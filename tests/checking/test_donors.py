@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.checking import repair as repairing
-from packstore.core.errors import SourceError
+from tests.internals import SourceError
+from tests.internals import repair_module as repairing
 from tests.makers.datasets import write_image
 from tests.makers.stores import change, damage, files_of
 

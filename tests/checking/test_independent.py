@@ -19,13 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from packstore.checking import against
-from packstore.checking.independent import count_independently, suffix_of
-from packstore.checking.verification import verify
-from packstore.core.errors import SourceError
-from packstore.packing.conversion import convert
 from packstore.sources import open_source
-from packstore.sources.ledger import suffix_for_count
+from tests.internals import SourceError, against, convert, count_independently, suffix_for_count, suffix_of, verify
 from tests.makers.images import tiny
 
 NAMES = [

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import packstore
-from packstore.core.errors import DestinationError, StoreError, UsageError
+from tests.internals import DestinationError, StoreError, UsageError
 from tests.makers.command import commands, run
 from tests.makers.datasets import write_image
 from tests.makers.images import encode, picture

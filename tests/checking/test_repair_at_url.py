@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.core.errors import DestinationError, UsageError
-from packstore.core.urls import UrlPath
-from packstore.stores.remote.publish import upload_store
+from tests.internals import DestinationError, UrlPath, UsageError, upload_store
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
 

@@ -17,11 +17,22 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import packstore
-from packstore.core.errors import DestinationError, PackstoreError, StoreError, UsageError
-from packstore.core.manifest import Column, Manifest, Normalization, Origin, Split
-from packstore.stores import create_store, manifest_recovery, open_store
-from packstore.stores.manifest_recovery import correct_manifest, find_manifest
+from packstore.stores import create_store, open_store
 from packstore.testing.records import append, make_records
+from tests.internals import (
+    Column,
+    DestinationError,
+    Manifest,
+    Normalization,
+    Origin,
+    PackstoreError,
+    Split,
+    StoreError,
+    UsageError,
+    correct_manifest,
+    find_manifest,
+    manifest_recovery,
+)
 from tests.makers.command import run
 from tests.makers.datasets import write_image
 from tests.makers.images import encode, picture

@@ -15,10 +15,7 @@ import pytest
 from PIL import Image
 
 import packstore
-from packstore.core.columns import Buffer
-from packstore.core.errors import PackstoreError, StoreError, UsageError
-from packstore.core.progress import Progress
-from packstore.stores.base import Reader
+from tests.internals import Buffer, PackstoreError, Progress, Reader, StoreError, UsageError
 from tests.makers.datasets import make_cifar10, write_image
 
 SUFFIXES = ("lmdb", "h5", "pth")

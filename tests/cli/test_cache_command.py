@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from packstore.cache import Cache
-from packstore.cli.common import human_bytes
-from packstore.core.urls import UrlPath, location
 from packstore.stores import open_store
-from packstore.stores.remote.publish import upload_store
 from packstore.testing.records import make_records, write
+from tests.internals import UrlPath, human_bytes, location, upload_store
 from tests.makers.command import run
 
 

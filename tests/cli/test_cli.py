@@ -20,9 +20,8 @@ import pytest
 
 import packstore.cli
 from packstore.cli import cli
-from packstore.cli.common import ByteSize, human_bytes, wrap_row
-from packstore.core.errors import UsageError
 from packstore.stores import is_store
+from tests.internals import ByteSize, UsageError, human_bytes, wrap_row
 from tests.makers import annotated
 from tests.makers.command import COMMAND, commands, run
 from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
@@ -580,8 +579,8 @@ def test_closed_standard_streams_do_no_harm(tmp_path: Path, closed: str, suffix:
 
 @pytest.mark.slow
 def test_a_store_may_lie_about_its_labels(tmp_path: Path) -> None:
-    from packstore.core.manifest import Column, Origin
     from packstore.stores import create_store
+    from tests.internals import Column, Origin
 
     columns = (
         Column("image", "ragged", "uint8", type="image"),

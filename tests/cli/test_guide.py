@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import packstore
-from packstore.cli.guide import format_page
-from packstore.core.registry import EXPORTS, SOURCES
+from tests.internals import EXPORTS, SOURCES, format_page
 from tests.makers.command import COMMAND, run
 
 PAGES = {path.stem: path for path in (Path(packstore.__file__).parent / "guide").glob("*.md")}

@@ -25,13 +25,8 @@ from tqdm import tqdm
 from tqdm.std import TqdmDefaultWriteLock
 
 import packstore
-from packstore.cli.common import LocalPath, shell_quote
-from packstore.cli.messages import MessageHandler
-from packstore.core.errors import UsageError
-from packstore.core.files import url_message
-from packstore.packing.options import ConvertOptions
 from packstore.stores import is_store
-from packstore.stores.base import disk_bytes
+from tests.internals import ConvertOptions, LocalPath, MessageHandler, UsageError, disk_bytes, shell_quote, url_message
 from tests.makers.command import commands, run
 from tests.makers.datasets import make_cifar10, pixels, write_image
 
@@ -320,7 +315,7 @@ def test_doctor_examines_no_url() -> None:
 
 
 def test_doctor_lists_the_library_for_heic() -> None:
-    from packstore.diagnose.doctor import LIBRARIES
+    from tests.internals import LIBRARIES
 
     (heif,) = [library for library in LIBRARIES if library.module == "pillow_heif"]
     assert not heif.needed

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
+from tests.internals import ENCODINGS, FORMATS, SOURCES
 from tests.makers.command import COMMAND, run
 from tests.makers.datasets import make_folder
 

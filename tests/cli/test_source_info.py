@@ -13,9 +13,8 @@ import pytest
 from PIL import Image
 
 import packstore
-from packstore.cli.source_info import describe_source, sample_keys, source_to_json
-from packstore.core.column import Column
 from packstore.sources import Entry, Source, SourceOptions, Survey, open_source
+from tests.internals import Column, describe_source, sample_keys, source_to_json
 from tests.makers.annotated import fill, jpeg
 from tests.makers.command import run
 from tests.makers.datasets import make_cifar10, make_folder

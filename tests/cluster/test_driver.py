@@ -19,20 +19,28 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.cluster import driver
-from packstore.cluster.receipts import TaskReceipt
-from packstore.cluster.run import ClusterRun
-from packstore.cluster.runners import LocalRunner, ProcessRunner
-from packstore.cluster.task import ClusterJob
-from packstore.core import scratch as scratch_module
-from packstore.core.errors import DestinationError, SampleError, SourceError, StoreError, UsageError
-from packstore.core.progress import Progress
-from packstore.core.shards import ShardTable
 from packstore.objects import ObjectStore, open_objects
-from packstore.packing.options import ConvertOptions
-from packstore.stores.remote import publish as publish_module
-from packstore.stores.remote.cleaning import GRACE_SECONDS, find_unneeded
-from packstore.stores.remote.head import find_newest_version
+from tests.internals import (
+    GRACE_SECONDS,
+    ClusterJob,
+    ClusterRun,
+    ConvertOptions,
+    DestinationError,
+    LocalRunner,
+    ProcessRunner,
+    Progress,
+    SampleError,
+    ShardTable,
+    SourceError,
+    StoreError,
+    TaskReceipt,
+    UsageError,
+    driver,
+    find_newest_version,
+    find_unneeded,
+)
+from tests.internals import remote_publish as publish_module
+from tests.internals import scratch as scratch_module
 from tests.makers.clusters import KillingObjects, Twice, assert_same, drive, expected_objects, objects_at, plan_for
 from tests.makers.command import run
 from tests.makers.datasets import make_folder

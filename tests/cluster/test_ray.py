@@ -13,12 +13,8 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.cluster.on_ray import RayRunner
-from packstore.cluster.receipts import TaskReceipt
-from packstore.cluster.run import ClusterRun
-from packstore.cluster.task import ClusterJob
-from packstore.core.errors import SampleError, StoreError, UsageError
 from packstore.objects import open_objects
+from tests.internals import ClusterJob, ClusterRun, RayRunner, SampleError, StoreError, TaskReceipt, UsageError
 from tests.makers.clusters import KillingObjects, NamingObjects, assert_same, drive, objects_at, plan_for
 from tests.makers.datasets import make_folder
 

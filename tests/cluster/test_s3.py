@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 import packstore
-from packstore.core.urls import location
 from packstore.objects import open_objects
-from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import make_plan
+from tests.internals import ConvertOptions, location, make_plan
 from tests.makers.clusters import assert_same, expected_objects, objects_at
 from tests.makers.datasets import make_folder
 

@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.cluster import driver, task
-from packstore.cluster.runners import LocalRunner
-from packstore.cluster.task import ClusterJob
-from packstore.core.errors import PackstoreError
+from tests.internals import ClusterJob, LocalRunner, PackstoreError, driver, task
 from tests.makers.all_layouts import LAYOUTS
 from tests.makers.clusters import assert_same
 

@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.cluster import pending_tasks, runners
-from packstore.cluster.on_ray import RayRunner
-from packstore.cluster.pending_tasks import PendingTasks
-from packstore.cluster.runners import ProcessRunner
+from tests.internals import PendingTasks, ProcessRunner, RayRunner, pending_tasks, runners
 from tests.makers.clusters import KillingObjects, assert_same, drive
 
 PASSING: dict[str, Any] = {"shard_size": 30_000, "workers": 1}

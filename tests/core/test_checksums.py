@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from packstore.core.checksums import (
+from tests.internals import (
     ROW_CHECKSUM,
+    Column,
+    Ragged,
     column_digest,
     file_digest,
     hash_values,
@@ -20,8 +22,6 @@ from packstore.core.checksums import (
     row_checksums,
     row_columns,
 )
-from packstore.core.columns import Ragged
-from packstore.core.manifest import Column
 
 COLUMNS = (
     Column("image", "ragged", "uint8", type="image"),

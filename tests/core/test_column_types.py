@@ -16,14 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import packstore
-from packstore.core.column import Column
-from packstore.core.column_types.base import Field
-from packstore.core.column_types.objects import BytesType
-from packstore.core.columns import from_stored, to_stored
-from packstore.core.errors import ManifestError, StoreError, UsageError
-from packstore.core.fields import parse_field
-from packstore.core.registry import COLUMN_TYPES
 from packstore.testing import ColumnTypeSuite
+from tests.internals import (
+    COLUMN_TYPES,
+    BytesType,
+    Column,
+    Field,
+    ManifestError,
+    StoreError,
+    UsageError,
+    from_stored,
+    parse_field,
+    to_stored,
+)
 from tests.makers.samples import jpeg
 from tests.makers.typed import png
 

@@ -12,10 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from packstore.core.checksums import column_digest
-from packstore.core.column import ITEM_SIZE, Column
-from packstore.core.columns import NUMPY_DTYPE, LazyArray, from_stored, shape_to_stored, to_stored
-from packstore.core.errors import ManifestError, StoreError
+from tests.internals import (
+    ITEM_SIZE,
+    NUMPY_DTYPE,
+    Column,
+    LazyArray,
+    ManifestError,
+    StoreError,
+    column_digest,
+    from_stored,
+    shape_to_stored,
+    to_stored,
+)
 
 LABEL = Column("label", "fixed", "int64", classes=("ant", "bee"), type="label")
 LABELS = Column("labels", "ragged", "int64", classes=("ant", "bee"), type="labels", parallel="boxes")

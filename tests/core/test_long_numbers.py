@@ -12,14 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packstore.core.errors import ManifestError, PackstoreError, StoreError, printable
-from packstore.core.manifest import Manifest
-from packstore.core.plainjson import encode_with_digest, load_json, parse_with_digest
-from packstore.core.yamltext import load_yaml
-from packstore.packing.conversion import convert
-from packstore.packing.writer import Writer
 from packstore.sources import open_source
 from packstore.testing.export_base import picture
+from tests.internals import (
+    Manifest,
+    ManifestError,
+    PackstoreError,
+    StoreError,
+    Writer,
+    convert,
+    encode_with_digest,
+    load_json,
+    load_yaml,
+    parse_with_digest,
+    printable,
+)
 from tests.makers import annotation_formats
 from tests.makers.annotated import coco, fill, jpeg, voc, yolo
 
@@ -78,8 +85,7 @@ def test_any_message_of_python(tmp_path: Path) -> None:
 
 
 def test_a_column_of_json(tmp_path: Path) -> None:
-    from packstore.core.column import Column
-    from packstore.core.columns import from_stored
+    from tests.internals import Column, from_stored
 
     column = Column("j", "ragged", "uint8", type="json")
     with pytest.raises(StoreError, match="column 'j' has a number of 5,000 digits"):

@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.core.errors import ManifestError
-from packstore.core.manifest import (
+from tests.internals import (
     FORMAT_VERSION,
     Column,
     Manifest,
+    ManifestError,
     Normalization,
     Origin,
+    Shard,
+    ShardTable,
     Skipped,
     Split,
 )
-from packstore.core.shards import Shard, ShardTable
 
 SHA = "0123456789abcdef" * 4
 

@@ -19,7 +19,7 @@ from PIL import Image
 import packstore
 from packstore import augment
 from packstore.cli import cli
-from packstore.core.errors import PackstoreError, UsageError
+from tests.internals import PackstoreError, UsageError
 
 NAN, INF, HUGE = float("nan"), float("inf"), 10**400
 VALUES: dict[str, Any] = {

@@ -11,9 +11,17 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from packstore.cli.options import Command, OptionsOf
-from packstore.core.errors import UsageError
-from packstore.core.options import argument, check_options, describes, initializes, option, takes
+from tests.internals import (
+    Command,
+    OptionsOf,
+    UsageError,
+    argument,
+    check_options,
+    describes,
+    initializes,
+    option,
+    takes,
+)
 
 if TYPE_CHECKING:
     from somewhere import Anything

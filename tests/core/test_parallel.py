@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.core.parallel import ordered_flat_map, ordered_map
-from packstore.packing import batches as packing
-from packstore.packing import conversion
+from tests.internals import batches as packing
+from tests.internals import conversion, ordered_flat_map, ordered_map
 from tests.makers.tiers import examples
 
 

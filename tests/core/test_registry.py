@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from packstore import UsageError, convert, verify
-from packstore.core.registry import ENCODINGS, FORMATS, SOURCES, Registry
-from packstore.diagnose.doctor import _plug_in_facts
-from packstore.diagnose.doctor.probes import probe
+from tests.internals import ENCODINGS, FORMATS, SOURCES, Registry, _plug_in_facts, probe
 from tests.makers.datasets import make_folder
 
 Install = Callable[[str], None]

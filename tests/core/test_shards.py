@@ -10,9 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packstore.core.checksums import join_records_digests, records_digest
-from packstore.core.errors import ManifestError
-from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
+from tests.internals import (
+    SHARD,
+    TABLE_ROW,
+    ManifestError,
+    Shard,
+    ShardTable,
+    join_records_digests,
+    records_digest,
+    shard_name,
+    shards_to_rows,
+)
 
 
 def shard(number: int) -> Shard:

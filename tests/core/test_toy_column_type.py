@@ -17,20 +17,23 @@ from PIL import Image
 
 import packstore
 from packstore import ManifestError, UsageError, augment
-from packstore.cli.audit import describe_report
-from packstore.cli.source_info import describe_column
-from packstore.core.column import Column
-from packstore.core.column_types.base import Field
-from packstore.core.column_types.canvas import Canvas, RowClasses
-from packstore.core.column_types.faults import RowFaults
-from packstore.core.column_types.geometry import RowMoves
-from packstore.core.column_types.numbers import ArrayType
-from packstore.core.registry import COLUMN_TYPES
-from packstore.seeing.drawing import read_drawn_values
-from packstore.seeing.sheet import CellMaker
-from packstore.seeing.sheet_options import SheetOptions
 from packstore.testing import ColumnTypeSuite
 from tests.conftest import Need
+from tests.internals import (
+    COLUMN_TYPES,
+    ArrayType,
+    Canvas,
+    CellMaker,
+    Column,
+    Field,
+    RowClasses,
+    RowFaults,
+    RowMoves,
+    SheetOptions,
+    describe_column,
+    read_drawn_values,
+)
+from tests.internals import audit_describe_report as describe_report
 from tests.makers.torchvision import import_torchvision, skip_before
 from tests.makers.viewing import AVAILABLE, ask, client_of
 

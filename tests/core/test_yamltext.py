@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from packstore.core.yamltext import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
+from tests.internals import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
 
 WORDS = (
     *("no", "Yes", "on", "OFF", "y", "true", "null", "Null", "~", "007", "010", "0x1F", "1_000", "1e3", "1.50", ".inf"),

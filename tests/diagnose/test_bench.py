@@ -21,33 +21,40 @@ from hypothesis import strategies as st
 
 import packstore
 from packstore.cli import cli
-from packstore.cli.bench import _describe_verdict, describe_report, report_to_json
-from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
-from packstore.core.progress import Progress, no_progress
-from packstore.diagnose.bench import (
+from packstore.training.augment import RandomCrop, RandomResizedCrop
+from tests.internals import (
     AUGMENTS,
     BenchOptions,
     BenchReport,
-    bench,
-    compute_loader_decode_rate,
-    make_augmentation,
-    trials,
-)
-from packstore.diagnose.bench.advice import (
+    Clock,
+    CorruptRecordError,
+    DecodeError,
+    EndToEnd,
+    PackedDataset,
+    PackstoreError,
+    Progress,
     Rates,
     Trial,
+    UsageError,
+    _describe_verdict,
     advise,
+    bench,
+    check_chart,
+    choose_candidates,
+    choose_random_records,
     compute_core_seconds,
     compute_efficiency,
+    compute_loader_decode_rate,
     count_cores_for,
     find_ceilings,
     find_limiting_stage,
+    make_augmentation,
+    measure_reading,
+    no_progress,
+    report_to_json,
+    trials,
 )
-from packstore.diagnose.bench.measure import Clock, EndToEnd, choose_random_records, measure_reading
-from packstore.diagnose.bench.trials import choose_candidates
-from packstore.seeing.charts import check_chart
-from packstore.training.augment import RandomCrop, RandomResizedCrop
-from packstore.training.dataset import PackedDataset
+from tests.internals import bench_describe_report as describe_report
 from tests.makers import annotated
 from tests.makers.datasets import make_folder, write_image
 
@@ -471,7 +478,7 @@ def test_a_plot_without_matplotlib_is_a_clear_error(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_a_plot(folder_to_time: Path, tmp_path: Path) -> None:
-    from packstore.diagnose.bench.plot import plot_report
+    from tests.internals import plot_report
 
     pytest.importorskip("matplotlib")
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from packstore.core.errors import DestinationError
-from packstore.diagnose.demo import make_demo
+from tests.internals import DestinationError, make_demo
 
 ODDITIES = (".hidden", "Thumbs.db")
 

@@ -12,19 +12,20 @@ from typing import Any
 
 import pytest
 
-from packstore.cli.doctor import describe_report
-from packstore.diagnose import doctor as doctor_package
-from packstore.diagnose.doctor import (
+from tests.internals import (
     LIBRARIES,
     Fact,
     Report,
     _gpu_facts,
     _library_fact,
+    decoder_facts,
     examine,
     find_matching_torchvision,
     machine,
+    rate_facts,
 )
-from packstore.diagnose.doctor.jpeg import decoder_facts, rate_facts
+from tests.internals import doctor as doctor_package
+from tests.internals import doctor_describe_report as describe_report
 
 COMMAND = [sys.executable, "-m", "packstore", "doctor"]
 

@@ -14,14 +14,12 @@ import pytest
 from PIL import Image
 
 from packstore import convert, export
-from packstore.core.errors import SourceError
-from packstore.core.export_manifest import MANIFEST_FILE
-from packstore.exports.staging import ExportStaging
 from packstore.stores import open_store
-from packstore.stores.builder.work_directory import work_path
 from packstore.testing import ExportSuite
 from packstore.testing.export_base import contents
 from packstore.testing.export_interrupts import kill
+from tests.internals import EXPORT_MANIFEST_FILE as MANIFEST_FILE
+from tests.internals import ExportStaging, SourceError, work_path
 from tests.makers.images import tiny
 from tests.makers.typed import COLUMNS, make_typed
 

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from packstore.core.errors import AmbiguousSourceError
-from packstore.core.registry import EXPORTS
-from packstore.exports.run import export
-from packstore.packing.conversion import convert
 from packstore.sources import open_source
 from packstore.stores import open_store
+from tests.internals import EXPORTS, AmbiguousSourceError, convert, export
 from tests.makers.annotated import fill, jpeg
 
 MARKING = ["coco", "kitti", "datumaro", "fiftyone", "open_images"]
@@ -121,7 +118,7 @@ def test_run_lengths_of_crowds_come_back_in_coco(store: Path, tmp_path: Path) ->
 
 def test_every_export_of_objects_is_tried() -> None:
     """A new one has to say what it does with crowds."""
-    from packstore.exports.objects import ObjectsExport
+    from tests.internals import ObjectsExport
 
     kinds = [name for name in EXPORTS if isinstance(EXPORTS[name], type) and issubclass(EXPORTS[name], ObjectsExport)]
     assert sorted(kinds) == sorted([*MARKING, *LEAVING, "masks"])

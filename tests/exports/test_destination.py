@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from packstore.core.errors import DestinationError
-from packstore.exports.staging import find_owned_files
-from packstore.stores.builder.publish import check_destination
+from tests.internals import DestinationError, check_destination, find_owned_files
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

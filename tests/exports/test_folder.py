@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.exports import run, zips
-from packstore.exports.run import export
-from packstore.packing.conversion import convert
-from packstore.packing.writer import Writer
 from packstore.stores import open_store
 from packstore.testing import ExportSuite
 from packstore.testing.export_base import picture
 from packstore.testing.export_interrupts import Stop
+from tests.internals import Writer, convert, export, run, zips
 from tests.makers.torchvision import import_torchvision
 
 

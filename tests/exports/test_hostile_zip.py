@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from packstore.exports import zips
+from tests.internals import zips
 
 
 def test_a_manifest_without_end_is_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,15 +12,11 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core.registry import EXPORTS
-from packstore.exports.run import export
-from packstore.packing.conversion import convert
-from packstore.packing.writer import Writer
 from packstore.sources import open_source
 from packstore.stores import open_store
-from packstore.stores.ownership import NotAStoreError
 from packstore.testing import ExportSuite
 from packstore.testing.export_base import picture
+from tests.internals import EXPORTS, NotAStoreError, Writer, convert, export
 from tests.makers.annotated import coco, fill, jpeg, voc, yolo
 from tests.makers.torchvision import import_torchvision
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packstore.core.errors import UsageError
-from packstore.exports import mds
 from packstore.stores import open_store
 from packstore.testing import ExportSuite
 from packstore.testing.export_base import pixels_of
 from packstore.testing.records import make_records, write
+from tests.internals import UsageError, mds
 from tests.makers.streaming import streaming_module
 
 

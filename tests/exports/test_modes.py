@@ -14,9 +14,7 @@ from PIL import Image
 
 import packstore
 from packstore import PackedDataset
-from packstore.core.errors import UsageError
-from packstore.core.modes import parse_mode
-from packstore.images.encode.png import encode_png, fits_png
+from tests.internals import UsageError, encode_png, fits_png, parse_mode
 
 MODES = (
     "L",

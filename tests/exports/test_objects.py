@@ -11,14 +11,10 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core.errors import UsageError
-from packstore.core.yamltext import load_yaml
-from packstore.exports.run import export
-from packstore.packing.conversion import convert
-from packstore.packing.writer import Writer
 from packstore.sources import open_source
 from packstore.testing import ExportSuite
 from packstore.testing.export_base import picture
+from tests.internals import UsageError, Writer, convert, export, load_yaml
 from tests.makers.annotated import coco, fill, voc, yolo
 
 

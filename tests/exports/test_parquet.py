@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from packstore import PackedDataset, convert, export
-from packstore.core.errors import UsageError
-from packstore.exports import parquet
 from packstore.testing import ExportSuite
+from tests.internals import UsageError, parquet
 from tests.makers.images import tiny
 
 pq = pytest.importorskip("pyarrow.parquet")

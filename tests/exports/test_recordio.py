@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core.recordio import LONGEST, MAGIC, frame_record
-from packstore.packing.conversion import convert
 from packstore.stores import open_store
 from packstore.testing import ExportSuite
+from tests.internals import LONGEST, MAGIC, convert
+from tests.internals import recordio_frame_record as frame_record
 from tests.makers.images import tiny
 
 

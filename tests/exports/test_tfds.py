@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.exports.tfds import TfdsExport
-from packstore.packing.conversion import convert
 from packstore.stores import open_store
 from packstore.testing import ExportSuite
 from packstore.testing.export_base import pixels_of
 from packstore.testing.records import make_records, write
+from tests.internals import TfdsExport, convert
 from tests.makers.images import tiny
 
 

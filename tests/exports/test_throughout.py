@@ -12,19 +12,23 @@ from typing import Any
 
 import pytest
 
-from packstore.core.errors import DestinationError, SampleError, UsageError
-from packstore.core.files import writing
-from packstore.core.registry import EXPORTS
-from packstore.exports import webdataset
-from packstore.exports.options import ExportOptions
-from packstore.exports.plan import plan_export
-from packstore.exports.run import export
-from packstore.packing.conversion import convert
 from packstore.stores import open_store
-from packstore.stores.builder.work_directory import WorkDirectory
 from packstore.testing.export_base import picture
 from packstore.testing.export_interrupts import Stop, kill
 from tests.conftest import SharedData
+from tests.internals import (
+    EXPORTS,
+    DestinationError,
+    ExportOptions,
+    SampleError,
+    UsageError,
+    WorkDirectory,
+    convert,
+    export,
+    plan_export,
+    webdataset,
+    writing,
+)
 
 
 @pytest.fixture

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from packstore.core.registry import EXPORTS
-from packstore.exports.base import Export, Record, ShardWriter
-from packstore.exports.folder import image_file
 from packstore.testing import ExportSuite
+from tests.internals import EXPORTS, Export, Record, ShardWriter, image_file
 
 
 class NumberedExport(Export):

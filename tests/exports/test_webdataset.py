@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packstore.exports.run import export
-from packstore.packing.conversion import convert
 from packstore.stores import open_store
 from packstore.testing import ExportSuite
 from packstore.testing.records import make_records, write
+from tests.internals import convert, export
 from tests.makers.typed import COLUMNS, make_typed
 
 

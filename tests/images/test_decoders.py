@@ -25,20 +25,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from packstore.core.errors import DecodeError, UsageError
-from packstore.images import decoders
-from packstore.images.decoders import (
-    DECODERS,
-    TOLERANCE,
-    UNAVAILABLE,
-    Decoder,
-    available_decoders,
-    backends,
-    get_decoder,
-)
-from packstore.images.jpeg import is_complete_jpeg, without_metadata
-from packstore.images.sniff import check_header
+from packstore.images.decoders import DECODERS, TOLERANCE, UNAVAILABLE, Decoder, available_decoders, get_decoder
 from tests.conftest import SharedData
+from tests.internals import (
+    DecodeError,
+    UsageError,
+    backends,
+    check_header,
+    decoders,
+    is_complete_jpeg,
+    without_metadata,
+)
 from tests.makers.datasets import pixels
 from tests.makers.jpegs import jpeg
 

@@ -15,21 +15,29 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.errors import SampleError, UsageError
-from packstore.core.manifest import NORMALIZATIONS, Column, Normalization
 from packstore.images.decoders import available_decoders, get_decoder
-from packstore.images.encode import (
+from tests.conftest import SharedData
+from tests.internals import (
+    NORMALIZATIONS,
+    NUMPY_DTYPE,
+    Column,
+    DatasetStatistics,
     EncodeOptions,
     Encoder,
+    Normalization,
+    SampleError,
+    UsageError,
+    cast_floats,
+    encode_jpeg,
+    normalization_tables,
+    normalize,
+    parse_normalization,
     parse_size,
+    resize_to_fit,
+    shrink_to_limits,
+    to_float32,
+    worst_patch,
 )
-from packstore.images.encode.floats import cast_floats, normalization_tables, normalize, to_float32
-from packstore.images.encode.jpeg import encode_jpeg, worst_patch
-from packstore.images.encode.statistics import DatasetStatistics
-from packstore.images.normalization import parse_normalization
-from packstore.images.resize import resize_to_fit, shrink_to_limits
-from tests.conftest import SharedData
 from tests.makers.datasets import pixels
 from tests.makers.images import all_images
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from packstore.core.manifest import NORMALIZATIONS
 from packstore.testing import EncodingSuite
+from tests.internals import NORMALIZATIONS
 from tests.makers.images import all_images
 
 IMAGENET = NORMALIZATIONS["imagenet"]

@@ -28,21 +28,30 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.cli import cli
-from packstore.core.errors import DecodeError, EngineError
-from packstore.core.manifest import NORMALIZATIONS, Normalization
-from packstore.core.modes import parse_mode
-from packstore.images.decoders import backends, get_decoder
-from packstore.images.engine import Engine, OutputFormat, Requests, compiled, engine_problem, get_engine
-from packstore.images.programs import Code, step
-from packstore.images.reading import Reading
+from packstore.images.decoders import get_decoder
+from packstore.images.engine import Engine, OutputFormat, Requests, engine_problem, get_engine
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from packstore.training.augment.base import Operation, Size
-from packstore.training.augment.operations import apply_operations, output_size
-from packstore.training.loader.normalizer import Normalizer
-from packstore.training.loader.record_assembler import RecordAssembler
-from packstore.training.loader.rows import as_numpy
-from packstore.training.random_draws import Draws
 from tests.conftest import ROOT, SharedData
+from tests.internals import (
+    NORMALIZATIONS,
+    Code,
+    DecodeError,
+    Draws,
+    EngineError,
+    Normalization,
+    Normalizer,
+    Operation,
+    Reading,
+    RecordAssembler,
+    Size,
+    apply_operations,
+    as_numpy,
+    backends,
+    compiled,
+    output_size,
+    parse_mode,
+    step,
+)
 from tests.makers.engine_checks import (
     MAX_PIXELS,
     Box,

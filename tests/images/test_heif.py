@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import DecodeError, SampleError, UsageError
-from packstore.images.decoders import get_decoder, native
-from packstore.images.sniff import HeaderError, check_header, sniff
+from packstore.images.decoders import get_decoder
+from tests.internals import DecodeError, HeaderError, SampleError, UsageError, check_header, native, sniff
 from tests.makers.images import avif, heic, tiny
 
 pillow_heif = pytest.importorskip("pillow_heif")

@@ -20,11 +20,19 @@ import pytest
 from PIL import Image
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import DecodeError, PackstoreError, SampleError, SourceError, UsageError
-from packstore.core.manifest import Manifest
 from packstore.images.decoders import available_decoders, get_decoder
-from packstore.images.sniff import HeaderError, max_file_bytes, sniff
 from packstore.stores import is_store
+from tests.internals import (
+    DecodeError,
+    HeaderError,
+    Manifest,
+    PackstoreError,
+    SampleError,
+    SourceError,
+    UsageError,
+    max_file_bytes,
+    sniff,
+)
 from tests.makers.command import run
 from tests.makers.hostile import LESS_MEMORY, LESS_RIGHTS, bombs, in_child, open_folder
 from tests.makers.images import all_images

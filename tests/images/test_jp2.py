@@ -10,10 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import DecodeError, SampleError, UsageError
-from packstore.images.decoders import get_decoder, native
-from packstore.images.reading import Reading
-from packstore.images.sniff import HeaderError, check_header, sniff
+from packstore.images.decoders import get_decoder
+from tests.internals import DecodeError, HeaderError, Reading, SampleError, UsageError, check_header, native, sniff
 
 imagecodecs = pytest.importorskip("imagecodecs")
 

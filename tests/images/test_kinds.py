@@ -17,12 +17,20 @@ import pytest
 from numpy.typing import NDArray
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import DecodeError, SampleError, UsageError
-from packstore.images.decoders import get_decoder, native
-from packstore.images.kinds import exr, jxl
-from packstore.images.reading import Reading
-from packstore.images.sniff import HeaderError, check_header, sniff
+from packstore.images.decoders import get_decoder
 from packstore.sources import open_source
+from tests.internals import (
+    DecodeError,
+    HeaderError,
+    Reading,
+    SampleError,
+    UsageError,
+    check_header,
+    exr,
+    jxl,
+    native,
+    sniff,
+)
 
 cv2 = pytest.importorskip("cv2")
 imagecodecs = pytest.importorskip("imagecodecs")

@@ -16,12 +16,7 @@ from PIL import Image
 
 import packstore
 from packstore.cli import cli
-from packstore.core.errors import UsageError
-from packstore.images.decoders.native import pixels_of_pillow
-from packstore.images.losses import find_losses
-from packstore.images.reading import PLAIN
-from packstore.images.sniff import check_header
-from packstore.images.unread import UNREAD_BYTES
+from tests.internals import PLAIN, UNREAD_BYTES, UsageError, check_header, find_losses, pixels_of_pillow
 from tests.makers.datasets import pixels
 from tests.makers.images import heic
 

@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
 from packstore import DecodeError
-from packstore.images import masks
-from packstore.images.engine import compiled, png_rows
-from packstore.images.mask_files import make_mask_file
-from packstore.images.masks import decode_mask, read_mask_header
+from packstore.images.engine import png_rows
+from tests.internals import compiled, decode_mask, make_mask_file, masks, read_mask_header
 from tests.makers.engine_checks import guarded
 from tests.makers.sanitizers import build_sanitized
 from tests.makers.typed import png

@@ -14,12 +14,19 @@ from PIL import Image
 
 import packstore
 from packstore.augment import CenterCrop
-from packstore.core.errors import SampleError
-from packstore.images.decoders import available_decoders, get_decoder, native
-from packstore.images.masks import decode_mask, read_mask_header
-from packstore.images.metadata import strip_metadata
-from packstore.images.orientation import read_orientation
-from packstore.images.sniff import MAX_PIXELS, HeaderError, check_header, sniff
+from packstore.images.decoders import available_decoders, get_decoder
+from tests.internals import (
+    MAX_PIXELS,
+    HeaderError,
+    SampleError,
+    check_header,
+    decode_mask,
+    native,
+    read_mask_header,
+    read_orientation,
+    sniff,
+    strip_metadata,
+)
 from tests.makers.metadata import encode, list_odd_files, png_chunk
 
 NAMES = [*list_odd_files()]

@@ -12,10 +12,8 @@ import pytest
 from PIL import Image, JpegImagePlugin
 
 import packstore
-from packstore.core.errors import UsageError
 from packstore.images.engine import is_plain_jpeg
-from packstore.images.mpf import find_pictures
-from packstore.images.sniff import MAX_PIXELS, sniff
+from tests.internals import MAX_PIXELS, UsageError, find_pictures, sniff
 from tests.makers.datasets import pixels
 
 PRIMARY, GAIN_MAP, PREVIEW, STEREO = 0x20030000, 0, 0x010001, 0x020002

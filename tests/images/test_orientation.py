@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from packstore.images import orientation as ours
-from packstore.images.orientation import map_to_stored_box, read_orientation, swaps_sides, upright
-from packstore.images.sniff import check_header
 from packstore.testing.encodings import picture
+from tests.internals import check_header, map_to_stored_box, read_orientation, swaps_sides, upright
+from tests.internals import orientation as ours
 from tests.makers.images import avif, heic
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -11,10 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from packstore.images.decoders import native
-from packstore.images.losses import find_losses
-from packstore.images.reading import Reading, convert_pixels
-from packstore.images.sniff import MAX_PIXELS, check_header
+from tests.internals import MAX_PIXELS, Reading, check_header, convert_pixels, find_losses, native
 from tests.makers.torchvision import import_image_io
 
 CHANNELS = {"gray": 1, "rgb": 3, "palette": 1, "gray alpha": 2, "rgb alpha": 4}

@@ -19,22 +19,23 @@ from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
 from packstore.images.engine import OutputFormat, Requests, get_engine
-from packstore.images.engine.compiled import load_once
-from packstore.images.engine.engine import Engine, augment
-from packstore.images.programs import (
+from tests.conftest import ROOT
+from tests.internals import (
     AS_PILLOW,
     INTERPOLATIONS,
     STEP,
     WARP_FILLS,
     Code,
+    Engine,
     Program,
+    augment,
     join_programs,
+    load_once,
     new_program,
     pack_warp_flags,
     step,
     warp_as_pillow,
 )
-from tests.conftest import ROOT
 from tests.makers.sanitizers import build_sanitized
 from tests.makers.tiers import SEED
 from tests.makers.torchvision import import_torchvision
@@ -301,7 +302,7 @@ def test_sums_of_images() -> None:
 
 
 def test_random_numbers_are_those_of_the_package() -> None:
-    from packstore.training.random_draws import mix_bits
+    from tests.internals import mix_bits
 
     bits = mix_bits((np.arange(12 * 10 * 3, dtype=np.int64) * 0x9E3779B9 + (5 | 600 << 16)) & 0xFFFFFFFF)
     total = sum(bits >> shift & 255 for shift in (0, 8, 16, 24)) - 510

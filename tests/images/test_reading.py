@@ -13,12 +13,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.core.errors import DecodeError, ManifestError, UsageError
-from packstore.core.modes import mode_of, parse_mode
-from packstore.images.decoders import get_decoder, native
-from packstore.images.decoders.png import decode_png
-from packstore.images.reading import Reading, convert_pixels
-from packstore.images.sniff import MAX_PIXELS, check_header
+from packstore.images.decoders import get_decoder
+from tests.internals import (
+    MAX_PIXELS,
+    DecodeError,
+    ManifestError,
+    Reading,
+    UsageError,
+    check_header,
+    convert_pixels,
+    decode_png,
+    mode_of,
+    native,
+    parse_mode,
+)
 
 cv2 = pytest.importorskip("cv2")
 tifffile = pytest.importorskip("tifffile")

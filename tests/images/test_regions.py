@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 
 import packstore
 from packstore import PackedDataset, PackedLoader
-from packstore.core.errors import DecodeError, UsageError, printable
-from packstore.images import decoders
-from packstore.images.decoders import UNAVAILABLE, Decoder, available_decoders, backends, get_decoder
-from packstore.images.decoders.region import load_region
+from packstore.images.decoders import UNAVAILABLE, Decoder, available_decoders, get_decoder
 from packstore.training.augment import RandomResizedCrop
 from tests.conftest import Need, SharedData
+from tests.internals import DecodeError, UsageError, backends, decoders, load_region, printable
 from tests.makers.jpegs import SAMPLINGS, USUAL, boxes, cut, jpeg
 
 KINDS: list[list[str]] = [[], ["-restart", "1"], ["-restart", "3B"], ["-optimize", "-quality", "95"], ["-progressive"]]

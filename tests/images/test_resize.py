@@ -15,20 +15,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.core.errors import UsageError
 from packstore.images.decoders import get_decoder
-from packstore.images.resize import (
+from tests.conftest import SharedData
+from tests.internals import (
     FITS,
     TooLargeError,
+    UsageError,
     compute_limited_size,
-    resize,
     resize_centre,
     resize_to_fit,
     shrink_to_limits,
     size_by_shorter_side,
     target_size,
 )
-from tests.conftest import SharedData
+from tests.internals import resize_pixels as resize
 from tests.makers.datasets import pixels
 
 Pixels = NDArray[np.uint8]

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore.images.engine import OutputFormat, Requests, get_engine
-from packstore.images.engine.compiled import load_once
-from packstore.images.engine.engine import Engine
+from tests.internals import Engine, load_once
 from tests.makers.datasets import pixels
 
 SAMPLINGS = {0: "bilinear", 1: "nearest", 2: "bicubic", 3: "BOX", 4: "LANCZOS", 7: "BILINEAR", 8: "BICUBIC"}

@@ -15,12 +15,10 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.cli import cli
-from packstore.core.errors import CorruptRecordError, EngineError, UsageError
-from packstore.core.manifest import Manifest
 from packstore.images.decoders import DECODERS, UNAVAILABLE, available_decoders
-from packstore.images.seek_index import make_indexes
 from packstore.stores import open_store
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from tests.internals import CorruptRecordError, EngineError, Manifest, UsageError, make_indexes
 from tests.makers.datasets import pixels
 from tests.makers.seek_indexes import outside, repaired, with_changes
 from tests.makers.stores import content

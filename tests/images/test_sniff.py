@@ -15,8 +15,8 @@ from PIL import Image
 import packstore.images.jpeg_header
 import packstore.images.tiff_header
 from packstore.images.engine import is_plain_jpeg
-from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff
 from tests.conftest import SharedData
+from tests.internals import HeaderError, ImageInfo, check_header, sniff
 from tests.makers.images import HEIGHT, WIDTH, all_images, encode, picture
 
 NAMES = tuple(all_images())

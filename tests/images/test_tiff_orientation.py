@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.core.errors import DecodeError
-from packstore.images.decoders import get_decoder, native
-from packstore.images.decoders.pillow import OpenImage
-from packstore.images.orientation import read_annotation_orientation, read_orientation, upright_size
-from packstore.images.sniff import HeaderError, check_header, sniff
+from packstore.images.decoders import get_decoder
+from tests.internals import (
+    DecodeError,
+    HeaderError,
+    OpenImage,
+    check_header,
+    native,
+    read_annotation_orientation,
+    read_orientation,
+    sniff,
+    upright_size,
+)
 from tests.makers.images import all_images, avif, heic
 from tests.makers.tiffs import LAYOUTS, ORIENTATION, SIZE, TURNS, XMP, Page, Tag, noise, oriented, tiff
 

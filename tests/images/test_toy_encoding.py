@@ -16,11 +16,9 @@ from PIL import Image
 
 import packstore
 from packstore.cli import cli
-from packstore.core.columns import ImageData
-from packstore.core.registry import ENCODINGS
-from packstore.images.encode import EncodedImage, Encoding
 from packstore.testing import EncodingSuite
 from tests.conftest import ROOT
+from tests.internals import ENCODINGS, EncodedImage, Encoding, ImageData
 from tests.makers.datasets import make_folder
 
 

@@ -20,7 +20,7 @@ import lmdb
 import numpy as np
 import pytest
 
-from packstore.core.protobuf import write_example
+from tests.internals import write_example
 from tests.makers.annotated import coco, fill, jpeg, mask, voc, yolo
 from tests.makers.annotation_formats import MAKERS as ANNOTATED
 from tests.makers.annotation_formats import PATHS, make_folder_set

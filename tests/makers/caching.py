@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.cache import Cache
-from packstore.core.errors import CacheFullError, StoreError
+from tests.internals import CacheFullError, StoreError
 
 CHANGES = ("posix_fallocate", "ftruncate", "write", "utime", "unlink", "mkdir")
 """Functions of :mod:`os` before each call of which a process is killed; and ``Path.rename``, ``fcntl.flock``, and

@@ -8,18 +8,25 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from packstore.cluster.driver import Driver
-from packstore.cluster.runners import LocalRunner, Outcome
-from packstore.core.progress import ProgressCallback, no_progress
-from packstore.core.urls import location
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
-from packstore.objects.location import parse_url
-from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import Plan, make_plan
-from packstore.packing.report import ConvertReport
-from packstore.stores.base import encode_manifest
-from packstore.stores.opening import read_manifest
-from packstore.stores.remote.names import shard_object_names, table_name, version_name
+from tests.internals import (
+    ConvertOptions,
+    ConvertReport,
+    Driver,
+    LocalRunner,
+    Outcome,
+    Plan,
+    ProgressCallback,
+    encode_manifest,
+    location,
+    make_plan,
+    no_progress,
+    parse_url,
+    read_manifest,
+    shard_object_names,
+    table_name,
+    version_name,
+)
 
 
 class KillingObjects(ObjectStore):

@@ -14,10 +14,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from packstore.core.manifest import Column
-from packstore.core.shards import Shard, ShardTable
 from packstore.stores import open_store
 from packstore.testing.records import Records, make_records, write
+from tests.internals import Column, Shard, ShardTable
 from tests.makers.fuzz_targets import CORPUS
 
 SMALL = [5, 0, 30, 100, 9]

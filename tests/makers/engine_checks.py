@@ -17,12 +17,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.images.engine.engine import Engine
-from packstore.images.engine.requests import _FIELDS, OutputFormat, Requests, _Form
-from packstore.images.programs import Code, step
-from packstore.images.resize import resize
-from packstore.training.augment import resample
-from packstore.training.augment.crop import source_index
+from tests.internals import _FIELDS, Code, Engine, OutputFormat, Requests, _Form, resample, source_index, step
+from tests.internals import resize_pixels as resize
 from tests.makers.datasets import pixels
 from tests.makers.jpegs import cjpeg, segments
 from tests.makers.seek_indexes import HEAD, lengths, outside, pieces, repaired, with_lengths

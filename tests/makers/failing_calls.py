@@ -78,7 +78,7 @@ def start_with_shim(folder: Path) -> Any:
 def run_in_child(work: Work, shim: Any, call: int, error: int) -> tuple[int, str]:
     """Runs ``work`` in a forked child, whose calls fail from number ``call`` on. Returns how many there were, and the
     outcome: "done", the text of a PackstoreError, or "RAW" and another error."""
-    from packstore.core.errors import PackstoreError
+    from tests.internals import PackstoreError
 
     reader, writer = os.pipe()
     child = os.fork()

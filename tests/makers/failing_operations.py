@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import packstore
-from packstore.core.registry import EXPORTS as EXPORT_KINDS
+from tests.internals import EXPORTS as EXPORT_KINDS
 from tests.makers.datasets import make_folder
 from tests.makers.stores import damage
 

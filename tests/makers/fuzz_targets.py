@@ -24,54 +24,69 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.columns import Ragged
-from packstore.core.errors import DecodeError, PackstoreError, SampleError
-from packstore.core.manifest import Manifest
-from packstore.core.pickle_machine import PickleError
-from packstore.core.shards import TABLE_ROW, ShardTable
-from packstore.core.tfrecord import frame_record
-from packstore.images.decoders import native
 from packstore.images.engine import Requests, get_engine
-from packstore.images.frames import count_frames
-from packstore.images.geotiff import read_geotiff
-from packstore.images.jpeg import is_complete_jpeg, without_metadata
-from packstore.images.orientation import read_annotation_orientation, read_orientation
-from packstore.images.pillow_tags import parse_exif_orientation
-from packstore.images.sniff import HeaderError, check_header, sniff
 from packstore.sources import open_source
-from packstore.sources.annotation_formats.voc import FORMAT as VOC
-from packstore.sources.annotation_formats.voc import VocSource
-from packstore.sources.archives import open_tree
-from packstore.sources.arrays.files import MatSource, NpzSource
-from packstore.sources.arrays.idx import IdxSource
-from packstore.sources.arrays.pickles import BatchError, build_array, parse_dict
-from packstore.sources.arrays.published import LAYOUTS, Cifar10Source
-from packstore.sources.base import Sample, SourceOptions
-from packstore.sources.captions import CaptionsSource
-from packstore.sources.coco import CocoSource
-from packstore.sources.exported import ExportedFiles
-from packstore.sources.flat import LabelledSource
-from packstore.sources.huggingface import read_features
-from packstore.sources.huggingface.columns import TableFacts, declare_columns
-from packstore.sources.huggingface.imagefolder import open_image_folder
-from packstore.sources.lmdbs import parse_datum
-from packstore.sources.medical.dicom import DicomSource
-from packstore.sources.medical.nifti import NiftiSource
-from packstore.sources.named.mat import load_mat
-from packstore.sources.records.beton import BetonSource
-from packstore.sources.records.litdata import LitdataSource
-from packstore.sources.records.mds import MdsSource
-from packstore.sources.records.recordio import RecordioSource
-from packstore.sources.records.tfds import TfdsSource
-from packstore.sources.records.tfrecord import TfrecordSource
-from packstore.sources.webdataset import WebDatasetSource
-from packstore.sources.yolo import YoloSource
 from packstore.stores import open_store
-from packstore.stores.base import Reader
-from packstore.stores.hdf5.checked import hash_lookup3
-from packstore.stores.mapped import check_offsets
-from packstore.stores.pth.pickle_reader import unpickle
-from packstore.training.coco_masks import coco_masks
+from tests.internals import FORMAT as VOC
+from tests.internals import (
+    LAYOUTS,
+    TABLE_ROW,
+    BatchError,
+    BetonSource,
+    CaptionsSource,
+    Cifar10Source,
+    CocoSource,
+    DecodeError,
+    DicomSource,
+    ExportedFiles,
+    HeaderError,
+    IdxSource,
+    LabelledSource,
+    LitdataSource,
+    Manifest,
+    MatSource,
+    MdsSource,
+    NiftiSource,
+    NpzSource,
+    PackstoreError,
+    PickleError,
+    Ragged,
+    Reader,
+    RecordioSource,
+    Sample,
+    SampleError,
+    ShardTable,
+    SourceOptions,
+    TableFacts,
+    TfdsSource,
+    TfrecordSource,
+    VocSource,
+    WebDatasetSource,
+    YoloSource,
+    build_array,
+    check_header,
+    check_offsets,
+    coco_masks,
+    count_frames,
+    declare_columns,
+    hash_lookup3,
+    is_complete_jpeg,
+    load_mat,
+    native,
+    open_image_folder,
+    open_tree,
+    parse_datum,
+    parse_dict,
+    parse_exif_orientation,
+    read_annotation_orientation,
+    read_features,
+    read_geotiff,
+    read_orientation,
+    sniff,
+    unpickle,
+    without_metadata,
+)
+from tests.internals import tfrecord_frame_record as frame_record
 from tests.makers.fuzzing import Target
 from tests.makers.seek_indexes import repaired
 

@@ -12,10 +12,8 @@ import numpy as np
 import torch
 
 from packstore import PackedDataset, convert, verify
-from packstore.cli.info import describe_store, store_to_json
-from packstore.core.errors import PackstoreError, StoreError
 from packstore.stores import is_store, open_store
-from packstore.stores.opening import read_manifest
+from tests.internals import PackstoreError, StoreError, describe_store, read_manifest, store_to_json
 from tests.makers.fuzz_targets import use
 
 

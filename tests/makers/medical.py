@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.sources import open_source
-from packstore.sources.base import Sample
+from tests.internals import Sample
 
 
 def read_samples(path: Path, kind: str, **options: Any) -> dict[str, Sample]:

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from packstore.core.modes import parse_mode
-from packstore.images.encode.png import encode_png
+from tests.internals import encode_png, parse_mode
 
 ENCODINGS = {
     "L": ("original", "uint8"),
@@ -47,7 +46,7 @@ def make_samples(mode: str, encoding: str, count: int, size: tuple[int, int] = (
 
 def convert_options(mode: str, encoding: str) -> dict[str, Any]:
     """Options of :func:`packstore.convert` for the samples."""
-    from packstore.core.fields import Image as ImageField
+    from tests.internals import Image as ImageField
 
     fields = {"image": ImageField(encoding, mode=None if encoding == "original" else mode), "label": "label"}
     return {"fields": fields, **({"mode": mode} if encoding == "original" else {})}

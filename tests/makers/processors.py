@@ -20,9 +20,8 @@ import torch
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.images.engine import Engine, Requests
-from packstore.images.engine.compiled import load_once
-from packstore.images.programs import INTERPOLATIONS, Code, join_programs, pack_warp_flags, step
 from packstore.training.augment import RandomHorizontalFlip, RandomResizedCrop
+from tests.internals import INTERPOLATIONS, Code, join_programs, load_once, pack_warp_flags, step
 from tests.makers.engine_checks import noisy, run, save
 
 Lines = Iterator[tuple[str, str]]

@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
-from packstore.core.columns import shape_to_stored, to_stored
-from packstore.core.manifest import Column, Origin
 from packstore.stores import create_store
+from tests.internals import CHECKSUM, KEY, ROW_CHECKSUM, Column, Origin, shape_to_stored, to_stored
 
 IMAGE = Column("image", "ragged", "uint8", type="image")
 ORIGIN = Origin("made", "typed")

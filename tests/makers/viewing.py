@@ -17,13 +17,21 @@ from urllib.parse import unquote, urlencode
 import numpy as np
 from PIL import Image
 
-from packstore.core.checksums import ROW_CHECKSUM, file_digest, join_records_digests
-from packstore.core.column import CHECKSUM, KEY
-from packstore.core.manifest import Column, Origin, Split
-from packstore.core.registry import FORMATS
-from packstore.core.shards import Shard, ShardTable
 from packstore.stores import create_store, open_store
-from packstore.stores.builder.read_back import write_manifest_and_table
+from tests.internals import (
+    CHECKSUM,
+    FORMATS,
+    KEY,
+    ROW_CHECKSUM,
+    Column,
+    Origin,
+    Shard,
+    ShardTable,
+    Split,
+    file_digest,
+    join_records_digests,
+    write_manifest_and_table,
+)
 
 TOKEN = "a-token"
 HOST = "http://127.0.0.1:8000"
@@ -98,9 +106,7 @@ def client_of(
     path: Path, *, token: str | None = TOKEN, audit: Path | None = None, verified: Path | None = None
 ) -> Iterator[Client]:
     """A client of the server for the store at ``path``, which has shown ``token`` already."""
-    from packstore.seeing.view.app import make_app
-    from packstore.seeing.view.findings import read_findings
-    from packstore.seeing.view.site import Site
+    from tests.internals import Site, make_app, read_findings
 
     with open_store(path) as reader:
         site = Site(reader, read_findings(audit, verified, reader.manifest))
@@ -180,10 +186,7 @@ def served(path: Path, **reports: Path) -> Iterator[str]:
     import socket
     import threading
 
-    from packstore.seeing.view.app import make_app
-    from packstore.seeing.view.findings import read_findings
-    from packstore.seeing.view.server import Server
-    from packstore.seeing.view.site import Site
+    from tests.internals import Server, Site, make_app, read_findings
 
     with open_store(path) as reader, socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

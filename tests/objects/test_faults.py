@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from packstore.core.errors import UsageError
-from packstore.objects import ConflictError, ObjectStore, RemoteError, connection, open_objects
-from packstore.objects import direct as direct_module
+from packstore.objects import ConflictError, ObjectStore, RemoteError, open_objects
+from tests.internals import UsageError, connection
+from tests.internals import direct as direct_module
 from tests.makers.s3 import KEY_ID, NO_CREDENTIALS, SECRET, Double, Fault
 
 DATA = bytes(range(256)) * 100

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.objects import RemoteError, connection, interrupt, interrupts
-from packstore.objects.interrupts import call_interruptibly, iterate_interruptibly
+from packstore.objects import RemoteError, interrupt
 from tests.conftest import Need
+from tests.internals import call_interruptibly, connection, interrupts, iterate_interruptibly
 from tests.makers.datasets import make_folder
 from tests.makers.s3 import Double, Fault
 

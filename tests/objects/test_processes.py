@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore, RemoteError, open_objects
-from packstore.objects.agent import get_agent_if_forked
+from tests.internals import get_agent_if_forked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from packstore.core.errors import UsageError
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore, RemoteError, is_url, open_objects
-from packstore.objects import direct as direct_module
-from packstore.objects import store as store_module
+from tests.internals import UsageError
+from tests.internals import direct as direct_module
+from tests.internals import objects_store as store_module
 
 
 @pytest.fixture(params=["memory", "file", "s3"])

@@ -19,8 +19,7 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset, PackedLoader, convert, export, verify
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.core.errors import UsageError
-from packstore.core.registry import EXPORTS
+from tests.internals import EXPORTS, UsageError
 
 tifffile = pytest.importorskip("tifffile")
 SIZE = 24, 20

@@ -15,17 +15,25 @@ from click.testing import CliRunner
 
 import packstore
 from packstore.cli import cli
-from packstore.cli.append import describe_report
-from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError
-from packstore.core.progress import Progress
-from packstore.packing import conversion
-from packstore.packing import records as record_packing
-from packstore.packing.append_plan import plan_append
-from packstore.packing.options import AppendOptions
 from packstore.stores import open_store
-from packstore.stores.builder import growth, journal
-from packstore.stores.builder.work_directory import WorkDirectory, find_leftovers, work_path
-from packstore.stores.sharded import ShardedReader
+from tests.internals import (
+    AppendOptions,
+    DestinationError,
+    Progress,
+    ShardedReader,
+    SourceError,
+    StoreError,
+    UsageError,
+    WorkDirectory,
+    conversion,
+    find_leftovers,
+    growth,
+    journal,
+    plan_append,
+    work_path,
+)
+from tests.internals import append_describe_report as describe_report
+from tests.internals import records as record_packing
 from tests.makers.datasets import make_folder
 from tests.makers.stores import content
 
@@ -152,7 +160,7 @@ def test_several_times(photos: Path, part: Part, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_who_reads_meanwhile_reads_the_old_store(part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from packstore.stores import sharded
+    from tests.internals import sharded
 
     monkeypatch.setattr(sharded, "_MOST_OPEN", 2)
     monkeypatch.setattr(sharded, "_FEWEST_OPEN", 2)

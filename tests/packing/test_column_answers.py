@@ -16,9 +16,7 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset, append, convert, merge, verify
 from packstore.cli import cli
-from packstore.core.errors import StoreError, UsageError
-from packstore.packing import records
-from packstore.stores.builder import journal
+from tests.internals import StoreError, UsageError, journal, records
 
 SIZE = 12, 16
 

@@ -14,11 +14,17 @@ import pytest
 from PIL import Image
 
 import packstore
-from packstore.core.errors import DestinationError, PackstoreError, SampleError, SourceError, UsageError
-from packstore.core.manifest import Manifest
-from packstore.core.progress import Progress
-from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import make_plan
+from tests.internals import (
+    ConvertOptions,
+    DestinationError,
+    Manifest,
+    PackstoreError,
+    Progress,
+    SampleError,
+    SourceError,
+    UsageError,
+    make_plan,
+)
 from tests.makers.datasets import CLASSES, make_cifar10, make_folder, pixels, write_image
 
 SUFFIXES = (".lmdb", ".h5", ".pth")

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 import packstore
-from packstore.core.errors import SampleError, SourceError, UsageError
+from tests.internals import SampleError, SourceError, UsageError
 from tests.makers.datasets import CLASSES, make_folder, pixels
 from tests.makers.samples import COCO_CLASSES, VOC_CLASSES, Voc, coco, jpeg, palette_png, same
 from tests.makers.torchvision import import_torchvision

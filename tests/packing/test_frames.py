@@ -16,11 +16,7 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset, PackedLoader, Writer, append, convert, export, merge, repair, select, verify
 from packstore.augment import CenterCrop, RandomHorizontalFlip
-from packstore.core.errors import AmbiguousSourceError, UsageError
-from packstore.core.manifest import Manifest
-from packstore.core.registry import EXPORTS
-from packstore.images.orientation import read_orientation
-from packstore.stores.opening import read_manifest
+from tests.internals import EXPORTS, AmbiguousSourceError, Manifest, UsageError, read_manifest, read_orientation
 from tests.makers.oriented import (
     FORMATS,
     FRAMES,
@@ -265,7 +261,7 @@ def test_a_turned_mask_keeps_values_and_palette(name: str, tmp_path: Path) -> No
 
 
 def test_every_export_of_labels_is_tried() -> None:
-    from packstore.exports.objects import ObjectsExport
+    from tests.internals import ObjectsExport
 
     assert {kind.name for kind in EXPORTS.values() if issubclass(kind, ObjectsExport)} == set(_LABELS)
 

@@ -18,8 +18,7 @@ import packstore
 from packstore import PackedDataset, PackedLoader, Writer, append, audit, convert, verify
 from packstore.augment import RandomCrop, RandomHorizontalFlip
 from packstore.cli import cli
-from packstore.core.column import Column
-from packstore.core.errors import ManifestError, SampleError, UsageError
+from tests.internals import Column, ManifestError, SampleError, UsageError
 
 SIZE = 12, 16
 

@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 import packstore
-from packstore.core.errors import StoreError, UsageError
 from packstore.stores import open_store
-from packstore.stores.base import Reader
+from tests.internals import Reader, StoreError, UsageError
 from tests.makers.datasets import make_folder
 
 SUFFIXES = (".lmdb", ".h5", ".pth")

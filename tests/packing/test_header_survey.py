@@ -16,8 +16,15 @@ from PIL import Image
 
 import packstore
 from packstore.cli import cli
-from packstore.cli.common import suggest_commands
-from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError, StoreError, UsageError
+from tests.internals import (
+    AmbiguousSourceError,
+    PackstoreError,
+    SampleError,
+    SourceError,
+    StoreError,
+    UsageError,
+    suggest_commands,
+)
 from tests.makers.annotated import fill
 
 tifffile = pytest.importorskip("tifffile")

@@ -23,9 +23,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 
 @pytest.fixture
 def killer(images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Any:
-    from packstore.packing import records as record_packing
-    from packstore.stores.builder import journal as receipts
-    from packstore.stores.lmdb import writer as lmdb_writer
+    from tests.internals import journal as receipts
+    from tests.internals import records as record_packing
+    from tests.internals import writer as lmdb_writer
 
     for module, name in (
         (receipts, "EVERY_SECONDS"),

@@ -18,10 +18,16 @@ import torch
 
 import packstore
 from packstore.augment import RandomResizedCrop
-from packstore.core.errors import PackstoreError, SampleError, SourceError, StoreError, UsageError
-from packstore.sources.folder import FolderSource
 from packstore.stores import open_store
-from packstore.stores.linked import list_linked_files
+from tests.internals import (
+    FolderSource,
+    PackstoreError,
+    SampleError,
+    SourceError,
+    StoreError,
+    UsageError,
+    list_linked_files,
+)
 from tests.makers.linked import make_files, make_more, make_source, spoil
 
 FORMATS = ("lmdb", "h5", "pth")

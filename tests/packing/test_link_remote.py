@@ -12,9 +12,8 @@ import torch
 
 import packstore
 from packstore.augment import RandomResizedCrop
-from packstore.cli.info import describe_linked_files
-from packstore.core.errors import StoreError, UsageError
 from packstore.stores import open_store
+from tests.internals import StoreError, UsageError, describe_linked_files
 from tests.makers.linked import make_files, make_source, spoil
 from tests.makers.s3 import Double, upload
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core.errors import PackstoreError, StoreError, UsageError
-from packstore.core.registry import EXPORTS
 from packstore.stores import open_store
+from tests.internals import EXPORTS, PackstoreError, StoreError, UsageError
 from tests.makers.all_layouts import LAYOUTS
 from tests.makers.linked import make_source
 

@@ -13,14 +13,21 @@ import torch
 
 import packstore
 from packstore.augment import ColorJitter, RandomHorizontalFlip, RandomResizedCrop
-from packstore.core.column import CHECKSUM, KEY, Column
-from packstore.core.column_types.images import frame
-from packstore.core.errors import DecodeError, SampleError, StoreError, UsageError
-from packstore.core.manifest import Origin
-from packstore.core.registry import EXPORTS
 from packstore.images.decoders import get_decoder
 from packstore.stores import create_store
 from tests.conftest import Simulate
+from tests.internals import (
+    CHECKSUM,
+    EXPORTS,
+    KEY,
+    Column,
+    DecodeError,
+    Origin,
+    SampleError,
+    StoreError,
+    UsageError,
+    frame,
+)
 from tests.makers.samples import jpeg
 from tests.makers.torchvision import import_torchvision
 
@@ -254,8 +261,7 @@ def test_torchvision_knows_them_as_images(store: Path) -> None:
 
 
 def test_sheets_and_pages_show_them(tmp_path: Path) -> None:
-    from packstore.seeing.view.images import BrowserImages
-    from packstore.seeing.view.record import describe_record
+    from tests.internals import BrowserImages, describe_record
 
     store = write(tmp_path / "a.lmdb")
     with packstore.open(store) as reader:

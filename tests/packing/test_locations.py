@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import packstore
-from packstore.core import urls
+from tests.internals import urls
 from tests.makers.datasets import make_folder
 
 LOCATION = urls.location

@@ -10,15 +10,20 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.cli.merge import describe_report
-from packstore.core.errors import CorruptRecordError, DestinationError, StoreError, UsageError
-from packstore.packing import composing
-from packstore.packing.composing_options import SelectOptions
-from packstore.sources.store import StoreSource
 from packstore.stores import open_store
-from packstore.stores.opening import read_manifest
-from packstore.stores.records import ProvenRecords
-from packstore.stores.sharded import ShardedReader
+from tests.internals import (
+    CorruptRecordError,
+    DestinationError,
+    ProvenRecords,
+    SelectOptions,
+    ShardedReader,
+    StoreError,
+    StoreSource,
+    UsageError,
+    composing,
+    read_manifest,
+)
+from tests.internals import merge_describe_report as describe_report
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
 from tests.makers.stores import content, damage

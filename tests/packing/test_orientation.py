@@ -13,10 +13,9 @@ from PIL import Image, ImageOps
 import packstore
 from packstore import PackedDataset
 from packstore.cli import cli
-from packstore.core.progress import Progress
-from packstore.packing import records as record_packing
-from packstore.stores.builder import journal
 from packstore.testing.encodings import picture
+from tests.internals import Progress, journal
+from tests.internals import records as record_packing
 from tests.makers.images import heic
 from tests.makers.stores import content
 

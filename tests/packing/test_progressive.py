@@ -16,15 +16,10 @@ from PIL import Image
 
 import packstore
 from packstore.cli import cli
-from packstore.core.errors import UsageError
-from packstore.core.progress import Progress
-from packstore.images import progressive, turbojpeg_library
 from packstore.images.decoders import get_decoder
 from packstore.images.engine import get_engine
-from packstore.images.sniff import sniff
-from packstore.packing import records
 from packstore.stores import open_store
-from packstore.stores.builder import journal
+from tests.internals import Progress, UsageError, journal, progressive, records, sniff, turbojpeg_library
 from tests.makers.engine_checks import good, noisy, save
 from tests.makers.images import whole_images
 from tests.makers.stores import content

@@ -17,10 +17,8 @@ from click.testing import CliRunner
 
 import packstore
 from packstore.cli import cli
-from packstore.core.errors import ManifestError
-from packstore.core.manifest import FORMAT_VERSION
-from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.stores import open_store
+from tests.internals import ENCODINGS, FORMAT_VERSION, FORMATS, ManifestError
 from tests.makers.fuzz_targets import CORPUS
 from tests.makers.released import digests
 

@@ -14,14 +14,21 @@ import pytest
 from PIL import Image
 
 import packstore
-from packstore.core.errors import DestinationError
-from packstore.core.progress import Progress
-from packstore.packing import records as record_packing
-from packstore.stores.builder import interrupted, publish
-from packstore.stores.builder import journal as receipts
-from packstore.stores.builder import work_directory as work
-from packstore.stores.builder.journal import read_receipt
-from packstore.stores.builder.work_directory import RECEIPT, STORE, find_leftovers, list_runs, work_path
+from tests.internals import (
+    RECEIPT,
+    STORE,
+    DestinationError,
+    Progress,
+    find_leftovers,
+    interrupted,
+    list_runs,
+    read_receipt,
+    work_path,
+)
+from tests.internals import builder_publish as publish
+from tests.internals import journal as receipts
+from tests.internals import records as record_packing
+from tests.internals import work_directory as work
 from tests.makers.command import run as run_command
 from tests.makers.datasets import make_folder, write_image
 from tests.makers.stores import content
@@ -104,7 +111,7 @@ def test_it_goes_on_and_ends_with_the_same_bytes(
 def test_lmdb_goes_on_from_its_last_transaction(
     photos: Path, tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from packstore.stores.lmdb import writer as lmdb_writer
+    from tests.internals import writer as lmdb_writer
 
     monkeypatch.setattr(lmdb_writer, "_TXN_BYTES", 1)
     expected = reference(".lmdb")

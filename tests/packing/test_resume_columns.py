@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.core.progress import Progress
-from packstore.packing import records as record_packing
-from packstore.stores.builder import journal
-from packstore.stores.builder.work_directory import COLUMNS, find_leftovers, list_runs, remove_leftover, work_path
+from tests.internals import COLUMNS, Progress, find_leftovers, journal, list_runs, remove_leftover, work_path
+from tests.internals import records as record_packing
 from tests.makers.samples import coco
 from tests.makers.stores import content
 

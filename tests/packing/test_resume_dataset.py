@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core.column_types import base as column_module
-from packstore.core.errors import DestinationError
-from packstore.core.progress import Progress
-from packstore.packing import records as record_packing
-from packstore.stores.builder import journal as receipts
-from packstore.stores.builder.work_directory import WorkDirectory
-from packstore.stores.lmdb import writer as lmdb_writer
+from tests.internals import DestinationError, Progress, WorkDirectory
+from tests.internals import base as column_module
+from tests.internals import journal as receipts
+from tests.internals import records as record_packing
+from tests.internals import writer as lmdb_writer
 from tests.makers.datasets import pixels
 from tests.makers.samples import Voc, coco
 from tests.makers.stores import content

@@ -13,12 +13,8 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import Plan, make_plan
-from packstore.packing.records import pack_shard
-from packstore.packing.shard_rule import ShardCuts, ShardRule
-from packstore.sources.base import Entry
 from packstore.stores import open_store
+from tests.internals import ConvertOptions, Entry, Plan, ShardCuts, ShardRule, make_plan, pack_shard
 from tests.makers.datasets import make_folder
 from tests.makers.stores import content
 

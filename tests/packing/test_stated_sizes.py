@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from packstore import convert, verify
-from packstore.core.errors import UsageError
+from tests.internals import UsageError
 from tests.makers import oriented
 from tests.makers.command import run
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import packstore
-from packstore.core.errors import SampleError, UsageError
+from tests.internals import SampleError, UsageError
 from tests.makers.samples import jpeg, palette_png
 
 JPEG = jpeg(1, 4, 5)

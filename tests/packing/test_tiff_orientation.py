@@ -15,12 +15,9 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset, PackedLoader, convert, export, verify
 from packstore.augment import CenterCrop
-from packstore.core.modes import parse_mode
 from packstore.images.decoders import get_decoder
-from packstore.images.reading import Reading
-from packstore.seeing.drawing import image_size
-from packstore.sources.boxes import to_corners
 from packstore.stores import open_store
+from tests.internals import Reading, image_size, parse_mode, to_corners
 from tests.makers.tiffs import LAYOUTS, SIZE, Layout, oriented, tiff
 
 pytest.importorskip("tifffile")

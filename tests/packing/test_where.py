@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.core.column import CHECKSUM, KEY, Column
-from packstore.core.errors import UsageError
-from packstore.core.manifest import Manifest, Origin, Split
-from packstore.packing.where import parse_where
+from tests.internals import CHECKSUM, KEY, Column, Manifest, Origin, Split, UsageError, parse_where
 
 CLASSES = ("cat", "dog", "n01440764", "sea lion", "7", "in")
 COLUMNS = (

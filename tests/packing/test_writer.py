@@ -18,11 +18,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import packstore
-from packstore.core.errors import DestinationError, PackstoreError, SampleError, SourceError, UsageError
-from packstore.sources.base import SourceOptions
-from packstore.sources.dataset import StreamSource
-from packstore.sources.schema import make_schema
-from packstore.stores.builder import StoreBuilder
+from tests.internals import (
+    DestinationError,
+    PackstoreError,
+    SampleError,
+    SourceError,
+    SourceOptions,
+    StoreBuilder,
+    StreamSource,
+    UsageError,
+    make_schema,
+)
 from tests.makers.datasets import make_folder, pixels
 from tests.makers.images import all_images, whole_images
 from tests.makers.samples import COCO_CLASSES, VOC_CLASSES, Voc, coco, jpeg, palette_png, same

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore import augment as A  # noqa: N812
-from packstore.core.errors import UsageError
-from packstore.seeing.augment_text import OPERATIONS, list_operation_names, parse_augment
+from tests.internals import AUGMENT_TEXT_OPERATIONS as OPERATIONS
+from tests.internals import UsageError, list_operation_names, parse_augment
 from tests.makers.command import run
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 import packstore
 from packstore.cli import cli
-from packstore.core.errors import UsageError
+from tests.internals import UsageError
 from tests.makers.annotated import jpeg
 from tests.makers.datasets import make_folder
 from tests.makers.stores import files_of
@@ -40,7 +40,7 @@ def test_a_source_has_no_chart(tmp_path: Path) -> None:
 
 
 def test_a_chart_takes_at_most_5000_images() -> None:
-    from packstore.seeing.store_chart import _choose_images
+    from tests.internals import _choose_images
 
     for count, chosen in ((0, 0), (1, 1), (5000, 5000), (5001, 5000), (9999, 5000), (1_000_000, 5000)):
         numbers = _choose_images(count)
@@ -51,7 +51,7 @@ def test_a_chart_takes_at_most_5000_images() -> None:
 @pytest.mark.slow
 def test_stores_of_many_kinds_have_charts(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from packstore.seeing.store_chart import plot_store
+    from tests.internals import plot_store
 
     packstore.convert(make_folder(tmp_path / "in"), tmp_path / "files.lmdb", shard_size=20_000)
     packstore.convert(tmp_path / "in", tmp_path / "pixels.pth", encoding="uint8", size=16)

@@ -9,22 +9,23 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from packstore.core.errors import DecodeError
-from packstore.core.manifest import Column
 from packstore.images.decoders import get_decoder
-from packstore.packing.conversion import convert
-from packstore.seeing.colors import class_color, text_color_on
-from packstore.seeing.drawing import (
+from packstore.stores import open_store
+from tests.internals import (
+    Column,
+    DecodeError,
+    PackedDataset,
+    class_color,
+    convert,
+    default_font,
     draw_values,
     fit_text,
     list_drawable_columns,
     make_image_reader,
     make_thumbnail,
     read_drawn_values,
+    text_color_on,
 )
-from packstore.seeing.fonts import default_font
-from packstore.stores import open_store
-from packstore.training.dataset import PackedDataset
 from tests.makers.datasets import write_image
 from tests.makers.images import encode
 from tests.makers.typed import make_typed

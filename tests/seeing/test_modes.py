@@ -14,11 +14,16 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset
 from packstore.cli import cli
-from packstore.core.modes import mode_of, parse_mode
-from packstore.images.display import find_window, to_display
-from packstore.seeing.drawing import make_image_reader, make_thumbnail
-from packstore.seeing.view.images import BrowserImages
-from packstore.seeing.view.record import describe_record
+from tests.internals import (
+    BrowserImages,
+    describe_record,
+    find_window,
+    make_image_reader,
+    make_thumbnail,
+    mode_of,
+    parse_mode,
+    to_display,
+)
 
 RAMP = np.linspace(0, 4095, 40 * 50).reshape(40, 50).astype(np.uint16)
 

@@ -11,10 +11,7 @@ import pytest
 
 import packstore
 from packstore.augment import RandomHorizontalFlip
-from packstore.seeing import notebook
-from packstore.seeing.sheet import choose_rows
-from packstore.seeing.sheet_options import SheetOptions
-from packstore.seeing.view.overview import count_classes
+from tests.internals import SheetOptions, choose_rows, count_classes, notebook
 from tests.makers.annotated import jpeg
 from tests.makers.datasets import make_folder
 from tests.makers.stores import damage, files_of

@@ -13,18 +13,23 @@ import pytest
 
 import packstore
 from packstore.augment import RandomHorizontalFlip
-from packstore.core.errors import StoreError, UnreachableError
-from packstore.core.urls import UrlPath, location
 from packstore.objects import ObjectStore, RemoteError
-from packstore.seeing import sheet
-from packstore.seeing.nearby import find_parts_within, spread_local_records
-from packstore.seeing.sheet_options import SheetOptions
-from packstore.seeing.view import site as site_module
 from packstore.stores import open_store
-from packstore.stores.remote.names import SHARDS
-from packstore.stores.remote.publish import upload_store
-from packstore.stores.remote.reader import RemoteReader
 from tests.conftest import Need
+from tests.internals import (
+    SHARDS,
+    RemoteReader,
+    SheetOptions,
+    StoreError,
+    UnreachableError,
+    UrlPath,
+    find_parts_within,
+    location,
+    sheet,
+    spread_local_records,
+    upload_store,
+)
+from tests.internals import site as site_module
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
 from tests.makers.viewing import AVAILABLE, ask, client_of

@@ -17,12 +17,19 @@ from PIL import Image
 
 import packstore
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.cli.terminal_images import parse_graphics, terminal_graphics
-from packstore.core.errors import UsageError
-from packstore.seeing.drawing import draw_values
-from packstore.seeing.sheet import CellMaker, choose_rows, draw_page, write_sheet
-from packstore.seeing.sheet_options import SheetOptions
-from packstore.seeing.terminal import encode_kitty, encode_sixel
+from tests.internals import (
+    CellMaker,
+    SheetOptions,
+    UsageError,
+    choose_rows,
+    draw_page,
+    draw_values,
+    encode_kitty,
+    encode_sixel,
+    parse_graphics,
+    terminal_graphics,
+    write_sheet,
+)
 from tests.makers.command import COMMAND, run
 from tests.makers.datasets import make_folder
 from tests.makers.images import encode

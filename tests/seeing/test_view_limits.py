@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core.errors import StoreError
-from packstore.seeing.view.facts import sort_by_key
-from packstore.seeing.view.guard import Guard
 from tests.conftest import Need, Stores
+from tests.internals import Guard, StoreError, sort_by_key
 from tests.makers.datasets import write_image
 from tests.makers.typed import make_typed
 from tests.makers.viewing import AVAILABLE, TOKEN, Client, ask, client_of, make_hostile, served
@@ -182,7 +180,7 @@ def test_a_large_image_is_shown(client: Client, augment: str) -> None:
 
 
 def test_a_stored_image_beyond_the_limit_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from packstore.seeing.view import loaded
+    from tests.internals import loaded
 
     monkeypatch.setattr(loaded, "_MOST_BYTES", 10_000)
     write_image(tmp_path / "in" / "a.png", 100, 100, 1)
@@ -197,7 +195,7 @@ def test_a_stored_image_beyond_the_limit_is_shown(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("name", ["cifar.h5", "floats.pth", "bfloats.lmdb", "floats.h5"])
 def test_the_limit_counts_bytes(name: str, stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     """Floating point is float32 on its way to the page."""
-    from packstore.seeing.view import loaded
+    from tests.internals import loaded
 
     monkeypatch.setattr(loaded, "_MOST_BYTES", 3 * 40 * 40 * (1 if name.startswith("cifar") else 4))
     with client_of(stores(name)) as client:
@@ -210,8 +208,7 @@ def test_the_limit_counts_bytes(name: str, stores: Stores, monkeypatch: pytest.M
 def test_loaded_records_are_kept_in_bounded_memory(
     kind: str, most: int, stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from packstore.seeing.view import loaded
-    from packstore.seeing.view.loaded import LoadRequest, SampleLoader
+    from tests.internals import LoadRequest, SampleLoader, loaded
 
     monkeypatch.setattr(loaded, "_MOST_BYTES", most)
     if kind == "masks":

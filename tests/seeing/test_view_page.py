@@ -602,8 +602,7 @@ def test_a_store_at_a_url_is_fetched_as_it_is_seen(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard that came damaged is shown as such, and the others are there."""
-    from packstore.core.urls import UrlPath, location
-    from packstore.stores.remote.publish import upload_store
+    from tests.internals import UrlPath, location, upload_store
 
     monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
     make_large(tmp_path / "large", 20, 500)

@@ -19,11 +19,9 @@ from PIL import Image
 
 import packstore
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.core.errors import StoreError, UsageError
-from packstore.seeing.drawing import draw_record
-from packstore.seeing.view.serve import serve_page
 from packstore.stores import open_store
 from tests.conftest import ROOT, Need, Stores
+from tests.internals import StoreError, UsageError, draw_record, serve_page
 from tests.makers.annotated import jpeg
 from tests.makers.command import run
 from tests.makers.datasets import write_image
@@ -630,7 +628,7 @@ def test_a_million_records(tmp_path: Path) -> None:
 
 
 def test_thumbnails_are_kept_in_bounded_memory(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    from packstore.seeing.view import images
+    from tests.internals import images
 
     monkeypatch.setattr(images, "_CACHE_BYTES", 20_000)
     with open_store(stores("files.lmdb")) as reader:

@@ -22,16 +22,22 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from packstore import PackedDataset, coco_masks, convert, verify
-from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
-from packstore.core.registry import SOURCES
-from packstore.core.run_lengths import encode_run_lengths
 from packstore.sources import Entry, SourceOptions, ask_about_left, open_source
-from packstore.sources.annotation_formats import beside
-from packstore.sources.annotation_formats.shapes import Parts, Picture, box
-from packstore.sources.annotation_formats.source import AnnotatedSource
-from packstore.sources.ledger import Role
-from packstore.sources.recognition import recognise
 from packstore.testing import SourceSuite
+from tests.internals import (
+    SOURCES,
+    AmbiguousSourceError,
+    AnnotatedSource,
+    Parts,
+    Picture,
+    Role,
+    SampleError,
+    SourceError,
+    beside,
+    box,
+    encode_run_lengths,
+    recognise,
+)
 from tests.makers.annotated import fill, jpeg
 from tests.makers.annotation_formats import (
     DOG_RUNS,

@@ -16,8 +16,7 @@ import pytest
 
 from packstore import AmbiguousSourceError, convert, verify
 from packstore.sources import ask_about_left, open_source
-from packstore.sources.annotations import find_all_annotations
-from packstore.sources.tree import FolderTree
+from tests.internals import FolderTree, find_all_annotations
 from tests.makers.annotated import fill, jpeg, mask, voc_xml
 from tests.makers.images import encode, picture
 

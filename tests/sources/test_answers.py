@@ -19,10 +19,9 @@ from click.testing import CliRunner
 from PIL import Image
 
 from packstore.cli import cli
-from packstore.cli.common import suggest_commands
-from packstore.core.errors import AmbiguousSourceError
 from packstore.sources import SourceOptions, add_source_to_questions, open_source
-from packstore.sources import answers as module
+from tests.internals import AmbiguousSourceError, suggest_commands
+from tests.internals import answers as module
 from tests.makers.annotated import fill, jpeg, mask, voc_xml
 from tests.makers.command import run
 

@@ -27,15 +27,24 @@ from PIL import Image
 
 import packstore
 from packstore import PackstoreError, convert, verify
-from packstore.core.errors import SampleError, SourceError
-from packstore.core.progress import Progress, progress_callback
 from packstore.images.engine import scan_tar
-from packstore.sources import Entry, archives, open_source
-from packstore.sources.archives import open_tree
-from packstore.sources.archives.tar import read_first_names, read_tar
-from packstore.sources.archives.zip import CENTRAL, END, LOCAL, read_zip
+from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
+from tests.internals import (
+    CENTRAL,
+    END,
+    LOCAL,
+    Progress,
+    SampleError,
+    SourceError,
+    archives,
+    open_tree,
+    progress_callback,
+    read_first_names,
+    read_tar,
+    read_zip,
+)
 from tests.makers.images import encode, tiny
 
 FILES = {

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import SampleError, SourceError
-from packstore.core.protobuf import write_example
 from packstore.sources import open_source
 from packstore.testing import SourceSuite
+from tests.internals import SampleError, SourceError, write_example
 from tests.makers.arrayrecord import BLOCK, expanded, write_arrayrecord
 from tests.makers.images import tiny
 

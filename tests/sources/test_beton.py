@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry
 from packstore.testing import SourceSuite
+from tests.internals import SampleError, SourceError
 from tests.makers.beton import write_beton
 from tests.makers.images import tiny
 

@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 
 from packstore import PackedDataset, PackedLoader, convert, export, verify
 from packstore.augment import RandomHorizontalFlip
-from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, UsageError
 from packstore.sources import open_source
-from packstore.sources.boxes import CONVENTIONS, BoxConventionCounter, to_corners
+from tests.internals import (
+    CONVENTIONS,
+    AmbiguousSourceError,
+    BoxConventionCounter,
+    PackstoreError,
+    SampleError,
+    UsageError,
+    to_corners,
+)
 from tests.makers.images import encode, picture
 
 pa = pytest.importorskip("pyarrow")

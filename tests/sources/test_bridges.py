@@ -21,11 +21,9 @@ import pytest
 from PIL import Image
 
 from packstore import PackedDataset, SourceError, UsageError, convert, verify
-from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import make_plan
 from packstore.sources import open_source
-from packstore.sources.bridges.guard import restrict_library
 from packstore.stores import open_store
+from tests.internals import ConvertOptions, make_plan, restrict_library
 from tests.makers import layouts
 from tests.makers.all_layouts import idx
 from tests.makers.annotated import fill, jpeg, voc

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from packstore import AmbiguousSourceError
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.sources.sidecars import is_words
 from packstore.testing import SourceSuite
+from tests.internals import is_words
 from tests.makers.annotated import fill
 from tests.makers.images import tiny
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
-from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry, open_source
-from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
+from tests.internals import Role, SampleError, SourceError
 from tests.makers.annotated import fill, jpeg
 
 

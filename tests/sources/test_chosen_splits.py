@@ -10,10 +10,8 @@ import pytest
 
 import packstore
 from packstore import AmbiguousSourceError, SourceError, UsageError
-from packstore.core.errors import NotInSourceError
 from packstore.sources import open_source
-from packstore.sources.ledger import Role
-from packstore.sources.splits import check_splits
+from tests.internals import NotInSourceError, Role, check_splits
 from tests.makers.annotated import fill, jpeg
 
 

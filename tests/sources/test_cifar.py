@@ -20,13 +20,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from packstore.core.errors import SourceError
-from packstore.core.progress import Progress
-from packstore.sources import Source, inflating, open_source
-from packstore.sources.arrays import published, stored
-from packstore.sources.arrays.pickles import BatchError, build_array, parse_dict
-from packstore.sources.base import Sample
+from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
+from tests.internals import (
+    BatchError,
+    Progress,
+    Sample,
+    SourceError,
+    build_array,
+    inflating,
+    parse_dict,
+    published,
+    stored,
+)
 
 CIFAR10 = [b"airplane", b"automobile", b"bird", b"cat", b"deer", b"dog", b"frog", b"horse", b"ship", b"truck"]
 FINE = [b"fine %d" % number for number in range(100)]

@@ -14,9 +14,9 @@ from PIL import Image
 
 from packstore import PackedDataset, PackedLoader, append, convert, verify
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, UsageError
 from packstore.sources import Entry, Source, open_source
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError, SampleError, SourceError, UsageError
 
 
 def frames_of(seed: int, count: int, channels: int = 3, dtype: str = "uint8") -> NDArray[Any]:

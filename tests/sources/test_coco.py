@@ -15,10 +15,9 @@ import PIL.Image
 import pytest
 
 from packstore import PackedDataset, coco_masks, convert, verify
-from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError, Role, SampleError, SourceError
 from tests.makers.annotated import CATS, POINTS, coco, coco_image, coco_object, fill, jpeg
 from tests.makers.command import run
 from tests.makers.images import encode

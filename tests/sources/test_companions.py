@@ -16,11 +16,9 @@ from PIL import Image
 
 import packstore
 from packstore import AmbiguousSourceError, UsageError
-from packstore.core.errors import SourceError
 from packstore.sources import Entry, open_source
-from packstore.sources.companion_patterns import parse_pattern
-from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
+from tests.internals import Role, SourceError, parse_pattern
 from tests.makers.annotated import fill, jpeg, mask
 from tests.makers.images import encode, picture, tiny
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from packstore import PackedDataset, convert, export, verify
-from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError, Role, SampleError, SourceError
 from tests.makers.annotated import fill, jpeg
 
 TURNS = [{"from": "human", "value": "<image>\nWhat is this?"}, {"from": "gpt", "value": "A dog."}]

@@ -17,11 +17,9 @@ import pytest
 
 import packstore
 from packstore.cache import default_cache
-from packstore.core.errors import AmbiguousSourceError, SourceError
-from packstore.core.urls import location
 from packstore.objects import ObjectInfo, ObjectStore, open_objects
 from packstore.sources import open_source
-from packstore.stores.remote import copies
+from tests.internals import AmbiguousSourceError, SourceError, copies, location
 from tests.makers.annotated import fill, mask
 from tests.makers.by_name import BY_NAME
 from tests.makers.clusters import assert_same
@@ -189,7 +187,7 @@ def test_names_that_no_file_can_have(s3_double: Double, cache: Path, name: str) 
 def test_a_store_that_fails(
     s3_double: Double, raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    from packstore.objects import connection
+    from tests.internals import connection
 
     monkeypatch.setattr(connection, "SILENCE_SECONDS", 0.2)
     monkeypatch.setattr(connection, "RETRY_SECONDS", 0.4)

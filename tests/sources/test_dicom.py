@@ -18,11 +18,10 @@ from click.testing import CliRunner
 
 from packstore import PackedDataset, PackedLoader, convert, verify
 from packstore.cli import cli
-from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.sources import Entry, open_source
-from packstore.sources.base import Sample
-from packstore.sources.medical.dicom_files import read_header
 from packstore.testing import SourceSuite
+from tests.internals import Sample, SampleError, SourceError, UsageError
+from tests.internals import read_dicom_header as read_header
 from tests.makers.dicom import make_dataset, pixels_of, save
 from tests.makers.medical import image_of, read_samples
 

@@ -18,11 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore import convert, verify
-from packstore.core.errors import AmbiguousSourceError, SourceError
-from packstore.core.plainxml import load_xml
 from packstore.sources import open_source
-from packstore.sources.archives.zip import LOCAL
-from packstore.sources.encodings import to_utf8, try_utf8
+from tests.internals import LOCAL, AmbiguousSourceError, SourceError, load_xml, to_utf8, try_utf8
 from tests.makers.annotated import fill, jpeg
 
 WORDS = {

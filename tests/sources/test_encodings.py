@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from packstore import convert, verify
-from packstore.core.errors import AmbiguousSourceError, SourceError, UsageError
 from packstore.sources import open_source
+from tests.internals import AmbiguousSourceError, SourceError, UsageError
 from tests.makers import layouts
 from tests.makers.annotated import fill
 from tests.makers.images import encode, picture

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from packstore import AmbiguousSourceError, convert, export
-from packstore.core.registry import EXPORTS, SOURCES
 from packstore.sources import Survey, ask_about_left, open_source
-from packstore.sources.ledger import Role
-from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.stores import open_store
+from tests.internals import EXPORTS, IMAGE_SUFFIXES, SOURCES, Role
 from tests.makers.by_name import BY_NAME
 
 GUIDE = (resources.files("packstore") / "guide/sources.md").read_text("utf-8")

@@ -11,11 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from packstore.core.errors import SourceError
-from packstore.exports.run import export
-from packstore.packing.conversion import convert
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
+from tests.internals import SourceError, convert, export
 from tests.makers.images import tiny
 
 

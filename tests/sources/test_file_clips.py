@@ -19,10 +19,9 @@ import packstore
 from packstore import PackedDataset, PackedLoader, append, convert, export, verify
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.cli import cli
-from packstore.core.errors import SampleError, SourceError, UsageError
 from packstore.sources import Entry, Source, open_source
-from packstore.sources.base import Sample
 from packstore.testing import SourceSuite
+from tests.internals import Sample, SampleError, SourceError, UsageError
 
 tifffile = pytest.importorskip("tifffile")
 imagecodecs = pytest.importorskip("imagecodecs")

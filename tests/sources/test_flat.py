@@ -14,12 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore import convert, verify
-from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
-from packstore.core.progress import Progress
-from packstore.images.sniff import max_file_bytes
 from packstore.sources import Entry, Source, open_source
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
+from tests.internals import AmbiguousSourceError, Progress, SampleError, SourceError, max_file_bytes
 from tests.makers.annotated import fill, jpeg
 from tests.makers.images import tiny
 

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.sources import folder_names
-from packstore.sources.folder_names import NameCache, Names, list_directory_names
-from packstore.sources.tree import FolderTree
+from tests.internals import FolderTree, NameCache, Names, folder_names, list_directory_names
 
 NAMES = st.lists(
     st.one_of(

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from packstore.core.errors import AmbiguousSourceError
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError
 from tests.makers.annotated import fill, jpeg
 from tests.makers.annotation_formats import PATHS
 from tests.makers.annotation_formats import make_folder_set as make

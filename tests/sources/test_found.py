@@ -9,12 +9,18 @@ from typing import Any
 
 import pytest
 
-from packstore.core.errors import SampleError, SourceError
-from packstore.core.fields import Label, Labels
-from packstore.sources.base import SourceOptions
-from packstore.sources.found import Files, Found, FoundSource
-from packstore.sources.ledger import Role
-from packstore.sources.rows import InTree
+from tests.internals import (
+    Files,
+    Found,
+    FoundSource,
+    InTree,
+    Label,
+    Labels,
+    Role,
+    SampleError,
+    SourceError,
+    SourceOptions,
+)
 from tests.makers.annotated import fill, jpeg, mask
 
 Generator = Callable[[Files], Iterator[Found]]

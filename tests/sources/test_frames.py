@@ -15,12 +15,10 @@ from PIL import Image, ImageSequence
 
 import packstore
 from packstore import PackedDataset, append, convert, export, verify
-from packstore.core.errors import SampleError, SourceError, UsageError
-from packstore.images.frames import count_frames
-from packstore.images.sniff import HeaderError, sniff
 from packstore.sources import Entry, Source, open_source
 from packstore.stores import open_store
 from packstore.testing import SourceSuite
+from tests.internals import HeaderError, SampleError, SourceError, UsageError, count_frames, sniff
 from tests.makers.images import encode
 
 

@@ -12,12 +12,8 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import DecodeError, SampleError, UsageError
-from packstore.images.decoders.native import decode
-from packstore.images.frames import list_tiff_pages
-from packstore.images.geotiff import read_geotiff
 from packstore.sources import open_source
-from packstore.sources.base import Sample
+from tests.internals import DecodeError, Sample, SampleError, UsageError, decode, list_tiff_pages, read_geotiff
 from tests.makers.images import tiny
 
 tifffile = pytest.importorskip("tifffile")

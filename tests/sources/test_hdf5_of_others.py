@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.checking.repair import repair
-from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError, UsageError
 from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError, PackstoreError, SampleError, SourceError, UsageError
+from tests.internals import repair_store as repair
 from tests.makers.images import tiny
 
 RNG = np.random.default_rng(5)
@@ -499,7 +499,7 @@ def test_a_store_of_our_own_is_no_file_of_others(tmp_path: Path) -> None:
 
 
 def test_a_chunk_is_decompressed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from packstore.sources.arrays.chunked import _Hdf5Array
+    from tests.internals import _Hdf5Array
 
     path = write(tmp_path / "a.h5", {"x": pixels(60, 4, 4, 3)}, compression="gzip", chunks=(20, 4, 4, 3))
     monkeypatch.setattr("packstore.sources.arrays.stored._BLOCK_BYTES", 100)

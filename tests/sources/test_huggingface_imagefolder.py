@@ -16,9 +16,9 @@ from PIL import Image
 
 import packstore
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
+from tests.internals import PackstoreError, SampleError, SourceError
 from tests.makers.images import encode, tiny
 
 yaml = pytest.importorskip("yaml")

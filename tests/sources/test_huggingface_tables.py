@@ -21,11 +21,9 @@ import pytest
 from PIL import Image
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
-from packstore.sources.huggingface import tables
-from packstore.sources.rows import RowSource
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError, PackstoreError, RowSource, SampleError, SourceError, tables
 from tests.makers.images import encode, tiny
 
 pa = pytest.importorskip("pyarrow")

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from packstore import AmbiguousSourceError, SampleError, SourceError, UsageError, append, convert, repair, verify
-from packstore.core.urls import location
 from packstore.sources import open_source
-from packstore.sources.ignoring import (
+from tests.internals import (
     IGNORED,
+    Listing,
     active_rules,
     apply_ignore_rules,
     compile_ignore_rules,
     ignore_paths,
     is_ignored,
+    location,
 )
-from packstore.sources.listing import Listing
 from tests.makers.all_layouts import corpus
 from tests.makers.annotated import fill, jpeg, mask
 from tests.makers.command import run

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
-from packstore.core.errors import SampleError, SourceError
-from packstore.images.sniff import max_file_bytes
 from packstore.sources import Entry, Source, open_source
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
+from tests.internals import SampleError, SourceError, max_file_bytes
 from tests.makers.command import run
 from tests.makers.images import tiny
 from tests.makers.layouts import devkit, make_layout, tar, train_tar

@@ -11,15 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.core.errors import SampleError, SourceError, UsageError
-from packstore.core.progress import Progress
-from packstore.images.sniff import max_file_bytes
-from packstore.sources import Entry, Source, open_source, tree
-from packstore.sources.listing import IMAGE_SUFFIXES, NO_FILE, SYSTEM_NAMES
-from packstore.sources.splits import SPLIT_ORDER
-from packstore.sources.tree import FolderTree
+from packstore.sources import Entry, Source, open_source
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
+from tests.internals import (
+    IMAGE_SUFFIXES,
+    NO_FILE,
+    SPLIT_ORDER,
+    SYSTEM_NAMES,
+    FolderTree,
+    Progress,
+    SampleError,
+    SourceError,
+    UsageError,
+    max_file_bytes,
+    tree,
+)
 from tests.makers.images import all_images, tiny
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from packstore.core.errors import AmbiguousSourceError, SourceError
-from packstore.core.registry import SOURCES
 from packstore.sources import Certainty, SourceOptions, ask_about_left, open_source
+from tests.internals import SOURCES, AmbiguousSourceError, SourceError
 from tests.makers.all_layouts import LAYOUTS, without
 from tests.makers.layouts import MAKERS, make_layout
 

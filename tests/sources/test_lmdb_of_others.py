@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError, PackstoreError, SampleError, SourceError
 from tests.makers.images import tiny
 from tests.makers.torchvision import import_torchvision
 

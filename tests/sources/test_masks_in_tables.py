@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from packstore import coco_masks
-from packstore.core.errors import AmbiguousSourceError, SampleError
 from packstore.sources import open_source
-from packstore.sources.table.boxes import convert_runs
+from tests.internals import AmbiguousSourceError, SampleError, convert_runs
 from tests.makers.annotated import fill, jpeg
 
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import AmbiguousSourceError, SourceError
 from packstore.sources import open_source
-from packstore.sources.base import Entry
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError, Entry, SourceError
 
 scipy_io = pytest.importorskip("scipy.io")
 IMAGES = np.random.default_rng(3).integers(0, 256, (20, 12, 8), np.uint8)  # N, H, W

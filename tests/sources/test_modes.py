@@ -13,7 +13,7 @@ from PIL import Image
 
 import packstore
 from packstore import PackedDataset
-from packstore.core.errors import UsageError
+from tests.internals import UsageError
 
 RNG = np.random.default_rng(1)
 BYTES = RNG.integers(0, 256, (6, 28, 28), np.uint8)

@@ -24,13 +24,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore import AmbiguousSourceError, PackedDataset, convert
-from packstore.core.errors import PackstoreError, SampleError, SourceError
-from packstore.core.registry import SOURCES
-from packstore.images.sniff import begins_like_image, max_file_bytes
 from packstore.sources import Entry, Source, open_source
-from packstore.sources.ledger import Role
-from packstore.sources.named.mat import load_mat
 from packstore.testing import SourceSuite
+from tests.internals import (
+    SOURCES,
+    PackstoreError,
+    Role,
+    SampleError,
+    SourceError,
+    begins_like_image,
+    load_mat,
+    max_file_bytes,
+)
 from tests.makers.images import tiny
 from tests.makers.layouts import MAKERS, make_layout, mat, structs
 from tests.makers.torchvision import import_torchvision

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from packstore import convert
-from packstore.core.errors import SampleError
+from tests.internals import SampleError
 from tests.makers.annotated import coco, voc, yolo
 from tests.makers.annotation_formats import createml, datumaro, kitti, labelme, visdrone
 from tests.makers.command import run

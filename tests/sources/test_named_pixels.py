@@ -16,10 +16,9 @@ import pytest
 from PIL import Image
 
 from packstore import AmbiguousSourceError, PackedDataset, convert
-from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Source, open_source
-from packstore.sources.base import Sample
 from packstore.testing import SourceSuite
+from tests.internals import Sample, SampleError, SourceError
 from tests.makers.layouts import STL10, Files, imagenet32, make_layout, mat, pixels
 from tests.makers.torchvision import import_torchvision
 

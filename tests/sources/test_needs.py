@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from packstore.core.errors import PackstoreError
-from packstore.core.registry import SOURCES
 from packstore.sources import Certainty, Kind, SourceOptions
-from packstore.sources.archives import cache_trees, open_tree
-from packstore.sources.named.published import CLASSES, MASKS, PAIRS
-from packstore.sources.needs import NEEDS, PresentNames
-from packstore.sources.recognition import recognise
+from tests.internals import (
+    MASKS,
+    NEEDS,
+    PAIRS,
+    SOURCES,
+    PackstoreError,
+    PresentNames,
+    cache_trees,
+    open_tree,
+    recognise,
+)
+from tests.internals import PUBLISHED_CLASSES as CLASSES
 from tests.makers.all_layouts import LAYOUTS
 from tests.makers.annotated import fill, jpeg
 from tests.makers.annotation_formats import MAKERS, PATHS, make_folder_set

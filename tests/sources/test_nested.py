@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from packstore import AmbiguousSourceError, SourceError
-from packstore.core.errors import Answer
 from packstore.sources import open_source
-from packstore.sources.ledger import Role
+from tests.internals import Answer, Role
 from tests.makers.annotated import coco, fill, jpeg, voc_xml, yolo
 from tests.makers.command import run
 from tests.makers.images import tiny

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from packstore import PackedDataset, PackedLoader, convert, verify
 from packstore.augment import RandomCrop, RandomHorizontalFlip
-from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, UsageError
 from packstore.sources import open_source
-from packstore.sources.base import Sample
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError, Sample, SampleError, SourceError, UsageError
 from tests.makers.medical import image_of, noise, read_samples
 
 nibabel = pytest.importorskip("nibabel")

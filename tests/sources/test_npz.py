@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError, SampleError, SourceError
 from tests.makers.images import tiny
 
 RNG = np.random.default_rng(6)

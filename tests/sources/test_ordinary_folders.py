@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from packstore import AmbiguousSourceError
-from packstore.core.errors import Answer
 from packstore.sources import open_source
-from packstore.sources.ledger import Role
+from tests.internals import Answer, Role
 from tests.makers.annotated import fill, jpeg, mask
 
 CATS = {f"{name}/{n:04}.jpg": "" for name in ("cat", "dog") for n in range(30)}

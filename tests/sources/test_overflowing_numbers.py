@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import SourceError
 from packstore.sources import open_source
+from tests.internals import SourceError
 from tests.makers.annotated import fill, jpeg
 from tests.makers.layouts import tar
 

@@ -16,7 +16,7 @@ import pytest
 
 from packstore import coco_masks
 from packstore.sources import ask_about_left, open_source
-from packstore.sources.ledger import Role
+from tests.internals import Role
 from tests.makers.parity import FORMATS, LABELS, read
 
 THEIR_WARNINGS = pytest.mark.filterwarnings("ignore")

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packstore import AmbiguousSourceError
-from packstore.core.errors import SourceError
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
+from tests.internals import SourceError
 from tests.makers.annotated import fill
 from tests.makers.images import tiny
 

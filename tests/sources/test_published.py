@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from packstore.core.errors import AmbiguousSourceError, SampleError
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.sources.ledger import Role
-from packstore.sources.named.published import CLASSES, MASKS, PAIRS
 from packstore.testing import SourceSuite
+from tests.internals import MASKS, PAIRS, AmbiguousSourceError, Role, SampleError
+from tests.internals import PUBLISHED_CLASSES as CLASSES
 from tests.makers.annotated import jpeg
 from tests.makers.published import SETS, make_set
 

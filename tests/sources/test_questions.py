@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from packstore import AmbiguousSourceError, convert, verify
-from packstore.core.errors import Answer, SampleError
 from packstore.sources import Entry, Source, ask_about_left, open_source
-from packstore.sources.base import Sample
+from tests.internals import Answer, Sample, SampleError
 from tests.makers.all_layouts import LAYOUTS, Make, corpus, without
 from tests.makers.annotated import coco, fill, jpeg, mask, voc, voc_xml, yolo
 from tests.makers.annotation_formats import createml, kitti, labelme

@@ -16,10 +16,8 @@ import pytest
 
 import packstore
 from packstore import convert, verify
-from packstore.core.errors import AmbiguousSourceError, SourceError
-from packstore.core.registry import SOURCES
-from packstore.sources import Certainty, Kind, open_source, tree
-from packstore.sources.flat import FlatSource
+from packstore.sources import Certainty, Kind, open_source
+from tests.internals import SOURCES, AmbiguousSourceError, FlatSource, SourceError, tree
 from tests.makers.annotated import coco, fill, jpeg, yolo
 from tests.makers.datasets import make_folder
 from tests.makers.images import tiny

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry
 from packstore.testing import SourceSuite
+from tests.internals import SampleError, SourceError
 from tests.makers.images import tiny
 
 WRITTEN = Path(__file__).parents[1] / "corpus" / "recordio"

@@ -14,10 +14,17 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.core.errors import DestinationError, PackstoreError, SampleError, SourceError, UsageError
-from packstore.core.urls import location
-from packstore.objects import connection
-from packstore.sources import open_source, remote
+from packstore.sources import open_source
+from tests.internals import (
+    DestinationError,
+    PackstoreError,
+    SampleError,
+    SourceError,
+    UsageError,
+    connection,
+    location,
+    remote,
+)
 from tests.makers.all_layouts import LAYOUTS
 from tests.makers.datasets import make_folder
 from tests.makers.s3 import Double, Fault, upload

@@ -15,12 +15,9 @@ import PIL.Image
 import pytest
 
 from packstore import AmbiguousSourceError, PackedDataset, SourceError, convert, verify
-from packstore.core.errors import PackstoreError, SampleError
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.sources.beside import find_file
-from packstore.sources.ledger import Role
-from packstore.sources.tree import FolderTree
 from packstore.testing import SourceSuite
+from tests.internals import FolderTree, PackstoreError, Role, SampleError, find_file
 from tests.makers.annotated import fill, jpeg, mask
 from tests.makers.images import encode, picture
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from packstore import AmbiguousSourceError
 from packstore.sources import ask_about_left, open_source
-from packstore.sources.ledger import Role
+from tests.internals import Role
 from tests.makers.annotated import jpeg, mask, voc_xml
 from tests.makers.images import encode
 

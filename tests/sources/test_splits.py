@@ -10,14 +10,14 @@ import pytest
 
 from packstore import AmbiguousSourceError
 from packstore.sources import open_source
-from packstore.sources.huggingface.splits import find_splits_of_folder
-from packstore.sources.splits import (
+from tests.internals import (
     SPLIT_ORDER,
     find_meanings,
     find_split,
     find_split_folders,
     find_split_in_path,
     find_split_of_file,
+    find_splits_of_folder,
     find_splits_of_folders,
     is_split_value,
     lower_known_split,

@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core.checksums import ROW_CHECKSUM
-from packstore.core.errors import CorruptRecordError, SourceError, StoreError
-from packstore.core.manifest import Column, Origin
 from packstore.sources import Entry, open_source
-from packstore.sources.base import Sample
-from packstore.sources.store import StoreSource
 from packstore.stores import create_store
 from packstore.testing import SourceSuite
+from tests.internals import (
+    ROW_CHECKSUM,
+    Column,
+    CorruptRecordError,
+    Origin,
+    Sample,
+    SourceError,
+    StoreError,
+    StoreSource,
+)
 from tests.makers.images import tiny
 
 KEY, CHECKSUM = Column("key", "ragged", "uint8", type="text"), Column("checksum", "fixed", "uint64")

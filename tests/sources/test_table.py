@@ -14,11 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packstore import AmbiguousSourceError, convert, export, verify
-from packstore.core.errors import SourceError, UsageError
 from packstore.sources import ask_about_left, open_source
-from packstore.sources.base import Entry
-from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
+from tests.internals import Entry, Role, SourceError, UsageError
 from tests.makers.annotated import fill, jpeg, voc_xml
 from tests.makers.images import tiny
 

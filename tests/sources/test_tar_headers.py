@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from packstore.images.engine import scan_tar
-from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
+from tests.internals import TAR_FAULTS, OpenTar
 
 FORMATS = {"pax": tarfile.PAX_FORMAT, "gnu": tarfile.GNU_FORMAT, "ustar": tarfile.USTAR_FORMAT}
 

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
-from packstore.core.protobuf import write_example
-from packstore.core.tfrecord import frame_record
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError, SampleError, SourceError, write_example
+from tests.internals import tfrecord_frame_record as frame_record
 from tests.makers.images import encode, picture, tiny
 
 WRITTEN = Path(__file__).parents[1] / "corpus" / "tfds"

@@ -17,15 +17,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, UsageError, printable
-from packstore.core.manifest import Column
-from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.core.registry import SOURCES
-from packstore.images.sniff import max_file_bytes
 from packstore.sources import Certainty, Entry, Kind, Source, SourceOptions, Survey, open_source
-from packstore.sources.base import round_up_size
-from packstore.sources.ledger import Claims
 from packstore.testing import SourceSuite
+from tests.internals import (
+    SOURCES,
+    AmbiguousSourceError,
+    Claims,
+    Column,
+    Progress,
+    ProgressCallback,
+    SampleError,
+    SourceError,
+    UsageError,
+    max_file_bytes,
+    no_progress,
+    printable,
+    round_up_size,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 

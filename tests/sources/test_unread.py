@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from packstore import AmbiguousSourceError, SampleError, SourceError, convert, verify
-from packstore.images.unread import UNREAD_SUFFIXES
 from packstore.sources import open_source
+from tests.internals import UNREAD_SUFFIXES
 from tests.makers.images import avif, encode, heic, picture
 
 JPEG = encode(picture(), "JPEG")

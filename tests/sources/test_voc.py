@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
-from packstore.core.errors import SampleError, SourceError
-from packstore.core.plainxml import load_xml
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.sources.annotation_formats.voc import CLASSES
-from packstore.sources.base import Sample
-from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
+from tests.internals import VOC_CLASSES as CLASSES
+from tests.internals import Role, Sample, SampleError, SourceError, load_xml
 from tests.makers.annotated import fill, jpeg, mask, voc, voc_xml
 from tests.makers.torchvision import import_torchvision
 

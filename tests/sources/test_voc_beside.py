@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
-from packstore.core.errors import SampleError
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.sources.annotation_formats.voc import CLASSES
-from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
+from tests.internals import VOC_CLASSES as CLASSES
+from tests.internals import Role, SampleError
 from tests.makers.annotated import fill, jpeg, voc, voc_xml
 
 

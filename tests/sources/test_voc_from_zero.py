@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from packstore import AmbiguousSourceError, append, convert, export, verify
-from packstore.core.errors import UsageError
 from packstore.sources import open_source
-from packstore.stores.opening import read_manifest
+from tests.internals import UsageError, read_manifest
 from tests.makers.annotated import fill, jpeg, voc_xml
 from tests.makers.command import run
 

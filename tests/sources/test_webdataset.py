@@ -21,10 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import AmbiguousSourceError, Answer, PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
-from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError, Answer, PackstoreError, Role, SampleError, SourceError
 from tests.makers.annotated import jpeg
 from tests.makers.images import tiny
 

@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
-from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.sources.yolo import layout
 from packstore.testing import SourceSuite
+from tests.internals import SampleError, SourceError, layout
 from tests.makers.annotated import coco, fill, jpeg, yolo
 from tests.makers.images import encode, picture
 

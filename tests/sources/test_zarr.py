@@ -12,9 +12,9 @@ import pytest
 
 import packstore
 from packstore import PackedDataset, convert, export, verify
-from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
+from tests.internals import AmbiguousSourceError, SampleError, SourceError
 from tests.makers.images import tiny
 
 zarr = pytest.importorskip("zarr")

@@ -17,13 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.core.errors import DestinationError, ManifestError, StoreError, UsageError
-from packstore.core.manifest import Column
 from packstore.stores import Ragged, create_store, format_of, is_store, open_store
-from packstore.stores.builder import publish
-from packstore.stores.builder import spools as columns
-from packstore.stores.builder.owner import read_owner
-from packstore.stores.builder.spools import ColumnSpool, find_duplicate_key
 from packstore.testing.records import (
     ORIGIN,
     Records,
@@ -36,6 +30,18 @@ from packstore.testing.records import (
     make_records,
     write,
 )
+from tests.internals import (
+    Column,
+    ColumnSpool,
+    DestinationError,
+    ManifestError,
+    StoreError,
+    UsageError,
+    find_duplicate_key,
+    read_owner,
+)
+from tests.internals import builder_publish as publish
+from tests.internals import spools as columns
 
 SUFFIXES = [".lmdb", ".h5", ".pth"]
 

@@ -13,13 +13,24 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from packstore import verify
-from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, ROW_CHECKSUM, Column
-from packstore.core.column_types import base as columns_module
-from packstore.core.columns import NUMPY_DTYPE, LazyArray, LazyRagged, Ragged, shape_to_stored, to_stored
-from packstore.core.errors import StoreError
-from packstore.core.manifest import Origin
 from packstore.stores import create_store, format_of, open_store
 from packstore.testing.records import assert_holds, make_records, write
+from tests.internals import (
+    CHECKSUM,
+    ITEM_SIZE,
+    KEY,
+    NUMPY_DTYPE,
+    ROW_CHECKSUM,
+    Column,
+    LazyArray,
+    LazyRagged,
+    Origin,
+    Ragged,
+    StoreError,
+    shape_to_stored,
+    to_stored,
+)
+from tests.internals import base as columns_module
 from tests.makers.stores import content
 from tests.makers.tiers import examples
 

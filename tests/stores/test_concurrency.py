@@ -24,15 +24,20 @@ from xxhash import xxh3_64_intdigest
 
 import packstore
 from packstore import PackedDataset
-from packstore.core.errors import DestinationError
-from packstore.core.manifest import Manifest
-from packstore.core.progress import Progress
-from packstore.stores import sharded
-from packstore.stores.builder import interrupted
-from packstore.stores.builder import journal as receipts
-from packstore.stores.builder.owner import Owner, read_owner
-from packstore.stores.builder.work_directory import WorkDirectory, find_leftovers, work_path
-from packstore.stores.opening import read_manifest
+from tests.internals import (
+    DestinationError,
+    Manifest,
+    Owner,
+    Progress,
+    WorkDirectory,
+    find_leftovers,
+    interrupted,
+    read_manifest,
+    read_owner,
+    sharded,
+    work_path,
+)
+from tests.internals import journal as receipts
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
 

@@ -19,7 +19,7 @@ import pytest
 
 import packstore
 from packstore.stores import is_store
-from packstore.stores.lmdb import writer as lmdb_writer
+from tests.internals import writer as lmdb_writer
 from tests.makers.command import run as run_command
 from tests.makers.stores import content
 from tests.makers.tools import load_tool

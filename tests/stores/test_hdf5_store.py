@@ -11,11 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.errors import StoreError
-from packstore.core.manifest import Manifest
 from packstore.stores import is_store, open_store
-from packstore.stores.hdf5 import store as hdf5_store
 from packstore.testing import StoreSuite
 from packstore.testing.records import (
     ORIGIN,
@@ -27,6 +23,8 @@ from packstore.testing.records import (
     make_records,
     write,
 )
+from tests.internals import NUMPY_DTYPE, Manifest, StoreError
+from tests.internals import hdf5_store as hdf5_store
 
 
 class TestHdf5(StoreSuite):

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from packstore import verify
-from packstore.core.column_types import base as column_module
-from packstore.core.errors import PackstoreError, StoreError
 from packstore.stores import open_store
 from packstore.testing.records import make_records, write
+from tests.internals import PackstoreError, StoreError
+from tests.internals import base as column_module
 from tests.makers.fuzz_targets import signed
 from tests.makers.hostile_stores import plain_manifest, put_manifest, survives
 

@@ -23,13 +23,20 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import ManifestError, PackstoreError, StoreError
-from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest, Origin
-from packstore.core.pickle_machine import PickleError
 from packstore.stores import create_store, open_store
-from packstore.stores.hdf5.checked import hash_lookup3
-from packstore.stores.opening import read_manifest
-from packstore.stores.pth.pickle_reader import unpickle
+from tests.internals import (
+    MAX_JSON_BYTES,
+    Column,
+    Manifest,
+    ManifestError,
+    Origin,
+    PackstoreError,
+    PickleError,
+    StoreError,
+    hash_lookup3,
+    read_manifest,
+    unpickle,
+)
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
 from tests.makers.fuzz_targets import _repair_manifest, signed
@@ -619,7 +626,7 @@ def test_an_lmdb_whose_tree_is_a_maze(tmp_path: Path) -> None:
     _lmdb(path, change)
     with pytest.raises(StoreError):
         open_store(path)
-    from packstore.stores.lmdb.pages import Pages
+    from tests.internals import Pages
 
     with (path / "data.mdb").open("rb") as file:
         assert any("twice" in str(item) for item in Pages(file.fileno()).walk_entries(overflow=True))
@@ -644,8 +651,7 @@ def test_an_lmdb_that_names_a_page_very_many_times(store: Callable[[str], Path])
 
     _lmdb(path, change)
     os.truncate(path / "data.mdb", 3001 * 4096)
-    from packstore.stores.lmdb.bulk_walk import IrregularError, walk_in_bulk
-    from packstore.stores.lmdb.pages import Pages
+    from tests.internals import IrregularError, Pages, walk_in_bulk
 
     tracemalloc.start()
     try:

@@ -14,8 +14,7 @@ from click.testing import CliRunner
 
 import packstore
 from packstore.cli import cli
-from packstore.core.errors import DestinationError
-from packstore.stores.builder.work_directory import find_leftovers, work_path
+from tests.internals import DestinationError, find_leftovers, work_path
 from tests.makers.stores import change
 
 OWNERS = {"none": None, "empty": b"", "zeros": bytes(4096)}

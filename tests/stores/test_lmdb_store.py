@@ -18,16 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.core.errors import DestinationError, StoreError
-from packstore.core.manifest import Column, Manifest
-from packstore.core.progress import no_progress
 from packstore.stores import Ragged, is_store, open_store
-from packstore.stores.base import Reader
-from packstore.stores.lmdb import entries
-from packstore.stores.lmdb import writer as lmdb_writer
-from packstore.stores.lmdb.bulk_lookup import list_leaves, locate_images
-from packstore.stores.lmdb.pages import Pages, TreeEntry, _first_record_from
-from packstore.stores.lmdb.store import LmdbReader
 from packstore.testing import StoreSuite
 from packstore.testing.records import (
     ORIGIN,
@@ -39,6 +30,22 @@ from packstore.testing.records import (
     make_records,
     write,
 )
+from tests.internals import (
+    Column,
+    DestinationError,
+    LmdbReader,
+    Manifest,
+    Pages,
+    Reader,
+    StoreError,
+    TreeEntry,
+    _first_record_from,
+    entries,
+    list_leaves,
+    locate_images,
+    no_progress,
+)
+from tests.internals import writer as lmdb_writer
 
 
 def npy(array: Any) -> bytes:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import packstore
 from packstore import PackedDataset
-from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
+from tests.internals import HEADER_BYTES
+from tests.internals import read_npy_header as read_header
 from tests.makers.datasets import make_folder
 
 DTYPES = st.sampled_from(["<u1", "<i2", "<i4", "<i8", "<u8", "<f2", "<f4", "<f8", ">i4", "|b1"])

@@ -16,16 +16,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.errors import StoreError
-from packstore.core.manifest import Manifest
-from packstore.core.pickle_machine import PickleError
 from packstore.stores import is_store, open_store
-from packstore.stores.pth import zip as pth_zip
-from packstore.stores.pth.pickle_reader import unpickle
-from packstore.stores.pth.pickle_writer import Tensor, dump_dict
 from packstore.testing import StoreSuite
 from packstore.testing.records import ORIGIN, Records, assert_holds, expected_columns, flip, make_records, write
+from tests.internals import NUMPY_DTYPE, Manifest, PickleError, StoreError, Tensor, dump_dict, unpickle
+from tests.internals import zip as pth_zip
 
 
 def as_tensors(manifest: Manifest, records: Records, data: dict[str, Any]) -> dict[str, Any]:

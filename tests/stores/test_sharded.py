@@ -11,14 +11,10 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core.columns import Ragged
-from packstore.core.errors import StoreError
-from packstore.core.files import MANIFEST_FILE
-from packstore.core.manifest import Origin
-from packstore.core.shards import TABLE_ROW
-from packstore.stores import open_store, sharded
-from packstore.stores.sharded import ShardedReader
+from packstore.stores import open_store
 from packstore.testing.records import append, assert_holds, begin, flip, make_records, write
+from tests.internals import STORE_MANIFEST_FILE as MANIFEST_FILE
+from tests.internals import TABLE_ROW, Origin, Ragged, ShardedReader, StoreError, sharded
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
 

@@ -27,14 +27,21 @@ from hypothesis.stateful import (
 )
 
 import packstore
-from packstore.core.errors import DestinationError, PackstoreError, StoreError
-from packstore.core.progress import Progress
-from packstore.packing import records as record_packing
-from packstore.stores.builder import journal as receipts
-from packstore.stores.builder import work_directory as work
-from packstore.stores.builder.owner import is_held, read_owner
-from packstore.stores.builder.work_directory import find_leftovers, remove_leftover, work_path
-from packstore.stores.lmdb import writer as lmdb_writer
+from tests.internals import (
+    DestinationError,
+    PackstoreError,
+    Progress,
+    StoreError,
+    find_leftovers,
+    is_held,
+    read_owner,
+    remove_leftover,
+    work_path,
+)
+from tests.internals import journal as receipts
+from tests.internals import records as record_packing
+from tests.internals import work_directory as work
+from tests.internals import writer as lmdb_writer
 from tests.makers.datasets import write_image
 from tests.makers.stores import content, files_of
 

@@ -23,20 +23,35 @@ from numpy.typing import NDArray
 
 import packstore
 from packstore.cli import cli
-from packstore.core.columns import Buffer, ColumnData, Ragged
-from packstore.core.errors import StoreError, UsageError
-from packstore.core.files import drop, open_file, reading
-from packstore.core.manifest import Column, Manifest
-from packstore.core.progress import ProgressCallback, no_progress
-from packstore.core.registry import FORMATS
 from packstore.stores import FileWriter, Reader, create_store, format_of, is_store
-from packstore.stores.base import Problem, parse_manifest
-from packstore.stores.builder.spools import OffsetSpool
-from packstore.stores.format import Format
-from packstore.stores.mapped import MappedReader, check_column, check_offsets, map_consecutive_images
-from packstore.stores.scavenge import array_names, list_array_sizes, view_column
 from packstore.testing import StoreSuite
 from packstore.testing.records import Records, make_records
+from tests.internals import (
+    FORMATS,
+    Buffer,
+    Column,
+    ColumnData,
+    Format,
+    Manifest,
+    MappedReader,
+    OffsetSpool,
+    Problem,
+    ProgressCallback,
+    Ragged,
+    StoreError,
+    UsageError,
+    array_names,
+    check_column,
+    check_offsets,
+    drop,
+    list_array_sizes,
+    map_consecutive_images,
+    no_progress,
+    open_file,
+    parse_manifest,
+    reading,
+    view_column,
+)
 from tests.makers.datasets import make_folder
 
 ROOT = Path(__file__).parents[2]

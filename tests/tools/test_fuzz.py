@@ -19,9 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.core.errors import PackstoreError
-from packstore.core.manifest import Manifest
 from tests.conftest import ROOT
+from tests.internals import Manifest, PackstoreError
 from tests.makers.fuzz_targets import CORPUS, TARGETS, WRITTEN, seeds, signed
 from tests.makers.fuzzing import Target, fuzz
 from tests.makers.tiers import turns

@@ -22,10 +22,9 @@ import pytest
 
 from packstore import PackedLoader, __version__, convert
 from packstore.cli import cli
-from packstore.core.column_types import base as column_module
-from packstore.core.registry import COLUMN_TYPES, ENCODINGS, FORMATS, SOURCES
-from packstore.diagnose import doctor
 from packstore.stores import open_store
+from tests.internals import COLUMN_TYPES, ENCODINGS, FORMATS, SOURCES, doctor
+from tests.internals import base as column_module
 from tests.makers.command import commands
 from tests.makers.torchvision import import_torchvision
 from tests.makers.typed import COLUMNS, make_typed

@@ -19,8 +19,8 @@ import torch
 
 from packstore import PackedDataset, PackedLoader, UsageError
 from packstore.augment import Albumentations, CenterCrop, Mosaic, PerImage, RandomHorizontalFlip, RandomResizedCrop
-from packstore.training.loader import Padded
 from tests.conftest import Stores
+from tests.internals import Padded
 from tests.makers.typed import Typed, make_typed
 
 COLUMNS = ("image", "mask", "boxes", "labels", "points", "image_id")

@@ -13,10 +13,8 @@ import torch
 import packstore
 from packstore import PackedDataset, PackedLoader, UsageError
 from packstore import augment as A  # noqa: N812
-from packstore.core.errors import UnknownArgumentError
-from packstore.training import arguments
-from packstore.training.arguments import unknown_argument, unknown_operation_argument
 from tests.conftest import Stores
+from tests.internals import UnknownArgumentError, arguments, unknown_argument, unknown_operation_argument
 from tests.makers.torchvision import import_torchvision
 
 CALLED: dict[str, Callable[..., Any]] = {

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from packstore.core.errors import UsageError
 from packstore.training.augment import (
     AutoAugment,
     CenterCrop,
@@ -35,18 +34,21 @@ from packstore.training.augment import (
     ScaleJitter,
     TimmAugment,
 )
-from packstore.training.augment import crop as kernels
-from packstore.training.augment.base import Crops
-from packstore.training.augment.crop_arithmetic import log_uniform
-from packstore.training.augment.operations import (
+from tests.internals import (
+    Crops,
+    Draws,
+    UsageError,
     apply_operations,
+    crop_and_resize_each,
+    log_uniform,
     output_size,
     plan_operations,
+    resize_by_products,
     split_operations,
     write_crop,
 )
-from packstore.training.augment.resample import crop_and_resize_each, resize, resize_by_products
-from packstore.training.random_draws import Draws
+from tests.internals import crop as kernels
+from tests.internals import resample_images as resize
 
 MODES = ("constant", "reflect", "edge", "symmetric")
 DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -15,21 +15,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from packstore import augment as A  # noqa: N812
-from packstore.core.errors import UsageError
-from packstore.images.programs import (
+from tests.internals import (
     INTERPOLATIONS,
     Code,
+    Draws,
     Program,
+    UsageError,
+    inverse_affine,
+    inverse_rotation,
     join_programs,
     new_program,
     pack_warp_flags,
+    run_by_torch,
+    run_program,
     step,
     unpack_fill,
+    write_steps,
 )
-from packstore.training.augment.interpreter import run_by_torch, run_program
-from packstore.training.augment.matrices import inverse_affine, inverse_rotation
-from packstore.training.augment.policies import write_steps
-from packstore.training.random_draws import Draws
 from tests.makers.torchvision import import_torchvision
 
 SIZES = [(1, 1), (2, 5), (7, 3), (32, 32), (61, 47), (224, 224)]
@@ -328,7 +330,7 @@ def test_augmix_mixes_its_chains() -> None:
 
 
 def test_beta_and_dirichlet_have_their_moments() -> None:
-    from packstore.training.augment.distributions import beta, dirichlet
+    from tests.internals import beta, dirichlet
 
     for alpha in (0.1, 0.2, 0.8, 1.0, 3.0):
         values = beta(draws(20000, seed=1), alpha, 0)

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
-from packstore.core.errors import UsageError
 from packstore.images.engine import Engine
-from packstore.training.augment.operations import apply_operations
-from packstore.training.random_draws import Draws
+from tests.internals import Draws, UsageError, apply_operations
 from tests.makers.tiers import examples
 
 CROP = [A.RandomResizedCrop(24, interpolation="random"), A.RandomHorizontalFlip()]

@@ -19,12 +19,10 @@ from PIL import Image
 import packstore
 from packstore import CorruptRecordError, PackedDataset, PackedLoader, StoreError
 from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
-from packstore.core.column_types import base as column_module
-from packstore.core.manifest import Column, Origin
-from packstore.stores import create_store, open_store, sparingly_checked
-from packstore.stores.sparingly_checked import ARRAY_SHARE, SparinglyCheckedReader
+from packstore.stores import create_store, open_store
 from packstore.testing.records import make_records, write
-from packstore.training.loader.checks import ChecksumPolicy
+from tests.internals import ARRAY_SHARE, ChecksumPolicy, Column, Origin, SparinglyCheckedReader, sparingly_checked
+from tests.internals import base as column_module
 from tests.makers.stores import files_of
 
 SUFFIXES = ("lmdb", "h5", "pth")

@@ -19,8 +19,7 @@ from PIL import Image
 import packstore
 from packstore import CorruptRecordError, Mix, PackedDataset, PackedLoader, StoreError, UsageError
 from packstore.augment import CenterCrop, ColorJitter, RandomHorizontalFlip, RandomResizedCrop, Resize
-from packstore.training.mixture import FetchedShards, Mixture, apportion
-from packstore.training.random_draws import MASK
+from tests.internals import MASK, FetchedShards, Mixture, apportion
 from tests.makers.datasets import pixels, write_image
 from tests.makers.stores import damage
 

@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.core.urls import UrlPath
 from packstore.stores import open_store
-from packstore.stores.remote.publish import upload_store
-from packstore.stores.remote.reader import RemoteReader
 from packstore.testing.records import make_records, write
-from packstore.training.cost import Cost, compute_costs
+from tests.internals import Cost, RemoteReader, UrlPath, compute_costs, upload_store
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
 

@@ -12,9 +12,8 @@ import torch
 
 import packstore
 from packstore import PackedDataset, PackedLoader, augment
-from packstore.packing.conversion import convert
-from packstore.packing.writer import Writer
 from packstore.testing.export_base import picture
+from tests.internals import Writer, convert
 from tests.makers.annotated import fill, jpeg
 from tests.makers.torchvision import import_torchvision
 

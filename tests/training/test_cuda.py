@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import packstore
 from packstore import DecodeError, PackedDataset, PackedLoader, prefetch
 from packstore.training.augment import Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop
-from packstore.training.loader.residence import free_memory
-from packstore.training.ring import CudaTransport, Ring, transport_to
 from tests.conftest import Stores
+from tests.internals import CudaTransport, Ring, free_memory, transport_to
 from tests.makers.datasets import make_folder
 
 CROP = [RandomResizedCrop(32), RandomHorizontalFlip()]

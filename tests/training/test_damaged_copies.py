@@ -16,9 +16,7 @@ from torch.utils.data import DataLoader
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import CenterCrop
-from packstore.core.errors import CorruptRecordError, StoreError
-from packstore.core.urls import UrlPath
-from packstore.stores.remote.publish import upload_store
+from tests.internals import CorruptRecordError, StoreError, UrlPath, upload_store
 from tests.makers.datasets import make_folder
 
 FORMS: dict[str, dict[str, Any]] = {

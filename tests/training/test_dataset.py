@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import packstore
 from packstore import DecodeError, PackedDataset, StoreError, UsageError
-from packstore.training.dataset import open_checked
+from tests.internals import open_checked
 from tests.makers import annotated
 from tests.makers.datasets import CLASSES, make_cifar10, make_folder
 from tests.makers.engine_checks import noisy, save

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomCrop, RandomHorizontalFlip
-from packstore.core.errors import UsageError
+from tests.internals import UsageError
 from tests.makers.images import encode
 
 SIDE = 20

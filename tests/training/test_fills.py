@@ -13,8 +13,7 @@ import torch
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
-from packstore.core.errors import UsageError
-from packstore.core.manifest import NORMALIZATIONS
+from tests.internals import NORMALIZATIONS, UsageError
 from tests.makers.images import encode, picture
 from tests.makers.torchvision import import_torchvision
 

@@ -14,10 +14,8 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
-from packstore.core.errors import UsageError
-from packstore.images.programs import Code, step
-from packstore.training.augment.interpreter import run_program
 from tests.conftest import Simulate
+from tests.internals import Code, UsageError, run_program, step
 from tests.makers.torchvision import import_torchvision
 
 IMAGES = torch.from_numpy(np.random.default_rng(4).integers(0, 256, (4, 1, 23, 31), np.uint8))

@@ -14,8 +14,8 @@ from PIL import Image
 
 import packstore
 from packstore.augment import CenterCrop, ColorJitter, RandomHorizontalFlip
-from packstore.core.errors import UsageError
-from packstore.stores.builder import journal as receipts
+from tests.internals import UsageError
+from tests.internals import journal as receipts
 
 BOX = [2, 5, 12, 15]
 HELD: list[Any] = [

@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from packstore.training.lanes import group_by_shard
-from packstore.training.order import Order
-from packstore.training.permutation import permute_within
+from tests.internals import Order, group_by_shard, permute_within
 
 
 def shards_of(number: int, least: int = 30, most: int = 70) -> tuple[NDArray[np.int64], int]:

@@ -15,10 +15,8 @@ from torch.utils.data import DataLoader
 import packstore
 from packstore import PackedDataset, UsageError
 from packstore.augment import CenterCrop, Cutout, Draws, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from packstore.checking.repair_report import RepairReport
-from packstore.checking.salvage import SalvageReport
-from packstore.diagnose.doctor import Fact, Report
 from packstore.stores import create_store
+from tests.internals import Fact, RepairReport, Report, SalvageReport
 from tests.makers.datasets import make_folder
 from tests.makers.stores import damage
 

@@ -14,7 +14,6 @@ from torch.utils.data import WeightedRandomSampler
 
 import packstore
 from packstore import PackedDataset, PackedLoader, UsageError
-from packstore.core.manifest import Normalization
 from packstore.training.augment import (
     CenterCrop,
     PerImage,
@@ -22,8 +21,8 @@ from packstore.training.augment import (
     RandomResizedCrop,
     Resize,
 )
-from packstore.training.loader.resident import Resident
 from tests.conftest import Stores
+from tests.internals import Normalization, Resident
 from tests.makers.batches import FIXED, RAGGED, joined, same
 
 

@@ -29,13 +29,18 @@ from packstore.training.augment import (
     RandomResizedCrop,
     Resize,
 )
-from packstore.training.augment.base import Crops
-from packstore.training.augment.resample import resize_by_products
-from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.job import BatchJob
-from packstore.training.loader.rows import RowWriter, _as_planes
-from packstore.training.single_threaded import is_single_threaded, make_single_threaded, single_threaded
 from tests.conftest import Stores
+from tests.internals import (
+    Assembler,
+    BatchJob,
+    Crops,
+    RowWriter,
+    _as_planes,
+    is_single_threaded,
+    make_single_threaded,
+    resize_by_products,
+    single_threaded,
+)
 from tests.makers.batches import FIXED, RAGGED, same
 from tests.makers.datasets import write_image
 

@@ -10,7 +10,7 @@ import torch
 
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import Draws, RandomMasking, RandomResizedCrop, RASampler
-from packstore.core.errors import UsageError
+from tests.internals import UsageError
 
 
 def test_a_share_of_the_patches_is_hidden() -> None:

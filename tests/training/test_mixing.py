@@ -12,8 +12,7 @@ import torch
 
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import BatchMixer, CutMix, Draws, MixedLabels, MixUp, RandomHorizontalFlip, RandomResizedCrop
-from packstore.core.errors import UsageError
-from packstore.training.augment.mixing import MIXING_STREAM
+from tests.internals import MIXING_STREAM, UsageError
 from tests.makers.torchvision import import_torchvision, skip_before
 
 

@@ -33,7 +33,7 @@ from packstore.augment import (
     Resize,
     ThreeAugment,
 )
-from packstore.core.errors import UsageError
+from tests.internals import UsageError
 
 tifffile = pytest.importorskip("tifffile")
 

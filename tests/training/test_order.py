@@ -12,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from packstore.core.errors import UsageError
-from packstore.training import permutation
-from packstore.training.order import Order
-from packstore.training.permutation import MAX_LENGTH, permute
+from tests.internals import MAX_LENGTH, Order, UsageError, permutation, permute
 
 LENGTHS = [1, 2, 3, 7, 100, 1023, 1024, 1025, 1026, 2047, 2048, 2049, 5000, 65_535, 65_536, 65_537, 300_007]
 

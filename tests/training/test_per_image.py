@@ -20,9 +20,8 @@ from packstore.augment import (
     RandomResizedCrop,
     Resize,
 )
-from packstore.training.augment.thread_generator import ThreadGenerator
-from packstore.training.random_draws import Draws
 from tests.conftest import Stores
+from tests.internals import Draws, ThreadGenerator
 from tests.makers.torchvision import import_torchvision
 
 
@@ -192,7 +191,7 @@ def test_a_function_with_a_generator_may_resize_and_fail(stores: Stores) -> None
 
 
 def test_records_that_are_skipped_are_not_given_to_functions(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    from packstore.training.loader.assemble import Assembler
+    from tests.internals import Assembler
 
     fill = Assembler.fill_rows
 

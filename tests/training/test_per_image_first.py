@@ -15,9 +15,7 @@ from torch.utils.data import DataLoader
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
-from packstore.core.errors import UsageError
-from packstore.training.augment.operations import apply_operations
-from packstore.training.random_draws import Draws
+from tests.internals import Draws, UsageError, apply_operations
 from tests.makers.images import encode, picture
 from tests.makers.torchvision import import_torchvision
 

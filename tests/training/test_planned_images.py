@@ -13,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from packstore.images.programs import Code
-from packstore.training.planned_images import PlannedImage, find_order, plan_pixels
-from packstore.training.planned_transforms import call_transform, has_steps
+from tests.internals import Code, PlannedImage, call_transform, find_order, has_steps, plan_pixels
 from tests.makers.datasets import pixels
 from tests.makers.torchvision import import_torchvision
 

@@ -12,10 +12,8 @@ import torch
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomErasing, RandomHorizontalFlip, RandomResizedCrop, recipe
-from packstore.core.errors import DecodeError, PackstoreError, UsageError
 from packstore.images.engine import Requests
-from packstore.training.loader import planning
-from packstore.training.loader.planning import BatchGroup, group_batches
+from tests.internals import BatchGroup, DecodeError, PackstoreError, UsageError, group_batches, planning
 from tests.makers.datasets import write_image
 
 RECORDS = 45

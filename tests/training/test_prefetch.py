@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from packstore import UsageError, prefetch
-from packstore.core.manifest import NORMALIZATIONS
+from tests.internals import NORMALIZATIONS
 
 IMAGES = torch.arange(7 * 3 * 4 * 4, dtype=torch.uint8).view(7, 3, 4, 4)
 LABELS = torch.arange(7)

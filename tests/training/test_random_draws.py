@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from packstore.core.errors import UsageError
-from packstore.training.random_draws import Draws, derive_key, mix_bits
+from tests.internals import Draws, UsageError, derive_key, mix_bits
 
 RECORDS = np.arange(20_000)
 

@@ -9,10 +9,7 @@ import torch
 
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
-from packstore.core.errors import UsageError
-from packstore.images.normalization import parse_normalization
-from packstore.seeing.augment_text import parse_augment
-from packstore.training.augment.per_image import as_operations
+from tests.internals import UsageError, as_operations, parse_augment, parse_normalization
 
 LISTS = [name for name in A.RECIPES if A.recipe(name).views is None and name not in ("ssd", "detr")]
 

@@ -18,10 +18,7 @@ from torch.utils.data import DataLoader
 
 import packstore
 from packstore import Mix, PackedDataset, PackedLoader, UsageError, concat
-from packstore.core.urls import UrlPath, location
-from packstore.stores.remote.fetching import as_fetching
-from packstore.stores.remote.publish import upload_store
-from packstore.stores.remote.reader import RemoteReader
+from tests.internals import RemoteReader, UrlPath, as_fetching, location, upload_store
 from tests.makers.datasets import make_cifar10
 
 COLUMNS = ("image", "key")

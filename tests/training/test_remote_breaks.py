@@ -25,12 +25,9 @@ import torch
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomResizedCrop
-from packstore.cache import Cache, default_cache, files
-from packstore.core.errors import DiskFullError, StoreError
-from packstore.core.urls import UrlPath, location
+from packstore.cache import Cache, default_cache
 from packstore.stores import open_store
-from packstore.stores.remote.names import shard_object_name
-from packstore.stores.remote.publish import upload_store
+from tests.internals import DiskFullError, StoreError, UrlPath, files, location, shard_object_name, upload_store
 from tests.makers.caching import used_bytes
 from tests.makers.datasets import make_folder
 

@@ -7,16 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from packstore.training.ring import (
-    DeviceWork,
-    HostTransport,
-    Ring,
-    Shipment,
-    Tensors,
-    Transport,
-    find_tensors,
-    transport_to,
-)
+from tests.internals import DeviceWork, HostTransport, Ring, Shipment, Tensors, Transport, find_tensors, transport_to
 
 
 class LateEvent:

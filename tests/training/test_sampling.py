@@ -11,10 +11,8 @@ from PIL import Image
 
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import CenterCrop, Draws, RandomHorizontalFlip, RandomResizedCrop, Resize
-from packstore.core.errors import UsageError
-from packstore.training.augment.base import SAMPLINGS, Crops
-from packstore.training.augment.operations import write_crop
-from packstore.training.augment.resample import resize, resize_by_products
+from tests.internals import SAMPLINGS, Crops, UsageError, resize_by_products, write_crop
+from tests.internals import resample_images as resize
 from tests.makers.torchvision import import_torchvision
 
 SIZES = [((50, 70), (20, 24)), ((20, 24), (50, 70)), ((33, 9), (7, 31)), ((5, 5), (5, 1)), ((1, 1), (4, 3))]

@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.core.errors import CacheFullError, StoreError
-from packstore.training.lanes import ShardReads, max_bytes_needed
-from packstore.training.loader.shards_ahead import ShardsAhead
+from tests.internals import CacheFullError, ShardReads, ShardsAhead, StoreError, max_bytes_needed
 
 
 class Reader:

@@ -16,8 +16,6 @@ import torch
 
 import packstore
 from packstore import DecodeError, PackedDataset, PackedLoader, prefetch
-from packstore.diagnose.bench import bench
-from packstore.diagnose.bench_options import BenchOptions
 from packstore.training.augment import (
     AugMix,
     BatchMixer,
@@ -38,10 +36,8 @@ from packstore.training.augment import (
     RandomZoomOut,
     Resize,
 )
-from packstore.training.loader.job import BatchJob
-from packstore.training.loader.streaming import Streaming
-from packstore.training.ring import CudaTransport, transport_to
 from tests.conftest import ROOT, Simulate
+from tests.internals import BatchJob, BenchOptions, CudaTransport, Streaming, bench, transport_to
 from tests.makers.datasets import make_cifar10, make_folder
 from tests.makers.simulated_cuda import NONSENSE, Simulation
 from tests.makers.stores import damage

@@ -22,11 +22,18 @@ from packstore.augment import (
     RandomShortestSize,
     ScaleJitter,
 )
-from packstore.core.errors import UsageError
-from packstore.training.augment.base import Crops, GeometricOperation
-from packstore.training.augment.operations import apply_operations, plan_operations, write_crop
-from packstore.training.augment.targets import place_boxes, place_mask, plan_targets
-from packstore.training.random_draws import Draws
+from tests.internals import (
+    Crops,
+    Draws,
+    GeometricOperation,
+    UsageError,
+    apply_operations,
+    place_boxes,
+    place_mask,
+    plan_operations,
+    plan_targets,
+    write_crop,
+)
 from tests.makers.jpegs import jpeg
 from tests.makers.torchvision import import_torchvision, skip_before
 

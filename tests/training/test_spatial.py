@@ -12,7 +12,7 @@ import torch
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
-from packstore.core.errors import SampleError, UsageError
+from tests.internals import SampleError, UsageError
 
 RNG = np.random.default_rng(2)
 

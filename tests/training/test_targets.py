@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from packstore import PackedDataset, PackedLoader
-from packstore.core.errors import UsageError
 from packstore.training.augment import (
     CenterCrop,
     Cutout,
@@ -28,19 +27,22 @@ from packstore.training.augment import (
     RandomResizedCrop,
     Resize,
 )
-from packstore.training.augment.base import Crops, GeometricOperation
-from packstore.training.augment.operations import apply_operations, plan_each
-from packstore.training.augment.targets import (
+from tests.internals import (
+    Crops,
+    Draws,
+    GeometricOperation,
     Move,
     Placement,
+    UsageError,
+    apply_operations,
     check_target_options,
     check_targets,
     place_boxes,
     place_mask,
     place_points,
+    plan_each,
     plan_targets,
 )
-from packstore.training.random_draws import Draws
 from tests.makers.torchvision import import_torchvision
 from tests.makers.typed import make_typed
 

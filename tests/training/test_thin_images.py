@@ -17,10 +17,8 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset
 from packstore.augment import CenterCrop, ColorJitter, Pad, RandomCrop, RandomResize, Resize
-from packstore.core.errors import DecodeError, UsageError
-from packstore.training.augment.resample import resize, resize_shown
-from packstore.training.augment.resize_options import check_padding
-from packstore.training.augment.unequal import Cut
+from tests.internals import Cut, DecodeError, UsageError, check_padding, resize_shown
+from tests.internals import resample_images as resize
 
 SIZES = [(1, 65500), (65500, 1)]
 SCRIPT = """

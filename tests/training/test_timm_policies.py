@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from packstore.augment import Draws, TimmAugment
-from packstore.core.errors import UsageError
-from packstore.images.programs import Code, new_program, unpack_fill
-from packstore.training.augment.interpreter import run_program
+from tests.internals import Code, UsageError, new_program, run_program, unpack_fill
 from tests.makers.torchvision import import_torchvision
 
 CONFIGS = [
@@ -101,7 +99,7 @@ def test_pixels_are_near_those_of_pillow(name: str) -> None:
     timm = import_timm()
     from PIL import Image
 
-    from packstore.training.augment.timm_operations import OPERATIONS
+    from tests.internals import TIMM_OPERATIONS as OPERATIONS
 
     generator = torch.Generator().manual_seed(0)
     coarse = torch.randint(0, 256, (1, 3, 5, 6), generator=generator).float()

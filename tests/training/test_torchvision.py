@@ -15,10 +15,7 @@ import torch
 
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import CenterCrop, Cutout, PerImage, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from packstore.core.errors import UsageError
-from packstore.training.augment.operations import apply_operations
-from packstore.training.augment.per_image import as_operations
-from packstore.training.random_draws import Draws
+from tests.internals import Draws, UsageError, apply_operations, as_operations
 from tests.makers.torchvision import import_torchvision
 
 Stores = Callable[[str], Any]

@@ -21,11 +21,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 import packstore
 from packstore import PackedDataset, PackedLoader
-from packstore.core.errors import CorruptRecordError, UsageError
-from packstore.images.engine.engine import Engine
-from packstore.training.pictures import ImageReader
-from packstore.training.planned_images import PlannedImage
-from packstore.training.planned_transforms import is_like_pillow
+from tests.internals import CorruptRecordError, Engine, ImageReader, PlannedImage, UsageError, is_like_pillow
 from tests.makers.datasets import pixels
 from tests.makers.stores import damage
 from tests.makers.torchvision import import_torchvision

@@ -12,7 +12,7 @@ import torch
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
-from packstore.core.errors import UsageError
+from tests.internals import UsageError
 from tests.makers.datasets import make_folder
 from tests.makers.torchvision import import_torchvision
 

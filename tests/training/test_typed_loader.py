@@ -25,9 +25,7 @@ from packstore.augment import (
     RandomResizedCrop,
     Resize,
 )
-from packstore.training.augment.targets import place_boxes, place_mask, place_points, plan_targets
-from packstore.training.loader import Padded
-from packstore.training.random_draws import Draws
+from tests.internals import Draws, Padded, place_boxes, place_mask, place_points, plan_targets
 from tests.makers import typed
 from tests.makers.stores import change
 from tests.makers.torchvision import import_torchvision

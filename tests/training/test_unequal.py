@@ -35,13 +35,8 @@ from packstore.augment import (
     ScaleJitter,
     recipe,
 )
-from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
-from packstore.seeing.augment_text import parse_augment
 from packstore.stores import create_store
-from packstore.training.augment.detection import BatchBoxes
-from packstore.training.augment.unequal import DrawnOperations
-from packstore.training.loader import Padded
-from packstore.training.random_draws import Draws
+from tests.internals import CHECKSUM, KEY, ROW_CHECKSUM, BatchBoxes, DrawnOperations, Draws, Padded, parse_augment
 from tests.makers.stores import change
 from tests.makers.torchvision import import_torchvision, skip_before
 from tests.makers.typed import COLUMNS, IMAGE, ORIGIN, Typed, append, make_typed, spoilt

@@ -11,12 +11,20 @@ import torch
 
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
-from packstore.core.errors import DecodeError, StoreError, UsageError
-from packstore.training.augment.targets import place_boxes, place_mask, place_points, plan_targets
-from packstore.training.augment.views import View, parse_views
-from packstore.training.loader import Padded
-from packstore.training.random_draws import Draws
 from tests.conftest import Simulate
+from tests.internals import (
+    DecodeError,
+    Draws,
+    Padded,
+    StoreError,
+    UsageError,
+    View,
+    parse_views,
+    place_boxes,
+    place_mask,
+    place_points,
+    plan_targets,
+)
 from tests.makers.typed import COLUMNS, Typed, make_typed, png, spoilt
 
 NAMES = [column.name for column in COLUMNS]

@@ -16,13 +16,9 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
-from packstore.core.errors import UsageError
 from packstore.images.decoders import Decoder
-from packstore.training.augment.operations import apply_operations
-from packstore.training.augment.units import Units
-from packstore.training.augment.views import parse_views
-from packstore.training.random_draws import Draws
 from tests.conftest import Simulate
+from tests.internals import Draws, Units, UsageError, apply_operations, parse_views
 from tests.makers.images import picture, whole_images
 from tests.makers.simulated_cuda import Simulation
 from tests.makers.stores import damage

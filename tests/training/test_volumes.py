@@ -30,8 +30,8 @@ from packstore.augment import (
     Resize,
     ScaleJitter,
 )
-from packstore.core.errors import PackstoreError, SampleError, UsageError
 from tests.conftest import Simulate
+from tests.internals import PackstoreError, SampleError, UsageError
 from tests.makers.torchvision import import_torchvision
 
 RNG = np.random.default_rng(3)

@@ -9,12 +9,19 @@ import pytest
 import torch
 
 from packstore import augment as A  # noqa: N812
-from packstore.core.errors import UsageError
-from packstore.images.programs import Code, step
-from packstore.training.augment.distributions import uniform
-from packstore.training.augment.interpreter import run_program
-from packstore.training.augment.targets import check_targets, place_boxes, place_mask, place_points, plan_targets
-from packstore.training.random_draws import Draws
+from tests.internals import (
+    Code,
+    Draws,
+    UsageError,
+    check_targets,
+    place_boxes,
+    place_mask,
+    place_points,
+    plan_targets,
+    run_program,
+    step,
+    uniform,
+)
 from tests.makers.torchvision import import_torchvision, skip_before
 
 COUNT = 6

@@ -13,9 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from packstore.training import worker_memory
-from packstore.training.items import Item
-from packstore.training.worker_memory import allocate, send_by_value, share
+from tests.internals import Item, allocate, send_by_value, share, worker_memory
 
 SHAPE = 4, 3, 8, 8
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files in memory are Linux's")

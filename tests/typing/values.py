@@ -20,7 +20,7 @@ from packstore.augment import (
     RandomResizedCrop,
     Resize,
 )
-from packstore.core.fields import Field
+from tests.internals import Field
 
 
 def doubled(batch: torch.Tensor) -> torch.Tensor:

@@ -9,15 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from packstore.core.errors import MissingStoreError, StoreError
-from packstore.core.plainjson import sha256_json, to_canonical_json
-from packstore.core.urls import UrlPath
 from packstore.objects import ObjectStore, open_objects
 from packstore.stores import open_store
-from packstore.stores.remote.cleaning import GRACE_SECONDS, find_unneeded, remove_unneeded
-from packstore.stores.remote.names import version_name
-from packstore.stores.remote.publish import upload_store
 from packstore.testing.records import assert_holds, flip, listing, make_records, write
+from tests.internals import (
+    GRACE_SECONDS,
+    MissingStoreError,
+    StoreError,
+    UrlPath,
+    find_unneeded,
+    remove_unneeded,
+    sha256_json,
+    to_canonical_json,
+    upload_store,
+    version_name,
+)
 from tests.makers.command import run
 
 LATER = time.time() + GRACE_SECONDS + 3600

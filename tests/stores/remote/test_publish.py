@@ -14,20 +14,28 @@ import numpy as np
 import pytest
 
 import packstore
-from packstore.cli.append import describe_report
-from packstore.core.errors import DestinationError, SourceError, StoreError
-from packstore.core.registry import ENCODINGS
-from packstore.core.urls import UrlPath, location
-from packstore.exports.archives import TarWriter
 from packstore.objects import ObjectStore, RemoteError, open_objects
-from packstore.packing import append as append_module
-from packstore.packing.upload_folder import make_upload_folder
 from packstore.stores import open_store
-from packstore.stores.remote import publish as publish_module
-from packstore.stores.remote.head import find_newest_version
-from packstore.stores.remote.names import parse_version_number, version_name
-from packstore.stores.remote.publish import LostRaceError, create_version, upload_store
 from packstore.testing.records import assert_holds, flip, listing, make_records, write
+from tests.internals import (
+    ENCODINGS,
+    DestinationError,
+    LostRaceError,
+    SourceError,
+    StoreError,
+    TarWriter,
+    UrlPath,
+    create_version,
+    find_newest_version,
+    location,
+    make_upload_folder,
+    parse_version_number,
+    upload_store,
+    version_name,
+)
+from tests.internals import append as append_module
+from tests.internals import append_describe_report as describe_report
+from tests.internals import remote_publish as publish_module
 
 pytestmark = pytest.mark.slow
 

@@ -17,17 +17,26 @@ import pytest
 
 import packstore
 from packstore.cache import Cache
-from packstore.core.errors import CacheFullError, ManifestError, MissingStoreError, StoreError
-from packstore.core.shards import TABLE_ROW, ShardTable
-from packstore.core.urls import UrlPath, location
 from packstore.objects import ObjectStore, open_objects
 from packstore.stores import open_store
-from packstore.stores.base import encode_manifest
-from packstore.stores.remote.head import read_head
-from packstore.stores.remote.names import shard_object_names, table_name, version_name
-from packstore.stores.remote.publish import upload_store
-from packstore.stores.remote.reader import RemoteReader
 from packstore.testing.records import KINDS, Records, assert_holds, flip, make_records, write
+from tests.internals import (
+    TABLE_ROW,
+    CacheFullError,
+    ManifestError,
+    MissingStoreError,
+    RemoteReader,
+    ShardTable,
+    StoreError,
+    UrlPath,
+    encode_manifest,
+    location,
+    read_head,
+    shard_object_names,
+    table_name,
+    upload_store,
+    version_name,
+)
 
 FORMATS = {"lmdb": "lmdb", "hdf5": "h5", "pth": "pth"}
 

@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.core.errors import DestinationError, MissingStoreError, StoreError, UsageError
-from packstore.core.urls import UrlPath
-from packstore.objects import RemoteError, connection, open_objects
+from packstore.objects import RemoteError, open_objects
 from packstore.stores import open_store
-from packstore.stores.remote.head import find_newest_version
-from packstore.stores.remote.publish import upload_store
 from packstore.testing.records import assert_holds, make_records, write
+from tests.internals import (
+    DestinationError,
+    MissingStoreError,
+    StoreError,
+    UrlPath,
+    UsageError,
+    connection,
+    find_newest_version,
+    upload_store,
+)
 from tests.makers.s3 import Double, Fault
 
 URL = UrlPath("s3://bucket/x.h5")

@@ -1,0 +1,545 @@
+# ruff: noqa: F401
+"""The internals of packstore that tests use, by name: tests name no internal module, so that modules can move.
+
+Each name is imported on first use, so that a test loads only what it needs.
+"""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from packstore.cache import files, folder
+    from packstore.cache.files import compute_date_stamp
+    from packstore.checking import against
+    from packstore.checking import repair as repair_module
+    from packstore.checking.audit import same
+    from packstore.checking.audit.same import RecordHashes, find_nearest_before, group_equal
+    from packstore.checking.independent import count_independently, suffix_of
+    from packstore.checking.repair import repair as repair_store
+    from packstore.checking.repair_report import RepairReport
+    from packstore.checking.salvage import SalvageReport
+    from packstore.checking.verification import verify
+    from packstore.cli.append import describe_report as append_describe_report
+    from packstore.cli.audit import describe_report as audit_describe_report
+    from packstore.cli.bench import _describe_verdict, report_to_json
+    from packstore.cli.bench import describe_report as bench_describe_report
+    from packstore.cli.common import ByteSize, LocalPath, human_bytes, shell_quote, suggest_commands, wrap_row
+    from packstore.cli.doctor import describe_report as doctor_describe_report
+    from packstore.cli.guide import format_page
+    from packstore.cli.info import describe_linked_files, describe_store, store_to_json
+    from packstore.cli.merge import describe_report as merge_describe_report
+    from packstore.cli.messages import MessageHandler
+    from packstore.cli.options import Command, OptionsOf
+    from packstore.cli.source_info import describe_column, describe_source, sample_keys, source_to_json
+    from packstore.cli.terminal_images import parse_graphics, terminal_graphics
+    from packstore.cluster import driver, pending_tasks, runners, task
+    from packstore.cluster.driver import Driver
+    from packstore.cluster.on_ray import RayRunner
+    from packstore.cluster.pending_tasks import PendingTasks
+    from packstore.cluster.receipts import TaskReceipt
+    from packstore.cluster.run import ClusterRun
+    from packstore.cluster.runners import LocalRunner, Outcome, ProcessRunner
+    from packstore.cluster.task import ClusterJob
+    from packstore.core import scratch, urls
+    from packstore.core.checksums import (
+        ROW_CHECKSUM,
+        column_digest,
+        file_digest,
+        hash_values,
+        join_records_digests,
+        records_digest,
+        row_checksum,
+        row_checksums,
+        row_columns,
+    )
+    from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, Column
+    from packstore.core.column_types import base
+    from packstore.core.column_types.base import Field
+    from packstore.core.column_types.canvas import Canvas, RowClasses
+    from packstore.core.column_types.faults import RowFaults
+    from packstore.core.column_types.geometry import RowMoves
+    from packstore.core.column_types.images import frame
+    from packstore.core.column_types.numbers import ArrayType
+    from packstore.core.column_types.objects import BytesType
+    from packstore.core.columns import (
+        NUMPY_DTYPE,
+        Buffer,
+        ColumnData,
+        ImageData,
+        LazyArray,
+        LazyRagged,
+        Ragged,
+        from_stored,
+        shape_to_stored,
+        to_stored,
+    )
+    from packstore.core.crc32c import masked_crc32c
+    from packstore.core.errors import (
+        AmbiguousSourceError,
+        Answer,
+        CacheError,
+        CacheFullError,
+        CorruptRecordError,
+        DecodeError,
+        DestinationError,
+        DiskFullError,
+        EngineError,
+        ManifestError,
+        MissingStoreError,
+        NotInSourceError,
+        PackstoreError,
+        SampleError,
+        SourceError,
+        StoreError,
+        UnknownArgumentError,
+        UnreachableError,
+        UsageError,
+        printable,
+    )
+    from packstore.core.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
+    from packstore.core.fields import Image, Label, Labels, parse_field
+    from packstore.core.files import MANIFEST_FILE as STORE_MANIFEST_FILE
+    from packstore.core.files import drop, open_file, reading, url_message, writing
+    from packstore.core.findings import DEFAULT_DROP, list_kinds
+    from packstore.core.manifest import (
+        FORMAT_VERSION,
+        MAX_JSON_BYTES,
+        NORMALIZATIONS,
+        Manifest,
+        Normalization,
+        Origin,
+        Skipped,
+        Split,
+    )
+    from packstore.core.modes import mode_of, parse_mode
+    from packstore.core.options import argument, check_options, describes, initializes, option, takes
+    from packstore.core.parallel import ordered_flat_map, ordered_map
+    from packstore.core.pickle_machine import PickleError
+    from packstore.core.plainjson import (
+        encode_with_digest,
+        load_json,
+        parse_with_digest,
+        sha256_json,
+        to_canonical_json,
+    )
+    from packstore.core.plainxml import load_xml
+    from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
+    from packstore.core.protobuf import write_example
+    from packstore.core.recordio import LONGEST, MAGIC
+    from packstore.core.recordio import frame_record as recordio_frame_record
+    from packstore.core.registry import COLUMN_TYPES, ENCODINGS, EXPORTS, FORMATS, SOURCES, Registry
+    from packstore.core.run_lengths import encode_run_lengths
+    from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
+    from packstore.core.tfrecord import frame_record as tfrecord_frame_record
+    from packstore.core.urls import UrlPath, location
+    from packstore.core.yamltext import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
+    from packstore.diagnose import doctor
+    from packstore.diagnose.bench import (
+        AUGMENTS,
+        BenchReport,
+        bench,
+        compute_loader_decode_rate,
+        make_augmentation,
+        trials,
+    )
+    from packstore.diagnose.bench.advice import (
+        Rates,
+        Trial,
+        advise,
+        compute_core_seconds,
+        compute_efficiency,
+        count_cores_for,
+        find_ceilings,
+        find_limiting_stage,
+    )
+    from packstore.diagnose.bench.measure import Clock, EndToEnd, choose_random_records, measure_reading
+    from packstore.diagnose.bench.plot import plot_report
+    from packstore.diagnose.bench.trials import choose_candidates
+    from packstore.diagnose.bench_options import BenchOptions
+    from packstore.diagnose.demo import make_demo
+    from packstore.diagnose.doctor import (
+        LIBRARIES,
+        Fact,
+        Report,
+        _gpu_facts,
+        _library_fact,
+        _plug_in_facts,
+        examine,
+        find_matching_torchvision,
+        machine,
+    )
+    from packstore.diagnose.doctor.jpeg import decoder_facts, rate_facts
+    from packstore.diagnose.doctor.probes import probe
+    from packstore.exports import mds, parquet, run, webdataset, zips
+    from packstore.exports.archives import TarWriter
+    from packstore.exports.base import Export, Record, ShardWriter
+    from packstore.exports.folder import image_file
+    from packstore.exports.objects import ObjectsExport
+    from packstore.exports.options import ExportOptions
+    from packstore.exports.plan import plan_export
+    from packstore.exports.run import export
+    from packstore.exports.staging import ExportStaging, find_owned_files
+    from packstore.exports.tfds import TfdsExport
+    from packstore.images import decoders, masks, orientation, progressive, turbojpeg_library
+    from packstore.images.decoders import backends, native
+    from packstore.images.decoders.native import decode, pixels_of_pillow
+    from packstore.images.decoders.pillow import OpenImage
+    from packstore.images.decoders.png import decode_png
+    from packstore.images.decoders.region import load_region
+    from packstore.images.display import find_window, to_display
+    from packstore.images.encode import EncodedImage, EncodeOptions, Encoder, Encoding, parse_size
+    from packstore.images.encode.floats import cast_floats, normalization_tables, normalize, to_float32
+    from packstore.images.encode.jpeg import encode_jpeg, worst_patch
+    from packstore.images.encode.png import encode_png, fits_png
+    from packstore.images.encode.statistics import DatasetStatistics
+    from packstore.images.engine import compiled
+    from packstore.images.engine.compiled import load_once
+    from packstore.images.engine.engine import Engine, augment
+    from packstore.images.engine.requests import _FIELDS, OutputFormat, Requests, _Form
+    from packstore.images.frames import count_frames, list_tiff_pages
+    from packstore.images.geotiff import read_geotiff
+    from packstore.images.jpeg import is_complete_jpeg, without_metadata
+    from packstore.images.kinds import exr, jxl
+    from packstore.images.losses import find_losses
+    from packstore.images.mask_files import make_mask_file
+    from packstore.images.masks import decode_mask, read_mask_header
+    from packstore.images.metadata import strip_metadata
+    from packstore.images.mpf import find_pictures
+    from packstore.images.normalization import parse_normalization
+    from packstore.images.orientation import (
+        map_to_stored_box,
+        read_annotation_orientation,
+        read_orientation,
+        swaps_sides,
+        upright,
+        upright_size,
+    )
+    from packstore.images.perceptual import (
+        CROPS,
+        THRESHOLD,
+        count_bits,
+        hamming_distances,
+        hash_windows,
+        shrink_to_side,
+        to_grey,
+    )
+    from packstore.images.pillow_tags import parse_exif_orientation
+    from packstore.images.programs import (
+        AS_PILLOW,
+        INTERPOLATIONS,
+        STEP,
+        WARP_FILLS,
+        Code,
+        Program,
+        join_programs,
+        new_program,
+        pack_warp_flags,
+        step,
+        unpack_fill,
+        warp_as_pillow,
+    )
+    from packstore.images.reading import PLAIN, Reading, convert_pixels
+    from packstore.images.resize import (
+        FITS,
+        TooLargeError,
+        compute_limited_size,
+        resize_centre,
+        resize_to_fit,
+        shrink_to_limits,
+        size_by_shorter_side,
+        target_size,
+    )
+    from packstore.images.resize import resize as resize_pixels
+    from packstore.images.seek_index import make_indexes
+    from packstore.images.sniff import (
+        MAX_PIXELS,
+        HeaderError,
+        ImageInfo,
+        begins_like_image,
+        check_header,
+        max_file_bytes,
+        sniff,
+    )
+    from packstore.images.unread import UNREAD_BYTES, UNREAD_SUFFIXES
+    from packstore.objects import connection, direct, interrupts
+    from packstore.objects import store as objects_store
+    from packstore.objects.agent import get_agent_if_forked
+    from packstore.objects.interrupts import call_interruptibly, iterate_interruptibly
+    from packstore.objects.location import parse_url
+    from packstore.packing import append, batches, composing, conversion, records
+    from packstore.packing.append_plan import plan_append
+    from packstore.packing.composing_options import SelectOptions
+    from packstore.packing.conversion import convert
+    from packstore.packing.options import AppendOptions, ConvertOptions
+    from packstore.packing.plan import Plan, make_plan
+    from packstore.packing.records import pack_shard
+    from packstore.packing.report import ConvertReport
+    from packstore.packing.shard_rule import ShardCuts, ShardRule
+    from packstore.packing.upload_folder import make_upload_folder
+    from packstore.packing.where import parse_where
+    from packstore.packing.writer import Writer
+    from packstore.seeing import notebook, sheet
+    from packstore.seeing.augment_text import OPERATIONS as AUGMENT_TEXT_OPERATIONS
+    from packstore.seeing.augment_text import list_operation_names, parse_augment
+    from packstore.seeing.charts import check_chart
+    from packstore.seeing.colors import class_color, text_color_on
+    from packstore.seeing.drawing import (
+        draw_record,
+        draw_values,
+        fit_text,
+        image_size,
+        list_drawable_columns,
+        make_image_reader,
+        make_thumbnail,
+        read_drawn_values,
+    )
+    from packstore.seeing.fonts import default_font
+    from packstore.seeing.nearby import find_parts_within, spread_local_records
+    from packstore.seeing.sheet import CellMaker, choose_rows, draw_page, write_sheet
+    from packstore.seeing.sheet_options import SheetOptions
+    from packstore.seeing.store_chart import _choose_images, plot_store
+    from packstore.seeing.terminal import encode_kitty, encode_sixel
+    from packstore.seeing.view import images, loaded, site
+    from packstore.seeing.view.app import make_app
+    from packstore.seeing.view.facts import sort_by_key
+    from packstore.seeing.view.findings import read_findings
+    from packstore.seeing.view.guard import Guard
+    from packstore.seeing.view.images import BrowserImages
+    from packstore.seeing.view.loaded import LoadRequest, SampleLoader
+    from packstore.seeing.view.overview import count_classes
+    from packstore.seeing.view.record import describe_record
+    from packstore.seeing.view.serve import serve_page
+    from packstore.seeing.view.server import Server
+    from packstore.seeing.view.site import Site
+    from packstore.sources import answers, archives, folder_names, inflating, remote, tree
+    from packstore.sources.annotation_formats import beside
+    from packstore.sources.annotation_formats.shapes import Parts, Picture, box
+    from packstore.sources.annotation_formats.source import AnnotatedSource
+    from packstore.sources.annotation_formats.voc import CLASSES as VOC_CLASSES
+    from packstore.sources.annotation_formats.voc import FORMAT, VocSource
+    from packstore.sources.annotations import find_all_annotations
+    from packstore.sources.archives import cache_trees, open_tree
+    from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, read_first_names, read_tar
+    from packstore.sources.archives.zip import CENTRAL, END, LOCAL, read_zip
+    from packstore.sources.arrays import published, stored
+    from packstore.sources.arrays.chunked import _Hdf5Array
+    from packstore.sources.arrays.files import MatSource, NpzSource
+    from packstore.sources.arrays.idx import IdxSource
+    from packstore.sources.arrays.pickles import BatchError, build_array, parse_dict
+    from packstore.sources.arrays.published import LAYOUTS, Cifar10Source
+    from packstore.sources.base import Entry, Sample, SourceOptions, round_up_size
+    from packstore.sources.beside import find_file
+    from packstore.sources.boxes import CONVENTIONS, BoxConventionCounter, to_corners
+    from packstore.sources.bridges.guard import restrict_library
+    from packstore.sources.captions import CaptionsSource
+    from packstore.sources.coco import CocoSource
+    from packstore.sources.companion_patterns import parse_pattern
+    from packstore.sources.dataset import StreamSource
+    from packstore.sources.encodings import to_utf8, try_utf8
+    from packstore.sources.exported import ExportedFiles
+    from packstore.sources.flat import FlatSource, LabelledSource
+    from packstore.sources.folder import FolderSource
+    from packstore.sources.folder_names import NameCache, Names, list_directory_names
+    from packstore.sources.found import Files, Found, FoundSource
+    from packstore.sources.huggingface import read_features, tables
+    from packstore.sources.huggingface.columns import TableFacts, declare_columns
+    from packstore.sources.huggingface.imagefolder import open_image_folder
+    from packstore.sources.huggingface.splits import find_splits_of_folder
+    from packstore.sources.ignoring import (
+        IGNORED,
+        active_rules,
+        apply_ignore_rules,
+        compile_ignore_rules,
+        ignore_paths,
+        is_ignored,
+    )
+    from packstore.sources.ledger import Claims, Role, suffix_for_count
+    from packstore.sources.listing import IMAGE_SUFFIXES, NO_FILE, SYSTEM_NAMES, Listing
+    from packstore.sources.lmdbs import parse_datum
+    from packstore.sources.medical.dicom import DicomSource
+    from packstore.sources.medical.dicom_files import read_header as read_dicom_header
+    from packstore.sources.medical.nifti import NiftiSource
+    from packstore.sources.named.mat import load_mat
+    from packstore.sources.named.published import CLASSES as PUBLISHED_CLASSES
+    from packstore.sources.named.published import MASKS, PAIRS
+    from packstore.sources.needs import NEEDS, PresentNames
+    from packstore.sources.recognition import recognise
+    from packstore.sources.records.beton import BetonSource
+    from packstore.sources.records.litdata import LitdataSource
+    from packstore.sources.records.mds import MdsSource
+    from packstore.sources.records.recordio import RecordioSource
+    from packstore.sources.records.tfds import TfdsSource
+    from packstore.sources.records.tfrecord import TfrecordSource
+    from packstore.sources.rows import InTree, RowSource
+    from packstore.sources.schema import make_schema
+    from packstore.sources.sidecars import is_words
+    from packstore.sources.splits import (
+        SPLIT_ORDER,
+        check_splits,
+        find_meanings,
+        find_split,
+        find_split_folders,
+        find_split_in_path,
+        find_split_of_file,
+        find_splits_of_folders,
+        is_split_value,
+        lower_known_split,
+    )
+    from packstore.sources.store import StoreSource
+    from packstore.sources.table.boxes import convert_runs
+    from packstore.sources.tree import FolderTree
+    from packstore.sources.webdataset import WebDatasetSource
+    from packstore.sources.yolo import YoloSource, layout
+    from packstore.stores import manifest_recovery, sharded, sparingly_checked
+    from packstore.stores.base import Problem, Reader, disk_bytes, encode_manifest, parse_manifest
+    from packstore.stores.builder import StoreBuilder, growth, interrupted, journal, spools, work_directory
+    from packstore.stores.builder import publish as builder_publish
+    from packstore.stores.builder.journal import read_receipt
+    from packstore.stores.builder.owner import Owner, is_held, read_owner
+    from packstore.stores.builder.publish import Staging, check_destination
+    from packstore.stores.builder.read_back import write_manifest_and_table
+    from packstore.stores.builder.spools import ColumnSpool, OffsetSpool, find_duplicate_key
+    from packstore.stores.builder.work_directory import (
+        COLUMNS,
+        RECEIPT,
+        STORE,
+        WorkDirectory,
+        find_leftovers,
+        list_runs,
+        remove_leftover,
+        work_path,
+    )
+    from packstore.stores.format import Format
+    from packstore.stores.hdf5 import store as hdf5_store
+    from packstore.stores.hdf5.checked import hash_lookup3
+    from packstore.stores.linked import list_linked_files
+    from packstore.stores.lmdb import entries, writer
+    from packstore.stores.lmdb.bulk_lookup import list_leaves, locate_images
+    from packstore.stores.lmdb.bulk_walk import IrregularError, walk_in_bulk
+    from packstore.stores.lmdb.npy import HEADER_BYTES
+    from packstore.stores.lmdb.npy import read_header as read_npy_header
+    from packstore.stores.lmdb.pages import Pages, TreeEntry, _first_record_from
+    from packstore.stores.lmdb.store import LmdbReader
+    from packstore.stores.manifest_recovery import correct_manifest, find_manifest
+    from packstore.stores.mapped import MappedReader, check_column, check_offsets, map_consecutive_images
+    from packstore.stores.opening import read_manifest
+    from packstore.stores.ownership import NotAStoreError
+    from packstore.stores.pth import zip
+    from packstore.stores.pth.layout import build_headers
+    from packstore.stores.pth.pickle_reader import unpickle
+    from packstore.stores.pth.pickle_writer import Tensor, dump_dict
+    from packstore.stores.records import ProvenRecords
+    from packstore.stores.remote import copies
+    from packstore.stores.remote import publish as remote_publish
+    from packstore.stores.remote.cleaning import GRACE_SECONDS, find_unneeded, remove_unneeded
+    from packstore.stores.remote.fetching import as_fetching
+    from packstore.stores.remote.head import find_newest_version, read_head
+    from packstore.stores.remote.names import (
+        SHARDS,
+        parse_version_number,
+        shard_object_name,
+        shard_object_names,
+        table_name,
+        version_name,
+    )
+    from packstore.stores.remote.publish import LostRaceError, create_version, upload_store
+    from packstore.stores.remote.reader import RemoteReader
+    from packstore.stores.scavenge import array_names, list_array_sizes, view_column
+    from packstore.stores.sharded import ShardedReader
+    from packstore.stores.sparingly_checked import ARRAY_SHARE, SparinglyCheckedReader
+    from packstore.training import arguments, permutation, worker_memory
+    from packstore.training.arguments import unknown_argument, unknown_operation_argument
+    from packstore.training.augment import crop, resample
+    from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, Operation, Size
+    from packstore.training.augment.crop import source_index
+    from packstore.training.augment.crop_arithmetic import log_uniform
+    from packstore.training.augment.detection import BatchBoxes
+    from packstore.training.augment.distributions import beta, dirichlet, uniform
+    from packstore.training.augment.interpreter import run_by_torch, run_program
+    from packstore.training.augment.matrices import inverse_affine, inverse_rotation
+    from packstore.training.augment.mixing import MIXING_STREAM
+    from packstore.training.augment.operations import (
+        apply_operations,
+        output_size,
+        plan_each,
+        plan_operations,
+        split_operations,
+        write_crop,
+    )
+    from packstore.training.augment.per_image import as_operations
+    from packstore.training.augment.policies import write_steps
+    from packstore.training.augment.resample import crop_and_resize_each, resize_by_products, resize_shown
+    from packstore.training.augment.resample import resize as resample_images
+    from packstore.training.augment.resize_options import check_padding
+    from packstore.training.augment.targets import (
+        Move,
+        Placement,
+        check_target_options,
+        check_targets,
+        place_boxes,
+        place_mask,
+        place_points,
+        plan_targets,
+    )
+    from packstore.training.augment.thread_generator import ThreadGenerator
+    from packstore.training.augment.timm_operations import OPERATIONS as TIMM_OPERATIONS
+    from packstore.training.augment.unequal import Cut, DrawnOperations
+    from packstore.training.augment.units import Units
+    from packstore.training.augment.views import View, parse_views
+    from packstore.training.coco_masks import coco_masks
+    from packstore.training.cost import Cost, compute_costs
+    from packstore.training.dataset import PackedDataset, open_checked
+    from packstore.training.items import Item
+    from packstore.training.lanes import ShardReads, group_by_shard, max_bytes_needed
+    from packstore.training.loader import Padded, planning
+    from packstore.training.loader.assemble import Assembler
+    from packstore.training.loader.checks import ChecksumPolicy
+    from packstore.training.loader.job import BatchJob
+    from packstore.training.loader.normalizer import Normalizer
+    from packstore.training.loader.planning import BatchGroup, group_batches
+    from packstore.training.loader.record_assembler import RecordAssembler
+    from packstore.training.loader.residence import free_memory
+    from packstore.training.loader.resident import Resident
+    from packstore.training.loader.rows import RowWriter, _as_planes, as_numpy
+    from packstore.training.loader.shards_ahead import ShardsAhead
+    from packstore.training.loader.streaming import Streaming
+    from packstore.training.mixture import FetchedShards, Mixture, apportion
+    from packstore.training.order import Order
+    from packstore.training.permutation import MAX_LENGTH, permute, permute_within
+    from packstore.training.pictures import ImageReader
+    from packstore.training.planned_images import PlannedImage, find_order, plan_pixels
+    from packstore.training.planned_transforms import call_transform, has_steps, is_like_pillow
+    from packstore.training.random_draws import MASK, Draws, derive_key, mix_bits
+    from packstore.training.ring import (
+        CudaTransport,
+        DeviceWork,
+        HostTransport,
+        Ring,
+        Shipment,
+        Tensors,
+        Transport,
+        find_tensors,
+        transport_to,
+    )
+    from packstore.training.single_threaded import is_single_threaded, make_single_threaded, single_threaded
+    from packstore.training.worker_memory import allocate, send_by_value, share
+
+HOMES = {
+    alias.asname or alias.name: (node.module or "", alias.name)
+    for node in ast.walk(ast.parse(Path(__file__).read_text("utf-8")))
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("packstore.")
+    for alias in node.names
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOMES:
+        raise AttributeError(name)
+    module, attribute = HOMES[name]
+    home = import_module(module)
+    # An attribute of a package may be one of its modules, which nothing has imported yet.
+    return getattr(home, attribute) if hasattr(home, attribute) else import_module(f"{module}.{attribute}")
