@@ -77,7 +77,6 @@ if TYPE_CHECKING:
         shape_to_stored,
         to_stored,
     )
-    from packstore.core.crc32c import masked_crc32c
     from packstore.core.errors import (
         AmbiguousSourceError,
         Answer,
@@ -126,17 +125,10 @@ if TYPE_CHECKING:
         sha256_json,
         to_canonical_json,
     )
-    from packstore.core.plainxml import load_xml
     from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
-    from packstore.core.protobuf import write_example
-    from packstore.core.recordio import LONGEST, MAGIC
-    from packstore.core.recordio import frame_record as recordio_frame_record
     from packstore.core.registry import COLUMN_TYPES, ENCODINGS, EXPORTS, FORMATS, SOURCES, Registry
-    from packstore.core.run_lengths import encode_run_lengths
     from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
-    from packstore.core.tfrecord import frame_record as tfrecord_frame_record
     from packstore.core.urls import UrlPath, location
-    from packstore.core.yamltext import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
     from packstore.diagnose import doctor
     from packstore.diagnose.bench import (
         AUGMENTS,
@@ -254,6 +246,7 @@ if TYPE_CHECKING:
         target_size,
     )
     from packstore.images.resize import resize as resize_pixels
+    from packstore.images.run_lengths import encode_run_lengths
     from packstore.images.seek_index import make_indexes
     from packstore.images.sniff import (
         MAX_PIXELS,
@@ -317,6 +310,7 @@ if TYPE_CHECKING:
     from packstore.seeing.view.site import Site
     from packstore.sources import answers, archives, folder_names, inflating, remote, tree
     from packstore.sources.annotation_formats import beside
+    from packstore.sources.annotation_formats.parsing import load_xml
     from packstore.sources.annotation_formats.shapes import Parts, Picture, box
     from packstore.sources.annotation_formats.source import AnnotatedSource
     from packstore.sources.annotation_formats.voc import CLASSES as VOC_CLASSES
@@ -371,9 +365,12 @@ if TYPE_CHECKING:
     from packstore.sources.records.beton import BetonSource
     from packstore.sources.records.litdata import LitdataSource
     from packstore.sources.records.mds import MdsSource
-    from packstore.sources.records.recordio import RecordioSource
+    from packstore.sources.records.recordio import LONGEST, MAGIC, RecordioSource
+    from packstore.sources.records.recordio import frame_record as recordio_frame_record
     from packstore.sources.records.tfds import TfdsSource
     from packstore.sources.records.tfrecord import TfrecordSource
+    from packstore.sources.records.wire import frame_record as tfrecord_frame_record
+    from packstore.sources.records.wire import masked_crc32c, write_example
     from packstore.sources.rows import InTree, RowSource
     from packstore.sources.schema import make_schema
     from packstore.sources.sidecars import is_words
@@ -393,6 +390,7 @@ if TYPE_CHECKING:
     from packstore.sources.table.boxes import convert_runs
     from packstore.sources.tree import FolderTree
     from packstore.sources.webdataset import WebDatasetSource
+    from packstore.sources.yamltext import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
     from packstore.sources.yolo import YoloSource, layout
     from packstore.stores import manifest_recovery, sharded, sparingly_checked
     from packstore.stores.base import Problem, Reader, disk_bytes, encode_manifest, parse_manifest

@@ -34,7 +34,7 @@ class Room:
 
 
 ROOMS = (
-    Room("core", "", "numpy xxhash tqdm google_crc32c yaml"),
+    Room("core", "", "numpy xxhash tqdm"),
     Room("cache", "core"),
     Room("images", "core", "numpy torch PIL pillow_heif imagecodecs OpenEXR tifffile turbojpeg simplejpeg jpeg4py cv2"),
     Room("objects", "core", "obstore"),
@@ -42,9 +42,10 @@ ROOMS = (
     Room(
         "sources",
         "core cache images stores objects",
-        "array_record numpy xxhash torch h5py lmdb nibabel pyarrow pydicom zarr zstandard",
+        "array_record google_crc32c numpy xxhash torch h5py lmdb nibabel pyarrow pydicom yaml zarr zstandard",
     ),
-    Room("exports", "core images objects stores", "numpy h5py zarr pyarrow xxhash"),
+    # An export writes what a source reads: their wire formats (TFRecord, RecordIO, YAML) stand once, in sources.
+    Room("exports", "core images objects stores sources", "numpy h5py zarr pyarrow xxhash"),
     Room("packing", "core images objects stores sources cluster", "numpy xxhash"),
     Room("cluster", "core images objects stores sources packing", "numpy ray"),
     Room("checking", "core images objects stores sources packing", "numpy xxhash h5py pyarrow zstandard"),

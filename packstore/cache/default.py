@@ -8,9 +8,9 @@ from pathlib import Path
 
 from packstore.cache.cache import Cache
 from packstore.cache.folder import CacheFolder
+from packstore.core.arguments import parse_bytes
 from packstore.core.errors import UsageError
 from packstore.core.files import url_message
-from packstore.core.sizes import parse_bytes
 
 FOLDER, SIZE = "PACKSTORE_CACHE", "PACKSTORE_CACHE_SIZE"
 """Environment variables."""

@@ -18,8 +18,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from packstore.cli.colour import yellow
+from packstore.core.arguments import parse_bytes
 from packstore.core.errors import AmbiguousSourceError, Answer, StoreError, UsageError, printable
-from packstore.core.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Normalization, Skipped

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
-from packstore.core.context import set_within
 from packstore.core.errors import UsageError
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,16 @@ def no_progress(_: Progress) -> None:
 
 
 _active: ContextVar[ProgressCallback] = ContextVar("progress", default=no_progress)
+
+
+@contextmanager
+def set_within(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Sets a variable within the block; afterwards it has its former value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 @contextmanager

@@ -26,9 +26,9 @@ from packstore.core.export_manifest import ExportManifest
 from packstore.core.fields import BOXES_ARE
 from packstore.core.files import drop, open_file
 from packstore.core.manifest import Manifest
-from packstore.core.yamltext import format_yaml_string
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import shorten_name
+from packstore.sources.yamltext import format_yaml_string
 from packstore.stores.base import Reader
 
 CARD, DATA = "README.md", "data"

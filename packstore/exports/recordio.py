@@ -1,5 +1,5 @@
-"""RecordIO of MXNet: ``train-000000.rec`` with ``.idx`` and ``.lst`` beside it; :mod:`packstore.core.recordio` frames
-the records."""
+"""RecordIO of MXNet: ``train-000000.rec`` with ``.idx`` and ``.lst`` beside it, see
+:mod:`packstore.sources.records.recordio`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from packstore.core.errors import SampleError
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file, sync_tree
-from packstore.core.recordio import HEADER, frame_record
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import safe_name, shorten_name
+from packstore.sources.records.recordio import HEADER, frame_record
 
 _EXACT = 1 << 24
 """Largest label: RecordIO's labels are float32, which is exact for integers up to here."""

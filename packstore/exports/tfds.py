@@ -22,10 +22,9 @@ from packstore.core.column_types.images import frame
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file
-from packstore.core.protobuf import PACKED, write_example
-from packstore.core.tfrecord import frame_record
 from packstore.exports.base import Export, Record, ShardWriter, has_varying_shapes
 from packstore.exports.names import can_be_lines
+from packstore.sources.records.wire import PACKED, frame_record, write_example
 
 _NAME = "packstore"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from packstore.core.column import UPRIGHT, is_moved
 from packstore.core.columns import from_stored, shape_to_stored, to_stored
 from packstore.core.manifest import Column
-from packstore.core.run_lengths import encode_run_lengths, fill_run_lengths
 from packstore.images.masks import decode_mask, open_mask, read_mask_header
 from packstore.images.orientation import swaps_sides, turn_points, upright
+from packstore.images.run_lengths import encode_run_lengths, fill_run_lengths
 
 _INVERSE = {6: 8, 8: 6}
 """Orientations that are not their own inverse."""

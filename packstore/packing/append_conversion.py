@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from packstore.core.arguments import convert_size
 from packstore.core.column import SEEK_INDEX
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column
 from packstore.core.modes import is_reading_option
 from packstore.core.progress import ProgressCallback
-from packstore.core.sizes import convert_size
 from packstore.images.reading import Reading
 from packstore.packing.added_source import AddedSource
 from packstore.packing.column_answers import split_column_options

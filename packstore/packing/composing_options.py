@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from packstore.core.arguments import check_numbers, show_value
+from packstore.core.arguments import check_numbers, convert_size, show_value
 from packstore.core.errors import UsageError
 from packstore.core.findings import DEFAULT_DROP
 from packstore.core.options import check_options, format_option, option, overwrite_option
 from packstore.core.registry import FORMATS
-from packstore.core.sizes import convert_size
 
 _MAX_SEED = 1 << 64
 

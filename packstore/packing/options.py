@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from packstore.core.arguments import whole_number
+from packstore.core.arguments import convert_size, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.modes import parse_mode
 from packstore.core.options import (
@@ -21,7 +21,6 @@ from packstore.core.options import (
     workers_option,
 )
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
-from packstore.core.sizes import convert_size
 from packstore.packing.source_arguments import SourceArguments, annotation_frame_option, decoder_option
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.context import set_within
+from packstore.core.progress import set_within
 from packstore.sources.folder_names import Names
 from packstore.sources.listing import ARRAY, IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.tree import Tree

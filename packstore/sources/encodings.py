@@ -13,8 +13,8 @@ from collections.abc import Sequence, Set
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
-from packstore.core.context import set_within
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
+from packstore.core.progress import set_within
 
 _ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "encoding", "key")
 # Value of ``--column`` that adds the position of images on the ground, see :class:`.wrapped.GeoSource`.

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from packstore.core.context import set_within
 from packstore.core.errors import UsageError, printable
+from packstore.core.progress import set_within
 from packstore.sources.folder_names import Names
 
 # Reason for a file that a pattern matches, for the ledger.

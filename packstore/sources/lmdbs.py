@@ -18,12 +18,12 @@ import numpy as np
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Field, Image, Label, Text
 from packstore.core.pickle_machine import PickleError, interpret_plain_pickle
-from packstore.core.protobuf import Message
 from packstore.images.sniff import begins_like_image, excess_pixels_message, max_file_bytes
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.records.wire import Message
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row, RowSource, in_packing_order
 from packstore.sources.splits import find_split

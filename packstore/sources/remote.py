@@ -19,8 +19,8 @@ from contextvars import ContextVar
 from operator import itemgetter
 from typing import IO, Any
 
-from packstore.core.context import set_within
 from packstore.core.errors import SampleError, SourceError, UsageError, printable
+from packstore.core.progress import set_within
 from packstore.core.urls import UrlPath
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, RemoteError, open_objects
 from packstore.sources.encodings import active_encoding

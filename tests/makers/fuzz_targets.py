@@ -715,7 +715,7 @@ TARGETS = (
         "tfrecord",
         _tfrecord,
         (PackstoreError,),
-        ("core/protobuf.py", "records/examples.py", "records/facts.py", "records/tfrecord.py"),
+        ("records/wire.py", "records/examples.py", "records/facts.py", "records/tfrecord.py"),
         _repair_tfrecord,
     ),
     Target(
@@ -725,7 +725,7 @@ TARGETS = (
         (
             *("coco/documents.py", "sources/yolo/__init__.py", "yolo/layout.py"),
             "sources/annotation_formats/voc.py",
-            *("sources/captions.py", "core/plainxml.py", "core/yamltext.py", "training/coco_masks.py"),
+            *("sources/captions.py", "annotation_formats/parsing.py", "sources/yamltext.py", "training/coco_masks.py"),
         ),
         words=(b"\n", b" ", b"0.5", b"1e9", b"-1", b"[", b"{", b'"', b"../", b"nan", b"<object>", b"</object>", b"NaN"),
     ),
@@ -782,7 +782,7 @@ TARGETS = (
         (PackstoreError,),
         ("medical/nifti.py",),
     ),
-    Target("datum", parse_datum, (ValueError,), ("sources/lmdbs.py", "core/protobuf.py")),
+    Target("datum", parse_datum, (ValueError,), ("sources/lmdbs.py", "records/wire.py")),
     Target(
         "labels",
         _labels,

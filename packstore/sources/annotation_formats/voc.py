@@ -21,7 +21,6 @@ from typing import Any
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 from packstore.core.fields import Field
 from packstore.core.manifest import Manifest
-from packstore.core.plainxml import load_xml
 from packstore.sources.annotation_formats import AnnotatedFolder, SidecarFormat, SidecarSource, parsing, shapes
 from packstore.sources.annotation_formats.shapes import Parts, Picture
 from packstore.sources.annotation_formats.source import FurtherFile, make_kind
@@ -52,7 +51,7 @@ _SETS = ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets")
 def parse_annotation(data: bytes) -> dict[str, Any]:
     """Parses an XML file to ``{"annotation": …}``, structured as by torchvision's ``VOCDetection``; its ``object`` is
     always a list. Raises :class:`ValueError` for another file."""
-    root, document = load_xml(data)
+    root, document = parsing.load_xml(data)
     document = document or {}  # <annotation/>: an image without objects
     if root != "annotation" or not isinstance(document, dict):
         raise ValueError(f"its annotation has the root {printable(root)!r} without content; expected 'annotation'")

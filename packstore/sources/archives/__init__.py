@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from packstore.core.context import set_within
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.files import Location, beyond_standard_streams
+from packstore.core.progress import set_within
 from packstore.core.urls import UrlPath
 from packstore.sources.archives.index import NOWHERE, ArchiveIndex, Member, OpenFile
 from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate, is_zip, read_zip

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
-from packstore.core.npy_header import parse_npy_header
+from packstore.images.kinds.npy import parse_npy_header
 from packstore.sources.arrays import make_array_kind
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo, FileArray, OpenArrays, ReadRange, StoredArray, verify_first

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.files import beyond_standard_streams, read_bounded
 from packstore.core.plainjson import load_json
-from packstore.core.protobuf import Message
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import TAR_FAULTS, decompress_to_temporary
 from packstore.sources.base import Certainty, SourceOptions
 from packstore.sources.dataset import index_key
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
+from packstore.sources.records.wire import Message
 from packstore.sources.rows import PROBED, Row, RowSource, in_packing_order
 from packstore.sources.splits import find_split, find_split_folders
 from packstore.stores.link_files import Location

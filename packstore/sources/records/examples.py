@@ -20,8 +20,6 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
-from packstore.core.protobuf import PACKED, Feature, Message, read_example
-from packstore.core.tfrecord import CHECK, HEADER, parse_record_length, verify_data
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.archives.index import OpenFile
@@ -29,6 +27,16 @@ from packstore.sources.archives.tar import TAR_FAULTS, detect_compression, open_
 from packstore.sources.columns import ValueType, guess
 from packstore.sources.records import DamageError, RecordFiles, RecordIndex, WalkedSource
 from packstore.sources.records.facts import UNCHANGED, ExampleFacts, Numbering
+from packstore.sources.records.wire import (
+    CHECK,
+    HEADER,
+    PACKED,
+    Feature,
+    Message,
+    parse_record_length,
+    read_example,
+    verify_data,
+)
 from packstore.sources.schema import RELATIVE
 
 # Features that are the samples' keys if all their values differ.

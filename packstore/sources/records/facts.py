@@ -19,9 +19,9 @@ import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.files import read_bounded, read_text
-from packstore.core.protobuf import Feature, Message
 from packstore.images.sniff import begins_like_image
 from packstore.sources.records import refuse_damage
+from packstore.sources.records.wire import Feature, Message
 
 _log = logging.getLogger(__name__)
 _MAX_LABELS = 1 << 17

@@ -1,5 +1,9 @@
-"""Reads MXNet's RecordIO: ``train.rec``, with ``train.idx`` and ``train.lst`` beside it
-(:mod:`packstore.core.recordio`).
+"""Reads MXNet's RecordIO: ``train.rec``, with ``train.idx`` and ``train.lst`` beside it (``dmlc-core``,
+``include/dmlc/recordio.h``, ``mxnet/recordio.py``).
+
+A record is a magic number, a word with a flag of 3 bits and a length of 29 bits, and the data, padded to a multiple of
+four bytes. If the magic number occurs in the data at a multiple of four, the data are split there into parts, without
+the magic number.
 
 InsightFace's datasets begin with a record without an image, and end with one for each identity: none of these is a
 sample (``insightface/recognition/arcface_torch/dataset.py``).
@@ -8,8 +12,9 @@ sample (``insightface/recognition/arcface_torch/dataset.py``).
 from __future__ import annotations
 
 import re
+import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,14 +23,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.fields import Array, Field, Image, Label
-from packstore.core.protobuf import Message
-from packstore.core.recordio import HEADER, LAST, MAGIC, MIDDLE, find_parts
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Kind
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.records import DamageError, RecordFiles, RecordIndex, WalkedSource, refuse_damage
+from packstore.sources.records.wire import Message
 from packstore.sources.refusals import first_bytes
 
+MAGIC = struct.pack("<I", 0xCED7230A)
+WHOLE, FIRST, MIDDLE, LAST = 0, 1, 2, 3
+"""Flags: a record in one part, or the first, a middle, or the last part of a record."""
+LONGEST = (1 << 29) - 1
+HEADER = struct.Struct("<IfQQ")
+"""Header of an image: number of further labels (0: only the next field), a label, and two ids."""
 _MAX_RECORD, _DAMAGED = 1 << 31, (1 << 32) - 1
 # Line of a list: number of the record, labels, path.
 _LINE = re.compile(r"(\d{1,18})\t(?:.*\t)?([^\t]+)")
@@ -35,6 +45,46 @@ _MAX_LINE = 1 << 20
 # Header of a record: number of labels after it (0 if the only label is in it), label, two numbers; and the first label
 # after it.
 _HEAD = np.dtype([("flag", "<u4"), ("label", "<f4"), ("id", "<u8"), ("id2", "<u8"), ("first", "<f4")])
+
+
+def frame_record(data: bytes) -> bytes:
+    """Returns the bytes of a RecordIO record that contains ``data``. Raises :class:`ValueError` for 512 MiB or more."""
+    if len(data) > LONGEST:
+        raise ValueError(f"a record of {len(data)} bytes is longer than {LONGEST}, the most that RecordIO holds")
+    parts, start, at = [], 0, -1
+    while (at := data.find(MAGIC, at + 1)) >= 0:
+        if at % 4 == 0 and at + 4 <= len(data) // 4 * 4:
+            parts.append(_frame_part(MIDDLE if start else FIRST, data[start:at]))
+            start = at + 4
+    parts.append(_frame_part(LAST if start else WHOLE, data[start:]))
+    return b"".join(parts)
+
+
+def find_parts(read: Callable[[int, int], bytes], at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yields flag, place and size of each part of the record at ``at``. Raises :class:`ValueError` if the record is
+    damaged.
+
+    ``read(size, place)`` reads the file, which has ``end`` bytes.
+    """
+    first = True
+    while True:
+        head = read(8, at)
+        if len(head) < 8:
+            raise ValueError("the file ends within a record")
+        flag, size = (word := int.from_bytes(head[4:], "little")) >> 29, word & LONGEST
+        if head[:4] != MAGIC or flag not in ((WHOLE, FIRST) if first else (MIDDLE, LAST)):
+            raise ValueError("no record begins here")
+        if size > end - at - 8:
+            raise ValueError(f"a record of {size} bytes is cut off")
+        yield flag, at + 8, size
+        if flag in (WHOLE, LAST):
+            return
+        at, first = at + 8 + size + -size % 4, False
+
+
+def _frame_part(flag: int, data: bytes) -> bytes:
+    """Returns a part of a record: magic number, flag and length, data, padding."""
+    return MAGIC + struct.pack("<I", flag << 29 | len(data)) + data + bytes(-len(data) % 4)
 
 
 class RecordioFiles(RecordFiles):

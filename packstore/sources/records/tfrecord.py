@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
-from packstore.core.protobuf import Message
 from packstore.images.encode.png import encode_png
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.columns import make_column_names
 from packstore.sources.records import RecordFiles, refuse_missing_shards
 from packstore.sources.records.examples import SUFFIXES, Example, ExampleSource, FeatureColumn, is_tfrecord
 from packstore.sources.records.facts import FeatureFacts, Numbering, find_class_names, find_numbering
+from packstore.sources.records.wire import Message
 from packstore.sources.refusals import first_bytes
 from packstore.sources.schema import STATED_SIZE
 

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
-from packstore.core.yamltext import is_yaml_null, load_yaml, parse_yaml_int
 from packstore.sources.annotation_formats.parsing import as_list
 from packstore.sources.beside import (
     clean_path,
@@ -28,6 +27,7 @@ from packstore.sources.rows import in_packing_order
 from packstore.sources.splits import find_split, find_split_folders, lower_known_split
 from packstore.sources.spread import find_spread, places_by_split
 from packstore.sources.tree import Tree
+from packstore.sources.yamltext import is_yaml_null, load_yaml, parse_yaml_int
 
 _MAX_CLASSES, _MAX_POINTS = 1 << 20, 256
 _MAX_YAML, _START = 1 << 20, 1 << 16

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
+from packstore.core.files import SlicedFile
 from packstore.core.manifest import MAX_JSON_BYTES
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.core.sliced_file import SlicedFile
 from packstore.stores.base import Problem
 from packstore.stores.pth.layout import check_layout
 

@@ -1,19 +1,26 @@
-"""The wire format of Protocol Buffers, and ``tf.train.Example`` in it
-(``tensorflow/core/example/{example,feature}.proto``).
+"""TensorFlow's wire formats: Protocol Buffers, ``tf.train.Example`` in it
+(``tensorflow/core/example/{example,feature}.proto``), and the frame of a TFRecord around each example
+(https://www.tensorflow.org/tutorials/load_data/tfrecord).
 
 A :class:`Message` reads only the parts that are asked for. Most of a record's bytes are its image, which is often not
-needed.
+needed. The library ``protobuf`` would parse, and copy, all of it.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+HEADER, CHECK = 12, 4
+"""Bytes before and after the data of a TFRecord: its length (64 bits) and the masked CRC-32C of that; the CRC of the
+data."""
+_CRC_MASK = 0xA282EAD8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIRST, _SECOND = 1 << 3 | _BYTES, 2 << 3 | _BYTES
 """Tags of the first and the second field, of bytes."""
@@ -289,3 +296,43 @@ def encode_varint(number: int) -> bytes:
 def _encode_field(number: int, data: bytes) -> bytes:
     """Encodes a field of bytes: tag, length, data."""
     return encode_varint(number << 3 | _BYTES) + encode_varint(len(data)) + data
+
+
+def frame_record(data: bytes) -> bytes:
+    """Returns the bytes of a TFRecord record that contains ``data``."""
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, _format_crc(length), data, _format_crc(data)))
+
+
+def parse_record_length(header: bytes, left: int) -> int:
+    """Checks the CRC in a record's header, and returns the length of the data.
+
+    ``left`` is the number of bytes in the file from the header's start on. Raises :class:`ValueError` if the header is
+    damaged or the record is cut off: no later record can be located.
+    """
+    if len(header) < HEADER:
+        raise ValueError("the file ends within the header of a record")
+    length, check = struct.unpack_from("<QI", header)
+    if masked_crc32c(header[:8]) != check:
+        raise ValueError("the length of a record does not match its checksum")
+    if length > left - HEADER - CHECK:
+        raise ValueError(f"a record of {length} bytes is cut off")
+    return int(length)
+
+
+def verify_data(data: bytes, length: int) -> bytes | None:
+    """Returns the first ``length`` bytes of ``data`` if the four bytes after them are their CRC, else None."""
+    body, check = data[:length], data[length:]
+    return body if len(check) == CHECK and _format_crc(body) == check else None
+
+
+def _format_crc(data: bytes) -> bytes:
+    """Returns the masked CRC-32C of data as four bytes."""
+    return struct.pack("<I", masked_crc32c(data))
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Computes the CRC-32C of ``data`` and masks it like ``tensorflow/core/lib/hash/crc32c.h``: rotates it and adds a
+    constant."""
+    crc: int = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + _CRC_MASK) & 0xFFFFFFFF
