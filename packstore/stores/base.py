@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,25 +22,8 @@ from packstore.core.manifest import Column, Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import notebook_html
 from packstore.core.urls import ShardPlace, UrlPath
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A fault of a store.
-
-    Attributes:
-        what: The fault, on one line, with found and expected values.
-        record: Number of the faulty record, or None if the fault is not in a record.
-        key: That record's key.
-        shard: Name of the shard file, or None in a store of one file.
-        lost: Whether that shard does not open at all.
-    """
-
-    what: str
-    record: int | None = None
-    key: str | None = None
-    shard: str | None = None
-    lost: bool = False
+from packstore.stores.parts import Problem as Problem
+from packstore.stores.parts import Spans as Spans
 
 
 def as_image_array(data: Buffer, column: Column, shape: tuple[int, ...], where: Callable[[], str]) -> NDArray[Any]:
@@ -87,20 +69,6 @@ def unreadable_error(path: Path, kind: str, reason: object) -> StoreError:
         f"{printable(str(path))} is damaged or truncated: it cannot be opened as {kind} ({printable(first)[:200]}); "
         "restore it from a copy or pack it again"
     )
-
-
-class Spans(NamedTuple):
-    """Locations of the images of consecutive records.
-
-    Attributes:
-        data: The bytes that hold them.
-        starts: ``int64``, offset of each image.
-        sizes: ``int64``, bytes of each image.
-    """
-
-    data: memoryview
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
 
 
 class Reader(ABC):
