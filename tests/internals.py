@@ -272,7 +272,6 @@ if TYPE_CHECKING:
     from packstore.packing.records import pack_shard
     from packstore.packing.report import ConvertReport
     from packstore.packing.shard_rule import ShardCuts, ShardRule
-    from packstore.packing.upload_folder import make_upload_folder
     from packstore.packing.where import parse_where
     from packstore.packing.writer import Writer
     from packstore.seeing import notebook, sheet
@@ -426,6 +425,7 @@ if TYPE_CHECKING:
     from packstore.stores.mapped import MappedReader, check_column, check_offsets, map_consecutive_images
     from packstore.stores.opening import read_manifest
     from packstore.stores.ownership import NotAStoreError
+    from packstore.stores.places.remote import make_upload_folder
     from packstore.stores.pth import zip
     from packstore.stores.pth.layout import build_headers
     from packstore.stores.pth.pickle_reader import unpickle

@@ -17,8 +17,7 @@ from packstore.core.files import check_paths, check_space, refuse_empty
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
-from packstore.core.urls import UrlPath, location
-from packstore.objects import open_objects
+from packstore.core.urls import location
 from packstore.packing.append_conversion import max_shard_bytes
 from packstore.packing.append_plan import (
     new_classes,
@@ -27,25 +26,18 @@ from packstore.packing.append_plan import (
 )
 from packstore.packing.composing import Composition, copy_split
 from packstore.packing.conversion import run_plan
-from packstore.packing.growing import AddedShards, AppendPlan, build_grown_manifest, join_shards, next_number
+from packstore.packing.growing import AddedShards, AppendPlan, build_grown_manifest, join_shards
 from packstore.packing.options import AppendOptions
 from packstore.packing.recorded_options import drop_record_counts
-from packstore.packing.upload_folder import NOTE, lock_upload_folder, note_publishing, read_published_note
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import list_shards
-from packstore.stores.builder.growth import publish_growth
-from packstore.stores.builder.work_directory import ADDED, KEPT, WorkDirectory, work_path
 from packstore.stores.linked import read_link_values, relative_link_folder
-from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import remove_unfinished
-from packstore.stores.remote.head import RemoteHead, read_writable_head
-from packstore.stores.remote.publish import LostRaceError, upload_and_publish
+from packstore.stores.places import Growth, place_of
+from packstore.stores.remote.publish import LostRaceError
 
 _log = logging.getLogger(__name__)
-
-_TRIES = 20
-"""Maximum number of times that an append to a URL is planned again after others have changed the store."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -128,70 +120,35 @@ def append_source(
 ) -> AppendReport:
     """Runs :func:`append` with its options: plans, packs and publishes. Resumes an interrupted run.
 
-    If an interrupted run of the same request had published, returns a report without new records. If this run fails,
-    the work directory keeps its packed records for the next run. If it succeeds, the work directory is deleted.
+    If an interrupted run of the same request had published, returns a report without new records. If this run fails on
+    a local store, the work directory keeps its packed records for the next run. At a URL, plans again if others publish
+    first.
 
     Raises the errors of :func:`append`, and :class:`DestinationError` if ``store`` is a symbolic link. ``started``:
     ``time.monotonic`` at the start; None for now.
     """
     started = time.monotonic() if started is None else started
-    if isinstance(store, UrlPath):
-        return _append_at_url(store, source, options, progress, started)
-    read_manifest(store)  # raises before anything is made if there is no store
-    if store.is_symlink():  # else two processes could write to it at once, by different names
-        raise DestinationError(f"{printable(str(store))} is a symbolic link; name the path that it points to")
-    work = WorkDirectory(store)
-    try:
-        finished = work.find_finished_growth()
-        work.undo_interrupted_publish()
-        if finished is not None and finished == read_request(source, options, store):
-            return AppendReport(store, read_manifest(store), {}, 0, (), 0, 0, time.monotonic() - started)
-        plan = plan_append(store, source, options, progress, work.path / ADDED)
-        with closing(plan.source):
-            report = _publish_shards(plan, _prepare_shards(plan, work, progress), work, progress, started)
-    except BaseException:
-        if work_path(work.path / ADDED).exists():  # another run can go on from there
-            work.release()
-        raise
-    finally:
-        work.remove()
-    return report
-
-
-def _append_at_url(
-    url: UrlPath, source: Path, options: AppendOptions, progress: ProgressCallback, started: float
-) -> AppendReport:
-    """Appends to a store at a URL: packs on this machine, uploads the new shards and publishes a new version.
-
-    Reads the store's keys unless ``on_duplicate`` is ``unchecked``. Reads its images only to rewrite shards with
-    several splits, or to compare samples with equal keys. If an interrupted run of the same request had published,
-    returns a report without new records.
-
-    If others publish first, plans again. Raises :class:`DestinationError` after 20 tries.
-    """
-    with lock_upload_folder(url) as (place, work):
-        note = place.parent / NOTE
-        if (there := read_published_note(url, note)) is not None and there[0] == read_request(source, options, url):
-            note.unlink()
-            return AppendReport(url, there[1], {}, 0, (), 0, 0, time.monotonic() - started)
+    with place_of(store).grow() as growth:
+        finished = growth.find_finished(lambda: read_request(source, options, store))
+        if finished is not None:
+            return AppendReport(store, finished, {}, 0, (), 0, 0, time.monotonic() - started)
         before: tuple[AppendPlan, AddedShards | None] | None = None
-        for _ in range(_TRIES):
-            head = read_writable_head(url)
-            plan = plan_append(url, source, options, progress, work.path / ADDED)
+        for _ in range(growth.tries):
+            manifest = growth.read_manifest()
+            plan = plan_append(store, source, options, progress, growth.added)
             with closing(plan.source):
-                if plan.manifest.digest != head.manifest.digest:
+                if plan.manifest.digest != manifest.digest:
                     continue
                 packed = before[1] if before is not None and _packs_same_records(before[0], plan) else None
-                packed = packed or _prepare_shards(plan, work, progress)
+                packed = packed or _prepare_shards(plan, growth, progress)
                 before = plan, packed
                 try:
-                    report = _publish_shards(plan, packed, work, progress, started, head, note)
+                    return _publish_shards(plan, packed, growth, progress, started)
                 except LostRaceError as error:
                     _log.info("%s: what is there now is read first", error)
-                else:
-                    note.unlink(missing_ok=True)
-                    return report
-    raise DestinationError(f"{url} was changed by others {_TRIES} times while this was appended; append again")
+    raise DestinationError(
+        f"{printable(str(store))} was changed by others {growth.tries} times while this was appended; append again"
+    )
 
 
 def _packs_same_records(plan: AppendPlan, other: AppendPlan) -> bool:
@@ -206,21 +163,21 @@ def _packs_same_records(plan: AppendPlan, other: AppendPlan) -> bool:
     return same and columns[0] == columns[1] and (plan.left_out, plan.added) == (other.left_out, other.added)
 
 
-def _prepare_shards(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback) -> AddedShards | None:
+def _prepare_shards(plan: AppendPlan, growth: Growth, progress: ProgressCallback) -> AddedShards | None:
     """Converts samples to new shards, copies records to new shards, or takes the shards to link. Returns None if
     nothing is added.
 
     First deletes what an interrupted run left; warns if that run had packed all samples. Raises
     :class:`DestinationError` if the disk has no room for copies.
     """
-    remove_unfinished(work.path / KEPT)
-    if os.path.lexists(work.path / ADDED):
+    remove_unfinished(growth.kept)
+    if os.path.lexists(growth.added):
         if plan.conversion is not None:
             _log.warning("starting afresh: an interrupted run had packed all samples, and not put them into the store")
-        remove_unfinished(work.path / ADDED)
+        remove_unfinished(growth.added)
     if plan.conversion is not None:
         report = run_plan(plan.conversion, progress)
-        parts = list_shards(work.path / ADDED, report.manifest)
+        parts = list_shards(growth.added, report.manifest)
         return AddedShards(parts, report.manifest, report.manifest, report.skipped)
     if not plan.added or not isinstance(plan.source, StoreSource):
         return None
@@ -230,7 +187,7 @@ def _prepare_shards(plan: AppendPlan, work: WorkDirectory, progress: ProgressCal
     copied = _copy_records(plan, plan.source.reader)
     check_space(plan.store, copied.estimate_bytes)
     links = partial(read_link_values, folder=relative_link_folder(plan.manifest, plan.store))
-    parts, manifest = copied.make_shards(work.path / ADDED, progress, links=links)
+    parts, manifest = copied.make_shards(growth.added, progress, links=links)
     return AddedShards(parts, manifest or origin, origin, ())
 
 
@@ -250,39 +207,21 @@ def _copy_records(plan: AppendPlan, reader: Reader) -> Composition:
 def _publish_shards(
     plan: AppendPlan,
     added: AddedShards | None,
-    work: WorkDirectory,
+    growth: Growth,
     progress: ProgressCallback,
     started: float,
-    there: RemoteHead | None = None,
-    note: Path | None = None,
 ) -> AppendReport:
     """Adds shards to the store, publishes it, and returns the report. Without shards, publishes nothing.
 
-    Raises :class:`LostRaceError` if another process published first.
-
-    Args:
-        plan: The plan.
-        added: The shards to add; None for none.
-        work: The store's work directory.
-        progress: Called for each step.
-        started: ``time.monotonic`` at the start.
-        there: Head of a store at a URL; None for a local store.
-        note: File in which the version of a store at a URL is noted before it is published.
+    Raises :class:`LostRaceError` if another process published first. ``added``: the shards to add; None for none.
     """
     manifest, store = plan.manifest, plan.store
     if added is None:
         return AppendReport(store, manifest, {}, plan.duplicates, (), 0, 0, time.monotonic() - started)
-    own = list_shards(store, manifest, None if there is None else [UrlPath(store) / name for name in there.shards])
-    parts, rewritten = join_shards(plan, own, added.parts, work.path / KEPT, progress)
+    parts, rewritten = join_shards(plan, growth.list_shards(), added.parts, growth.kept, progress)
     head = build_grown_manifest(plan, parts, added)
     progress(Progress("publish", 0, 1, 0))
-    if there is None:
-        publish_growth(work, store, manifest, head, parts, next_number(own), plan.request)
-    else:
-        assert note is not None
-        version = there.version or 0
-        note_publishing(note, plan.request, version + 1, head)
-        upload_and_publish(open_objects(store), head, parts, version, progress)
+    growth.publish(head, parts, plan.request, progress)
     counts = Counter[str]()
     for name, count in (run for runs in added.parts.runs for run in runs):
         counts[name] += count

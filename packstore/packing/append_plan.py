@@ -16,7 +16,6 @@ from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.shards import TABLE_ROW
-from packstore.core.urls import UrlPath
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.packing.added_source import AddedSource
 from packstore.packing.append_conversion import plan_conversion
@@ -35,6 +34,7 @@ from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, merge_classes
 from packstore.stores.linked import relative_link_folder
 from packstore.stores.opening import open_reader, read_manifest
+from packstore.stores.places import place_of
 from packstore.stores.unify import join_answers
 
 
@@ -71,7 +71,7 @@ def plan_append(
             store, manifest, columns, opened, None, None, frozenset(), {}, 0, 0, options, request, split_of
         )
         wrapped = AddedSource(opened, plan.columns, split_of, survey, manifest.digest, options.key_prefix)
-        beside = Path(tempfile.gettempdir()) if isinstance(store, UrlPath) else store.parent
+        beside = Path(tempfile.gettempdir()) if place_of(store).remote else store.parent
         where = beside / f".{store.name}.added" if place is None else place
         if options.on_duplicate != "unchecked":
             with open_reader(store) as reader:

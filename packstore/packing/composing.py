@@ -17,10 +17,8 @@ from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
-from packstore.objects import open_objects
 from packstore.packing.copying import LinkGetter, RecordCopier, create_store_like
 from packstore.packing.recorded_options import EXIF_ORIENTED, drop_record_counts, record_counts
-from packstore.packing.upload_folder import lock_upload_folder
 from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import (
@@ -30,14 +28,14 @@ from packstore.stores.builder.assembly import (
     link_shards,
     list_shards,
 )
-from packstore.stores.builder.publish import Staging, check_destination
+from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.read_back import write_manifest_and_table
 from packstore.stores.builder.work_directory import KEPT
 from packstore.stores.joining import map_class_numbers
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import list_owned_files, remove_unfinished
-from packstore.stores.remote.publish import check_url, upload_store
+from packstore.stores.places import place_of
 from packstore.stores.remote.transfer import fetch_shard_manifest
 from packstore.stores.shard_columns import columns_match
 
@@ -151,14 +149,17 @@ class Composition:
     def check_writable(self) -> None:
         """Raises :class:`StoreError` if there are no records.
 
-        Raises :class:`DestinationError` if a local destination may not be written, or if the disk has too little space.
+        Raises :class:`DestinationError` if the destination may not be written, or if the disk has too little space.
         """
+        self._check_size()
+        place_of(self.destination).check_new_store(overwrite=self.overwrite)
+
+    def _check_size(self) -> None:
+        """Raises :class:`StoreError` if there are no records, and :class:`DestinationError` for too little space."""
         if not self.records:
             raise StoreError(
                 f"no records are chosen, so there is nothing to put into {printable(str(self.destination))}"
             )
-        if not isinstance(self.destination, UrlPath):
-            check_destination(self.destination, overwrite=self.overwrite, owned=list_owned_files)
         check_space(self.destination, self.estimate_bytes)
 
     def write_store(self, progress: ProgressCallback) -> Manifest:
@@ -166,24 +167,23 @@ class Composition:
 
         Raises the errors of :meth:`check_writable`, and :class:`CorruptRecordError` for a damaged record to copy.
         """
-        if isinstance(self.destination, UrlPath):
-            return self._write_and_upload(self.destination, progress)
-        self.check_writable()
-        if not self.linked_shard_count:
-            with self._create_builder(self.destination, overwrite=self.overwrite, sharded=self.sharded) as builder:
-                return self._copy_records_to(builder, progress)
-        return self._link_and_publish(progress)
+        self._check_size()
+        place = place_of(self.destination)
+        with place.new_store(overwrite=self.overwrite) as draft:
+            if place.remote:  # the store moves, so its links to images are absolute
+                absolute = {k: "absolute" if k == "link" else v for k, v in self.base.options.items()}
+                drafted = replace(self, destination=draft.path, base=replace(self.base, options=absolute))
+                drafted._check_size()
+            else:
+                drafted = self
+            return draft.publish(drafted._write_local(progress), progress)
 
-    def _write_and_upload(self, url: UrlPath, progress: ProgressCallback) -> Manifest:
-        """Writes the store to a local work folder and uploads it. Its links to images are absolute.
-
-        Raises :class:`DestinationError` before it writes if the URL has a store that must not be replaced.
-        """
-        check_url(open_objects(url), overwrite=self.overwrite)  # before anything is copied
-        with lock_upload_folder(url) as (path, _):
-            absolute = {k: "absolute" if k == "link" else v for k, v in self.base.options.items()}
-            replace(self, destination=path, base=replace(self.base, options=absolute)).write_store(progress)
-            return upload_store(path, url, overwrite=self.overwrite, progress=progress)
+    def _write_local(self, progress: ProgressCallback) -> Manifest:
+        """Writes the store to a local destination. Returns its manifest."""
+        if self.linked_shard_count:
+            return self._link_and_publish(progress)
+        with self._create_builder(self.destination, overwrite=self.overwrite, sharded=self.sharded) as builder:
+            return self._copy_records_to(builder, progress)
 
     def _create_builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
         """Creates a builder at ``path`` for the records to copy: one file, or shards of :attr:`shard_size` if

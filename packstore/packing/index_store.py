@@ -9,13 +9,13 @@ from pathlib import Path
 
 from packstore.core.column import LINK_COLUMNS, SEEK_INDEX
 from packstore.core.errors import UsageError, printable
-from packstore.core.files import check_paths, refuse_empty
+from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, progress_callback
-from packstore.core.urls import UrlPath, location
+from packstore.core.urls import location
 from packstore.packing.rewriting import rewrite_store
-from packstore.stores.builder.interrupted import remove_published_run
 from packstore.stores.opening import open_reader
+from packstore.stores.places import place_of
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -60,8 +60,6 @@ def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallbac
     """
     refuse_empty(store)
     place = location(store)
-    if not isinstance(place, UrlPath):
-        check_paths(store)
     started = time.monotonic()
     with open_reader(place) as reader, progress_callback(progress) as report:
         manifest = reader.manifest
@@ -74,6 +72,6 @@ def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallbac
             links = {column.name for column in LINK_COLUMNS}  # they are the last, as convert writes them
             columns = sorted((*manifest.columns, SEEK_INDEX), key=lambda column: column.name in links)
             manifest = rewrite_store(reader, columns, "index", report)
-        elif not isinstance(place, UrlPath):
-            remove_published_run(place)
+        else:
+            place_of(place).remove_finished_work()
     return IndexReport(place, manifest, written, time.monotonic() - started)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from packstore.core.checksums import image_checksum
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_empty
+from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
@@ -78,8 +78,6 @@ def relink(
     """
     refuse_empty(store)
     place = location(store)
-    if not isinstance(place, UrlPath):
-        check_paths(store)
     if links not in (None, "absolute", "relative"):
         raise UsageError(f"links should be 'absolute' or 'relative', got {links!r}")
     moves = None if rebase is None else (_absolute_path(rebase[0]), _absolute_path(rebase[1]))

@@ -13,13 +13,11 @@ import numpy as np
 
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback
-from packstore.core.urls import UrlPath
 from packstore.packing.copying import LinkGetter, RecordCopier, create_store_like
 from packstore.packing.recorded_options import drop_record_counts, record_counts
-from packstore.packing.upload_folder import lock_upload_folder
 from packstore.stores.base import Reader
 from packstore.stores.linked import read_link_values, relative_link_folder
-from packstore.stores.remote.publish import upload_store
+from packstore.stores.places import place_of
 
 
 def rewrite_store(
@@ -48,11 +46,8 @@ def rewrite_store(
     """
     if links is None:
         links = partial(read_link_values, folder=relative_link_folder(reader.manifest, reader.path))
-    if isinstance(reader.path, UrlPath):
-        with lock_upload_folder(reader.path) as (path, _):
-            _write_copy(reader, path, columns, stage, progress, links, options or {})
-            return upload_store(path, reader.path, overwrite=True, progress=progress)
-    return _write_copy(reader, reader.path, columns, stage, progress, links, options or {})
+    with place_of(reader.path).new_store(overwrite=True) as draft:
+        return draft.publish(_write_copy(reader, draft.path, columns, stage, progress, links, options or {}), progress)
 
 
 def _write_copy(

@@ -426,7 +426,7 @@ class TestAppend:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("packstore.packing.append.upload_and_publish", killed)
+            patch.setattr("packstore.stores.places.remote.upload_and_publish", killed)
             with pytest.raises(KeyboardInterrupt):
                 packstore.append(url, second)
         report = packstore.append(url, second)
@@ -489,7 +489,7 @@ class TestAppend:
             return pack(*arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr("packstore.packing.append.upload_and_publish", late)
+            patch.setattr("packstore.stores.places.remote.upload_and_publish", late)
             patch.setattr(append_module, "_prepare_shards", counted)
             packstore.append(url, third)
         assert packed == (3 if new_class else 2)
@@ -517,7 +517,7 @@ class TestAppend:
                 assert packstore.append(url, second).rewritten == 0
             return publish(*arguments)
 
-        monkeypatch.setattr("packstore.packing.append.upload_and_publish", late)
+        monkeypatch.setattr("packstore.stores.places.remote.upload_and_publish", late)
         assert packstore.append(url, third).rewritten == 12
         assert open_store(url).manifest.splits[2].name == "test"
         assert packstore.verify(url).ok
@@ -550,7 +550,7 @@ class TestAppend:
                 packstore.append(url, photos(tmp_path / "again", "second", 5))
             return publish(*arguments)
 
-        monkeypatch.setattr("packstore.packing.append.upload_and_publish", late)
+        monkeypatch.setattr("packstore.stores.places.remote.upload_and_publish", late)
         with pytest.raises(SourceError, match="has 6 of the keys"):
             packstore.append(url, second)
         assert find_newest_version(open_objects(url)) == 2

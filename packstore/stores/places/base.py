@@ -1,0 +1,121 @@
+"""What every place of a store or an export does."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from packstore.core.manifest import Manifest
+from packstore.core.progress import ProgressCallback
+
+if TYPE_CHECKING:
+    from packstore.stores.builder.assembly import ShardList
+    from packstore.stores.builder.owner import Owner
+
+
+class Place(ABC):
+    """A local path or a URL, at which a store or an export is or will be.
+
+    Attributes:
+        path: The path or URL.
+        remote: Whether it is a URL.
+    """
+
+    remote: ClassVar[bool]
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abstractmethod
+    def check_new_store(self, *, overwrite: bool) -> None:
+        """Raises :class:`DestinationError` if a new store may not be written here.
+
+        A store is replaced only with ``overwrite``, and anything else never.
+        """
+
+    @abstractmethod
+    def new_store(self, *, overwrite: bool) -> AbstractContextManager[StoreDraft]:
+        """Calls :meth:`check_new_store` and yields a local path for a new store, and the function that publishes it.
+
+        What is not published is removed at the end of the context.
+        """
+
+    @abstractmethod
+    def grow(self) -> AbstractContextManager[Growth]:
+        """Locks the store that is here against other writers of this machine, and yields what adds shards to it.
+
+        Raises :class:`StoreError` if there is no store, and :class:`DestinationError` if it cannot grow.
+        """
+
+    @abstractmethod
+    def find_writer(self) -> Owner | None:
+        """Returns the process that writes here. None if there is none, and for every URL."""
+
+    @abstractmethod
+    def remove_finished_work(self) -> None:
+        """Removes the work directory that a run left which was killed right after publishing.
+
+        Keeps a directory from which another run can resume, that packstore did not make, or that a process uses.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDraft:
+    """A new store before it is published.
+
+    Attributes:
+        path: Where to write it: the destination itself for a local place, whose builder publishes by a rename.
+        publish: Publishes the store with this manifest. Returns its manifest at the destination: at a URL, every store
+            has shards.
+    """
+
+    path: Path
+    publish: Callable[[Manifest, ProgressCallback], Manifest]
+
+
+class Growth(ABC):
+    """An append to the store at a place. The work directory is locked until the end of :meth:`Place.grow`.
+
+    Attributes:
+        added: Local path at which to pack the records to add. An interrupted run may have begun it.
+        kept: Local path at which to copy those records of the store that must be rewritten.
+        tries: Number of times to plan again after others have published first.
+    """
+
+    added: Path
+    kept: Path
+    tries: ClassVar[int]
+
+    @abstractmethod
+    def find_finished(self, read_request: Callable[[], Any]) -> Manifest | None:
+        """Returns the store's manifest if a run of the same request was killed after publishing; else None.
+
+        Cleans up after an interrupted run, which may have published or not. Calls ``read_request``, which returns
+        plain JSON, only if a run has published.
+        """
+
+    @abstractmethod
+    def read_manifest(self) -> Manifest:
+        """Reads the present manifest, which :meth:`publish` will replace.
+
+        Raises :class:`DestinationError` if the store cannot grow.
+        """
+
+    @abstractmethod
+    def list_shards(self) -> ShardList:
+        """Lists the shards of the manifest that was read last. A store of one file is one shard."""
+
+    @abstractmethod
+    def publish(self, new: Manifest, parts: ShardList, request: Any, progress: ProgressCallback) -> None:
+        """Publishes ``new``, with all shards ``parts``, in place of the manifest that was read last, in one step.
+
+        Removes from a local store the files that only the old manifest needed. ``request`` is plain JSON, for
+        :meth:`find_finished` of another run.
+
+        Raises :class:`LostRaceError` if another process has published at the URL first, and
+        :class:`DestinationError` if a local store was changed or cannot be written. The store is then as before.
+        """
