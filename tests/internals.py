@@ -126,6 +126,7 @@ if TYPE_CHECKING:
         to_canonical_json,
     )
     from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
+    from packstore.core.proof import Comparison, Proof, compare_rows, find_different_image
     from packstore.core.registry import COLUMN_TYPES, ENCODINGS, EXPORTS, FORMATS, SOURCES, Registry
     from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
     from packstore.core.urls import UrlPath, location

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.damaged_store import DamagedFile, DamagedStore, inspect_damaged_store
-from packstore.checking.mismatch import compute_row_checksums
 from packstore.checking.repair import check_destination_name
 from packstore.core.arguments import check_bools
 from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksum, row_columns
@@ -28,6 +27,7 @@ from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_nested_paths, writing
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
+from packstore.core.proof import compare_rows
 from packstore.images.encode.options import keeps_exif
 from packstore.images.orientation import count_oriented
 from packstore.images.seek_index import index_values
@@ -292,12 +292,9 @@ class _Salvage:
             return lambda start, stop: [sound] * (stop - start)
 
         def by_row(start: int, stop: int) -> list[bool]:
-            actual = compute_row_checksums(self.manifest.columns, columns, start, stop)
+            wrong = compare_rows(self.manifest.columns, columns, stored[start:stop], start)
             self.chosen = {}
-            return [
-                actual[i][0] == int(stored[i]) or self._choose_values(scavenged, i, int(stored[i]))
-                for i in range(start, stop)
-            ]
+            return [i not in wrong or self._choose_values(scavenged, i, wrong[i].expected) for i in range(start, stop)]
 
         return by_row
 

@@ -17,25 +17,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
 
-from packstore.checking.mismatch import (
-    Mismatch,
-    are_checksums_damaged,
-    compute_row_checksums,
-    describe_damaged_checksum,
-    describe_mismatch,
-)
 from packstore.core.checksums import (
     ROW_CHECKSUM,
     column_digest,
+    image_checksum,
     records_digest,
     row_columns,
 )
+from packstore.core.column import Column
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import PackstoreError, StoreError, UnreachableError, printable
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.proof import Comparison, compare_rows, compute_rows
 from packstore.packing.keys import digest_keys
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder.owner import Owner
@@ -272,11 +267,10 @@ class StoreCheck:
     def _check_records_digest(self, file: StoreFile, columns: dict[str, ColumnData]) -> Iterator[Problem]:
         """Yields a problem if the columns of a file do not have the records digest in its manifest. All columns must be
         undamaged."""
-        manifest, count = file.reader.manifest, len(file.reader)
+        manifest = file.reader.manifest
         checksums, rows = columns["checksum"], columns.get(ROW_CHECKSUM.name)
         if rows is None:
-            sums = compute_row_checksums(manifest.columns, columns, 0, count)
-            rows = np.fromiter((checksum or 0 for checksum, _ in sums.values()), np.uint64, count)
+            rows, _ = compute_rows(manifest.columns, columns, 0, len(file.reader))
         assert isinstance(checksums, np.ndarray)
         assert isinstance(rows, np.ndarray)
         digest = records_digest(checksums, rows)
@@ -297,14 +291,11 @@ class StoreCheck:
             return set()
         stored = columns[ROW_CHECKSUM.name]
         assert isinstance(stored, np.ndarray)
-        bad: dict[int, Mismatch] = {}
+        bad: dict[int, Comparison] = {}
         width = sum(column.record_nbytes for column in row_columns(manifest.columns) if column.kind == "fixed")
         step = max(1, min(_ROWS, _ROW_BYTES // max(1, width)))
         for start in range(0, len(file.reader), step):
-            stop = min(start + step, len(file.reader))
-            for i, (found, why) in compute_row_checksums(manifest.columns, columns, start, stop).items():
-                if found != int(stored[i]):
-                    bad[i] = Mismatch(found, int(stored[i]), why)
+            bad |= compare_rows(manifest.columns, columns, stored[start : start + step], start)
         if not bad:
             return set()
         if ROW_CHECKSUM.name in unsound and are_checksums_damaged(stored, bad, manifest.column(ROW_CHECKSUM.name)):
@@ -328,7 +319,7 @@ class StoreCheck:
 
     def _check_images(
         self, reader: Reader, batches: Iterable[Batch], files: Sequence[_ColumnResults]
-    ) -> Generator[Problem, None, list[dict[int, Mismatch]]]:
+    ) -> Generator[Problem, None, list[dict[int, Comparison]]]:
         """Reads each image once, in threads; yields the problems that the further checks find. Reports progress.
 
         Returns for each of ``files`` the records that do not match their checksum or cannot be read, numbered from its
@@ -339,7 +330,7 @@ class StoreCheck:
         starts = [columns.start for columns in files]
         first = 0 if reader is self._reader else starts[0]
 
-        def check(batch: Batch) -> tuple[int, int, dict[int, Mismatch], list[Problem]]:
+        def check(batch: Batch) -> tuple[int, int, dict[int, Comparison], list[Problem]]:
             nbytes, bad, sound = 0, {}, {}
             for record in batch.records:
                 columns = files[bisect_right(starts, record) - 1]
@@ -350,17 +341,17 @@ class StoreCheck:
                     data = reader.view(record - first)
                 except (PackstoreError, IndexError) as error:
                     why = error.reason if isinstance(error, LinkError) else f"cannot be read: {error}"
-                    bad[record] = Mismatch(None, expected or 0, why)
+                    bad[record] = Comparison(None, expected or 0, why)
                     continue
                 nbytes += memoryview(data).nbytes
-                found = xxh3_64_intdigest(data)
+                found = image_checksum(data)
                 if expected is not None and found != expected:
-                    bad[record] = Mismatch(found, expected)
+                    bad[record] = Comparison(found, expected)
                 elif checks is not None:
                     sound[record] = data
             return len(batch.records), nbytes, bad, [] if checks is None else [*checks.check(batch, sound)]
 
-        bad_of: list[dict[int, Mismatch]] = [{} for _ in files]
+        bad_of: list[dict[int, Comparison]] = [{} for _ in files]
         for count, nbytes, bad, problems in ordered_map(check, batches, self._workers):
             self._read += count
             self.checked_bytes += nbytes
@@ -373,7 +364,7 @@ class StoreCheck:
             self._progress(Progress("verify", self._read, total, self.checked_bytes))
         return bad_of
 
-    def _report_images(self, file: StoreFile, columns: _ColumnResults, bad: dict[int, Mismatch]) -> Iterator[Problem]:
+    def _report_images(self, file: StoreFile, columns: _ColumnResults, bad: dict[int, Comparison]) -> Iterator[Problem]:
         """Yields a problem for each of the file's mismatched records ``bad``. Adds records with a damaged image to
         :attr:`images`.
 
@@ -441,3 +432,30 @@ def record_batches(reader: Reader, most: int = _BATCH_RECORDS) -> Iterator[range
     total = len(reader)
     step = max(1, min(most, _BATCH_BYTES // reader.manifest.mean_nbytes))
     return (range(start, min(start + step, total)) for start in range(0, total, step))
+
+
+def are_checksums_damaged(stored: NDArray[Any], bad: dict[int, Comparison], column: Column) -> bool:
+    """Returns whether the stored column of checksums is damaged, and not the records ``bad`` that differ from it.
+
+    Puts the actual checksums of these records into the column: if the column then matches its digest, it was damaged.
+    Returns False if one of the records cannot be read.
+    """
+    if any(comparison.found is None for comparison in bad.values()):
+        return False
+    corrected = np.array(stored)
+    for i, comparison in bad.items():
+        corrected[i] = comparison.found
+    return column_digest(corrected) == column.digest
+
+
+def describe_damaged_checksum(name: str, comparison: Comparison) -> str:
+    """Returns the text of a problem: the stored checksum ``name`` is damaged, the record is not."""
+    return f"its stored {name} is damaged: {comparison.expected:016x}, should be {comparison.found or 0:016x}"
+
+
+def describe_mismatch(comparison: Comparison, name: str) -> str:
+    """Returns the text of a problem: a record's checksum ``name``, and the expected one.
+
+    If the record cannot be read, returns the reason instead.
+    """
+    return comparison.why or f"{name} {comparison.found or 0:016x}, expected {comparison.expected:016x}"

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import ROW_CHECKSUM, hash_values, row_checksums, row_columns
+from packstore.core.checksums import ROW_CHECKSUM, row_columns
 from packstore.core.column import LINK_LENGTH, SEEK_INDEX
 from packstore.core.columns import Buffer
-from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError
+from packstore.core.errors import StoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.proof import Proof
 from packstore.images.encode.options import keeps_exif
 from packstore.images.orientation import count_oriented
 from packstore.images.seek_index import index_values, reads_gray
@@ -157,21 +158,17 @@ def _read_proven(
 
     With ``unread``, reads no images, and returns empty ones. Reads again if damaged shards can be fetched again.
     """
-    copies = DamagedCopies(reader)
+    copies, proof, numbers = DamagedCopies(reader), Proof(reader.manifest.columns, reader.value), some.tolist()
     while True:
         try:
             checksums = reader.values("checksum", some)
             images: Sequence[Buffer] = [b""] * len(some)
             if not unread:
                 images = reader.views(some)
-                sums = hash_values(images, len(images))
-                _check_checksums(reader, some, sums, checksums, "checksum of its image")
-            columns = row_columns(reader.manifest.columns)
-            values = dict(_read_values(reader, columns, some))
-            if reader.manifest.has_column(ROW_CHECKSUM.name):
-                hashes = {c.name: hash_values(values[c.name], len(some)) for c in columns if c.kind == "ragged"}
-                sums = row_checksums(reader.manifest.columns, values | hashes, len(some))
-                _check_checksums(reader, some, sums, reader.values(ROW_CHECKSUM.name, some), ROW_CHECKSUM_NOUN)
+                proof.check_images(numbers, images, checksums)
+            values = dict(_read_values(reader, proof.columns, some))
+            if proof.has_rows:
+                proof.check_rows(numbers, values, reader.values(ROW_CHECKSUM.name, some))
         except StoreError as error:
             if not copies.refetch([error], some):
                 raise
@@ -192,15 +189,3 @@ def _read_values(reader: Reader, columns: Iterable[Column], some: NDArray[np.int
             yield column.name, reader.values(column.name, some)
         else:
             yield column.name, [bytes(reader.value(column.name, i)) for i in some.tolist()]
-
-
-def _check_checksums(
-    reader: Reader, some: Sequence[int] | NDArray[np.int64], found: Any, expected: Any, what: str
-) -> None:
-    """Raises :class:`CorruptRecordError` for the first record whose checksum differs. ``what`` names the checksum."""
-    wrong = np.flatnonzero(found != expected)
-    if len(wrong):
-        i = int(wrong[0])
-        record = int(some[i])
-        digits = f"{int(expected[i]):016x}", f"{int(found[i]):016x}"
-        raise CorruptRecordError(record, reader.key(record), *digits, what)

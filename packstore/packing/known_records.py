@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.checksums import row_checksum
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.proof import Proof
 from packstore.packing.batches import PackedBatch
 from packstore.packing.keys import StoreKeys
 from packstore.packing.plan import Plan
@@ -31,6 +31,7 @@ def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress
         progress: Called after each batch.
     """
     stored, encoder = StoreKeys(reader), plan.make_encoder()
+    proof = Proof(reader.manifest.columns, reader.value)
     known = (entry for entry in plan.source.entries() if entry.key in keys)
     same = seen = 0
     for packed in pack_batches(plan, encoder, known, plan.options.workers or plan.source.workers()):
@@ -39,7 +40,7 @@ def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress
             same += (
                 record is not None
                 and checksum == int(reader.value("checksum", record))
-                and row_checksum(reader.manifest.columns, fields) == _row_checksum(reader, record)
+                and not proof.compare_fields(record, fields).differs
             )
         seen += len(packed.seen)
         progress(Progress("compare", seen, len(keys), 0))
@@ -63,9 +64,3 @@ def _iterate_fields(
             {name: np.asarray(value, dtypes[name]) if name in dtypes else value
              for name, value in row.items() if value is not None},
         )  # fmt: skip
-
-
-def _row_checksum(reader: Reader, record: int) -> int:
-    """Reads the fields of a stored record and computes their row checksum. Not every store keeps row checksums."""
-    columns = reader.manifest.columns
-    return row_checksum(columns, {c.name: reader.value(c.name, record) for c in columns[1:]})

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import image_checksum
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
+from packstore.core.proof import Proof
 from packstore.core.urls import UrlPath, location
 from packstore.packing.rewriting import rewrite_store
 from packstore.stores.base import Reader
@@ -157,11 +157,11 @@ def _verify_changed_files(
         states: Present size and time of each file, by its new path.
         progress: Called after each batch.
     """
-    files = LinkedFiles()
+    files, proof = LinkedFiles(), Proof(reader.manifest.columns, reader.value)
 
     def check(first: int) -> int:
         records = np.arange(first, min(first + _STEP, len(reader)))
-        values, checksums = read_link_values(reader, records), reader.values("checksum", records)
+        values = read_link_values(reader, records)
         count = 0
         for i, record in enumerate(records.tolist()):
             place = places[values["link_file"][i]]
@@ -172,7 +172,7 @@ def _verify_changed_files(
                 data = files.open(place).data[start : start + length]
             except (OSError, ValueError) as error:
                 raise StoreError(f"{printable(place)} cannot be read ({error}); nothing was changed") from None
-            if len(data) != length or image_checksum(data) != int(checksums[i]):
+            if len(data) != length or proof.compare_image(record, data).differs:
                 raise StoreError(
                     f"record {record} ({printable(reader.key(record))}) is not what lies in {printable(place)}, bytes "
                     f"{start:,} to {start + length:,}: that is another file than was linked; nothing was changed"

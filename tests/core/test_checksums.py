@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,15 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 from tests.internals import (
     ROW_CHECKSUM,
     Column,
+    Comparison,
+    CorruptRecordError,
+    Proof,
     Ragged,
+    StoreError,
     column_digest,
+    compare_rows,
     file_digest,
+    find_different_image,
     hash_values,
     records_digest,
     row_checksum,
@@ -104,3 +111,58 @@ def test_row_checksums() -> None:
 def test_digest_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     assert file_digest(tmp_path / "a") == (3, sha(b"abc").hex())
+
+
+def values_of(**columns: Any) -> Callable[[str, int], Any]:
+    def value(name: str, record: int) -> Any:
+        if columns[name] is None:
+            raise StoreError(f"{name} cannot be read")
+        return columns[name][record]
+
+    return value
+
+
+def test_proof() -> None:
+    images, boxes, keys = [b"one", b"two"], np.arange(8, dtype="<f4").reshape(2, 2, 2), [b"1.png", b"2.png"]
+    fields = {"label": np.array([3, -1]), "box": boxes, "empty": np.empty((2, 0), "u1"), "key": keys}
+    each = [{name: values[i] for name, values in fields.items()} for i in range(2)]
+    checksums = np.array([xxh3_64_intdigest(image) for image in images], np.uint64)
+    rows = np.array([row_checksum(COLUMNS, one) for one in each], np.uint64)
+    proof = Proof(COLUMNS, values_of(checksum=checksums, row_checksum=rows, **fields))
+    old = Proof(COLUMNS[:-1], values_of(checksum=checksums, **fields))
+    assert (proof.has_rows, old.has_rows) == (True, False)
+    for i in range(2):
+        proof.check_image(i, images[i])
+        proof.check_fields(i, each[i])
+        assert proof.compare_image(i, images[1 - i]) == Comparison(int(checksums[1 - i]), int(checksums[i]))
+        assert old.compare_fields(i, each[i]) == Comparison(int(rows[i]), int(rows[i]))
+        assert old.compare_fields(i, each[1 - i]).differs
+        assert proof.compare_fields(i, each[i] | {"box": None}).differs
+    proof.check_images([0, 1], images, checksums)
+    proof.check_rows([0, 1], fields, rows)
+    assert find_different_image(images, checksums.tolist()) is None
+    assert find_different_image([b"one", b"2"], checksums.tolist()) == 1
+    with pytest.raises(CorruptRecordError, match=r"record 7 \(2\.png\) is damaged: checksum of its image"):
+        Proof(COLUMNS, values_of(key=[b"2.png"] * 8)).check_images([6, 7], [b"one", b"2"], checksums)
+    with pytest.raises(CorruptRecordError, match=r"record 0 \(1\.png\) is damaged: row checksum"):
+        proof.check_rows([0, 1], fields | {"label": np.array([4, -1])}, rows)
+    with pytest.raises(CorruptRecordError, match="its key is damaged, too"):
+        Proof(COLUMNS, values_of(checksum=checksums, key=None)).check_image(1, b"2")
+
+
+def test_rows_that_differ() -> None:
+    class Unreadable(list[Any]):
+        def __getitem__(self, i: Any) -> Any:
+            if i == 1:
+                raise StoreError("value 1 is lost")
+            return super().__getitem__(i)
+
+    columns = (COLUMNS[0], COLUMNS[1], COLUMNS[4])
+    data = {"label": np.arange(4), "key": [b"a", b"b", b"c", b"d"]}
+    rows = np.array([row_checksum(columns, {n: values[i] for n, values in data.items()}) for i in range(4)], np.uint64)
+    assert compare_rows(columns, data, rows) == {}
+    rows[3] += 1
+    expected = {3: Comparison(int(rows[3]) - 1, int(rows[3]))}
+    assert compare_rows(columns, data, rows) == compare_rows(columns, data, rows[2:], 2) == expected
+    lost = compare_rows(columns, data | {"key": Unreadable(data["key"])}, rows)
+    assert lost == {1: Comparison(None, int(rows[1]), "value 1 is lost")} | expected

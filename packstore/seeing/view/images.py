@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.core.checksums import image_checksum
 from packstore.core.columns import Buffer
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, printable
 from packstore.core.manifest import Column
+from packstore.core.proof import Proof
 from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.display import Window, denormalize, find_window, to_display
 from packstore.images.encode.options import readers_transpose
@@ -187,9 +187,7 @@ class BrowserImages:
         """Decodes, checks and encodes a thumbnail. Raises the errors of :meth:`get_thumbnail`."""
         reader = self._reader
         data = reader.view(record)
-        found, expected = image_checksum(data), int(reader.value("checksum", record))
-        if found != expected:
-            raise CorruptRecordError(record, printable_key(reader, record), f"{expected:016x}", f"{found:016x}")
+        Proof(reader.manifest.columns, reader.value).check_image(record, data)
         image = Image.fromarray(self.decode_for_display(record, reader.manifest.image, data, side))
         small = max(image.size) <= _SMALL
         image.thumbnail((side, side), reducing_gap=2.0)

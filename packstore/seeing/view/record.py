@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import ROW_CHECKSUM, image_checksum, row_checksum, row_columns
 from packstore.core.column import INTERNAL, read_row_classes
 from packstore.core.column_types.canvas import RowClasses
 from packstore.core.column_types.shown import cut_rows, to_json_numbers
 from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column, Manifest
+from packstore.core.proof import Comparison, Proof
 from packstore.images.orientation import read_orientation
 from packstore.images.sniff import HeaderError
 from packstore.seeing.view.facts import describe_channels, parse_header, read_image_facts
@@ -169,27 +169,24 @@ def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
     The object has ``of``, ``ok``, ``stored`` and ``found``. If a value cannot be read, it has ``of``, ``ok`` (False)
     and ``error``. Without row checksums, returns only the object of the image.
     """
-    manifest = reader.manifest
+    proof = Proof(reader.manifest.columns, reader.value)
+
+    def compare_image() -> Comparison:
+        return proof.compare_image(record, reader.view(record))
+
+    def compare_fields() -> Comparison:
+        return proof.compare_fields(record, {c.name: reader.value(c.name, record) for c in proof.columns})
+
     comparisons: list[dict[str, Any]] = []
-    try:
-        comparisons.append(
-            _describe_comparison("image", int(reader.value("checksum", record)), image_checksum(reader.view(record)))
-        )
-    except (PackstoreError, IndexError) as error:
-        comparisons.append({"of": "image", "ok": False, "error": str(error)})
-    if manifest.has_column(ROW_CHECKSUM.name):
+    for of, compare in [("image", compare_image), ("other columns", compare_fields)][: 1 + proof.has_rows]:
         try:
-            row = {column.name: reader.value(column.name, record) for column in row_columns(manifest.columns)}
-            stored = int(reader.value(ROW_CHECKSUM.name, record))
-            comparisons.append(_describe_comparison("other columns", stored, row_checksum(manifest.columns, row)))
+            result = compare()
         except (PackstoreError, IndexError) as error:
-            comparisons.append({"of": "other columns", "ok": False, "error": str(error)})
+            comparisons.append({"of": of, "ok": False, "error": str(error)})
+        else:
+            shown = {"stored": f"{result.expected:016x}", "found": f"{result.found:016x}"}
+            comparisons.append({"of": of, "ok": not result.differs, **shown})
     return comparisons
-
-
-def _describe_comparison(what: str, stored: int, found: int) -> dict[str, Any]:
-    """Returns the comparison of a stored checksum with the computed one: ``of``, ``ok``, ``stored``, ``found``."""
-    return {"of": what, "ok": stored == found, "stored": f"{stored:016x}", "found": f"{found:016x}"}
 
 
 def _read_exif(reader: Reader, record: int) -> dict[str, str]:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
 
-from packstore.core.checksums import file_digest, row_checksum, row_columns
+from packstore.core.checksums import ROW_CHECKSUM, file_digest
 from packstore.core.errors import DestinationError, StoreError, printable
 from packstore.core.files import device_and_inode
 from packstore.core.manifest import Column, Manifest
+from packstore.core.proof import Proof
 from packstore.core.shards import Shard
 from packstore.stores.base import Reader
 from packstore.stores.builder.journal import ConversionIdentity, Receipt, read_journal, read_receipt
@@ -54,9 +54,10 @@ class InterruptedRun:
         """Reads the run's journal. Raises :class:`StoreError` if that fails or the journal contradicts ``receipt``."""
         self.path = run
         self._format = format
-        self._columns = row_columns(columns)
         self._values: dict[str, Callable[[int], Any]] = {}
         self._rows: NDArray[Any] = read_journal(run, receipt)
+        journaled = {"checksum": self._rows["checksum"], ROW_CHECKSUM.name: self._rows["row"]}
+        self._proof = Proof([*columns, ROW_CHECKSUM], lambda name, record: journaled[name][record])
         self._shards = receipt.shards or ()
         self._starts = [0, *itertools.accumulate(shard.records for shard in self._shards)]
         self._reader: tuple[int, Reader] | None = None
@@ -82,7 +83,7 @@ class InterruptedRun:
         if self._partial is None:
             self._partial = self._open_unsealed_file()
         data = self._partial(record - self._starts[-1])
-        if data.nbytes != int(row["size"]) or xxh3_64_intdigest(data) != checksum:
+        if data.nbytes != int(row["size"]) or self._proof.compare_image(record, data, checksum).differs:
             raise StoreError(f"record {record} of the interrupted run contradicts its journal")
         return data, checksum
 
@@ -93,9 +94,11 @@ class InterruptedRun:
             StoreError: A value is missing, or the values do not match the row checksum in the journal.
         """
         if not self._values:
-            self._values = {column.name: open_kept_column(column, self.path / COLUMNS) for column in self._columns}
+            self._values = {
+                column.name: open_kept_column(column, self.path / COLUMNS) for column in self._proof.columns
+            }
         values = {name: read(record) for name, read in self._values.items()}
-        if row_checksum(self._columns, values) != int(self._rows["row"][record]):
+        if self._proof.compare_fields(record, values).differs:
             raise StoreError(f"the values of record {record} of the interrupted run contradict its journal")
         return values
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
 
 from packstore.core.columns import Buffer
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import MANIFEST_FILE
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
+from packstore.core.proof import find_different_image
 from packstore.core.registry import FORMATS
 from packstore.stores.base import Reader, encode_manifest
 from packstore.stores.builder.spools import describe_column
@@ -49,10 +49,8 @@ def verify_read_back(path: Path, manifest: Manifest) -> None:
 
         def check(some: _ImageBatch) -> tuple[int, int | None]:
             expected = checksums[some.first : some.first + some.records].tolist()
-            for number, (image, checksum) in enumerate(zip(some.images, expected, strict=True)):
-                if xxh3_64_intdigest(image) != checksum:
-                    return some.records, some.first + number
-            return some.records, None
+            wrong = find_different_image(some.images, expected)
+            return some.records, None if wrong is None else some.first + wrong
 
         for count, wrong in ordered_map(check, _batch_images(reader), default_workers()):
             done += count

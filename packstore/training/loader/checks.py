@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import image_checksum
-from packstore.core.errors import CorruptRecordError, StoreError
+from packstore.core.errors import StoreError
+from packstore.core.proof import Proof
 from packstore.stores import Checksums
 from packstore.stores.base import Reader
 from packstore.stores.sparingly_checked import ARRAY_SHARE
@@ -31,6 +31,7 @@ class PendingChecksums:
 
     Attributes:
         reader: The store.
+        proof: Compares its records with their checksums.
         records: Numbers of the batch's records, ``(B,)``.
         faults: Errors in other columns, by row.
         rows: Rows whose images are verified, in order.
@@ -38,6 +39,7 @@ class PendingChecksums:
     """
 
     reader: Reader
+    proof: Proof
     records: NDArray[np.int64]
     faults: Mapping[int, StoreError]
     rows: Sequence[int]
@@ -52,20 +54,12 @@ class PendingChecksums:
         """
         for place in range(bisect_left(self.rows, first), bisect_left(self.rows, first + len(images))):
             row = self.rows[place]
-            image = images[row - first]
+            image, record = images[row - first], int(self.records[row])
             if self.reader.converts_images:
-                image = self.reader.unchecked_reader.read_stored_image(int(self.records[row]))
-            found = image_checksum(image)
-            if found != self.expected[place] and row not in skip:
-                yield row, self._mismatch_error(int(self.records[row]), self.expected[place], found)
-
-    def _mismatch_error(self, record: int, expected: int, found: int) -> CorruptRecordError:
-        """Returns the error for a wrong checksum. It names the key, or says that the key is damaged, too."""
-        try:
-            key = self.reader.unchecked_reader.key(record)
-        except StoreError:
-            key = "its key is damaged, too"
-        return CorruptRecordError(record, key, f"{expected:016x}", f"{found:016x}")
+                image = self.reader.unchecked_reader.read_stored_image(record)
+            comparison = self.proof.compare_image(record, image, self.expected[place])
+            if comparison.differs and row not in skip:
+                yield row, self.proof.error(record, comparison)
 
 
 class ChecksumPolicy:
@@ -89,6 +83,7 @@ class ChecksumPolicy:
             columns: Columns of the batches.
         """
         self._reader = reader
+        self._proof = Proof(reader.manifest.columns, reader.unchecked_reader.value)
         self._checks_images = checksums != "never"
         self._share = 1 if checksums == "always" or reader.manifest.holds_files else ARRAY_SHARE
         # Other columns are verified one value at a time, when they are read.
@@ -114,9 +109,9 @@ class ChecksumPolicy:
             {row: faults[record] for row, record in enumerate(records.tolist()) if record in faults} if faults else {}
         )
         if not self._checks_images:
-            return PendingChecksums(self._reader, records, by_row, (), ())
+            return PendingChecksums(self._reader, self._proof, records, by_row, (), ())
         rows = np.arange(len(records))
         if not every and self._share > 1:
             rows = np.flatnonzero((records + epoch) % self._share == 0)
         expected = self._reader.unchecked_reader.values("checksum", records[rows])
-        return PendingChecksums(self._reader, records, by_row, rows.tolist(), expected.tolist())
+        return PendingChecksums(self._reader, self._proof, records, by_row, rows.tolist(), expected.tolist())
