@@ -153,7 +153,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes the engine one that cannot be loaded, when it is called."""
 
     def remove() -> None:
-        monkeypatch.setattr("packstore.images.engine.compiled.load_once", lambda: (None, "it is gone; fetch it"))
+        monkeypatch.setattr("packstore.core.compiled.load_once", lambda: (None, "it is gone; fetch it"))
         monkeypatch.setattr("packstore.images.decoders._loaded", {})
         monkeypatch.setattr("packstore.images.decoders._reasons", {})
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from packstore.cluster.run import ClusterRun
     from packstore.cluster.runners import LocalRunner, Outcome, ProcessRunner
     from packstore.cluster.task import ClusterJob
-    from packstore.core import scratch, urls
+    from packstore.core import compiled, scratch, urls
     from packstore.core.checksums import (
         ROW_CHECKSUM,
         column_digest,
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         shape_to_stored,
         to_stored,
     )
+    from packstore.core.compiled import load_once
     from packstore.core.errors import (
         AmbiguousSourceError,
         Answer,
@@ -189,8 +190,6 @@ if TYPE_CHECKING:
     from packstore.images.encode.jpeg import encode_jpeg, worst_patch
     from packstore.images.encode.png import encode_png, fits_png
     from packstore.images.encode.statistics import DatasetStatistics
-    from packstore.images.engine import compiled
-    from packstore.images.engine.compiled import load_once
     from packstore.images.engine.engine import Engine, augment
     from packstore.images.engine.requests import _FIELDS, OutputFormat, Requests, _Form
     from packstore.images.frames import count_frames, list_tiff_pages

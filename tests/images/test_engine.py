@@ -455,14 +455,14 @@ def test_another_version_is_not_used(anew: None, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_was_not_compiled(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    monkeypatch.setattr(compiled, "FOLDER", tmp_path)
     with pytest.raises(EngineError, match=r"it is not compiled in .*; install packstore again"):
         get_engine()
 
 
 def test_what_cannot_be_loaded(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / ("_engine" + compiled.EXTENSION_SUFFIXES[0])).write_bytes(b"no library")
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    monkeypatch.setattr(compiled, "FOLDER", tmp_path)
     with pytest.raises(EngineError, match=r"cannot be loaded: .*; install packstore again"):
         get_engine()
 

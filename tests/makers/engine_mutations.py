@@ -19,7 +19,7 @@ _KINDS = {
 _TIMEOUT_SECONDS = 300
 _CHECKS = """
 import sys
-from packstore.images.engine.compiled import load_library
+from packstore.core.compiled import load_library
 from packstore.images.engine.engine import Engine
 from tests.makers.engine_checks import check_all
 for vectors in (True, False):

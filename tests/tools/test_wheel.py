@@ -24,7 +24,8 @@ CHECK = """
 import sys, numpy, torch, packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.images.engine import Engine, compiled, engine_problem
+from packstore.core import compiled
+from packstore.images.engine import Engine, engine_problem
 assert packstore.__file__.startswith(sys.prefix), packstore.__file__
 assert engine_problem() is None, engine_problem()
 assert compiled.load_once()[0]._name.startswith(sys.prefix)
@@ -213,7 +214,7 @@ def test_what_ziglang_compiles_passes_all_checks(tmp_path: Path, need: Need) -> 
     (engine,) = (tmp_path / "wheel").rglob("*.so")
     check = """
 import sys
-from packstore.images.engine.compiled import load_library
+from packstore.core.compiled import load_library
 from packstore.images.engine.engine import Engine
 from tests.makers.engine_checks import check_all
 for vectors in (True, False):

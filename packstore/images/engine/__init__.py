@@ -4,8 +4,8 @@ Its pixels are bit-exact with libjpeg-turbo's decoding and torch's resizing. It 
 feature or a flaw; :mod:`packstore.images.decoders` then decodes the image to the same pixels, or reports the flaw.
 """
 
+from packstore.core.compiled import engine_problem
 from packstore.images.engine.addresses import BufferAddresses
-from packstore.images.engine.compiled import engine_problem
 from packstore.images.engine.engine import MOST_SIDE, Engine, augment, get_engine
 from packstore.images.engine.functions import (
     is_plain_jpeg,

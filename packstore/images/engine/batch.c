@@ -1,6 +1,7 @@
-/* Functions that Python calls, each for many images, without the GIL. compiled.py in this folder declares the same
+/* Functions that Python calls, each for many images, without the GIL. packstore/core/compiled.py declares the same
  * functions, and requests.py the structures. Functions that can fail return an outcome of engine.h. */
 #include "augment.h"
+#include "lmdb.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -209,4 +210,32 @@ EXPORT void packstore_engine_permute(int64_t *values, int64_t count, uint32_t le
     }
 #endif
     permute_plain(values, count, length, shift, radix, keys);
+}
+
+/* See lmdb.c. */
+EXPORT void packstore_engine_find_lmdb_value(const struct lmdb_tree *tree, const uint8_t *key, int64_t key_size,
+                                             struct lmdb_value *value)
+{
+    find_lmdb_value(tree, key, key_size, value);
+}
+
+/* See lmdb.c. */
+EXPORT int64_t packstore_engine_locate_lmdb_records(const struct lmdb_lookup *lookup, const int64_t *records,
+                                                    int64_t count, int64_t *starts, int64_t *sizes,
+                                                    struct lmdb_value *value)
+{
+    return locate_lmdb_records(lookup, records, count, starts, sizes, value);
+}
+
+/* Does packstore_engine_locate_lmdb_records() for one record. */
+EXPORT int64_t packstore_engine_locate_lmdb_record(const struct lmdb_lookup *lookup, int64_t record,
+                                                   struct lmdb_value *value)
+{
+    return locate_lmdb_records(lookup, &record, 1, &value->start, &value->size, value);
+}
+
+/* See lmdb.c. */
+EXPORT int64_t packstore_engine_walk_lmdb(struct lmdb_walk *walk, struct lmdb_row *rows, int64_t room, int64_t most)
+{
+    return walk_lmdb(walk, rows, room, most);
 }

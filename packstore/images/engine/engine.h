@@ -16,6 +16,7 @@
  * files.c     small files, many in a call
  * png.c       rows of PNG files of one channel: masks
  * permute.c   random orders of records
+ * lmdb.c      the pages of an LMDB; see lmdb.h
  * augment.c   programs: operations on the pixels that are shown; see augment.h
  * kernels.c   the loops that there are twice
  * vectors.h   the vector instructions of these

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.compiled import DONE, require_library
 from packstore.images.engine.addresses import find_address, list_addresses
-from packstore.images.engine.compiled import DONE, require_library
 from packstore.images.engine.requests import Requests
 from packstore.images.programs import Program, check_programs
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.images.engine import compiled
+from packstore.core import compiled
 from packstore.images.engine.addresses import find_address
 
 _NAMES_ROOM = 1 << 15  # bytes for the names in a directory, before their size is known

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core import compiled
 from packstore.core.columns import MappedValues
 from packstore.core.modes import GRAY, RGB
-from packstore.images.engine import compiled
 from packstore.images.engine.addresses import BufferAddresses, list_addresses
 from packstore.images.programs import Program, check_programs
 

@@ -12,6 +12,10 @@ from packstore.core.errors import EngineError
 
 _INTERFACE = 20
 """Version of the interface of ``batch.c``, to detect an engine that an older version compiled here."""
+
+FOLDER = Path(__file__).parents[1] / "images" / "engine"
+"""Where the engine is compiled, beside its C sources."""
+
 DONE = 0
 """The outcome in ``engine.h`` for success."""
 _AGAIN = "install packstore again on this machine (in a clone: pip install -v .), which compiles it"
@@ -32,13 +36,12 @@ def require_library() -> ctypes.CDLL:
 
 @functools.cache
 def load_once() -> tuple[ctypes.CDLL | None, str | None]:
-    """Loads the compiled engine beside this file at the first call.
+    """Loads the compiled engine at the first call.
 
     Returns the engine and None. If it cannot be loaded, returns None and the reason, with the remedy."""
-    here = Path(__file__)
-    path = next((path for suffix in EXTENSION_SUFFIXES if (path := here.with_name("_engine" + suffix)).exists()), None)
+    path = next((path for suffix in EXTENSION_SUFFIXES if (path := FOLDER / f"_engine{suffix}").exists()), None)
     if path is None:
-        return None, f"it is not compiled in {here.parent}; {_AGAIN}"
+        return None, f"it is not compiled in {FOLDER}; {_AGAIN}"
     try:
         if ctypes.CDLL(str(path)).packstore_engine_interface() != _INTERFACE:
             return None, f"{path} is of another version of packstore: delete it and install packstore again"
@@ -100,6 +103,12 @@ def load_library(path: str) -> ctypes.CDLL:
         *(ctypes.c_int, ctypes.c_uint32, pointer),
     )
     library.packstore_engine_permute.restype = None
+    library.packstore_engine_find_lmdb_value.argtypes = (pointer, ctypes.c_char_p, number, pointer)
+    library.packstore_engine_find_lmdb_value.restype = None
+    library.packstore_engine_locate_lmdb_records.argtypes = (pointer, pointer, number, pointer, pointer, pointer)
+    library.packstore_engine_locate_lmdb_records.restype = number
+    library.packstore_engine_walk_lmdb.argtypes = (pointer, pointer, number, number)
+    library.packstore_engine_walk_lmdb.restype = number
     library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number, ctypes.c_int)
     library.packstore_engine_png.restype = ctypes.c_int
     return library
