@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.makers.tiers import FAST_SECONDS, SALT, SEED, assign_tiers, drop_soak_cases, longest_first, processor_time
+from tests.makers.tiers import (
+    CHANGED,
+    FAST_SECONDS,
+    SALT,
+    SEED,
+    assign_tiers,
+    drop_soak_cases,
+    import_suites,
+    is_drawn,
+    limit_extra_cases,
+    longest_first,
+    processor_time,
+)
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -52,14 +64,17 @@ for _number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
-def pytest_report_header() -> str:
-    return f"PACKSTORE_TEST_SEED={SEED} PACKSTORE_TEST_SALT={SALT}"
+def pytest_report_header() -> list[str]:
+    changed = " ".join(sorted(CHANGED))
+    return [f"PACKSTORE_TEST_SEED={SEED} PACKSTORE_TEST_SALT={SALT}", f"PACKSTORE_TEST_CHANGED={changed!r}"]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Each worker of pytest-xdist begins with another file. Pytest rewrites the assertions of a file once, which takes
     12 s for all of them: each worker rewrites some files, and finds the others in the cache."""
+    if _is_drawing(session.config):
+        import_suites(session.config.args)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     gc.disable()  # until tests begin, since what is made here stays: a fifth less time
@@ -70,11 +85,22 @@ def pytest_collection(session: pytest.Session) -> None:
         session.config.args = files[first:] + files[:first]
 
 
+def _is_drawing(config: pytest.Config) -> bool:
+    """Returns whether cases are drawn. They are not for ``soak``, nor where a test is named."""
+    return "not soak" in config.option.markexpr and not any("::" in name for name in config.args)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str) -> list[pytest.Item] | None:
+    if isinstance(collector, pytest.Class) and _is_drawing(collector.config) and not is_drawn(collector.obj, name):
+        return []
+    return None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     yield
-    config = metafunc.config
-    if metafunc._calls and "not soak" in config.option.markexpr and not any("[" in name for name in config.args):
+    if metafunc._calls and _is_drawing(metafunc.config):
         drop_soak_cases(metafunc)
 
 
@@ -82,6 +108,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     items.sort(key=lambda item: item.path)  # all workers have to have the same order
     assign_tiers(items)
+    limit_extra_cases(items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     yield  # deselects
     items[:] = longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))

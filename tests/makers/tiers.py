@@ -2,14 +2,18 @@
 
 ``fast`` leaves out what is marked ``slow`` or ``soak``, the default tier what is marked ``soak``; ``soak`` runs what is
 marked ``soak``. So the default tier and soak together are all tests. The cases are drawn by a salt, the hash of the
-commit: each commit runs other ones, and every run of a commit the same.
+commit: each commit runs other ones, and every run of a commit the same. Of rooms that have just changed, the default
+tier runs more cases.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import importlib
 import os
+import re
 import resource
 import subprocess
 from collections import defaultdict
@@ -74,6 +78,38 @@ CASES = {"SourceSuite": 3, "SourceListingSuite": 3, "ExportSuite": 3}
 SLOW_CASES, MANY_CASES = 1, 1
 """Cases of each other test in the default tier: of one that is marked ``slow`` where it is defined, and of the rest."""
 
+CHANGED_FACTOR = 4
+"""Of a room that has just changed, the default tier takes so many times as many cases."""
+MOST_CASES = 7000
+"""Cases of the default tier, beyond which none is added for a change: 11 minutes on two cores."""
+RECENT_SECONDS = 86400
+
+
+def find_changed_rooms(folder: Path) -> frozenset[str]:
+    """Finds the rooms in which a file of the package or its tests has just changed.
+
+    Counts the commits of the day that ends with ``HEAD``, and what is not committed. Returns none without git.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    try:
+        latest = git("log", "-1", "--format=%ct").strip()
+    except FileNotFoundError:  # git is not installed
+        return frozenset()
+    files = git("status", "--porcelain", "--untracked-files=all", "--no-renames")
+    if latest:
+        files += git("log", f"--since={int(latest) - RECENT_SECONDS}", "--name-only", "--format=")
+    return frozenset(re.findall(r"^(?:.. )?(?:packstore|tests)/(\w+)/", files, re.MULTILINE))
+
+
+if "PACKSTORE_TEST_CHANGED" not in os.environ:  # workers of pytest-xdist inherit it
+    os.environ["PACKSTORE_TEST_CHANGED"] = " ".join(sorted(find_changed_rooms(Path(__file__).resolve().parent)))
+CHANGED = frozenset(os.environ["PACKSTORE_TEST_CHANGED"].split())
+"""Rooms that have just changed."""
+
 
 def examples(count: int) -> settings:
     """``count`` examples of Hypothesis where other tests take 40, so that each tier has its share of them."""
@@ -102,6 +138,7 @@ def assign_tiers(items: Sequence[pytest.Item]) -> None:
     ``per="suffix"`` it runs ``n`` for each value of that parameter (or parameters, separated by blanks), with
     ``fast=m`` ``m`` of those in the fast tier; the others become ``slow``, as do those beyond ``FAST_CASES`` of a test.
     A test that is not ``sampled`` runs ``SLOW_CASES`` of its cases when it is marked ``slow``, else ``MANY_CASES``.
+    In a room of :data:`CHANGED`, ``CHANGED_FACTOR`` times as many run; those beyond the usual number become ``extra``.
     """
     grids: defaultdict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)
     drawn: defaultdict[tuple[str, bool], list[pytest.Item]] = defaultdict(list)
@@ -114,11 +151,11 @@ def assign_tiers(items: Sequence[pytest.Item]) -> None:
         if suite or "records" in params:
             item.add_marker(suite or pytest.mark.sampled(3, fast=2))
         test = item.nodeid.partition("[")[0]
+        factor = CHANGED_FACTOR if CHANGED & {*test.split("/")[1:2]} else 1
         if inherited := _suite_of(item):
             group = grids[inherited, item.name.partition("[")[0]]
             group.append(item)
-            if len(group) > CASES[inherited]:
-                item.add_marker("soak")
+            if _is_beyond(item, len(group), CASES[inherited], factor):
                 continue
             if len(group) > FAST_CASES:
                 item.add_marker("slow")
@@ -128,8 +165,7 @@ def assign_tiers(items: Sequence[pytest.Item]) -> None:
         if mark := marks.get("sampled"):
             group = grids[test, *(str(params[name]) for name in mark.kwargs.get("per", "").split())]
             group.append(item)
-            if mark.args and len(group) > mark.args[0]:
-                item.add_marker("soak")
+            if mark.args and _is_beyond(item, len(group), mark.args[0], factor):
                 continue
             if len(group) > mark.kwargs.get("fast", FAST_CASES):
                 item.add_marker("slow")
@@ -139,10 +175,62 @@ def assign_tiers(items: Sequence[pytest.Item]) -> None:
             continue
         group = drawn[test, slow]
         group.append(item)
-        if not mark and len(group) > (SLOW_CASES if slow else MANY_CASES):
-            item.add_marker("soak")
-        elif not slow and len(group) > FAST_CASES:
+        if not mark and _is_beyond(item, len(group), SLOW_CASES if slow else MANY_CASES, factor):
+            continue
+        if not slow and len(group) > FAST_CASES:
             item.add_marker("slow")
+
+
+def _is_beyond(item: pytest.Item, count: int, most: int, factor: int) -> bool:
+    """Marks a case beyond ``most`` as ``extra``, and one beyond ``most * factor`` as ``soak``. Returns whether it is
+    ``soak``."""
+    if count > most:
+        item.add_marker("extra" if count <= most * factor else "soak")
+    return count > most * factor
+
+
+def limit_extra_cases(items: Sequence[pytest.Item]) -> None:
+    """Makes extra cases ``soak`` where more than :data:`MOST_CASES` would run, chosen by their hash."""
+    running = [item for item in items if item.get_closest_marker("soak") is None]
+    extra = [item for item in running if item.get_closest_marker("extra")]
+    surplus = max(0, len(running) - MOST_CASES)
+    for item in sorted(extra, key=lambda item: hashlib.sha256(f"{SALT} {item.nodeid}".encode()).digest())[:surplus]:
+        item.add_marker("soak")
+
+
+def import_suites(places: Sequence[str]) -> None:
+    """Imports the test files below ``places`` that inherit a suite of :data:`CASES`, so that :func:`is_drawn` knows all
+    classes."""
+    root = Path(__file__).resolve().parents[2]
+    suites = re.compile(rf"\b({'|'.join(CASES)})\b")
+    for place in places:
+        path = Path(place)
+        for file in sorted(path.rglob("test_*.py") if path.is_dir() else [path]):
+            if suites.search(file.read_text("utf-8")):
+                importlib.import_module(".".join(file.resolve().relative_to(root).with_suffix("").parts))
+
+
+def is_drawn(cls: type, name: str) -> bool:
+    """Returns whether the default tier runs test ``name`` in ``cls``: True unless a suite of :data:`CASES` has it and
+    enough other classes are drawn.
+
+    Most classes inherit tests that then do not run, and pytest would need 28 s a process to make their cases.
+    """
+    suite = next((base for base in cls.__mro__ if base.__name__ in CASES and name in vars(base)), None)
+    return suite is None or cls in _draw_classes(suite, name)
+
+
+@functools.cache
+def _draw_classes(suite: type, name: str) -> frozenset[type]:
+    """Draws the classes that run a suite's test: all whose room has changed, up to ``CHANGED_FACTOR`` times as many."""
+    found, more = set(), [suite]
+    while more:
+        more = [below for each in more for below in each.__subclasses__() if below not in found]
+        found.update(more)
+    tests = [cls for cls in found if cls.__module__.startswith("tests.") and cls.__name__.startswith("Test")]
+    most = CASES[suite.__name__] * (CHANGED_FACTOR if {cls.__module__.split(".")[1] for cls in tests} & CHANGED else 1)
+    key = lambda cls: hashlib.sha256(f"{SALT} {cls.__module__}.{cls.__qualname__} {name}".encode()).digest()  # noqa: E731
+    return frozenset(sorted(tests, key=key)[:most])
 
 
 class _Case:

@@ -23,7 +23,10 @@ from tests.makers.tiers import (
     SLOW_CASES,
     assign_tiers,
     drop_soak_cases,
+    find_changed_rooms,
     find_salt,
+    is_drawn,
+    limit_extra_cases,
     longest_first,
 )
 
@@ -217,6 +220,81 @@ def test_the_salt_is_the_commit(tmp_path: Path) -> None:
         assert find_salt({"PACKSTORE_TEST_SALT": given}, tmp_path) == given[:12]
 
 
+# Rooms that have just changed.
+
+
+def test_rooms_of_the_last_day_and_of_uncommitted_files_are_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commit(file: str, hours: int) -> None:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(str(hours))
+        monkeypatch.setenv("GIT_COMMITTER_DATE", f"{1_700_000_000 + hours * 3600} +0000")
+        git(tmp_path, "add", file)
+        git(tmp_path, "commit", "-qm", "a")
+
+    assert find_changed_rooms(tmp_path) == set()
+    git(tmp_path, "init", "-q")
+    assert find_changed_rooms(tmp_path) == set()
+    commit("packstore/sources/a.py", 0)
+    commit("packstore/stores/lmdb/a.py", 10)
+    commit("README.md", 20)
+    commit("tests/images/test_a.py", 30)
+    assert find_changed_rooms(tmp_path) == {"stores", "images"}
+    (tmp_path / "packstore" / "sources" / "a.py").write_text("b")
+    (tmp_path / "packstore" / "core").mkdir()
+    (tmp_path / "packstore" / "core" / "a b.py").write_text("b")
+    assert find_changed_rooms(tmp_path) == {"stores", "images", "sources"}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_changed_rooms(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("marks", "base"),
+    [([], MANY_CASES), ([pytest.mark.slow], SLOW_CASES), ([pytest.mark.sampled(3)], 3), ([pytest.mark.soak], 0)],
+)
+def test_more_cases_run_of_a_changed_room(
+    marks: list[pytest.MarkDecorator], base: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw_room() -> list[Case]:
+        cases = [Case(f"tests/core/test_a.py::t[{n}]", {"n": n}, *marks) for n in range(40)]
+        assign_tiers(cases)  # type: ignore[arg-type]
+        return [case for case in cases if case.get_closest_marker("soak") is None]
+
+    monkeypatch.setattr(tiers_module, "CHANGED", frozenset({"stores"}))
+    before = [case.name for case in draw_room()]
+    monkeypatch.setattr(tiers_module, "CHANGED", frozenset({"core"}))
+    after = draw_room()
+    assert len(before) == base
+    assert len(after) == base * tiers_module.CHANGED_FACTOR
+    assert {case.name for case in after if not case.get_closest_marker("extra")} == {*before}
+
+    monkeypatch.setattr(tiers_module, "MOST_CASES", base + 2)
+    limit_extra_cases(after)  # type: ignore[arg-type]
+    left = {case.name for case in after if case.get_closest_marker("soak") is None}
+    assert len(left) == (base + 2 if base else 0)
+    assert left >= {*before}
+
+
+def test_classes_that_inherit_a_suite_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SourceSuite:
+        def test_a(self) -> None: ...
+
+    classes = [type(f"Test{n}", (SourceSuite,), {"__module__": "tests.sources.x", "test_b": None}) for n in range(20)]
+    for changed, most in ((set(), 3), ({"sources"}, 3 * tiers_module.CHANGED_FACTOR)):
+        drawn = set()
+        monkeypatch.setattr(tiers_module, "CHANGED", changed)
+        for salt in range(60):
+            monkeypatch.setattr(tiers_module, "SALT", str(salt))
+            tiers_module._draw_classes.cache_clear()
+            now = {cls for cls in classes if is_drawn(cls, "test_a")}
+            assert len(now) == most
+            drawn |= now
+            assert all(is_drawn(cls, "test_b") for cls in classes), "a test of their own always runs"
+        assert drawn == {*classes}
+    tiers_module._draw_classes.cache_clear()
+
+
 def test_without_git_there_is_a_salt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_salt({}, ROOT) == "none"
@@ -235,7 +313,7 @@ def test_pytest_prints_the_salt_and_draws_by_it(workers: str) -> None:
         done = subprocess.run(
             [*command, "tests/sources/test_yamltext.py"],
             cwd=ROOT,
-            env=os.environ | {"PACKSTORE_TEST_SALT": salt},
+            env=os.environ | {"PACKSTORE_TEST_SALT": salt, "PACKSTORE_TEST_CHANGED": ""},
             capture_output=True,
             text=True,
             check=False,
