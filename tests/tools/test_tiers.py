@@ -321,7 +321,7 @@ def test_pytest_prints_the_salt_and_draws_by_it(workers: str) -> None:
         assert done.returncode == 0, done.stdout
         header = re.search(r"PACKSTORE_TEST_SALT=(\S+)", done.stdout)
         assert header
-        return {*re.findall(r"tests/core/\S+", done.stdout)}, header[1]
+        return {*re.findall(r"tests/sources/\S+", done.stdout)}, header[1]
 
     first, salt = run("0123456789ab")
     assert salt == "0123456789ab"
