@@ -59,12 +59,10 @@ if TYPE_CHECKING:
     from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, Column
     from packstore.core.column_types import base
     from packstore.core.column_types.base import Field
-    from packstore.core.column_types.canvas import Canvas, RowClasses
-    from packstore.core.column_types.faults import RowFaults
-    from packstore.core.column_types.geometry import RowMoves
-    from packstore.core.column_types.images import frame
+    from packstore.core.column_types.forms import Canvas, RowClasses, RowFaults, RowMoves
     from packstore.core.column_types.numbers import ArrayType
     from packstore.core.column_types.objects import BytesType
+    from packstore.core.column_types.pictures import frame
     from packstore.core.columns import (
         NUMPY_DTYPE,
         Buffer,

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from packstore.cache.cache import Cache, Fetch
-from packstore.cache.default import default_cache
+from packstore.cache.cache import Cache, Fetch, default_cache
 from packstore.cache.folder import CacheEntry
 
 __all__ = ["Cache", "CacheEntry", "Fetch", "default_cache"]

@@ -8,22 +8,26 @@ import hashlib
 import logging
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packstore.cache.files import compute_date_stamp, write_url
+from packstore.cache.files import compute_date_stamp, unregister_descriptor, write_url
 from packstore.cache.folder import CacheEntry, CacheFolder
-from packstore.cache.locks import unregister_descriptor
-from packstore.core.errors import CacheError, CacheFullError, DamagedObjectError, StoreError, printable
+from packstore.core.arguments import parse_bytes
+from packstore.core.errors import CacheError, CacheFullError, DamagedObjectError, StoreError, UsageError, printable
+from packstore.core.files import url_message
 
 _log = logging.getLogger(__name__)
 
 Fetch = Callable[[], Iterable[bytes | memoryview]]
 """Begins to fetch an object; returns its bytes in pieces of any size."""
 
+FOLDER, SIZE = "PACKSTORE_CACHE", "PACKSTORE_CACHE_SIZE"
+"""Environment variables."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TRIES = 3
 _PIECE = 1 << 20
@@ -347,3 +351,35 @@ def _read_boot_time() -> float:
     except OSError:
         match = None
     return float(match[1]) if match else time.time()
+
+
+def default_cache() -> Cache:
+    """Returns the default cache. Creates no folder.
+
+    - Its folder is PACKSTORE_CACHE, or by default ``packstore`` in the user's cache folder.
+    - Its budget is PACKSTORE_CACHE_SIZE. By default it is half of the bytes that are free on the disk or taken by the
+      cache.
+
+    Raises :class:`UsageError` if PACKSTORE_CACHE_SIZE is not a size, or PACKSTORE_CACHE is a URL.
+    """
+    given = os.environ.get(FOLDER)
+    if refusal := url_message(given):
+        raise UsageError(f"{FOLDER}: {refusal}")
+    root = Path(given or _find_user_folder()).absolute()
+    size = os.environ.get(SIZE)
+    if not size:
+        return Cache(root, CacheFolder(root).count_available_bytes() // 2)
+    try:
+        return Cache(root, parse_bytes(size))
+    except UsageError as error:
+        raise UsageError(f"{SIZE}: {error}") from None
+
+
+def _find_user_folder() -> Path:
+    """Returns the folder ``packstore`` in the user's cache folder: in XDG_CACHE_HOME, else in ``~/.cache``. On macOS,
+    in ``~/Library/Caches``."""
+    if sys.platform == "darwin":
+        return Path.home() / "Library/Caches/packstore"
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG standard ignores a relative one.
+    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "packstore"

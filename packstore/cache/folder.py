@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packstore.cache import files
-from packstore.cache.locks import NoLocksError, register_descriptor, try_lock, unlock_and_close
+from packstore.cache.files import NoLocksError, register_descriptor, try_lock, unlock_and_close
 from packstore.core.errors import CacheError, CacheFullError, DiskFullError, printable
 from packstore.core.files import beyond_standard_streams
 

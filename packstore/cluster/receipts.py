@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import ManifestError, StoreError, printable
 from packstore.core.manifest import Skipped
-from packstore.core.plainjson import Schemas, encode_with_digest, from_plain, parse_with_digest, to_plain
+from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_digest, to_plain
 from packstore.core.shards import Shard
 from packstore.objects import ConflictError, ObjectStore
 
@@ -74,7 +74,7 @@ class TaskReceipt:
         Raises :class:`StoreError` if its digest, its fields or its number of keys are wrong.
         """
         try:
-            receipt: TaskReceipt = from_plain(_SCHEMA, cls, parse_with_digest(data), "receipt")
+            receipt = from_plain(cls, parse_with_digest(data), "receipt")
             if len(receipt.key_hashes()) != receipt.records:
                 raise ManifestError("its number of keys is not that of its records")
         except (ValueError, TypeError, KeyError, ManifestError) as error:
@@ -82,37 +82,6 @@ class TaskReceipt:
                 f"{where} is damaged ({printable(str(error))}); delete it, and the conversion packs this shard again"
             ) from None
         return receipt
-
-
-_COUNTS = {"*": int}
-_SCHEMA: Schemas = {
-    Shard: {
-        "name": str,
-        "records": int,
-        "nbytes": int,
-        "image_nbytes": int,
-        "records_digest": str,
-        "digest": str,
-        "manifest_digest": str,
-    },
-    Skipped: {"key": str, "reason": str},
-    TaskReceipt: {
-        "number": int,
-        "entries": int,
-        "split": str,
-        "shard": (Shard, None),
-        "columns": _COUNTS,
-        "hidden_boxes": {"*": bool},
-        "keys": str,
-        "labels": _COUNTS,
-        "skipped": [Skipped],
-        "counted": _COUNTS,
-        "kept": _COUNTS,
-        "palette": _COUNTS,
-        "oriented": int,
-        "source_bytes": int,
-    },
-}
 
 
 def encode_keys(hashes: NDArray[np.uint64]) -> str:

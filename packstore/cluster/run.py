@@ -11,7 +11,7 @@ from packstore.cluster.receipts import TaskReceipt
 from packstore.core.errors import DestinationError, ManifestError, SourceError, StoreError, printable
 from packstore.core.manifest import Normalization
 from packstore.core.parallel import default_workers
-from packstore.core.plainjson import Schemas, encode_with_digest, from_plain, parse_with_digest, sha256_json, to_plain
+from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_digest, sha256_json, to_plain
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore
 from packstore.packing.plan import Plan
@@ -52,28 +52,9 @@ class SharedPlan:
         """Parses a plan. ``where`` names it in messages. Raises :class:`StoreError` if its digest or its fields are
         wrong."""
         try:
-            plain = parse_with_digest(data)
-            fingerprint = plain.pop("fingerprint")
-            if not isinstance(fingerprint, dict):
-                raise TypeError("fingerprint is no object")
-            rest = from_plain(_SCHEMA, _PlanFields, plain, "plan")
+            return from_plain(cls, parse_with_digest(data), "plan")
         except (ValueError, TypeError, KeyError, ManifestError) as error:
             raise StoreError(f"{where} is not a conversion's plan ({printable(str(error))}); use --restart") from None
-        return cls(fingerprint, rest.cuts, rest.normalization)
-
-
-@dataclass(frozen=True, slots=True)
-class _PlanFields:
-    """The fields of a :class:`SharedPlan` that :data:`_SCHEMA` checks: all but the fingerprint."""
-
-    cuts: tuple[int, ...]
-    normalization: Normalization | None
-
-
-_SCHEMA: Schemas = {
-    _PlanFields: {"cuts": [int], "normalization": (Normalization, None)},
-    Normalization: {"mean": [float], "std": [float]},
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 type            stored as
 ==============  ============================================================================================
 ``image``       image files (ragged uint8), or arrays: ``HWC`` whole numbers, ``CHW`` floating point
-``images``      any number of image files (ragged uint8), see :mod:`packstore.core.column_types.images`
+``images``      any number of image files (ragged uint8), see :mod:`packstore.core.column_types.pictures`
 ``mask``        PNG files (ragged uint8), or ``HW`` arrays of uint8, uint16, int32 or float32
 ``label``       fixed int64: a class number
 ``labels``      ragged int64: class numbers
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -31,9 +31,7 @@ from packstore.core.column_types.base import MAX_ARRAY_BYTES as MAX_ARRAY_BYTES
 from packstore.core.column_types.base import Column as Column
 from packstore.core.column_types.base import check as check
 from packstore.core.column_types.forms import ITEM_SIZE as ITEM_SIZE
-
-if TYPE_CHECKING:
-    from packstore.core.column_types.canvas import RowClasses
+from packstore.core.column_types.forms import RowClasses
 
 KEY = Column("key", "ragged", "uint8", type="text")
 CHECKSUM = Column("checksum", "fixed", "uint64")
@@ -132,8 +130,6 @@ def read_row_classes(column: Column, columns: Sequence[Column], read: Callable[[
         return None
     flags = find_crowd_column(columns)
     crowds = None if flags is None or flags[1] != column.name else read(flags[0].name)
-    from packstore.core.column_types.canvas import RowClasses
-
     return RowClasses(np.asarray(numbers), class_column.classes, None if crowds is None else np.asarray(crowds))
 
 

@@ -13,7 +13,6 @@ from typing import Literal, cast
 
 from packstore.core.column import INTERNAL, ITEM_SIZE, Column
 from packstore.core.column_types.base import Field as Field
-from packstore.core.column_types.images import Images as Images
 from packstore.core.column_types.numbers import Boxes as Boxes
 from packstore.core.column_types.numbers import Keypoints as Keypoints
 from packstore.core.column_types.numbers import Label as Label
@@ -21,10 +20,10 @@ from packstore.core.column_types.numbers import Labels as Labels
 from packstore.core.column_types.objects import Bytes as Bytes
 from packstore.core.column_types.objects import Json as Json
 from packstore.core.column_types.objects import Text as Text
-from packstore.core.column_types.pictures import MASK_DTYPES, PictureField
+from packstore.core.column_types.pictures import MASK_DTYPES, VOLUME_DTYPES, PictureField
 from packstore.core.column_types.pictures import Image as Image
+from packstore.core.column_types.pictures import Images as Images
 from packstore.core.column_types.pictures import Mask as Mask
-from packstore.core.column_types.volumes import VOLUME_DTYPES
 from packstore.core.errors import ManifestError, UsageError, printable
 from packstore.core.registry import COLUMN_TYPES
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from packstore.core.column import (
     CHECKSUM,
@@ -360,7 +360,7 @@ class Manifest:
             raise ManifestError(f"the manifest is damaged: its SHA-256 is {found}, expected {digest!r}")
         if plain.get("encoding") == _FORMER_ENCODING:
             plain = _replace_former_encoding(plain)
-        manifest = cast("Manifest", from_plain(_SCHEMA, cls, plain, "manifest"))
+        manifest = from_plain(cls, plain, "manifest")
         manifest.__dict__["digest"] = digest  # computing it again would take half the time of opening a shard
         return manifest
 
@@ -419,53 +419,3 @@ def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
             assert objects is not None
             rows = column.nbytes // column.record_nbytes, objects.nbytes // objects.record_nbytes
             check(rows[0] == rows[1], f"number of rows of {column.name!r} and {objects.name!r}", rows)
-
-
-# Types of each field of each class, for from_plain.
-_SCALAR = (str, int, float, bool, type(None))
-_SCHEMA: dict[type, dict[str, Any]] = {
-    Column: {
-        "name": str,
-        "kind": str,
-        "dtype": str,
-        "shape": [int],
-        "layout": (str, type(None)),
-        "classes": ([str], None),
-        "nbytes": int,
-        "digest": (str, type(None)),
-        "type": str,
-        "nullable": bool,
-        "coordinates": (str, type(None)),
-        "parallel": (str, type(None)),
-        "mode": (str, type(None)),
-        "frame": (str, type(None)),
-        "hides_boxes": (bool, type(None)),
-    },
-    Split: {"name": str, "start": int, "stop": int},
-    Normalization: {"mean": [float], "std": [float]},
-    ShardTable: {"length": int, "digest": str, "suffix": str},
-    Skipped: {"key": str, "reason": str},
-    FileCounts: {"packed": int, "annotation": int, "evidence": int, "left": int, "used": str, "others": str},
-    Origin: {
-        "kind": str,
-        "name": str,
-        "ignored": int,
-        "digest": (str, type(None)),
-        "files": (FileCounts, None),
-    },
-    Manifest: {
-        "format": str,
-        "encoding": str,
-        "records": int,
-        "columns": [Column],
-        "origin": Origin,
-        "splits": [Split],
-        "normalization": (Normalization, None),
-        "options": {"*": _SCALAR},
-        "versions": {"*": str},
-        "skipped": [Skipped],
-        "records_digest": str,
-        "shards": (ShardTable, None),
-        "format_version": int,
-    },
-}

@@ -1,4 +1,4 @@
-"""Converts dataclasses to plain JSON values, and back by a schema of the types of each field."""
+"""Parses untrusted JSON; converts dataclasses to plain JSON values, and back by the declared types of their fields."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from packstore.core.errors import ManifestError
 
-Schemas = Mapping[type, Mapping[str, Any]]
-"""Schema of each field of each dataclass, see :func:`from_plain`."""
+Made = TypeVar("Made")
 
-
-_SCALARS = (str, int, float, bool, type(None))
+_SCALARS = (str, int, float, bool, NoneType)
 
 
 def load_json(data: str | bytes, fault: str = "is not valid JSON", **hooks: Any) -> Any:
@@ -128,39 +127,70 @@ def _optional_names(cls: type) -> frozenset[str]:
     return frozenset(f.name for f in dataclasses.fields(cls) if f.metadata.get("optional"))
 
 
-def from_plain(schemas: Schemas, schema: Any, plain: Any, where: str) -> Any:
-    """Converts a parsed JSON value to the type that ``schema`` demands.
+def from_plain(kind: type[Made], plain: Any, where: str) -> Made:
+    """Converts a parsed JSON object to a dataclass, and its fields to their declared types.
 
-    A whole number becomes a float if only floats are allowed. Optional fields may be missing.
+    Types may be scalars, dataclasses, ``tuple[kind, ...]``, mappings of strings, ``Any``, and unions of scalars or of
+    one other type with None. A whole number becomes a float if only floats are allowed. Fields with the metadata
+    ``optional`` may be missing.
 
     Args:
-        schemas: The dataclasses that may occur, each with the schemas of its fields.
-        schema: One of these dataclasses, a type, ``[schema]`` for a tuple, ``{"*": schema}`` for a mapping, ``(schema,
-            None)`` for an optional value, or a tuple of types.
+        kind: The dataclass.
         plain: The parsed JSON value.
         where: Name of the value, for messages.
 
     Raises:
-        ManifestError: The value does not fit the schema.
+        ManifestError: The value does not fit.
     """
-    if schema in schemas if isinstance(schema, type) else False:
-        fields = schemas[schema]
-        if not isinstance(plain, dict) or plain.keys() | _optional_names(schema) != fields.keys():
+    made: Made = _convert(kind, plain, where)
+    return made
+
+
+@functools.cache
+def _compile_fields(cls: type) -> dict[str, Any]:
+    """Returns the schema of each field of a dataclass that JSON holds."""
+    kinds = get_type_hints(cls)
+    return {f.name: _compile(kinds[f.name]) for f in dataclasses.fields(cls) if f.metadata.get("plain", True)}
+
+
+def _compile(kind: Any) -> Any:
+    """Returns the schema of a type: ``[schema]`` for a tuple, ``{"*": schema}`` for a mapping, ``(schema, None)`` for
+    an optional one of these or dataclass, a tuple of types for a union of scalars; else the type."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        return [_compile(parts[0])]
+    if origin in (dict, Mapping):
+        return {"*": _compile(parts[1])}
+    if origin is Literal:
+        return str
+    if origin in (Union, UnionType):
+        return parts if set(parts) <= set(_SCALARS) else (_compile(parts[0]), None)
+    return kind
+
+
+def _convert(schema: Any, plain: Any, where: str) -> Any:
+    """Converts a value by a schema, as :func:`from_plain`."""
+    if dataclasses.is_dataclass(schema):
+        fields = _compile_fields(cast("type", schema))
+        if not isinstance(plain, dict) or plain.keys() | _optional_names(cast("type", schema)) != fields.keys():
             found = sorted(plain) if isinstance(plain, dict) else type(plain).__name__
             raise ManifestError(f"{where} should have the fields {sorted(fields)}, found {found!r:.300}")
-        return schema(**{name: from_plain(schemas, fields[name], plain[name], f"{where}.{name}") for name in plain})
+        values = {name: _convert(fields[name], plain[name], f"{where}.{name}") for name in plain}
+        return cast("type", schema)(**values)
     if isinstance(schema, list):
         if not isinstance(plain, list):
             raise ManifestError(f"{where} should be a list, found {plain!r:.100}")
         if schema == [str] and set(map(type, plain)) <= {str}:
             return tuple(plain)  # a thousand class names in microseconds
-        return tuple(from_plain(schemas, schema[0], item, f"{where}[{i}]") for i, item in enumerate(plain))
+        return tuple(_convert(schema[0], item, f"{where}[{i}]") for i, item in enumerate(plain))
     if isinstance(schema, dict):
         if not isinstance(plain, dict):
             raise ManifestError(f"{where} should be an object, found {plain!r:.100}")
-        return {str(k): from_plain(schemas, schema["*"], v, f"{where}.{k}") for k, v in plain.items()}
+        return {str(k): _convert(schema["*"], v, f"{where}.{k}") for k, v in plain.items()}
     if isinstance(schema, tuple) and schema[-1] is None:
-        return None if plain is None else from_plain(schemas, schema[0], plain, where)
+        return None if plain is None else _convert(schema[0], plain, where)
+    if schema is Any:
+        return plain
     allowed: Sequence[type] = schema if isinstance(schema, tuple) else (schema,)
     if isinstance(plain, int) and not isinstance(plain, bool) and float in allowed and int not in allowed:
         try:

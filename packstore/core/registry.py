@@ -161,6 +161,11 @@ def _import_object(place: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+def _list_in(module: str, names: str) -> dict[str, str]:
+    """Returns the locations of objects in ``module`` that are registered under their own names."""
+    return {name: f"{module}:{name}" for name in names.split()}
+
+
 def notebook_html(thing: object) -> str:
     """Returns the HTML that a notebook shows for a store, a dataset or a loader. Imports the room ``seeing``."""
     html: str = _import_object("packstore.seeing.notebook:render_html")(thing)
@@ -180,7 +185,7 @@ COLUMN_TYPES = Registry(
     "packstore.core.column_types.base:ColumnType",
     {
         "image": "packstore.core.column_types.pictures:IMAGE",
-        "images": "packstore.core.column_types.images:IMAGES",
+        "images": "packstore.core.column_types.pictures:IMAGES",
         "mask": "packstore.core.column_types.pictures:MASK",
         "label": "packstore.core.column_types.numbers:LABEL",
         "labels": "packstore.core.column_types.numbers:LABELS",
@@ -190,8 +195,8 @@ COLUMN_TYPES = Registry(
         "json": "packstore.core.column_types.objects:JSON",
         "bytes": "packstore.core.column_types.objects:BYTES",
         "array": "packstore.core.column_types.numbers:ARRAY",
-        "volume": "packstore.core.column_types.volumes:VOLUME",
-        "clip": "packstore.core.column_types.volumes:CLIP",
+        "volume": "packstore.core.column_types.pictures:VOLUME",
+        "clip": "packstore.core.column_types.pictures:CLIP",
     },
 )
 """Types of columns: objects of :class:`packstore.core.column_types.base.ColumnType`."""
@@ -241,23 +246,11 @@ SOURCES = Registry(
         "yolo": "packstore.sources.yolo:KIND",
         "arrow": "packstore.sources.huggingface.files:ARROW",
         "parquet": "packstore.sources.huggingface.files:PARQUET",
-        "ilsvrc": "packstore.sources.named.sets:ilsvrc",
-        "tinyimagenet": "packstore.sources.named.sets:tinyimagenet",
-        "cub200": "packstore.sources.named.sets:cub200",
-        "flowers102": "packstore.sources.named.sets:flowers102",
-        "food101": "packstore.sources.named.sets:food101",
-        "oxfordpet": "packstore.sources.named.sets:oxfordpet",
-        "stanfordcars": "packstore.sources.named.sets:stanfordcars",
-        "stanforddogs": "packstore.sources.named.sets:stanforddogs",
-        "fgvcaircraft": "packstore.sources.named.sets:fgvcaircraft",
-        "visa": "packstore.sources.named.sets:visa",
-        "sun397": "packstore.sources.named.sets:sun397",
-        "dtd": "packstore.sources.named.sets:dtd",
-        "eurosat": "packstore.sources.named.sets:eurosat",
-        "places365": "packstore.sources.named.sets:places365",
-        "celeba": "packstore.sources.named.sets:celeba",
-        "ade20k": "packstore.sources.named.sets:ade20k",
-        "gtsrb": "packstore.sources.named.sets:gtsrb",
+        **_list_in(
+            "packstore.sources.named.sets",
+            "ilsvrc tinyimagenet cub200 flowers102 food101 oxfordpet stanfordcars "
+            "stanforddogs fgvcaircraft visa sun397 dtd eurosat places365 celeba ade20k gtsrb",
+        ),
         "stl10": "packstore.sources.arrays.published:STL10",
         "market1501": "packstore.sources.named.published:MARKET1501",
         "dukemtmc": "packstore.sources.named.published:DUKEMTMC",
@@ -266,33 +259,14 @@ SOURCES = Registry(
         "voc": "packstore.sources.annotation_formats.voc:voc",
         "labelme": "packstore.sources.annotation_formats.tools:labelme",
         "cvat": "packstore.sources.annotation_formats.videos:cvat",
-        "via": "packstore.sources.annotation_formats.tools:via",
-        "label_studio": "packstore.sources.annotation_formats.tools:label_studio",
+        **_list_in("packstore.sources.annotation_formats.tools", "via label_studio"),
         "kitti": "packstore.sources.annotation_formats.published:kitti",
-        "createml": "packstore.sources.annotation_formats.tools:createml",
-        "datumaro": "packstore.sources.annotation_formats.tools:datumaro",
-        "fiftyone": "packstore.sources.annotation_formats.tools:fiftyone",
-        "imglab": "packstore.sources.annotation_formats.tools:imglab",
-        "supervisely": "packstore.sources.annotation_formats.tools:supervisely",
-        "vott": "packstore.sources.annotation_formats.tools:vott",
-        "sa1b": "packstore.sources.annotation_formats.published:sa1b",
-        "dota": "packstore.sources.annotation_formats.published:dota",
-        "visdrone": "packstore.sources.annotation_formats.published:visdrone",
-        "widerface": "packstore.sources.annotation_formats.published:widerface",
-        "bdd100k": "packstore.sources.annotation_formats.published:bdd100k",
-        "crowdhuman": "packstore.sources.annotation_formats.published:crowdhuman",
-        "mot": "packstore.sources.annotation_formats.videos:mot",
-        "mots": "packstore.sources.annotation_formats.videos:mots",
-        "icdar": "packstore.sources.annotation_formats.texts:icdar",
-        "mlt": "packstore.sources.annotation_formats.texts:mlt",
-        "sroie": "packstore.sources.annotation_formats.texts:sroie",
-        "cord": "packstore.sources.annotation_formats.texts:cord",
-        "textocr": "packstore.sources.annotation_formats.texts:textocr",
-        "art": "packstore.sources.annotation_formats.texts:art",
-        "line_boxes": "packstore.sources.annotation_formats.published:line_boxes",
-        "openmmlab": "packstore.sources.annotation_formats.published:openmmlab",
-        "wildreceipt": "packstore.sources.annotation_formats.texts:wildreceipt",
-        "funsd": "packstore.sources.annotation_formats.texts:funsd",
+        **_list_in("packstore.sources.annotation_formats.tools", "createml datumaro fiftyone imglab supervisely vott"),
+        **_list_in("packstore.sources.annotation_formats.published", "sa1b dota visdrone widerface bdd100k crowdhuman"),
+        **_list_in("packstore.sources.annotation_formats.videos", "mot mots"),
+        **_list_in("packstore.sources.annotation_formats.texts", "icdar mlt sroie cord textocr art"),
+        **_list_in("packstore.sources.annotation_formats.published", "line_boxes openmmlab"),
+        **_list_in("packstore.sources.annotation_formats.texts", "wildreceipt funsd"),
         "published": "packstore.sources.named.published:PUBLISHED",
         "hf_imagefolder": "packstore.sources.huggingface.imagefolder:KIND",
         "conversations": "packstore.sources.conversations:KIND",

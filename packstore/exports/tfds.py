@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from packstore.core.column import Column
-from packstore.core.column_types.images import frame
+from packstore.core.column_types.pictures import frame
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file

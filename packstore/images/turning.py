@@ -35,7 +35,7 @@ def make_turn(orientation: int, stored_size: tuple[int, int], to: str) -> Turn:
 
 class Turn:
     """Moves values with an image that is turned by an EXIF orientation. Satisfies
-    :class:`~packstore.core.column_types.geometry.RowMoves`, and keeps all rows.
+    :class:`~packstore.core.column_types.forms.RowMoves`, and keeps all rows.
 
     Attributes:
         orientation: The orientation, 1 … 8.

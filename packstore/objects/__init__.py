@@ -6,9 +6,8 @@ Only this room uses obstore, which ``pip install 'packstore[remote]'`` installs.
 from __future__ import annotations
 
 from packstore.objects.interrupts import interrupt, refuse_requests
-from packstore.objects.location import is_url
+from packstore.objects.location import ConflictError, MissingObjectError, ObjectInfo, RemoteError, is_url
 from packstore.objects.store import ObjectStore, open_objects
-from packstore.objects.values import ConflictError, MissingObjectError, ObjectInfo, RemoteError
 
 __all__ = [
     "ConflictError",

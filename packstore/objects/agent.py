@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.objects.direct import Direct
-from packstore.objects.location import ParsedUrl
-from packstore.objects.values import RemoteError
+from packstore.objects.location import ParsedUrl, RemoteError
 
 AT_ONCE = {"stream": 1, "list": 256}
 """Values sent at once, for the methods that yield values."""
@@ -61,19 +60,19 @@ class Agent:
         """Process id of the agent."""
         return self._process.pid
 
-    def call(self, location: ParsedUrl, method: str, *arguments: Any) -> Any:
+    def call(self, location: ParsedUrl, method: str, *arguments: Any, **keywords: Any) -> Any:
         """Calls a method of :class:`Direct` in the agent. Returns its result or raises its error.
 
         Raises :class:`RemoteError` if the agent has ended.
         """
         with self._borrow_connection() as connection:
-            connection.send((location, method, arguments))
+            connection.send((location, method, arguments, keywords))
             return self._receive_result(connection)
 
-    def iterate(self, location: ParsedUrl, method: str, *arguments: Any) -> Iterator[Any]:
+    def iterate(self, location: ParsedUrl, method: str, *arguments: Any, **keywords: Any) -> Iterator[Any]:
         """Calls a method of :class:`Direct` in the agent and yields its values. Raises like :meth:`call`."""
         with self._borrow_connection() as connection:
-            connection.send((location, method, arguments))
+            connection.send((location, method, arguments, keywords))
             while batch := self._receive_result(connection):
                 yield from batch
 
@@ -204,13 +203,13 @@ def _serve_connection(connection: Connection) -> None:
     with connection:
         while True:
             try:
-                location, method, arguments = connection.recv()
+                location, method, arguments, keywords = connection.recv()
             except (EOFError, OSError):
                 return
             with _lock:
                 store = _stores.setdefault(location, Direct(location))
             try:
-                _send_result(connection, method, getattr(store, method)(*arguments))
+                _send_result(connection, method, getattr(store, method)(*arguments, **keywords))
             except OSError:
                 return  # the client is gone
             except Exception as error:

@@ -16,8 +16,7 @@ from packstore.core.files import sync_directory, sync_file
 from packstore.objects import connection
 from packstore.objects.connection import connect
 from packstore.objects.failures import raise_as_remote_error
-from packstore.objects.location import ParsedUrl
-from packstore.objects.values import ConflictError, MissingObjectError, ObjectInfo, RemoteError
+from packstore.objects.location import ConflictError, MissingObjectError, ObjectInfo, ParsedUrl, RemoteError
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -36,7 +35,7 @@ _BULK = 1000  # names in one request
 
 
 class Direct:
-    """Makes the requests of :class:`packstore.objects.ObjectStore` in the calling thread, which handles no signal
+    """The requests of :class:`packstore.objects.ObjectStore`, made in the calling thread, which handles no signal
     meanwhile.
 
     All methods raise :class:`RemoteError` if a request fails, and :class:`MissingObjectError` for a missing object.
@@ -53,13 +52,13 @@ class Direct:
         own = location.scheme in ("file", "memory") and location.prefix.strip("/")
         self._prefix = f"{own}/" if own else ""
 
-    def get(self, name: str, start: int | None, stop: int | None) -> bytes:
-        """Returns an object's bytes from ``start`` to ``stop``. None means the object's beginning or end.
+    def get(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
+        """Returns an object's bytes from ``start`` to before ``stop``, by default all.
 
-        By HTTP, reads the beginning without a range request. Requests nothing for an empty range.
+        Returns fewer if the object ends before ``stop``. Raises :class:`RemoteError` if ``start`` is behind the
+        object's end, and :class:`MissingObjectError`. By HTTP, reads the beginning without a range request. Requests
+        nothing for an empty range.
         """
-        import obstore
-
         with self._raise_as_remote_error(name, "read"):
             path = self._full_name(name)
             if start is None and stop is None:
@@ -70,8 +69,8 @@ class Direct:
             if stop is not None and not start and self.location.scheme in ("http", "https"):
                 return self._read_beginning(name, stop)
             if stop is None:
-                return bytes(obstore.get(self._get_client(), path, options={"range": {"offset": start}}).bytes())
-            return bytes(obstore.get_range(self._get_client(), path, start=start, end=stop))
+                return bytes(self._client.get(path, options={"range": {"offset": start}}).bytes())
+            return bytes(self._client.get_range(path, start=start, end=stop))
 
     def _read_beginning(self, name: str, stop: int) -> bytes:
         """Reads the first ``stop`` bytes without a range request, which not every HTTP server supports."""
@@ -83,13 +82,16 @@ class Direct:
         return bytes(data[:stop])
 
     def read(self, name: str) -> tuple[ObjectInfo, bytes]:
-        """Returns an object's facts and all its bytes."""
+        """Returns an object's facts and all its bytes, with one request. Raises :class:`MissingObjectError`."""
         pieces = self._stream_pieces(name)
         info, _ = next(pieces)
         return info, b"".join(piece for _, piece in pieces)
 
     def stream(self, name: str) -> Iterator[memoryview]:
-        """Yields an object's bytes in pieces of :data:`STEP_BYTES` or more. Only the last piece may be smaller."""
+        """Yields an object's bytes in pieces of :data:`STEP_BYTES` or more. Only the last piece may be smaller.
+
+        Requests nothing until the first piece is taken. Raises :class:`MissingObjectError` if there is no such object.
+        """
         return (piece for _, piece in self._stream_pieces(name) if piece)
 
     def _stream_pieces(self, name: str) -> Iterator[tuple[ObjectInfo, memoryview]]:
@@ -99,7 +101,6 @@ class Direct:
         :class:`RemoteError` if the object was replaced meanwhile, or ends early.
         """
         # obstore itself resumes only within its time limit, counted from the first byte.
-        import obstore
         from obstore.exceptions import GenericError, PreconditionError
 
         seen, expected = 0, -1
@@ -109,7 +110,7 @@ class Direct:
             while seen != expected:
                 before = seen
                 try:
-                    reply = obstore.get(self._get_client(), self._full_name(name), options=options)
+                    reply = self._client.get(self._full_name(name), options=options)
                     if info is None:
                         info = self._to_info(dict(reply.meta))
                         expected = info.nbytes
@@ -130,45 +131,47 @@ class Direct:
                 options = {"range": {"offset": seen}, "if_match": reply.meta["e_tag"]}
 
     def head(self, name: str) -> ObjectInfo:
-        """Requests an object's facts, not its bytes."""
-        import obstore
-
+        """Returns an object's facts. Raises :class:`MissingObjectError`."""
         with self._raise_as_remote_error(name, "read"):
-            return self._to_info(dict(obstore.head(self._get_client(), self._full_name(name))))
+            return self._to_info(dict(self._client.head(self._full_name(name))))
 
-    def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yields the facts of all objects whose names begin with ``prefix``, also in directories below."""
-        import obstore
-
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yields the facts of all objects whose names begin with ``prefix``, in any order."""
         # obstore treats a prefix as a directory; ours may end in the middle of a name.
         directory = prefix.rpartition("/")[0]
         with self._raise_as_remote_error(prefix, "listed"):
             below = self._full_name(directory).rstrip("/")
-            for chunk in obstore.list(self._get_client(), below or None, chunk_size=1000):
+            for chunk in self._client.list(below or None, chunk_size=1000):
                 for each in chunk:
                     info = self._to_info(dict(each))
                     if info.name.startswith(prefix):
                         yield info
 
-    def list_directory(self, name: str) -> tuple[Sequence[ObjectInfo], Sequence[str]]:
+    def list_directory(self, name: str = "") -> tuple[Sequence[ObjectInfo], Sequence[str]]:
         """Returns the objects directly in a directory, and the names of the directories in it.
 
-        All names are relative to the store.
+        All names are relative to the store. Makes a request for each 1,000 names.
         """
-        import obstore
-
         with self._raise_as_remote_error(name, "listed"):
             below = self._full_name(name).rstrip("/")
-            listing = obstore.list_with_delimiter(self._get_client(), below or None)
+            listing = self._client.list_with_delimiter(below or None)
             files = [self._to_info(dict(each)) for each in listing["objects"]]
             return files, [str(each).removeprefix(self._prefix).rstrip("/") for each in listing["common_prefixes"]]
 
     def create(self, name: str, data: bytes | Path) -> bool:
-        """Creates an object if there is none of this name: up to 64 MiB in one put, a larger one in parts.
+        """Creates an object atomically if there is none of this name. ``data``: its bytes, or the file that has them.
 
-        Returns whether this call created the object. Returns False if it exists with equal content, and raises
-        :class:`ConflictError` if it exists with other content. The first call probes the server, see
-        :meth:`_probe_conditional_writes`.
+        Over 64 MB are uploaded in parts to a name in ``_work/``, in bounded memory. The server copies the object to
+        its own name. S3 cannot copy over 5 GB: such an object replaces one that another writer creates meanwhile. Give
+        large objects names that depend on their content.
+
+        Returns:
+            True if this call created the object, False if it existed already with this content.
+
+        Raises:
+            ConflictError: An object with other content exists.
+            RemoteError: Among others, the server cannot create an object only if it is absent, which the first call
+                probes.
         """
         nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
         with self._raise_as_remote_error(name, "written"):
@@ -183,22 +186,18 @@ class Direct:
 
     def put(self, name: str, data: bytes) -> None:
         """Writes an object in one request. Replaces an existing one."""
-        import obstore
-
         with self._raise_as_remote_error(name, "written"):
             self._refuse_read_only()
-            obstore.put(self._get_client(), self._full_name(name), data, use_multipart=False)
+            self._client.put(self._full_name(name), data, use_multipart=False)
 
     def delete(self, names: Sequence[str]) -> None:
         """Deletes objects, on S3 1,000 in a request. Ignores missing ones."""
-        import obstore
-
         self._refuse_read_only()
         step = _BULK if self.location.scheme == "s3" else 1  # other clouds fail if one of several is absent
         for first in range(0, len(names), step):
             some = names[first : first + step]
             with self._raise_as_remote_error(some[0], "deleted"), contextlib.suppress(FileNotFoundError):
-                obstore.delete(self._get_client(), [self._full_name(name) for name in some])
+                self._client.delete([self._full_name(name) for name in some])
 
     def _create_in_one_put(self, name: str, data: bytes | Path) -> bool | None:
         """Creates an object with one conditional put. Returns True if this call created it, None if it exists already.
@@ -207,7 +206,6 @@ class Direct:
         lost, the retry finds the object of the first attempt. After such a failure, an object with equal content
         counts as created by this call.
         """
-        import obstore
         from obstore.exceptions import AlreadyExistsError, GenericError
 
         lost = False
@@ -215,10 +213,9 @@ class Direct:
         while True:
             try:
                 source = data.read_bytes() if isinstance(data, Path) else data
-                obstore.put(self._get_client(), self._full_name(name), source, mode="create")
+                self._client.put(self._full_name(name), source, mode="create")
             except AlreadyExistsError as error:
-                retries = re.search(r"retries: (\d+)", str(error))
-                if not lost and (retries is None or retries[1] == "0"):
+                if not (lost or _was_retried(error)):
                     return None
                 return True if self._is_same(name, data, len(source)) else None
             except GenericError as error:
@@ -239,7 +236,6 @@ class Direct:
         S3 cannot copy more than 5 GiB. A larger object is uploaded directly to its name, and replaces one that another
         writer created meanwhile.
         """
-        import obstore
         from obstore.exceptions import AlreadyExistsError
 
         if self._exists(name):
@@ -248,8 +244,7 @@ class Direct:
         part = max(_PART_BYTES, -(-nbytes // _PARTS))
         copies = self.location.scheme != "s3" or nbytes <= _COPY_BYTES
         target = f"{WORK}/upload-{uuid.uuid4().hex}" if copies else name
-        obstore.put(
-            self._get_client(),
+        self._client.put(
             self._full_name(target),
             data,
             use_multipart=True,
@@ -259,11 +254,9 @@ class Direct:
         if not copies:
             return True
         try:
-            obstore.copy(self._get_client(), self._full_name(target), self._full_name(name), overwrite=False)
+            self._client.copy(self._full_name(target), self._full_name(name), overwrite=False)
         except AlreadyExistsError as error:
-            retries = re.search(r"retries: (\d+)", str(error))
-            lost = retries is not None and retries[1] != "0"
-            return True if lost and self._is_same(name, data, nbytes) else None
+            return True if _was_retried(error) and self._is_same(name, data, nbytes) else None
         else:
             self._sync_local_file(name)
             return True
@@ -276,21 +269,20 @@ class Direct:
         Such a server would let two writers overwrite each other. Tries each way once, with an object that it deletes.
         Does nothing for local files and memory.
         """
-        import obstore
         from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedError
 
         self._refuse_read_only()
         if way in self._probed or self.location.scheme in ("file", "memory"):
             return
-        made = self._get_client()
+        made = self._client
         path = self._full_name(f"{WORK}/probe-{uuid.uuid4().hex}")
         why = "overwrites an object despite a request to create it only if absent"
-        obstore.put(made, path, b"first")
+        made.put(path, b"first")
         try:
             if way == "put":
-                obstore.put(made, path, b"second", mode="create")
+                made.put(path, b"second", mode="create")
             else:
-                obstore.copy(made, path, path, overwrite=False)
+                made.copy(path, path, overwrite=False)
         except AlreadyExistsError:
             self._probed.add(way)
             return
@@ -299,7 +291,7 @@ class Direct:
                 raise
             why = "does not support creating an object only if it is absent"
         finally:
-            obstore.delete(made, path)
+            made.delete(path)
         raise RemoteError(
             f"{self.location.display_url()} cannot be written: its server {why} "
             f"({'If-None-Match' if way == 'put' else 'If-None-Match of an upload in parts'}), so two writers could "
@@ -338,8 +330,9 @@ class Direct:
             sync_file(path)
             sync_directory(path.parent)
 
-    def _get_client(self) -> Connection:
-        """Returns obstore's client for the store, which the first call makes."""
+    @property
+    def _client(self) -> Connection:
+        """obstore's client for the store, which the first access makes."""
         with self._lock:
             if self._made is None:
                 self._made = connect(self.location)
@@ -357,3 +350,8 @@ class Direct:
     def _raise_as_remote_error(self, name: str, doing: str) -> Any:
         """Returns :func:`raise_as_remote_error` for an object of this store."""
         return raise_as_remote_error(self.location, name, doing)
+
+
+def _was_retried(error: Exception) -> bool:
+    """Tells if obstore had sent the request before: the reply to the first one, which may have succeeded, was lost."""
+    return re.search(r"\bretries: [1-9]", str(error)) is not None

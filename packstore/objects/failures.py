@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 from packstore.core.errors import UsageError, printable
 from packstore.objects import connection
-from packstore.objects.location import ParsedUrl
-from packstore.objects.values import MissingObjectError, RemoteError
+from packstore.objects.location import MissingObjectError, ParsedUrl, RemoteError
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|ACCOUNT")
 _MOST = 300  # most characters of a server's own message
@@ -29,17 +28,12 @@ def raise_as_remote_error(location: ParsedUrl, name: str, doing: str) -> Iterato
     except (RemoteError, UsageError):
         raise
     except Exception as error:
-        if not _is_from_obstore(error):
+        if not (type(error).__module__.startswith("obstore") or isinstance(error, (OSError, ValueError))):
             raise
-        raise to_remote_error(error, location, name, doing) from None
+        raise _to_remote_error(error, location, name, doing) from None
 
 
-def _is_from_obstore(error: Exception) -> bool:
-    """Returns whether obstore may have raised an error. True for any :class:`OSError` or :class:`ValueError`."""
-    return type(error).__module__.startswith("obstore") or isinstance(error, (OSError, ValueError))
-
-
-def to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str) -> RemoteError:
+def _to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str) -> RemoteError:
     """Converts an error of obstore to a :class:`RemoteError` with a plain explanation.
 
     Returns a :class:`MissingObjectError` if the object is absent, but not if its bucket is absent.
@@ -76,7 +70,7 @@ def _explain_reason(text: str, location: ParsedUrl) -> str:
     if status is not None and status[1] in ("401", "403"):
         return f"access is denied ({named}); the credentials in the environment lack this right"
     if status is not None:
-        return f"the server answers {remove_secrets(named)}{again}"
+        return f"the server answers {_remove_secrets(named)}{again}"
     if "kind: Timeout" in text or "TimedOut" in text:
         return (
             f"no answer within {connection.SILENCE_SECONDS:g} s{again}; is the server overloaded, or the network slow?"
@@ -87,10 +81,10 @@ def _explain_reason(text: str, location: ParsedUrl) -> str:
         return f"the connection keeps breaking off{again}"
     if location.scheme != "file" and ("metadata" in first or "credential" in first.lower()):
         return "the cloud's metadata service returned no credentials; set them in the environment"
-    return remove_secrets(first)[:_MOST]
+    return _remove_secrets(first)[:_MOST]
 
 
-def remove_secrets(text: str) -> str:
+def _remove_secrets(text: str) -> str:
     """Returns ``text`` on one line without secrets.
 
     - Queries and user names in URLs are removed.

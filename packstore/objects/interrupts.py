@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
-from packstore.objects.values import RemoteError
+from packstore.objects.location import RemoteError
 
 _LAST_SECONDS = 3.0
 """Seconds that a request may take after an interrupt: enough for cleaning up, if the server answers."""
@@ -48,14 +49,14 @@ def refuse_requests() -> Iterator[None]:
         _refusals -= 1
 
 
-def call_interruptibly(function: Callable[..., Any], *arguments: Any) -> Any:
+def call_interruptibly(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     """Calls ``function`` in another thread, while this thread handles signals. Returns its result or raises its error.
 
     Raises :class:`RemoteError` if the request is aborted, see :func:`interrupt` and :func:`refuse_requests`.
     """
     future: Future[Any] = Future()
     try:
-        _submit_request(future, function, *arguments)
+        _submit_request(future, partial(function, *arguments, **keywords))
         return _wait_for_result(future)
     finally:
         _pending.discard(future)
@@ -88,7 +89,7 @@ def iterate_interruptibly(values: Iterator[Any], count: int, *, ahead: bool = Fa
         _pending.discard(future)
 
 
-def _submit_request(future: Future[Any], function: Callable[..., Any], *arguments: Any) -> None:
+def _submit_request(future: Future[Any], function: Callable[[], Any]) -> None:
     """Lets an idle or new worker thread compute ``future``. Raises :class:`RemoteError` while requests are refused."""
     _pending.add(future)
     if _refusals:  # checked after adding to _pending: refuse_requests aborts what it finds there
@@ -98,7 +99,7 @@ def _submit_request(future: Future[Any], function: Callable[..., Any], *argument
     except IndexError:
         worker = _RequestThread()
         worker.start()
-    worker.tasks.put((future, function, arguments))
+    worker.tasks.put((future, function))
 
 
 def _wait_for_result(future: Future[Any]) -> Any:
@@ -130,14 +131,14 @@ class _RequestThread(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="packstore-request", daemon=True)
-        self.tasks: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = SimpleQueue()
+        self.tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
 
     def run(self) -> None:
         """Runs calls for ever. After each call, joins the idle threads, and sets the future's result or error."""
         while True:
-            future, function, arguments = self.tasks.get()
+            future, function = self.tasks.get()
             try:
-                answer, error = function(*arguments), None
+                answer, error = function(), None
             except BaseException as raised:  # raised again in the calling thread
                 answer, error = None, raised
             _idle.append(self)
@@ -146,7 +147,7 @@ class _RequestThread(threading.Thread):
                     future.set_result(answer)
                 else:
                     future.set_exception(error)
-            del future, function, arguments, answer, error  # else the bytes would stay in memory while waiting
+            del future, function, answer, error  # else the bytes would stay in memory while waiting
 
 
 def _after_fork() -> None:

@@ -1,4 +1,4 @@
-"""Parses the URLs of object stores."""
+"""URLs of object stores, the facts that stores return about objects, and the errors that they raise."""
 
 from __future__ import annotations
 
@@ -8,12 +8,51 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from packstore.core.errors import UsageError, printable
+from packstore.core.errors import MissingStoreError, StoreError, UsageError, printable
 from packstore.core.files import split_url
 
 SCHEMES = ("s3", "gs", "az", "http", "https", "file", "memory")
 _QUERY = re.compile(r"\?([^/]*&)?(versionId|generation|versionid|snapshot|X-Amz-\w+|sv|sig)=")
 """Query that names a version of an object or signs a URL. Any other question mark may be part of a name."""
+
+
+class RemoteError(StoreError):
+    """An object store cannot be reached, refuses a request, or fails for longer than the retries last."""
+
+
+class MissingObjectError(RemoteError, MissingStoreError):
+    """There is no object of this name. The CLI exits with 2."""
+
+
+class ConflictError(RemoteError):
+    """An object of this name exists already, with other content.
+
+    Attributes:
+        name: The object's name, relative to its store.
+    """
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message, name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ObjectInfo(NamedTuple):
+    """Facts about an object, without its bytes.
+
+    Attributes:
+        name: Its name, relative to the store's URL.
+        nbytes: Its size.
+        etag: The server's identifier of exactly this content; None if the server has none.
+        modified: Time of its last change, in seconds since 1970.
+    """
+
+    name: str
+    nbytes: int
+    etag: str | None
+    modified: float
 
 
 class ParsedUrl(NamedTuple):

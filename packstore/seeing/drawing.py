@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from packstore.core.column import read_row_classes
-from packstore.core.column_types.canvas import RowClasses
+from packstore.core.column_types.forms import RowClasses
 from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder

@@ -1,8 +1,6 @@
-"""The column types: a file for each, or for several of a kind, and a line in the registry.
+"""The column types: a file for several of a kind, and a line in the registry for each.
 
 - ``base.py``: the column, and the base class of types.
-- ``geometry.py``: what moves rows with their images.
-- ``canvas.py``: what values are drawn on.
+- ``forms.py``: forms of values: stored, in batches, drawn, moved with their image, faulty.
 - ``shown.py``: values as JSON, cut to a size for the page.
-- ``faults.py``: faulty rows that an audit reports.
 """

@@ -8,20 +8,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column_types.forms import ITEM_SIZE, Buffer, Collation, Form
+from packstore.core.column_types.forms import (
+    ITEM_SIZE,
+    Buffer,
+    Canvas,
+    Collation,
+    Form,
+    RowClasses,
+    RowFaults,
+    RowMoves,
+)
 from packstore.core.errors import ManifestError
 from packstore.core.modes import RGB, Mode, parse_mode
 from packstore.core.registry import COLUMN_TYPES
-
-if TYPE_CHECKING:
-    from packstore.core.column_types.canvas import Canvas, RowClasses
-    from packstore.core.column_types.faults import RowFaults
-    from packstore.core.column_types.geometry import RowMoves
 
 MAX_ARRAY_BYTES = 1 << 62
 """Most bytes of a column, with each empty dimension counted as one: numpy's limit."""
@@ -250,6 +254,8 @@ class ColumnType(ABC):
 
     Attributes:
         name: The type's name in manifests.
+        stored: Kind, dtype and shape of every column of the type; None for any. A type with a choice overrides
+            :meth:`fits`.
         form: Form of the stored values; arrays of images and masks are ``numbers`` anyway, see :attr:`Column.form`.
         large: An LMDB keeps each value under a key of its own, because values may be large.
         is_object: Values are given as Python objects, not as tensors.
@@ -275,6 +281,7 @@ class ColumnType(ABC):
     """
 
     name: ClassVar[str]
+    stored: ClassVar[tuple[str, str, tuple[int, ...]] | None] = ("ragged", "uint8", ())
     form: ClassVar[Form] = "numbers"
     large: ClassVar[bool] = False
     is_object: ClassVar[bool] = False
@@ -301,8 +308,9 @@ class ColumnType(ABC):
         cls.field = cls.__dict__.get("field")
 
     def fits(self, column: Column) -> bool:
-        """Tells if the type allows the column's kind, dtype, shape, layout and mode. By default: only ragged bytes."""
-        return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "uint8", (), None)
+        """Tells if the type allows the column's kind, dtype, shape, layout and mode. By default :attr:`stored`, without
+        a layout."""
+        return column.layout is None and self.stored in (None, (column.kind, column.dtype, column.shape))
 
     @abstractmethod
     def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:

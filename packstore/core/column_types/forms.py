@@ -1,8 +1,10 @@
-"""Forms of values: stored, and in batches; bytes of their elements."""
+"""Forms of values: stored, in batches, drawn, moved with their image; and the dtypes of their elements."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,22 +27,6 @@ Collation = Literal["stack", "rows", "objects", "planes", "images", "image_lists
 - ``image_lists``: lists of images are decoded, and become a list of lists.
 """
 
-ITEM_SIZE = {
-    "bool": 1,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-}
-"""Bytes of one element by dtype name, for all dtypes that a column may have. Stored values are little-endian."""
 NUMPY_DTYPE: dict[str, np.dtype[Any]] = {
     "bool": np.dtype("?"),
     "int8": np.dtype("i1"),
@@ -56,7 +42,9 @@ NUMPY_DTYPE: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float64": np.dtype("<f8"),
 }
-"""The numpy dtype of each column dtype."""
+"""The numpy dtype of each dtype that a column may have. Stored values are little-endian."""
+ITEM_SIZE = {name: dtype.itemsize for name, dtype in NUMPY_DTYPE.items()}
+"""Bytes of one element by dtype name."""
 
 
 def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -68,3 +56,86 @@ def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     rounded = ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     # The carry of rounding would turn some NaN into infinity or negative zero.
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+class RowClasses(NamedTuple):
+    """Classes of the rows of a value, such as those of boxes.
+
+    Attributes:
+        numbers: Class number of each row. There may be more or fewer than rows.
+        names: Class names by number; None if the classes have no names.
+        crowds: 1 for each row that is a crowd or a region to ignore; None if nothing flags them.
+    """
+
+    numbers: NDArray[Any]
+    names: Sequence[str] | None
+    crowds: NDArray[Any] | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """Name of each row's class; the number as text if the class has no name. Crowds have ``(crowd)`` behind it."""
+        names = self.names or ()
+        texts = [names[n] if 0 <= n < len(names) else str(n) for n in np.asarray(self.numbers).tolist()]
+        flags = [] if self.crowds is None else self.crowds.tolist()
+        return [f"{text} (crowd)" if crowd else text for text, crowd in zip_longest(texts, flags[: len(texts)])]
+
+
+class Canvas(Protocol):
+    """The image of a record, over which values are drawn. Coordinates are pixels of the whole image."""
+
+    def draw_mask(self, mask: NDArray[Any]) -> None:
+        """Blends a mask ``(H, W)`` of class numbers over the image, each class in its own colour. 0 is transparent.
+
+        Stretches the mask over the image.
+        """
+        ...
+
+    def draw_boxes(self, boxes: NDArray[Any], classes: RowClasses | None = None) -> None:
+        """Draws boxes ``(n, 4)``: left, top, right, bottom. Skips boxes that are not finite.
+
+        With ``classes``, each class has its own colour, and boxes have names.
+        """
+        ...
+
+    def draw_points(self, points: NDArray[Any]) -> None:
+        """Draws points ``(n, k)`` or ``(n, points, k)``: x, y, and with k = 3 visibility. Each row has its own colour.
+
+        Skips points that are not finite, and those of visibility 0. Points of visibility 1 are hollow.
+        """
+        ...
+
+
+class RowMoves(Protocol):
+    """Moves coordinates as operations move the pixels of images. Each method returns new arrays.
+
+    ``images`` is int64 ``(N,)``: the image of each row.
+    """
+
+    def move_boxes(self, boxes: NDArray[Any], images: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Moves boxes ``(N, 4)`` and clips them to the results. Returns them, and bool ``(N,)``: boxes to keep.
+
+        Boxes are left, top, right, bottom, float32. Boxes smaller than the user's minimum are not kept.
+        """
+        ...
+
+    def move_points(self, points: NDArray[Any], images: NDArray[np.int64]) -> NDArray[Any]:
+        """Moves points ``(N, …, k)``, float32. Does not clip them.
+
+        Points are x, y; with k = 3 also visibility. Points with visibility become zeros if they are not visible.
+        Mirroring an image of width W maps x to W - 1 - x.
+        """
+        ...
+
+
+class RowFaults(NamedTuple):
+    """Faulty rows of one kind.
+
+    Attributes:
+        kind: Kind of the findings, a key of :attr:`ColumnType.faults`.
+        rows: bool ``(n,)``: which rows are faulty.
+        depends_on_size: The fault depends on the size of the image. Its finding then states the size.
+    """
+
+    kind: str
+    rows: NDArray[np.bool_]
+    depends_on_size: bool = False

@@ -6,17 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index as as_index
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
-from packstore.core.column_types.forms import NUMPY_DTYPE, bfloat16_bits
+from packstore.core.column_types.forms import NUMPY_DTYPE, RowFaults, bfloat16_bits
 from packstore.core.errors import ManifestError, StoreError
-
-if TYPE_CHECKING:
-    from packstore.core.column_types.faults import RowFaults
 
 
 class ArrayType(ColumnType):
@@ -24,10 +21,7 @@ class ArrayType(ColumnType):
     numbers."""
 
     name = "array"
-
-    def fits(self, column: Column) -> bool:
-        """Allows any kind, dtype and shape without a layout."""
-        return column.layout is None
+    stored: ClassVar[tuple[str, str, tuple[int, ...]] | None] = None
 
     def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:
         """Converts numbers to an array of the column's dtype, or to its bytes if the column is ragged.
@@ -91,22 +85,30 @@ class Label(Field):
         return Column(name, "fixed", "int64", classes=classes, type="label", nullable=self.optional)
 
 
-class LabelType(ArrayType):
-    """A class number. If the classes have names, refuses a number without a class."""
+class _ClassesType(ArrayType):
+    """Base of types of class numbers. If the classes have names, refuses a number without a class."""
 
-    name = "label"
-    field = Label
     has_classes = True
-    meaning = "numbers, without class names"
-    extension = "cls"
-
-    def fits(self, column: Column) -> bool:
-        """Allows one int64 a record."""
-        return (column.kind, column.dtype, column.shape, column.layout) == ("fixed", "int64", (), None)
 
     def check_values(self, column: Column, array: NDArray[Any]) -> None:
         """Raises :class:`ValueError` for a number without a class. Allows any number if the classes have no names."""
-        _check_classes(column, array)
+        if column.classes is not None and array.size:
+            least, most = int(array.min()), int(array.max())
+            if least < 0 or most >= len(column.classes):
+                number = least if least < 0 else most
+                raise ValueError(
+                    f"column {column.name!r} has {len(column.classes)} classes, numbered from 0; got {number}"
+                )
+
+
+class LabelType(_ClassesType):
+    """A class number."""
+
+    name = "label"
+    stored = ("fixed", "int64", ())
+    field = Label
+    meaning = "numbers, without class names"
+    extension = "cls"
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
         """Returns the class number as an ``int``."""
@@ -140,22 +142,14 @@ class Labels(Field):
         )  # fmt: skip
 
 
-class LabelsType(ArrayType):
-    """Any number of class numbers. If the classes have names, refuses a number without a class."""
+class LabelsType(_ClassesType):
+    """Any number of class numbers."""
 
     name = "labels"
+    stored = ("ragged", "int64", ())
     field = Labels
-    has_classes = True
     goes_with_boxes = True
     meaning = "class numbers"
-
-    def fits(self, column: Column) -> bool:
-        """Allows any number of int64 a record."""
-        return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "int64", (), None)
-
-    def check_values(self, column: Column, array: NDArray[Any]) -> None:
-        """Raises :class:`ValueError` for a number without a class. Allows any number if the classes have no names."""
-        _check_classes(column, array)
 
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Returns the class numbers as ``value``."""
@@ -190,6 +184,7 @@ class BoxesType(ArrayType):
     """
 
     name = "boxes"
+    stored = ("ragged", "float32", (4,))
     field = Boxes
     moves = True
     rows_are_objects = True
@@ -203,10 +198,6 @@ class BoxesType(ArrayType):
         "box_inverted": "a box that ends before it begins, or is not finite",
         "box_outside": "a box that extends beyond its image",
     }
-
-    def fits(self, column: Column) -> bool:
-        """Allows any number of rows of four float32."""
-        return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "float32", (4,), None)
 
     def check_values(self, column: Column, array: NDArray[Any]) -> None:
         """Raises :class:`ValueError` for an impossible box. Allows boxes without area, and boxes outside the image."""
@@ -232,8 +223,6 @@ class BoxesType(ArrayType):
         if sizes is not None and len(rows):
             limits = sizes[:, ::-1].astype(np.float32)
             outside |= finite & (limits > 0).all(1) & (high > limits + _OUTSIDE).any(1)
-        from packstore.core.column_types.faults import RowFaults
-
         yield RowFaults("box_inverted", inverted)
         yield RowFaults("box_empty", ~inverted & (low == high).any(1))
         yield RowFaults("box_outside", outside, depends_on_size=True)
@@ -298,15 +287,6 @@ def _boxes_name(of: str | bool | None) -> str | None:
     if of is True:
         raise ManifestError("of should be the name of the boxes")
     return of or None
-
-
-def _check_classes(column: Column, array: NDArray[Any]) -> None:
-    """Raises :class:`ValueError` for a class number without a class. Allows any number if classes have no names."""
-    if column.classes is not None and array.size:
-        least, most = int(array.min()), int(array.max())
-        if least < 0 or most >= len(column.classes):
-            number = least if least < 0 else most
-            raise ValueError(f"column {column.name!r} has {len(column.classes)} classes, numbered from 0; got {number}")
 
 
 def to_numbers(column: Column, value: Any) -> NDArray[Any]:

@@ -1,25 +1,30 @@
-"""Types of pixels: images and masks, as files or as arrays."""
+"""Types of pixels: images and masks, as files or arrays; lists of image files; volumes and clips.
+
+A stored value of the type ``images`` is a frame: the number of files as little-endian ``uint64``, the size of each in
+bytes in the same form, then the files one after the other. ``numpy.frombuffer(value, "<u8", 1 + n)`` reads its head.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
-from packstore.core.column_types.forms import Collation
+from packstore.core.column_types.forms import Buffer, Canvas, Collation, Form, RowClasses
 from packstore.core.column_types.numbers import ArrayType
 from packstore.core.column_types.objects import to_bytes
+from packstore.core.errors import StoreError
 from packstore.core.modes import RGB, parse_mode
-
-if TYPE_CHECKING:
-    from packstore.core.column_types.canvas import Canvas, RowClasses
 
 MASK_DTYPES = ("uint8", "uint16", "int32", "float32")
 """Dtypes of masks that are arrays; float32 for values measured at each pixel, such as depth."""
+VOLUME_DTYPES = ("uint8", "uint16", "int16", "int32", "float32")
+_SIZE = np.dtype("<u8")
 _NO_CLASS = 255
 """Value that means "no class" in masks by convention."""
 
@@ -96,6 +101,7 @@ class PictureType(ArrayType):
     """Base of images and masks. Values are files, or arrays if the column has a layout: the order of the axes, such as
     ``HWC``."""
 
+    stored = ("ragged", "uint8", ())
     form = "file"
     large = True
     is_picture = True
@@ -202,4 +208,109 @@ class MaskType(PictureType):
                 yield "mask_value", text
 
 
-IMAGE, MASK = ImageType(), MaskType()
+@dataclass(frozen=True, slots=True)
+class Images(Field):
+    """A list of image files, each a path or the bytes of a file. Stores the files unchanged. The list may be empty.
+
+    Attributes:
+        optional: A sample may have no list.
+        mode: The :mod:`mode <packstore.core.modes>` to which readers convert the files; None for RGB of 8 bits.
+    """
+
+    optional: bool = False
+    mode: str | None = None
+
+    def column(self, name: str) -> Column:
+        """Creates the column. The column's mode is None if the field's is RGB."""
+        return replace(Field.column(self, name), mode=None if self.mode == RGB.name else self.mode)
+
+
+class ImagesType(ColumnType):
+    """Any number of image files, joined by :func:`frame`."""
+
+    name = "images"
+    form: ClassVar[Form] = "files"
+    large = True
+    is_object = True
+    has_images = True
+    field = Images
+    meaning = "any number of images"
+
+    def collation(self, column: Column) -> Collation:
+        return "image_lists"
+
+    def to_stored(self, column: Column, value: Any) -> bytes:
+        """Joins a list of files to one value. Raises :class:`ValueError` for anything but a list or tuple of bytes."""
+        if not isinstance(value, (list, tuple)) or not all(isinstance(file, Buffer) for file in value):
+            raise unfit_error(column, "a list of bytes", value)
+        return frame(value)
+
+    def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> list[bytes]:
+        """Splits a stored value into the bytes of its files. Raises :class:`StoreError` if it is damaged."""
+        return [bytes(file) for file in self.files(column, raw)]
+
+    def files(self, column: Column, raw: Buffer) -> Sequence[memoryview]:
+        """Splits a stored value into its files, without copying. Raises :class:`StoreError` if it is damaged."""
+        try:
+            return split_files(memoryview(raw))
+        except ValueError as error:
+            raise StoreError(f"a value of column {column.name!r} is no list of files: {error}") from None
+
+    def show(self, column: Column, value: Any) -> dict[str, Any]:
+        """Returns the size of each file as ``value``, and the sum as ``nbytes``."""
+        return {"as": "images", "value": [len(file) for file in value], "nbytes": sum(map(len, value))}
+
+
+def frame(files: Sequence[Buffer]) -> bytes:
+    """Joins files to one stored value: their number, the size of each, then the files."""
+    sizes = [memoryview(file).nbytes for file in files]
+    return b"".join([np.array([len(files), *sizes], _SIZE).tobytes(), *files])
+
+
+def split_files(data: memoryview) -> list[memoryview]:
+    """Splits a stored value into its files, without copying. Raises :class:`ValueError` if the sizes do not add up."""
+    count = int(np.frombuffer(data, _SIZE, 1)[0]) if data.nbytes >= _SIZE.itemsize else -1
+    head = (1 + count) * _SIZE.itemsize
+    if count < 0 or head > data.nbytes:
+        raise ValueError(f"its {data.nbytes} bytes are fewer than the sizes of {max(count, 0)} files")
+    ends = list(accumulate(np.frombuffer(data, _SIZE, count, _SIZE.itemsize).tolist(), initial=head))
+    if ends[-1] != data.nbytes:
+        raise ValueError(f"it has {data.nbytes} bytes, and its {count} files end at {ends[-1]}")
+    return [data[start:stop] for start, stop in pairwise(ends)]
+
+
+class VolumeType(ArrayType):
+    """An array ``CHW`` or ``DCHW`` with the height and width of the image. Resizing takes its nearest values, never a
+    mean."""
+
+    name = "volume"
+    large = True
+    moves = True
+    lies_on_image = True
+    meaning = "values a pixel"
+
+    def fits(self, column: Column) -> bool:
+        """Allows ``CHW`` and ``DCHW`` arrays of the dtypes of volumes, fixed or ragged."""
+        axes = len(column.shape) or len(column.layout or "")
+        known = column.layout in ("CHW", "DCHW") and column.dtype in VOLUME_DTYPES
+        return known and axes == len(column.layout or "") and bool(column.shape) == (column.kind == "fixed")
+
+    def collation(self, column: Column) -> Collation:
+        return "planes"
+
+    def check_shape(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
+        """Returns the array if it has the layout's dimensions, else raises :class:`ValueError`."""
+        if array.ndim != len(column.layout or ""):
+            raise unfit_error(column, f"an array {column.layout}", value)
+        return array
+
+
+class ClipType(VolumeType):
+    """A volume of pixels. Resizing blends its values like the image's."""
+
+    name = "clip"
+    meaning = "frames or planes"
+    blends = True
+
+
+IMAGE, MASK, IMAGES, VOLUME, CLIP = ImageType(), MaskType(), ImagesType(), VolumeType(), ClipType()

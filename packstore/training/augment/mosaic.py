@@ -188,7 +188,7 @@ class Tiles:
 
 
 class _TileMoves:
-    """Moves rows of columns with the tiles of mosaics, see :class:`~packstore.core.column_types.geometry.RowMoves`.
+    """Moves rows of columns with the tiles of mosaics, see :class:`~packstore.core.column_types.forms.RowMoves`.
 
     Rows belong to tiles instead of images: tiles count from 0 through all mosaics.
     """

@@ -334,7 +334,7 @@ def _move_points(crops: Crops, points: Floats, rows: Numbers, clip: bool, last: 
 
 @dataclass(frozen=True, eq=False)
 class RowPlacement:
-    """Moves rows of columns by a placement, see :class:`~packstore.core.column_types.geometry.RowMoves`.
+    """Moves rows of columns by a placement, see :class:`~packstore.core.column_types.forms.RowMoves`.
 
     Attributes:
         placement: Placement of the batch.
