@@ -197,6 +197,7 @@ def package_files() -> frozenset[str]:
     return frozenset(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 
 
+@pytest.mark.slow
 def test_a_file_imports_what_its_room_may() -> None:
     files = package_files()
     assert [
@@ -337,6 +338,7 @@ except SystemExit as end:
     assert loaded_by(code) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["augment", "testing"])
 def test_public_modules_are_there_after_import_packstore(name: str) -> None:
     code = f"import packstore; names = dir(packstore); print(packstore.{name}.__name__, {name!r} in names)"

@@ -142,6 +142,7 @@ def test_prefetch() -> None:
         packstore.prefetch([], "cpu", dtype="float16")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_shard_size_as_on_the_command_line(unsplit_folder: Path, tmp_path: Path) -> None:
     text = packstore.convert(unsplit_folder, tmp_path / "a.lmdb", shard_size="2kB").manifest
     number = packstore.convert(unsplit_folder, tmp_path / "b.lmdb", shard_size=2000).manifest

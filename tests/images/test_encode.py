@@ -589,6 +589,7 @@ def records_off_by(options: EncodeOptions, by: int) -> Iterator[tuple[Encoder, N
         yield encoder, image, encoder("key", shifted(image, by)).record
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("encoding", ["uint8", *FLOAT_ENCODINGS])
 def test_resized_pixels_may_differ_by_one(encoding: str) -> None:

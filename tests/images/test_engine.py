@@ -723,6 +723,7 @@ def test_gray_of_files_that_are_no_luma_is_that_of_other_decoders(tmp_path: Path
             np.testing.assert_array_equal(found, luma(out.getvalue()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["indexed", "original"])
 def test_damage_shows_as_with_another_decoder(stores: dict[str, Path], encoding: str, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.lmdb"

@@ -90,6 +90,7 @@ def of_many_scans(side: int, count: int) -> bytes:
     return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * count + data[-2:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "count", "most"), [(64, 600, 500), (6000, 80, 59)])
 def test_a_jpeg_of_too_many_scans_is_refused_at_once(side: int, count: int, most: int, one_good_image: Path) -> None:
     data = of_many_scans(side, count)

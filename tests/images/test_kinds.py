@@ -287,6 +287,7 @@ def test_damage_is_an_error_of_ours_or_unseen(kind: str) -> None:
             check_header(bytes(damaged))
 
 
+@pytest.mark.slow
 def test_sizes_are_checked_before_memory_is_taken() -> None:
     head = b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n-Y 60000 +X 60000\n"
     data = (EXR / "rgb-zip.exr").read_bytes()

@@ -145,6 +145,7 @@ def test_smaller_versions_in_a_tiff_are_no_pages(tmp_path: Path) -> None:
     assert find_losses(data, check_header(data), PLAIN) == {}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was packed before the question is not packed again."""
     monkeypatch.setattr("packstore.packing.header_survey._choose_entries", lambda *_: iter(()))
@@ -219,6 +220,7 @@ MIXED: dict[str, tuple[Callable[[Path], None], str | None]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["original", "uint8"])
 def test_modes_that_are_unified_are_counted_and_said(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "images" / "a").mkdir(parents=True)

@@ -81,6 +81,7 @@ def test_filters_are_undone(kinds: list[int], step: int) -> None:
         np.testing.assert_array_equal(found, values)
 
 
+@pytest.mark.slow
 def test_damaged_streams_are_refused_or_what_zlib_gives() -> None:
     rng, accepted = np.random.default_rng(5), 0
     for name, level in itertools.product(CONTENTS, (0, 1, 9)):
@@ -272,6 +273,7 @@ def judged_by_pillow(data: bytes) -> Any:
         return verdict(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["P", "L", "I;16"])
 def test_the_verdict_on_a_file_is_pillows(mode: str) -> None:
     count, refused, rng = 1000, 0, np.random.default_rng([*mode.encode()])

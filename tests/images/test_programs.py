@@ -511,6 +511,7 @@ def test_any_bytes_of_a_warp_of_pillow_stay_inside(flags: int, data: st.DataObje
     assert (found == run(images, program, vectors=False)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("shift", [-0.5, -0.21, 0.0, 0.1, 0.333, 0.5])
 def test_hues_of_all_colours(shift: float) -> None:

@@ -172,6 +172,7 @@ def test_without_the_engine(stores: Stores, jpegs_and_png: Path, tmp_path: Path,
     )
 
 
+@pytest.mark.slow
 def test_what_has_it_by_default(jpegs_and_png: Path, tmp_path: Path) -> None:
     """Image files, wherever they come from; neither pixels nor files that were made smaller."""
     arrays = [{"image": pixels(30, 40, i)} for i in range(3)]
@@ -259,6 +260,7 @@ def test_a_forged_index_is_found_by_verify(jpegs_and_png: Path, tmp_path: Path) 
     assert {problem.record for problem in report.problems} == {*range(COUNT)} - {PROGRESSIVE, OTHER}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suffix", "mode"), [*((suffix, None) for suffix in SUFFIXES), pytest.param(".h5", "L", id="gray")]
 )

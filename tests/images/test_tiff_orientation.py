@@ -78,6 +78,7 @@ def test_unusual_tags_are_as_pillow_has_them(name: str, order: str, big: bool) -
     np.testing.assert_array_equal(native.decode(memoryview(deep), LIMIT)[0], wanted.astype(np.uint16) * 257)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6, fast=3)
 @pytest.mark.parametrize("name", UNUSUAL)
 @pytest.mark.parametrize("big", [False, True])

@@ -78,6 +78,7 @@ def packed(*arguments: object) -> str:
     return done.output
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])

@@ -487,6 +487,7 @@ def test_masks_of_tracks_go_with_their_boxes(tmp_path: Path) -> None:
     assert coco_masks(found["train/MOTS20-02/img1/000003.jpg"]["segmentations"], 8, 16)[0].sum() == 16
 
 
+@pytest.mark.slow
 def test_masks_of_kitti_are_files_and_run_lengths(tmp_path: Path) -> None:
     root = fill(tmp_path, kitti_mots(60))
     found = read_all(root)
@@ -756,6 +757,7 @@ def guide_rows() -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in rows if row[0] != "`--source`"}
 
 
+@pytest.mark.slow
 def test_the_guide_lists_every_kind_with_its_columns_and_the_order_of_its_classes(tmp_path: Path) -> None:
     rows = guide_rows()
     assert list(rows) == KINDS
@@ -812,6 +814,7 @@ def test_labels_of_whole_images_and_words_in_openmmlab(tmp_path: Path) -> None:
     assert values["segmentations"] == [{"size": [8, 16], "counts": "023m3"}, SQUARE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 300])
 def test_an_image_that_is_gone_from_its_folder_is_not_that_of_another(size: int, tmp_path: Path) -> None:
     each = "".join(

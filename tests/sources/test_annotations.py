@@ -270,6 +270,7 @@ def test_a_folder_within_an_archive_cannot_be_given(tmp_path: Path) -> None:
     assert all(answer.source is None for answer in caught.value.answers)
 
 
+@pytest.mark.slow
 def test_depth_in_folders_of_scenes_can_be_kept_or_ignored(tmp_path: Path) -> None:
     for k in range(6):
         for n in range(3):

@@ -166,6 +166,7 @@ def count_files(root: Path) -> Counter[str]:
     return module._count(file.name for file in root.rglob("*") if file.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archive", [False, True], ids=["folder", "zip"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_line_packs_and_leaves_out_what_it_says(name: str, archive: bool, tmp_path: Path) -> None:

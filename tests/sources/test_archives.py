@@ -689,6 +689,7 @@ def test_zips_joined_by_cat_are_refused(tmp_path: Path) -> None:
         open_source(tmp_path / "x.zip")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contents", ["folder", "webdataset"])
 @pytest.mark.parametrize("kind", ["tar.gz", "tar.xz", "tar.bz2", "tar.zst"])
 def test_the_progress_of_unpacking_is_reported(kind: str, contents: str, tmp_path: Path) -> None:

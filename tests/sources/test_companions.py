@@ -587,6 +587,7 @@ def test_masks_of_two_experts(count: int, tmp_path: Path) -> None:
         assert (source.kind, survey.records, len(masks)) == ("companions", count, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 300])
 @pytest.mark.parametrize("masks", [("vessels", "optic_disc"), ("masks/vessels", "masks/optic_disc")])
 def test_several_folders_of_masks_are_columns(masks: tuple[str, str], count: int, tmp_path: Path) -> None:
@@ -755,6 +756,7 @@ def test_words_in_names_of_unlike_pictures_are_a_question_that_keeps_them(tmp_pa
     assert {("--source", "flat"), ("--pair", "{s}_glad.jpg={s}_sad.jpg")} <= {*question(fill(tmp_path, files))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "missing"), [(3, 0), (300, 0), (300, 5)])
 @pytest.mark.parametrize("stem", ["{}", "yacht{:04}"])
 def test_photos_of_one_object_are_one_sample(stem: str, count: int, missing: int, tmp_path: Path) -> None:
@@ -792,6 +794,7 @@ def test_templates_of_few_shades_and_what_is_tested_are_pairs(ends: str, count: 
     assert sum(each[second] is None for each in values.values()) == (count > 99)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("towns", [1, 3])
 @pytest.mark.parametrize("count", [1, 2, 5, 20])
 @pytest.mark.parametrize(
@@ -924,6 +927,7 @@ def test_an_answer_keeps_pictures_without_a_partner(tmp_path: Path) -> None:
     assert ("--source", "flat") in question(fill(tmp_path, files))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [33, 60])
 def test_forms_in_many_folders(count: int, tmp_path: Path) -> None:
     path = fill(tmp_path / "forms", {f"clean/{n}.png": encode(photo(n), "PNG") for n in range(5)})
@@ -936,6 +940,7 @@ def test_forms_in_many_folders(count: int, tmp_path: Path) -> None:
         assert source.kind == "imagefolder"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names", [("{}/{}.jpg", "{}/{}.png"), ("photos/{}/{}.jpg", "cut/{}/{}.png"), ("{}/a/{}.jpg", "{}/b/{}.png")]
 )
@@ -979,6 +984,7 @@ def test_folders_of_clips_with_masks_are_a_text(clip: str, tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.slow
 def test_recognition_takes_time_in_proportion_to_folders(tmp_path: Path) -> None:
     """Names are compared a number of times that grows with the number of folders, not with its square."""
     calls = []

@@ -145,6 +145,7 @@ def test_a_bad_further_image_is_named(tmp_path: Path) -> None:
     assert {each.key for each in skipped} == {entry.key, bad}
 
 
+@pytest.mark.slow
 def test_sizes_count_further_images(tmp_path: Path) -> None:
     """In the source, the report, the store, and in exports and stores that are sources themselves."""
     root = fill(tmp_path / "source", llava(6, several=True))

@@ -82,6 +82,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_each_object_is_fetched_once(raw: str, shards: Path, tmp_path: Path, fetched: list[str]) -> None:
     """Whatever is asked of the source, and by however many."""
     names = sorted(f"raw/shards/{path.name}" for path in shards.iterdir())
@@ -136,6 +137,7 @@ def test_etags_that_are_no_digests(
     assert s3_double.faults[0].times == 0
 
 
+@pytest.mark.slow
 def test_an_object_that_is_replaced(s3_double: Double, raw: str, tmp_path: Path) -> None:
     """Before its copy is whole, or before the store is."""
     name = "raw/shards/train-000001.tar"
@@ -183,6 +185,7 @@ def test_names_that_no_file_can_have(s3_double: Double, cache: Path, name: str) 
     assert not (cache.parent / "y.tar").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["403", "503", "silent"])
 def test_a_store_that_fails(
     s3_double: Double, raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -216,6 +219,7 @@ def test_the_name_of_a_further_file(s3_double: Double, cache: Path) -> None:
         assert source.further_file_name(entry, "depth", 0) == "depth/1.png"
 
 
+@pytest.mark.slow
 def test_annotations_left_in_an_archive_are_asked_about(s3_double: Double, cache: Path, tmp_path: Path) -> None:
     root = fill(BY_NAME["YOLO"](tmp_path, 4), {f"masks/train/a{n:05}.png": mask(n) for n in range(4)})
     s3_double.objects["yolo.zip"] = Path(shutil.make_archive(str(tmp_path / "yolo"), "zip", root)).read_bytes()
@@ -237,6 +241,7 @@ def test_an_export_is_known_as_one(s3_double: Double, cache: Path, tmp_path: Pat
         assert there.store_manifest == here.store_manifest is not None
 
 
+@pytest.mark.slow
 def test_arrays_and_a_name_for_them(s3_double: Double, cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     np.savez(path, a=np.zeros((3, 8, 8, 3), np.uint8), b=np.ones((3, 8, 8, 3), np.uint8), y=np.arange(3))

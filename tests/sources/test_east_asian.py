@@ -309,6 +309,7 @@ def add_files(archive: tarfile.TarFile, files: Mapping[str, bytes]) -> None:
         archive.addfile(info, io.BytesIO(data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["gbk", "shift_jis", "big5", "euc_kr", "cp1252", "cp1251"])
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_names_of_any_tar_are_asked_about_once(mode: str, encoding: str, tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_another_is_a_question_and_the_answer_is_right(
     assert verify(tmp_path / "x.h5", against=root).problems == ()
 
 
+@pytest.mark.slow
 def test_bytes_at_the_end_of_a_long_table_count(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     rows = b"".join(b"a.png,cat,%d%s\n" % (n, b"x" * 240) for n in range(10_000))
@@ -104,6 +105,7 @@ def test_bytes_at_the_end_of_a_long_table_count(tmp_path: Path) -> None:
         open_source(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_letter_cut_by_the_reader_is_a_letter(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     for shift in range(3):

@@ -214,6 +214,7 @@ def test_labels_of_a_table_go_with_clips_and_they_move_with_their_image(tmp_path
     assert digest == packstore.open(out).manifest.dataset_digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["uint8", "float32"])
 def test_clips_are_appended_and_resumed(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(4):

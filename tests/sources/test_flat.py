@@ -363,6 +363,7 @@ def test_what_the_csv_module_writes_is_read(
         )
 
 
+@pytest.mark.slow
 def test_a_labels_file_for_a_real_image_folder(shared_data: SharedData, tmp_path: Path) -> None:
     root = shared_data / "imagenet-600"
     folder_source = open_source(root)

@@ -132,6 +132,7 @@ def test_stacks_of_many_bits_are_tifffiles(tmp_path: Path) -> None:
     assert PackedDataset(tmp_path / "out.lmdb")[69].tolist() == [stack[69].tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["original", "uint8"])
 def test_frames_are_appended_and_resumed(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, count in (("one", 3), ("two", 2)):

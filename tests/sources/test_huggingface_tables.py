@@ -187,6 +187,7 @@ def test_what_the_library_wrote(written: Path, suffix: str, tmp_path: Path) -> N
     assert verify(path, against=written).problems == ()
 
 
+@pytest.mark.slow
 def test_both_give_the_same_samples(tmp_path: Path) -> None:
     parquet, arrow = (convert(written, tmp_path / f"{written.name}.h5").manifest for written in WRITTEN)
     assert [(column.name, column.digest) for column in parquet.columns] == [

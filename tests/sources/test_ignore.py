@@ -108,6 +108,7 @@ def test_a_store_remembers_what_was_ignored(tmp_path: Path) -> None:
     assert verify(tmp_path / "whole.lmdb", against=root).ok
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path) -> None:
     root = fill(tmp_path / "set", FILES)
     given = [word for pattern in PATTERNS for word in ("--ignore", pattern)]
@@ -158,6 +159,7 @@ def test_a_listing_keeps_sizes_in_step(tmp_path: Path) -> None:
     assert dict(zip(listing.images, listing.sizes, strict=True)) == {f"{n}.png": n + 1 for n in range(10)}
 
 
+@pytest.mark.slow
 def test_a_bucket_without_what_is_ignored(s3_double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Listed as it lies there, or copied first."""
     monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))

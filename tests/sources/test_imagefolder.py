@@ -493,6 +493,7 @@ def test_progress_counts_up(tmp_path: Path) -> None:
     assert [(p.stage, p.done, p.done_bytes) for p in seen] == [("scan", 1, 5), ("scan", 2, 10), ("scan", 3, 15)]
 
 
+@pytest.mark.slow
 def test_kinds_and_what_is_no_source(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'folder'; use one of: .*store, .*imagefolder, flat"):
         open_source(tmp_path, kind="folder")

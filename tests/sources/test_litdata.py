@@ -163,6 +163,7 @@ def test_chunks_compressed_item_by_item_are_refused(tmp_path: Path) -> None:
         convert(path, tmp_path / "x.h5")
 
 
+@pytest.mark.slow
 def test_compressed_chunks_that_are_damaged_are_named(tmp_path: Path) -> None:
     path = compressed(tmp_path / "set")
     (chunk,) = path.glob("*.bin")

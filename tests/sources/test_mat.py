@@ -147,6 +147,7 @@ def test_damage_is_said(tmp_path: Path) -> None:
         open_source(path, layout="NHW:12x8")
 
 
+@pytest.mark.slow
 def test_a_file_of_many_variables_is_refused(tmp_path: Path) -> None:
     scipy_io.savemat(tmp_path / "many.mat", {f"v{number}": 1 for number in range(10_002)})
     with pytest.raises(SourceError, match="more than 10,000 arrays"):

@@ -137,6 +137,7 @@ def test_slices_or_volumes_is_a_question(tmp_path: Path) -> None:
         open_source(tmp_path, columns="image=planes")
 
 
+@pytest.mark.slow
 def test_labels_beside_images_are_masks(tmp_path: Path) -> None:
     root = tmp_path / "Task01"
     for split in ("Tr", "Ts"):
@@ -196,6 +197,7 @@ def test_stored_values_with_their_slope(tmp_path: Path) -> None:
     np.testing.assert_allclose(scaled, stored.get_fdata()[:, :, 0].T)
 
 
+@pytest.mark.slow
 def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
     save(values_of(1), tmp_path / "good.nii")
     save(values_of(1), tmp_path / "cut.nii")

@@ -173,6 +173,7 @@ def test_other_tables_are_none(text: str, tmp_path: Path) -> None:
         s.survey()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 99), st.binary(min_size=64, max_size=64)), min_size=1, max_size=8))
 def test_cells_come_back(tmp_path_factory: pytest.TempPathFactory, cells: list[tuple[int, bytes]]) -> None:

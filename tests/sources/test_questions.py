@@ -269,6 +269,7 @@ def test_one_of_two_experts_is_kept(tmp_path: Path) -> None:
         assert read_mask(source, next(source.entries()), "vessels") == mask(0)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_a_question_itself_is_offered_and_not_its_images_alone(tmp_path: Path) -> None:
     root = drive(tmp_path / "copies")
     shutil.copytree(root, root / "again")
@@ -296,6 +297,7 @@ def test_annotations_of_other_splits_raise_no_question(kind: str, tmp_path: Path
         assert verify(tmp_path / f"{split}.lmdb", against=source).problems == ()
 
 
+@pytest.mark.slow
 def test_other_annotations_still_do_with_a_split(tmp_path: Path) -> None:
     source = voc(tmp_path / "set")
     images = sorted(each.stem for each in source.rglob("JPEGImages/*.jpg"))

@@ -150,6 +150,7 @@ def test_a_file_that_describes_a_folder_stands_for_it(
     assert report.manifest.records == survey.records
 
 
+@pytest.mark.slow
 def test_another_text_is_no_source(tmp_path: Path) -> None:
     fill(tmp_path, {"0.jpg": jpeg(0), "1.jpg": jpeg(1), "numbers.csv": "a,b\n1,2\n"})
     with pytest.raises(SourceError, match=r"numbers\.csv is a file that begins with .*, and names no image of its"):
@@ -159,6 +160,7 @@ def test_another_text_is_no_source(tmp_path: Path) -> None:
         open_source(tmp_path / "apart" / "labels.csv", columns=["image=file"])
 
 
+@pytest.mark.slow
 def test_a_conversion_of_an_image_folder_loads_few_modules(tmp_path: Path) -> None:
     """At most 150 of packstore, as ``tools/bench/imports.py`` measures."""
     photos = fill(tmp_path / "photos", {f"{'ab'[n % 2]}/p{n}.jpg": jpeg(n) for n in range(8)})

@@ -163,6 +163,7 @@ def test_names_of_all_sorts(s3_double: Double, tmp_path: Path, folder_to_upload:
         assert source.survey().ledger.passed_over == {"hidden": 1}
 
 
+@pytest.mark.slow
 def test_a_whole_bucket(s3_double: Double, folder_to_upload: Path) -> None:
     for file in folder_to_upload.rglob("*.*"):
         s3_double.objects[file.relative_to(folder_to_upload).as_posix()] = file.read_bytes()
@@ -190,6 +191,7 @@ def test_etags_that_are_no_digests(s3_double: Double, raw: str, monkeypatch: pyt
         assert len(s3_double.requests) == len(entries) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["503", "403", "silent"])
 def test_a_store_that_fails_is_no_bad_sample(
     s3_double: Double, raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -262,6 +264,7 @@ def test_local_paths_that_look_like_urls(tmp_path: Path, monkeypatch: pytest.Mon
     assert location("s3:x/y") == Path("s3:x/y")
 
 
+@pytest.mark.slow
 def test_a_web_server_has_archives_and_no_folders(folder_to_upload: Path, cache: Path, tmp_path: Path) -> None:
     (tmp_path / "web").mkdir()
     shutil.make_archive(str(tmp_path / "web" / "photos"), "tar", folder_to_upload)
@@ -295,6 +298,7 @@ def test_a_folder_of_which_alone_one_has_the_right(s3_double: Double, raw: str) 
     assert s3_double.faults[0].times == ALWAYS
 
 
+@pytest.mark.slow
 def test_few_directories_are_known_at_a_time(s3_double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     """So memory does not grow with the source."""
     monkeypatch.setattr(remote, "_KNOWN_NAMES", 100)

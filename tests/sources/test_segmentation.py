@@ -207,6 +207,7 @@ def test_a_mask_of_another_size_is_a_bad_sample(tmp_path: Path) -> None:
         convert(tmp_path / "set", tmp_path / "x.h5")
 
 
+@pytest.mark.slow
 def test_lists_beside_masks_are_a_question(tmp_path: Path) -> None:
     folders(tmp_path)
     (tmp_path / "val.txt").write_text("".join(f"{n:05}\n" for n in range(4)))
@@ -266,6 +267,7 @@ def test_files_beside_masks_are_said(name: str, said: str, tmp_path: Path) -> No
         assert (source.kind, dict(source.survey().ledger.passed_over)) == ("companions", {said: 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 300, 1560])
 @pytest.mark.parametrize(
     ("image", "masked"),
@@ -317,6 +319,7 @@ def test_one_folder_of_masks_for_two_splits_is_a_question(tmp_path: Path) -> Non
         open_source(fill(tmp_path, files | {f"masks/{n}.png": mask(n) for n in range(3)}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [30, 300])
 def test_a_question_names_folders_and_predictions_beside_the_pairs(size: int, tmp_path: Path) -> None:
     photos = [encode(picture("RGB", 16, 8, n % 30), "PNG") for n in range(size)]
@@ -458,6 +461,7 @@ def test_camvid_as_published(tmp_path: Path) -> None:
         assert (source.kind, survey.records, survey.ledger.count(Role.LEFT)) == ("companions", 4, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 300])
 def test_masks_of_several_suffixes(size: int, tmp_path: Path) -> None:
     suffixes = ("png", "bmp", "jpg")

@@ -493,6 +493,7 @@ _CELL = st.text(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(_CELL, st.integers(2, 2**40)), min_size=2, max_size=8))
 def test_cells_come_back(tmp_path_factory: pytest.TempPathFactory, cells: list[tuple[str, int]]) -> None:
@@ -523,6 +524,7 @@ def test_a_table_of_few_images_is_a_question(tmp_path: Path) -> None:
     assert ("--source", "table") in [answer.options for answer in caught.value.answers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1_000, pytest.param(200_000, marks=pytest.mark.soak)])
 def test_large_tables(tmp_path: Path, size: int) -> None:
     """All rows are read, whatever the first ones are; memory is some hundred bytes a row."""
@@ -682,6 +684,7 @@ def test_y_beside_x_is_no_label(tmp_path: Path) -> None:
     assert rows(make(tmp_path, range(6), {"labels.csv": lines}))["im03.png"] == {"x": 3, "y": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [4, 200])
 def test_a_table_of_images_goes_with_one_of_their_boxes(samples: int, tmp_path: Path) -> None:
     """Open Images: an image without a box is a sample with 0 boxes, and has what its own table says."""

@@ -100,6 +100,7 @@ def test_an_archive_and_the_folder_itself(tmp_path: Path) -> None:
             assert source.survey().splits == {"train": 4, "val": 2}
 
 
+@pytest.mark.slow
 def test_years_together_are_a_question(tmp_path: Path) -> None:
     voc(tmp_path)
     shutil.copytree(tmp_path / BASE, tmp_path / "VOCdevkit/VOC2007")
@@ -164,6 +165,7 @@ def test_images_in_no_set_are_counted_and_those_missing_are_bad(tmp_path: Path) 
         assert caught.value.key == f"{BASE}/JPEGImages/2007_000001.jpg"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 300])
 def test_what_labelme_writes_beside_the_masks_raises_no_question(count: int, tmp_path: Path) -> None:
     masks, arrays = "SegmentationClass", "SegmentationClassNpy"
@@ -223,6 +225,7 @@ def test_a_line_that_a_set_repeats_is_noted_and_packed_once(repeats: int, tmp_pa
     assert verify(tmp_path / "x.lmdb", against=tmp_path / "set").ok
 
 
+@pytest.mark.slow
 def test_an_image_in_two_sets_is_a_question_whose_lines_run(tmp_path: Path) -> None:
     voc(tmp_path)
     with (tmp_path / BASE / "ImageSets/Main/train.txt").open("a") as file:

@@ -271,6 +271,7 @@ def test_names_that_several_classes_have(tmp_path: Path) -> None:
         assert classes == ("crane (0)", "crane (1)", "3")
 
 
+@pytest.mark.slow
 def test_two_descriptions_and_annotations_of_coco_beside_are_questions(tmp_path: Path) -> None:
     yolo(tmp_path)
     shutil.copy(tmp_path / "data.yaml", tmp_path / "more.yaml")

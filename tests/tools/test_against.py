@@ -177,6 +177,7 @@ def test_against_itself(tmp_path: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_arguments(tmp_path: Path) -> None:
     listed = run_script("--list", scratch=tmp_path)
     assert (listed.returncode, listed.stdout.count("\n| ")) == (0, 24)

@@ -53,6 +53,7 @@ def compiler(path: Path, script: str) -> dict[str, str]:
     return {"CC": f"'{path}' -pthread"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_only_who_has_no_compiler_gets_one(call: Callable[..., str], tmp_path: Path, kind: str) -> None:
     hook = f"get_requires_for_build_{kind}()"
@@ -82,6 +83,7 @@ def test_it_compiles_for_any_processor_and_not_as_pythons_own_compiler(
     assert "-shared" in commands[-1]
 
 
+@pytest.mark.slow
 def test_a_compiler_that_works_is_used(call: Callable[..., str], tmp_path: Path) -> None:
     touch = 'while [ "$1" != -o ]; do shift; done; : >"$2"'
     call(f"build_wheel({str(tmp_path)!r})", compiler(tmp_path / "works", touch))

@@ -79,6 +79,7 @@ _JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(field=st.integers(0, 30), value=_JSON, seed=st.sampled_from(seeds("manifest")))
 def test_a_manifest_with_anything_in_a_field(field: int, value: Any, seed: bytes) -> None:
     """With the digest that goes with it; what is accepted comes back as it was."""

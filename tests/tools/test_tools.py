@@ -533,6 +533,7 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
         assert requirement.specifier.contains(str(pin.specifier)[2:]), f"{pin} is not in {requirement}"
 
 
+@pytest.mark.slow
 def test_what_the_dependencies_need_is_pinned_too() -> None:
     """Walks the installed packages' own requirements, those of a CUDA build of torch aside."""
     from importlib.metadata import PackageNotFoundError, requires

@@ -175,6 +175,7 @@ def test_operations_refuse_unknown_arguments_with_true_advice(title: str) -> Non
         check_advice(called, str(caught.value))
 
 
+@pytest.mark.slow
 def test_spellings_of_torchvision_and_timm_are_known() -> None:
     """No advice is a guess by similar letters, nor a reference to ``help()``."""
     import_torchvision()

@@ -269,6 +269,7 @@ def named_steps(program: Program) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "text"), POLICIES, ids=str)
 def test_policies_draw_as_torchvision(tv: Any, op: Any, text: str) -> None:
     """The same single operations and magnitudes, as often (chi-square with fixed seeds)."""
@@ -329,6 +330,7 @@ def test_augmix_mixes_its_chains() -> None:
         )
 
 
+@pytest.mark.slow
 def test_beta_and_dirichlet_have_their_moments() -> None:
     from tests.internals import beta, dirichlet
 

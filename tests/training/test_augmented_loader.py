@@ -45,6 +45,7 @@ def loaded(dataset: PackedDataset, chain: Any, **options: Any) -> torch.Tensor:
     return torch.cat([images for images, _ in PackedLoader(dataset, 4, seed=3, augment=chain, **options)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["files.lmdb", "pixels.h5", "square.pth", "square.lmdb"])
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
 def test_batches_are_those_of_single_images(stores: Any, store: str, chain: Any) -> None:
@@ -56,6 +57,7 @@ def test_batches_are_those_of_single_images(stores: Any, store: str, chain: Any)
         assert torch.equal(loaded(dataset, chain, **options), expected), options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chain", [CHAINS[0], CHAINS[5]], ids=str)
 def test_normalisation_comes_after_them(stores: Any, chain: Any) -> None:
     for store in ("files.lmdb", "square.lmdb"):
@@ -114,6 +116,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.slow
 @examples(10)
 @given(st.lists(st.sampled_from(POINTS), max_size=6))
 def test_random_chains(stores: Any, chain: list[Any]) -> None:

@@ -268,6 +268,7 @@ def test_resident_images_are_checked_while_they_are_loaded(
 # Labels and other columns ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["original", "uint8"])

@@ -97,6 +97,7 @@ def test_the_command(url: UrlPath, tmp_path: Path) -> None:
     assert "verify --quick" in run("info", tmp_path / "one.lmdb", "--cost").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_an_epoch_in_lanes_fetches_what_is_said(
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float

@@ -187,6 +187,7 @@ def test_batches_of_images_that_differ_in_size_are_lists(tmp_path: Path) -> None
     assert torch.equal(labels, torch.zeros(4, dtype=torch.int64))
 
 
+@pytest.mark.slow
 def test_outputs(pack: Pack, png_folder: Path) -> None:
     path = files(png_folder, "val")[5]
     encoded, raw, floats = (pack("h5", e) for e in ("original", "uint8", "float16"))
@@ -257,6 +258,7 @@ def test_wrong_arguments(pack: Pack, options: dict[str, Any], message: str) -> N
         PackedDataset(pack("lmdb", "original"), **{"split": "val", **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_dataset_that_is_refused_closes_its_store(
     png_folder: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
@@ -500,6 +502,7 @@ def test_closing_while_others_read_harms_nobody(pack: Pack, suffix: str) -> None
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".h5", ".lmdb", ".pth"])
 def test_a_dropped_dataset_lets_its_store_go_at_once(tmp_path: Path, suffix: str) -> None:
     packstore.convert(

@@ -162,6 +162,7 @@ def test_what_is_no_state_is_told(stores: Stores, change: Callable[[Any], Any], 
         loader.load_state_dict(change(loader.state_dict()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("splits", [False, True])
 def test_a_state_says_whether_the_store_has_grown_since(tmp_path: Path, splits: bool) -> None:
     for folder, seed in (("first", 0), ("second", 1), ("other", 2)):

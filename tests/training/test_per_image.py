@@ -37,6 +37,7 @@ def _loaded(dataset: PackedDataset, **options: Any) -> torch.Tensor:
 # With a generator ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "before"),
     [("cifar.lmdb", []), ("cifar.h5", [RandomCrop(24)]), ("files.lmdb", [RandomResizedCrop(24)]), ("floats.pth", [])],
@@ -104,6 +105,7 @@ TRANSFORMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_torchvision_runs_in_the_threads_that_decode(stores: Stores, name: str) -> None:
     transforms = import_torchvision().transforms

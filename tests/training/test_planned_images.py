@@ -144,6 +144,7 @@ def test_augmix_adds_up_its_chains_as_torch(module: Any, size: tuple[int, int], 
     assert_planned(transforms, pixels_of_any_kind(*size, seed), seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MIXES)
 @pytest.mark.parametrize("module", [v1, v2])
 def test_augmix_is_nearly_that_of_torchvision(module: Any, name: str) -> None:

@@ -74,6 +74,7 @@ STORES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
 @pytest.mark.parametrize("augment", AUGMENT)
 @pytest.mark.parametrize("kind", STORES)
@@ -97,6 +98,7 @@ def test_they_are_the_same_batches(
         assert torch.equal(images, expected)
 
 
+@pytest.mark.slow
 def test_a_record_that_fails_is_named_by_its_own_batch(photos: Path, tmp_path: Path, plans: list[bool]) -> None:
     for i in range(RECORDS):
         write_image(tmp_path / "photos" / f"{i:02}.png", 40, 50, i)
@@ -166,6 +168,7 @@ def test_requests_without_rows_do_not_run() -> None:
         requests.locate(0, 1)
 
 
+@pytest.mark.slow
 def test_recipes_are_planned_together(photos: Path, tmp_path: Path, plans: list[bool]) -> None:
     packstore.convert(photos, tmp_path / "s.lmdb")
     batches(tmp_path / "s.lmdb", augment=recipe("timm-rsb-a2"))

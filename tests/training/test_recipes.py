@@ -25,6 +25,7 @@ def test_a_recipe_prints_as_the_code_that_makes_it(name: str) -> None:
     assert A.recipe(name) is not found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LISTS)
 def test_a_recipe_loads(stores: Any, name: str) -> None:
     found = A.recipe(name)

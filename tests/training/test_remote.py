@@ -136,6 +136,7 @@ def test_a_small_cache_is_enough(url: str, options: dict[str, Any], new_cache: N
     assert loader.stats()["fetched_bytes"] <= 1.3 * sum(nbytes[:50])
 
 
+@pytest.mark.slow
 def test_shards_to_come_are_there_before_they_are_needed(url: str) -> None:
     """With time between batches, no thread waits for a shard but those of the first window."""
     loader = loader_of(url, 4, shuffle=True, window=5, prefetch=1)
@@ -194,6 +195,7 @@ def test_eight_nodes_fetch_each_shard_about_once_an_epoch(url: str, new_cache: N
     assert fetched <= 3 * 1.3 * sum(nbytes[:50])
 
 
+@pytest.mark.slow
 def test_the_next_epoch_begins_with_shards_that_are_there(url: str, new_cache: NewCache) -> None:
     new_cache("small", 16 * max(shard_bytes(url)))
     loader = loader_of(url, 4, shuffle=True, window=4, prefetch=1, workers=1)
@@ -363,6 +365,7 @@ def test_a_mix_of_urls_has_the_shares_and_records_of_the_local_one(
         mixing({local: 2, second: 1}, window=4)
 
 
+@pytest.mark.slow
 def test_each_store_of_a_mix_is_fetched_ahead(url: str, second: Path, second_url: str) -> None:
     """With time between batches, no thread waits for a shard but those of the first batch."""
     loader = mixing({url: 1, second_url: 1, second: 1}, prefetch=1, window=3, epoch=120)

@@ -95,6 +95,7 @@ def rot(path: Path, place: int | None = None) -> None:
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_the_cache_is_removed_while_a_model_trains(
     local: Path, url: UrlPath, cache: Cache, share: float, monkeypatch: pytest.MonkeyPatch
@@ -111,6 +112,7 @@ def test_the_cache_is_removed_while_a_model_trains(
     assert trained(local, url, remove) == 2 * RECORDS // 4
 
 
+@pytest.mark.slow
 def test_a_disk_that_others_fill_is_shared(
     local: Path, url: UrlPath, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +253,7 @@ class _Files(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_server_of_files_without_ranges(local: Path, url: UrlPath, tmp_path: Path, copied: bool) -> None:
     """``python -m http.server``, over the objects of a store and over a plain copy of a local one."""
@@ -264,6 +267,7 @@ def test_a_server_of_files_without_ranges(local: Path, url: UrlPath, tmp_path: P
             server.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize(("suffix", "resident"), [(".lmdb", False), (".h5", False), (".h5", True)])
 @pytest.mark.parametrize("batch_size", [2, 8])

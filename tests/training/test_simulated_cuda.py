@@ -309,6 +309,7 @@ def test_columns_of_every_type_come_with_the_images(tmp_path: Path, device: Simu
     assert device.staged == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["list", "padded", "one size", "mosaic"])
 def test_images_that_differ_in_size_come_as_on_the_cpu(tmp_path: Path, device: Simulation, form: str) -> None:
     names = ("mask", "boxes", "labels", "image_id")

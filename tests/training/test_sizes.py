@@ -75,6 +75,7 @@ def test_drawn_sizes_resize_as_torchvision(tv: Any, op: Any, size: tuple[int, in
         assert np.array_equal(alone[0].permute(1, 2, 0).numpy(), found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", RESIZES, ids=repr)
 @pytest.mark.parametrize("size", [(100, 60), (50, 90)])
 def test_sizes_are_drawn_as_torchvision_draws_them(tv: Any, op: Any, size: tuple[int, int]) -> None:

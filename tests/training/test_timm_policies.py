@@ -35,6 +35,7 @@ def draws(count: int, seed: int = 0) -> Draws:
     return Draws(seed, 0, np.arange(count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 def test_operations_are_as_frequent_and_as_strong_as_timms(config: str) -> None:
     timm = import_timm()

@@ -67,6 +67,7 @@ def batches(path: Path, augment: list[Any], resident: bool) -> list[torch.Tensor
     return [*found, *(image for image, _ in [dataset[2], *dataset.__getitems__([3, 1])])]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(
@@ -93,6 +94,7 @@ def test_batches_are_the_same(root: Path, setting: str, name: str, augment: list
         assert torch.equal(same, images)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_store_is_the_same(root: Path, setting: str) -> None:

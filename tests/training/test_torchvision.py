@@ -96,6 +96,7 @@ def test_each_random_transform_is_refused_by_name(tv: Any) -> None:
         as_operations([PerImage(op)])
 
 
+@pytest.mark.slow
 def test_transforms_that_draw_nothing_pass(tv: Any) -> None:
     found = {name: kind for name, kind in transforms_of(tv).items() if not draws_random_numbers(kind)}
     assert {"torchvision.transforms.v2._misc.Normalize", "torchvision.transforms.v2._misc.ToDtype"} <= {*found}
@@ -196,6 +197,7 @@ def test_a_random_transform_image_by_image(tv: Any, stores: Stores, resident: bo
 # Images of differing sizes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["files", "pixels"])
 @pytest.mark.parametrize(
     "augment",

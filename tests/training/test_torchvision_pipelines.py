@@ -209,6 +209,7 @@ def test_stores_of_all_kinds(stores: Any, suffix: str, options: dict[str, Any], 
     assert_alike(items(PackedDataset(path, transform=kept, decoder="pillow"), batched=True), expected)
 
 
+@pytest.mark.slow
 def test_workers_draw_as_those_of_imagefolder(folder: Path, stores: Any) -> None:
     transform = v1.Compose([v1.RandomResizedCrop(48), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(*NORMAL)])
     batches: list[list[torch.Tensor]] = []
@@ -271,6 +272,7 @@ ENDS: list[Callable[[Any], list[Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @given(
     chosen=st.lists(st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 30)), max_size=6),
     end=st.sampled_from(ENDS),

@@ -303,6 +303,7 @@ def test_further_images_are_normalised_alike(stores: dict[str, Typed]) -> None:
         assert torch.equal(batch["right"], batch["image"].flip(3))
 
 
+@pytest.mark.slow
 def test_the_same_with_any_threads_and_ranks_and_resumed(stores: dict[str, Typed]) -> None:
     made, ops = stores["sizes"], [RandomResizedCrop(24), RandomHorizontalFlip()]
     options: dict[str, Any] = {"augment": ops, "shuffle": True, "seed": 2}

@@ -210,6 +210,7 @@ def test_images_masks_and_boxes_are_those_of_torchvision(
     assert (len(shapes) == 1) == one_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LISTS)
 def test_batches_are_the_same_whoever_makes_them(stores: dict[str, Typed], name: str) -> None:
     made, options = stores["sizes"], {"augment": LISTS[name], "seed": 3, "shuffle": True}
@@ -289,6 +290,7 @@ def test_functions_of_the_user_run_image_by_image(stores: dict[str, Typed]) -> N
         load(made, columns, augment=[RandomZoomOut(), lambda images: images[0]])
 
 
+@pytest.mark.slow
 def test_damaged_records_are_named_or_left_out(tmp_path: Path) -> None:
     made = make_typed(tmp_path / "a.lmdb", NAMES, 9)
     change(made.path, typed_png(made.images[4]), 60)
@@ -414,6 +416,7 @@ def test_what_cannot_be_is_refused(stores: dict[str, Typed], options: dict[str, 
         load(stores["pixels"], **{"columns": CARRIED, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(100, 60), (50, 90)])
 def test_zooming_out_draws_as_torchvision_does(tv: Any, size: tuple[int, int]) -> None:
     skip_before(21)

@@ -66,6 +66,7 @@ def expected(made: Typed, view: View, record: int, number: int) -> dict[str, Any
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"workers": 1}, {"workers": 3, "shuffle": True}, {"batch_size": 9}], ids=str)
 def test_each_crop_has_its_own(made: Typed, options: Any) -> None:
     views = parse_views(VIEWS)
@@ -96,6 +97,7 @@ def test_masks_show_the_pixels_of_their_crop(made: Typed) -> None:
         assert len(np.unique(mask.reshape(-1, 24 * 30), axis=0)) > len(mask)
 
 
+@pytest.mark.slow
 def test_forms(made: Typed) -> None:
     collate: Any = {"boxes": "padded", "labels": "multi_hot", "depth": "optional"}
     plain = load(made)

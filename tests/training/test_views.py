@@ -56,6 +56,7 @@ def expected(dataset: PackedDataset, name: str, epoch: int = 0, views: Any = VIE
     return crops_of_all.float() if crops_of_all.is_floating_point() else crops_of_all
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["files.lmdb", "pixels.h5", "square.pth"])
 @pytest.mark.parametrize("options", [{"workers": 1}, {"workers": 3}, {"channels_last": True}], ids=str)
 def test_crops_are_those_of_single_images(stores: Any, store: str, options: Any) -> None:
@@ -72,6 +73,7 @@ def test_crops_are_those_of_single_images(stores: Any, store: str, options: Any)
             assert not torch.equal(found[:, 0], found[:, 1])
 
 
+@pytest.mark.slow
 def test_views_are_normalised(stores: Any) -> None:
     dataset = PackedDataset(stores("files.lmdb"), "train")
     mean, std = (torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
@@ -117,6 +119,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [None, False])
 @pytest.mark.parametrize("exif_transpose", [False, True])
 def test_files_of_every_kind(kinds: Path, tmp_path: Path, index: bool | None, exif_transpose: bool) -> None:
@@ -130,6 +133,7 @@ def test_files_of_every_kind(kinds: Path, tmp_path: Path, index: bool | None, ex
             assert torch.equal(torch.cat([images[name] for images, _ in batches]), expected(dataset, name)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["square.pth", "square.lmdb", "cifar.h5"])
 def test_resident_as_streamed(stores: Any, store: str) -> None:
     dataset = PackedDataset(stores(store), "train")
@@ -146,6 +150,7 @@ def test_resident_as_streamed(stores: Any, store: str) -> None:
                 assert torch.allclose(theirs[name], ours[name], atol=0 if not options else 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["floats.lmdb", "bfloats.pth"])
 def test_views_of_floating_point(stores: Any, store: str) -> None:
     dataset = PackedDataset(stores(store), "train")
@@ -256,6 +261,7 @@ def device(request: pytest.FixtureRequest, simulate: Simulate) -> Iterator[Simul
         yield simulation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "resident"),
     [
@@ -296,6 +302,7 @@ def test_views_on_a_device(stores: Any, device: Simulation, name: str, resident:
     assert device.staged == []
 
 
+@pytest.mark.slow
 def test_functions_image_by_image(stores: Any) -> None:
     v2, names = import_torchvision().transforms.v2, set()
 

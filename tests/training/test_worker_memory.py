@@ -123,6 +123,7 @@ class Blocks(torch.utils.data.Dataset[Any]):
         return self.__getitems__([number])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [0, 1, 30])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_batches_that_are_kept_stay(keep: int, workers: int) -> None:
