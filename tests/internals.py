@@ -261,14 +261,14 @@ if TYPE_CHECKING:
     from packstore.objects.agent import get_agent_if_forked
     from packstore.objects.interrupts import call_interruptibly, iterate_interruptibly
     from packstore.objects.location import parse_url
-    from packstore.packing import append, batches, composing, conversion, records
+    from packstore.packing import append, batches, composing, conversion
     from packstore.packing.append_plan import plan_append
     from packstore.packing.composing_options import SelectOptions
     from packstore.packing.conversion import convert
     from packstore.packing.options import AppendOptions, ConvertOptions
     from packstore.packing.plan import Plan, make_plan
-    from packstore.packing.records import pack_shard
     from packstore.packing.report import ConvertReport
+    from packstore.packing.run import Run, pack_shard
     from packstore.packing.shard_rule import ShardCuts, ShardRule
     from packstore.packing.where import parse_where
     from packstore.packing.writer import Writer

@@ -249,7 +249,7 @@ class Tally:
 
 def small_steps() -> None:
     """A receipt after each batch, few images a batch, and small transactions: there is more to be cut in two."""
-    from packstore.packing import records as record_packing
+    from packstore.packing import batches as record_packing
     from packstore.stores.builder import journal as receipts
     from packstore.stores.lmdb import writer as lmdb_writer
 

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-import packstore
 from packstore.cluster.receipts import TaskReceipt, select_receipts_with_records, sum_counts
 from packstore.cluster.run import ClusterRun
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, shards_to_rows
+from packstore.core.tally import sum_tallies
 from packstore.objects import ObjectStore
 from packstore.packing.plan import Plan
-from packstore.packing.recorded_options import options_to_record
-from packstore.packing.records import describe_source_origin, list_store_columns
+from packstore.packing.run import Run
 from packstore.stores.base import encode_manifest
 from packstore.stores.builder.assembly import ShardList, build_sharded_manifest
 from packstore.stores.builder.spools import refuse_duplicates
@@ -59,26 +58,14 @@ def _build_manifest(
     Its options include the sums of the receipts' counts. Its skipped samples come from the source, if that is a store,
     and from the receipts.
     """
-    encoder = plan.make_encoder()
+    run = Run(plan)
     # If the source is a store, its columns have the sizes and digests of all its records.
-    columns = [replace(column, nbytes=0, digest=None, hides_boxes=None) for column in list_store_columns(plan, encoder)]
+    columns = [replace(column, nbytes=0, digest=None, hides_boxes=None) for column in run.columns]
     nbytes = sum_counts(receipt.columns for receipt in filled)
     image = replace(columns[0], nbytes=sum(shard.image_nbytes for shard in shards))
-    options, store = dict(options_to_record(plan)), plan.survey.store
-    options |= sum_counts(receipt.counted for receipt in receipts)
-    if oriented := sum(receipt.oriented for receipt in receipts):
-        options["exif_oriented"] = oriented
-    skipped = [*(store.skipped if store else ()), *(skipped for receipt in receipts for skipped in receipt.skipped)]
-    base = Manifest(
-        plan.format,
-        plan.encode.encoding,
-        0,
-        tuple(columns),
-        describe_source_origin(plan),
-        normalization=plan.encode.normalization,
-        options=options,
-        versions={"packstore": packstore.__version__} | encoder.versions(),
-    )
+    tally, store = sum_tallies(receipt.tally for receipt in receipts), plan.survey.store
+    skipped = [*(store.skipped if store else ()), *tally.skipped]
+    base = Manifest(plan.format, plan.encode.encoding, 0, tuple(columns), **run.facts)
     parts = ShardList(
         shards_to_rows(shards), [""] * len(shards), [((receipt.split, receipt.records),) for receipt in filled]
     )
@@ -86,7 +73,8 @@ def _build_manifest(
         replace(column, nbytes=nbytes[column.name], hides_boxes=_find_hidden_boxes(filled, column.name))
         for column in columns[1:]
     ]
-    return build_sharded_manifest(base, parts, [image, *others], skipped=skipped)
+    options = {**base.options, **tally.counted}
+    return build_sharded_manifest(base, parts, [image, *others], options=options, skipped=skipped)
 
 
 def _find_hidden_boxes(filled: Sequence[TaskReceipt], name: str) -> bool | None:

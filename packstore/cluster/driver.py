@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,9 +17,10 @@ from packstore.core.errors import SampleError, SourceError, StoreError, UsageErr
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.tally import sum_tallies
 from packstore.objects import ObjectStore, open_objects
 from packstore.packing.plan import Plan
-from packstore.packing.report import ConvertReport, find_palette_classes, list_notes, read_conversion_counts
+from packstore.packing.report import ConvertReport, make_report
 from packstore.stores.base import encode_manifest
 from packstore.stores.remote.head import find_newest_version, read_head
 from packstore.stores.remote.names import SHARDS, shard_object_name
@@ -113,7 +113,7 @@ class Driver:
         """
         receipts = [*self._run.read_receipts()]
         for receipt in receipts:
-            if receipt.number >= len(shared.cuts) or receipt.entries != shared.cuts[receipt.number]:
+            if receipt.number >= len(shared.cuts) or receipt.tally.entries != shared.cuts[receipt.number]:
                 raise StoreError(
                     f"{self._objects.url}/{self._run.receipt_name(receipt.number)} does not fit the plan; use --restart"
                 )
@@ -184,19 +184,20 @@ class Driver:
 
     def _report_progress(self) -> None:
         """Reports the entries and bytes of all tasks with a receipt."""
-        done = self._receipts.values()
-        nbytes = sum(receipt.source_bytes for receipt in done)
-        self._progress(Progress("pack", sum(r.entries for r in done), self._plan.survey.records, nbytes))
+        done = [receipt.tally for receipt in self._receipts.values()]
+        nbytes = sum(tally.source_bytes for tally in done)
+        self._progress(Progress("pack", sum(t.entries for t in done), self._plan.survey.records, nbytes))
 
     def _refuse_skipped(self, receipts: Sequence[TaskReceipt]) -> None:
         """Raises :class:`SampleError` for the first skipped sample if ``on_error`` is ``"raise"``.
 
         Raises :class:`SourceError` if all samples were skipped.
         """
-        skipped = [skipped for receipt in receipts for skipped in receipt.skipped]
+        tally = sum_tallies(receipt.tally for receipt in receipts)
+        skipped = tally.skipped
         if skipped and self._plan.options.on_error == "raise":
             raise SampleError(skipped[0].key, skipped[0].reason)
-        if len(skipped) == sum(receipt.entries for receipt in receipts):
+        if len(skipped) == tally.entries:
             raise SourceError(
                 f"{printable(str(self._plan.source.path))}: all {len(skipped)} images were skipped, so there is "
                 "nothing to pack"
@@ -204,35 +205,17 @@ class Driver:
 
     def _make_report(self, manifest: Manifest, started: float, resumed: int) -> ConvertReport:
         """Makes the report of the conversion from the manifest and the receipts."""
-        receipts = list(self._receipts.values())
-        table = manifest.shards
+        receipts, table = list(self._receipts.values()), manifest.shards
         assert table is not None
-        labels, palette = (
-            _labels_from_text(sum_counts(getattr(r, name) for r in receipts)) for name in ("labels", "palette")
+        return make_report(
+            self._plan,
+            manifest,
+            sum_tallies(receipt.tally for receipt in receipts),
+            started,
+            resumed,
+            nbytes=int(table.table["nbytes"].sum()) + table.nbytes + len(manifest.to_json()),
+            labels=sum_counts(receipt.labels for receipt in receipts),
         )
-        report = ConvertReport(
-            destination=self._plan.destination,
-            manifest=manifest,
-            source_bytes=sum(receipt.source_bytes for receipt in receipts),
-            disk_bytes=int(table.table["nbytes"].sum()) + table.nbytes + len(manifest.to_json()),
-            seconds=time.monotonic() - started,
-            skipped=tuple(skipped for receipt in receipts for skipped in receipt.skipped),
-            ledger=self._plan.survey.ledger,
-            resumed=resumed,
-            oriented=int(manifest.options.get("exif_oriented") or 0),
-            unified=read_conversion_counts(manifest),
-            notes=list_notes(self._plan, manifest),
-        )
-        return replace(
-            report,
-            kept=dict(sum_counts(receipt.kept for receipt in receipts)),
-            palette=find_palette_classes(self._plan, manifest, palette, labels),
-        )
-
-
-def _labels_from_text(counts: Counter[str]) -> Counter[int]:
-    """Converts counts by label as text to counts by label number."""
-    return Counter({int(label): count for label, count in counts.items()})
 
 
 def make_runner(job: ClusterJob, tasks: int) -> Runner:

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import ManifestError, StoreError, printable
-from packstore.core.manifest import Skipped
 from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_digest, to_plain
 from packstore.core.shards import Shard
+from packstore.core.tally import Tally
 from packstore.objects import ConflictError, ObjectStore
 
 
@@ -23,36 +23,23 @@ class TaskReceipt:
 
     Attributes:
         number: Number of the task, from 0.
-        entries: Number of the source's entries in this task.
-        split: Split of the entries; ``""`` in a source without splits.
+        split: Split of its entries; ``""`` in a source without splits.
+        tally: Counts of its samples.
         shard: The uploaded shard; None if all samples were skipped.
         columns: Bytes of the values of each column but ``image``.
         hidden_boxes: :attr:`Column.hides_boxes` of the columns that may hide boxes.
         keys: The XXH3-64 of each key, little-endian, in base64.
         labels: Number of records by first label, as text; class 0 without labels.
-        skipped: Samples that were left out.
-        counted: Numbers of records by option of the manifest, without ``exif_oriented``. Sums over all receipts go
-            into the manifest.
-        kept: Number of progressive JPEG files that stayed progressive, by reason.
-        palette: Number of PNG files with a palette, by class number as text; class 0 without labels.
-        oriented: Number of images whose EXIF orientation asks for a rotation or flip.
-        source_bytes: Bytes of the images that were read.
     """
 
     number: int
-    entries: int
     split: str
-    shard: Shard | None
+    tally: Tally
+    shard: Shard | None = None
     columns: Mapping[str, int] = field(default_factory=dict)
     hidden_boxes: Mapping[str, bool] = field(default_factory=dict)
     keys: str = ""
     labels: Mapping[str, int] = field(default_factory=dict)
-    skipped: tuple[Skipped, ...] = ()
-    counted: Mapping[str, int] = field(default_factory=dict)
-    kept: Mapping[str, int] = field(default_factory=dict)
-    palette: Mapping[str, int] = field(default_factory=dict)
-    oriented: int = 0
-    source_bytes: int = 0
 
     @property
     def records(self) -> int:
@@ -109,7 +96,7 @@ def create_receipt(objects: ObjectStore, name: str, receipt: TaskReceipt) -> Non
 def _describe_receipt(receipt: TaskReceipt) -> str:
     """Returns the shard's SHA-256 and number of records, or "no record of N samples". For messages."""
     if receipt.shard is None:
-        return f"no record of {receipt.entries} samples"
+        return f"no record of {receipt.tally.entries} samples"
     return f"SHA-256 {receipt.shard.digest} ({receipt.records:,} records)"
 
 

@@ -15,8 +15,7 @@ from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore
 from packstore.packing.plan import Plan
-from packstore.packing.records import list_store_columns
-from packstore.packing.resume import PositionTracker, conversion_fingerprint
+from packstore.packing.run import EntriesDigest, Run
 from packstore.packing.statistics import with_statistics
 from packstore.stores.builder.journal import describe_difference
 
@@ -33,7 +32,7 @@ class SharedPlan:
     """The plan that all drivers of a run share, content of ``plan.json``.
 
     Attributes:
-        fingerprint: The fields of :func:`packstore.packing.resume.conversion_fingerprint`: source, options, versions of
+        fingerprint: The fields of :func:`packstore.packing.run.Run.fingerprint`: source, options, versions of
             the software. Besides, ``entries`` has the digest of all entries.
         cuts: Number of entries of each shard.
         normalization: Normalisation of floating-point records; None for records without one.
@@ -162,8 +161,7 @@ def join_run(plan: Plan, run: ClusterRun, progress: ProgressCallback) -> tuple[P
 
 def _plan_fingerprint(plan: Plan) -> dict[str, Any]:
     """Returns the fingerprint of a plan without its normalisation."""
-    encoder = plan.make_encoder()
-    fingerprint: dict[str, Any] = to_plain(conversion_fingerprint(plan, encoder, list_store_columns(plan, encoder)))
+    fingerprint: dict[str, Any] = to_plain(Run(plan).fingerprint)
     del fingerprint["normalization"]  # it may not be computed yet, and follows from options and source
     return fingerprint
 
@@ -174,15 +172,15 @@ def _list_shards(plan: Plan, progress: ProgressCallback) -> tuple[dict[str, Any]
     Raises :class:`SourceError` if the number of entries changed.
     """
     assert plan.shards is not None
-    entries, cuts, total = PositionTracker(), [], plan.survey.records
+    digest, cuts, total = EntriesDigest(), [], plan.survey.records
     for shard in plan.shards.split_entries(plan.source.entries(plan.options.split)):
-        entries.add_entries(shard)
-        entries.digest_entries()  # releases the entries' memory
+        digest.add(shard)
+        digest.hexdigest()  # frees the entries
         cuts.append(len(shard))
-        progress(Progress("plan", entries.consumed, total, 0))
-    if entries.consumed != total:
-        raise source_changed_error(plan, f"{total} images at first, {entries.consumed} then")
-    return _plan_fingerprint(plan) | {"entries": entries.digest_entries()}, tuple(cuts)
+        progress(Progress("plan", sum(cuts), total, 0))
+    if sum(cuts) != total:
+        raise source_changed_error(plan, f"{total} images at first, {sum(cuts)} then")
+    return _plan_fingerprint(plan) | {"entries": digest.hexdigest()}, tuple(cuts)
 
 
 def source_changed_error(plan: Plan, how: str) -> SourceError:

@@ -21,9 +21,10 @@ from packstore.core.registry import FORMATS
 from packstore.core.scratch import scratch_folder
 from packstore.core.shards import Shard
 from packstore.objects import ObjectStore
+from packstore.packing.batches import first_label
 from packstore.packing.keys import hash_keys
 from packstore.packing.plan import Plan
-from packstore.packing.records import PackedShard, first_label, pack_shard
+from packstore.packing.run import pack_shard
 from packstore.sources import open_source
 from packstore.sources.base import Entry, Source
 from packstore.stores.format import Format
@@ -103,31 +104,14 @@ def run_task(job: ClusterJob, number: int, entries: Sequence[Entry]) -> TaskRece
     plan, objects = job.plan, job.run.objects
     with scratch_folder(job.run.name) as folder:
         path = folder / FORMATS[plan.format].shard_name(number)
-        packed = pack_shard(plan, entries, path)
-        receipt = _make_receipt(number, entries, packed)
-        if packed.manifest is not None:
-            receipt = _upload_shard(receipt, packed.manifest, path, objects)
+        manifest, tally = pack_shard(plan, entries, path)
+        skipped = {each.key for each in tally.skipped}
+        labels = Counter(str(first_label(entry)) for entry in entries if entry.key not in skipped)
+        receipt = TaskReceipt(number=number, split=entries[0].split, tally=tally, labels=labels)
+        if manifest is not None:
+            receipt = _upload_shard(receipt, manifest, path, objects)
     create_receipt(objects, job.run.receipt_name(number), receipt)
     return receipt
-
-
-def _make_receipt(number: int, entries: Sequence[Entry], packed: PackedShard) -> TaskReceipt:
-    """Makes the receipt of a shard that is not uploaded yet. Its shard, columns and keys are empty."""
-    skipped = {skipped.key for skipped in packed.skipped}
-    labels = Counter(first_label(entry) for entry in entries if entry.key not in skipped)
-    return TaskReceipt(
-        number=number,
-        entries=len(entries),
-        split=entries[0].split,
-        shard=None,
-        labels=_labels_to_text(labels),
-        skipped=tuple(packed.skipped),
-        counted=dict(packed.counted),
-        kept=dict(packed.kept),
-        palette=_labels_to_text(packed.palette),
-        oriented=packed.oriented,
-        source_bytes=packed.source_bytes,
-    )
 
 
 def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: ObjectStore) -> TaskReceipt:
@@ -146,8 +130,3 @@ def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects:
     columns = {column.name: column.nbytes for column in manifest.columns[1:]}
     hidden = {column.name: column.hides_boxes for column in manifest.columns if column.hides_boxes is not None}
     return replace(receipt, shard=shard, columns=columns, hidden_boxes=hidden, keys=keys)
-
-
-def _labels_to_text(counts: Counter[int]) -> dict[str, int]:
-    """Converts counts by label number to counts by label as text, for JSON."""
-    return {str(label): count for label, count in counts.items()}

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -130,9 +131,9 @@ def _optional_names(cls: type) -> frozenset[str]:
 def from_plain(kind: type[Made], plain: Any, where: str) -> Made:
     """Converts a parsed JSON object to a dataclass, and its fields to their declared types.
 
-    Types may be scalars, dataclasses, ``tuple[kind, ...]``, mappings of strings, ``Any``, and unions of scalars or of
-    one other type with None. A whole number becomes a float if only floats are allowed. Fields with the metadata
-    ``optional`` may be missing.
+    Types may be scalars, dataclasses, ``tuple[kind, ...]``, lists, mappings of strings, counters, ``Any``, and unions
+    of scalars or of one other type with None. A whole number becomes a float if only floats are allowed. Fields with
+    the metadata ``optional`` may be missing.
 
     Args:
         kind: The dataclass.
@@ -154,11 +155,14 @@ def _compile_fields(cls: type) -> dict[str, Any]:
 
 
 def _compile(kind: Any) -> Any:
-    """Returns the schema of a type: ``[schema]`` for a tuple, ``{"*": schema}`` for a mapping, ``(schema, None)`` for
-    an optional one of these or dataclass, a tuple of types for a union of scalars; else the type."""
+    """Returns the schema of a type: ``[schema]`` for a tuple or list, ``{"*": schema}`` for a mapping,
+    ``(schema, None)`` for an optional one of these or dataclass, a tuple of types for a union of scalars; else the
+    type."""
     origin, parts = get_origin(kind), get_args(kind)
-    if origin is tuple:
+    if origin in (tuple, list):
         return [_compile(parts[0])]
+    if origin is Counter:
+        return {"*": int}
     if origin in (dict, Mapping):
         return {"*": _compile(parts[1])}
     if origin is Literal:

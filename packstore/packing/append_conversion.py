@@ -20,7 +20,7 @@ from packstore.packing.merge import largest_shard_bytes
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, plan_source
 from packstore.packing.recorded_options import restore_encode_options
-from packstore.packing.records import list_store_columns
+from packstore.packing.run import Run
 from packstore.sources.store import StoreSource
 from packstore.stores.linked import relative_link_folder
 
@@ -104,7 +104,7 @@ def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
     Columns, their order, normalisation and EXIF handling must be equal.
     """
     manifest = plan.manifest
-    made = {column.name: column for column in list_store_columns(conversion, conversion.make_encoder())}
+    made = {column.name: column for column in Run(conversion).columns}
     names = list(made)
     for column in plan.columns:
         other = made.pop(column.name, None)

@@ -1,25 +1,31 @@
-"""Packs samples into records, batch by batch, in the threads of a conversion."""
+"""Packs samples into records, batch by batch in threads, and hands them to a store builder in order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-import xxhash
+import numpy as np
+from xxhash import xxh3_64_intdigest
 
-from packstore.core.column import Link
-from packstore.core.columns import Buffer
+from packstore.core.column import LINK_COLUMNS, SEEK_INDEX, Column, Link
+from packstore.core.columns import Buffer, ImageData
 from packstore.core.errors import CorruptRecordError, SampleError
 from packstore.core.files import FileState
 from packstore.core.manifest import Skipped
+from packstore.core.parallel import ordered_flat_map
+from packstore.core.tally import Tally
 from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
-from packstore.packing.further_images import FileLossError
-from packstore.packing.values import UnfitValueError, ValueConverter, count_stored_bytes
-from packstore.sources.base import Entry, Sample, Source
-
-if TYPE_CHECKING:
-    from packstore.packing.linking import Linker
+from packstore.packing.frames import FrameAligner
+from packstore.packing.further_images import FileChecks, FileLossError
+from packstore.packing.plan import Plan
+from packstore.packing.recorded_options import EXIF_ORIENTED
+from packstore.packing.shard_rule import ShardCuts
+from packstore.packing.values import UnfitValueError, ValueConverter, count_stored_bytes, stack_values
+from packstore.sources.base import Entry, Sample, Source, Survey
+from packstore.stores.builder import StoreBuilder
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
@@ -32,157 +38,180 @@ _PIECE_BYTES = 4 << 20
 _PNG, _PALETTE = b"\x89PNG\r\n\x1a\n", 3  # its colour type is byte 25
 
 
-class PackedBatch(NamedTuple):
-    """Packed records of a batch, or of a part of it. ``entries``, ``records``, ``checksums``, ``shapes`` and ``values``
-    have an item for each record.
+@dataclass(slots=True)
+class PackedSample:
+    """A sample that was read, and its record.
 
     Attributes:
-        entries: The entries that became records.
-        records: Bytes of each record; empty bytes if it is linked.
-        checksums: XXH3-64 of each record.
-        shapes: Shape of each record; None if all records have one shape.
-        values: Stored values of each sample, ``key`` among them; an empty list if the source yields only images.
-        seen: All entries that were read, in order, the skipped ones included.
-        skipped: The skipped entries, with reasons.
-        source_bytes: Bytes of all read entries in the source.
-        record_bytes: Bytes of the records, without those that are only linked.
-        kept: Reasons why progressive files could not be made baseline, one per file.
-        palette: Positions in ``seen`` of PNG files with a palette.
-        oriented: Positions in ``seen`` of images whose EXIF orientation asks for a rotation or flip.
-        unified: Positions in ``seen`` of images of other modes that were converted to the store's. Each has the
-            conversion's name, see :data:`packstore.images.losses.UNIFIED`.
-        indexes: Seek index of each record; None if the store has no seek index.
-        links: Location of each record; None if the store is not linked.
+        entry: Its entry, without ``ref`` if that may hold the sample itself.
+        record: Bytes of the record; empty bytes if it is only linked.
+        checksum: XXH3-64 of the record.
+        shape: Shape of its pixels, if they are known.
+        values: Stored values of the sample, ``key`` among them; None if the source yields only images.
+        link: Location of the record; None if the store is not linked.
+        skipped: The sample is bad and was left out: it has no record.
     """
 
-    entries: list[Entry]
-    records: list[Buffer]
-    checksums: list[int]
-    shapes: list[tuple[int, ...] | None]
-    values: list[Mapping[str, Any]]
-    seen: list[Entry]
-    skipped: list[Skipped]
-    source_bytes: int
-    record_bytes: int
-    kept: Sequence[str] = ()
-    palette: Sequence[int] = ()
-    oriented: Sequence[int] = ()
-    unified: Sequence[tuple[int, str]] = ()
+    entry: Entry
+    record: Buffer = b""
+    checksum: int = 0
+    shape: tuple[int, ...] | None = None
+    values: Mapping[str, Any] | None = None
+    link: Link | None = None
+    skipped: bool = False
+
+
+@dataclass(slots=True)
+class PackedBatch:
+    """Consecutive samples that were read and packed: a batch, or a part of it.
+
+    Attributes:
+        samples: The samples in order, including the skipped ones.
+        tally: Counts of them.
+        record_bytes: Bytes of their records and values, without records that are only linked.
+        indexes: Seek index of each record; None if the store has none.
+    """
+
+    samples: list[PackedSample] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    record_bytes: int = 0
     indexes: list[bytes] | None = None
-    links: list[Link] | None = None
+
+    def add_indexes(self, columns: Sequence[Column]) -> None:
+        """Computes the seek index of each record for a store with these columns."""
+        self.indexes = make_indexes([each.record for each in self.samples if not each.skipped], columns)
 
 
-def pack_batch(
-    batch: list[Entry],
-    source: Source,
-    encoder: Encoder,
-    converter: ValueConverter,
-    skip: bool,
-    index: bool = False,
-    linker: Linker | None = None,
-) -> Iterator[PackedBatch]:
-    """Reads and encodes ``batch``; yields its records in parts of about 4 MiB.
+class BatchPacker:
+    """Reads and encodes the samples of a plan. Thread-safe."""
 
-    Adds seek indexes if ``index``. With a ``linker``, adds the records' locations; without ``index``, the records
-    themselves are then empty. With ``skip``, lists bad samples in the part instead of raising their errors.
+    def __init__(self, plan: Plan, encoder: Encoder, aligner: FrameAligner) -> None:
+        """``aligner`` moves annotations to the frame of the images."""
+        self._source, self._encoder = plan.source, encoder
+        self._read = plan.source.read
+        self._skips, self._indexes = plan.options.on_error == "skip", plan.index
+        checks = FileChecks(plan.survey, plan.encode, plan.options) or None
+        self._convert = ValueConverter(plan.survey, checks, aligner)
+        self._linker = None
+        if plan.options.link:
+            from packstore.packing.linking import Linker
 
-    Raises:
-        SampleError, CorruptRecordError: A sample is bad.
-        FileLossError: An image file beside the main image would lose something that no option allows.
-        SourceError: A linked file changed while it was read.
-        UsageError: A sample cannot be linked: it is no plain range of a file's bytes.
-    """
-    read, checksum = source.read, xxhash.xxh3_64_intdigest
-    remaining = zip(batch, source.read_together(batch), strict=True)
-    while True:
-        entries: list[Entry] = []
-        records: list[Buffer] = []
-        checksums: list[int] = []
-        shapes: list[tuple[int, ...] | None] = []
-        seen: list[Entry] = []
-        skipped: list[Skipped] = []
-        kept: list[str] = []
-        palette: list[int] = []
-        oriented: list[int] = []
-        unified: list[tuple[int, str]] = []
-        links: list[Link] = []
-        states: dict[str, FileState] = {}
-        values: list[Mapping[str, Any]] = []
-        source_bytes = record_bytes = 0
-        for entry, together in remaining:
-            source_bytes += entry.size_bytes
-            seen.append(entry)
-            number = None
-            try:
-                place = None if linker is None else linker.locate(entry, states)
-                content = read(entry) if together is None else together
-                if isinstance(content, Sample):
-                    number, listed = content.number, entry
-                    # ``ref`` may contain the sample: drop it, to free its memory.
-                    entry = seen[-1] = entry._replace(ref=None)
-                    key = entry.key if content.key is None else content.key
-                    source_bytes += converter.count_further_bytes(content)
-                    content = converter.align(key, content)
-                    stored_values = converter(key, content)
-                    image = content.image
-                else:
-                    key, image = entry.key, content
-                record, shape, reason, turned, how = encoder(key, image)
-                if converter.masks and isinstance(content, Sample):
-                    converter.check_masks(
-                        key, content, encoder.possible_sizes(image, shape), encoder.options.max_pixels
-                    )
-            except FileLossError as error:
-                raise error.with_file(source.further_file_name(listed, error.column.name, error.number)) from None
-            except (SampleError, CorruptRecordError) as error:
-                bad: SampleError | CorruptRecordError = error
-                if isinstance(error, UnfitValueError):
-                    bad = error.with_file(source.further_file_name(listed, error.column, 0))
-                reason = bad.reason if isinstance(bad, SampleError) else str(bad)
-                reason = reason if number is None else f"sample {number}: {reason}"
-                if skip:
-                    seen[-1] = seen[-1]._replace(ref=None)
-                    skipped.append(Skipped(seen[-1].key, reason))
-                    continue
-                if isinstance(bad, SampleError) and (number is not None or bad is not error):
-                    raise SampleError(bad.key, reason) from error
-                raise
-            entries.append(entry)
-            if linker is not None and place is not None:
-                links.append(linker.make_link(entry.key, place, record, states))
-            checksums.append(checksum(record))
-            shapes.append(shape)
-            if place is not None and not index:
-                record = b""  # it is only linked: reusing its memory is faster than allocating new memory
-            records.append(record)
-            record_bytes += len(record)
+            self._linker = Linker(plan.source, plan.relative_link_folder)
+
+    def pack(self, entries: list[Entry]) -> Iterator[PackedBatch]:
+        """Reads and encodes ``entries``; yields their records in parts of about 4 MiB.
+
+        Leaves bad samples out if the plan says so, and lists them in the tally.
+
+        Raises:
+            SampleError, CorruptRecordError: A sample is bad.
+            FileLossError: An image file beside the main image would lose something that no option allows.
+            SourceError: A linked file changed while it was read.
+            UsageError: A sample cannot be linked: it is no plain range of a file's bytes.
+        """
+        remaining = zip(entries, self._source.read_together(entries), strict=True)
+        while True:
+            batch = PackedBatch()
+            states: dict[str, FileState] = {}
+            for entry, together in remaining:
+                batch.tally.source_bytes += entry.size_bytes
+                batch.samples.append(self._pack_sample(entry, together, batch, states))
+                if batch.record_bytes >= _PIECE_BYTES:
+                    break
+            if not batch.samples:
+                return
+            batch.tally.entries = len(batch.samples)
+            if self._linker is not None:
+                self._linker.check_files(states)
+            if self._indexes:
+                batch.add_indexes(self._encoder.columns())
+                for sample in batch.samples if self._linker is not None else ():
+                    sample.record = b""
+            yield batch
+
+    def _pack_sample(
+        self, entry: Entry, together: ImageData | Sample | None, batch: PackedBatch, states: dict[str, FileState]
+    ) -> PackedSample:
+        """Reads and encodes one sample, and adds it to the counts of ``batch``. ``together``: its content, if it was
+        read with others."""
+        convert, linker, tally = self._convert, self._linker, batch.tally
+        listed, number, values = entry, None, None
+        try:
+            place = None if linker is None else linker.locate(entry, states)
+            content = self._read(entry) if together is None else together
             if isinstance(content, Sample):
-                unified += [(len(seen) - 1, name) for name in content.unified]
-                values.append(stored_values)
-                record_bytes += count_stored_bytes(stored_values)
-            if reason is not None:
-                kept.append(reason)
-            if type(image) is bytes and image.startswith(_PNG) and image[25] == _PALETTE:
-                palette.append(len(seen) - 1)
-            if turned:
-                oriented.append(len(seen) - 1)
-            unified += [(len(seen) - 1, name) for name in how]
-            if record_bytes >= _PIECE_BYTES:
-                break
-        if not seen:
-            return
-        if linker is not None:
-            linker.check_files(states)
-        yield PackedBatch(
-            *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept),
-            *(
-                palette,
-                oriented,
-                unified,
-                make_indexes(records, encoder.columns()) if index else None,
-                None if linker is None else links,
-            ),
-        )
+                number = content.number
+                entry = entry._replace(ref=None)  # it may contain the sample: frees its memory
+                key = entry.key if content.key is None else content.key
+                tally.source_bytes += convert.count_further_bytes(content)
+                content = convert.align(key, content)
+                values, image = convert(key, content), content.image
+            else:
+                key, image = entry.key, content
+            record, shape, kept, turned, unified = self._encoder(key, image)
+            if convert.masks and isinstance(content, Sample):
+                sizes = self._encoder.possible_sizes(image, shape)
+                convert.check_masks(key, content, sizes, self._encoder.options.max_pixels)
+        except FileLossError as error:
+            raise error.with_file(self._source.further_file_name(listed, error.column.name, error.number)) from None
+        except (SampleError, CorruptRecordError) as error:
+            bad: SampleError | CorruptRecordError = error
+            if isinstance(error, UnfitValueError):
+                bad = error.with_file(self._source.further_file_name(listed, error.column, 0))
+            reason = bad.reason if isinstance(bad, SampleError) else str(bad)
+            reason = reason if number is None else f"sample {number}: {reason}"
+            if self._skips:
+                tally.skipped.append(Skipped(entry.key, reason))
+                return PackedSample(entry._replace(ref=None), skipped=True)
+            if isinstance(bad, SampleError) and (number is not None or bad is not error):
+                raise SampleError(bad.key, reason) from error
+            raise
+        link = None
+        if linker is not None and place is not None:
+            link = linker.make_link(entry.key, place, record, states)
+        checksum = xxh3_64_intdigest(record)
+        if link is not None and not self._indexes:
+            record = b""  # it is only linked: reusing its memory is faster than allocating new memory
+        batch.record_bytes += len(record)
+        if values is not None and isinstance(content, Sample):
+            batch.record_bytes += count_stored_bytes(values)
+            tally.counted.update(content.unified)
+        if kept is not None:
+            tally.kept[kept] += 1
+        if type(image) is bytes and image.startswith(_PNG) and image[25] == _PALETTE:
+            tally.palette[str(first_label(entry))] += 1
+        if turned:
+            tally.counted[EXIF_ORIENTED] += 1
+        if unified:
+            tally.counted.update(unified)
+        return PackedSample(entry, record, checksum, shape, values, link)
+
+
+def first_label(entry: Entry) -> int:
+    """Returns the class number of an entry: its first label, or 0 without labels."""
+    return entry.labels[0] if entry.labels else 0
+
+
+def pack_batches(
+    plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers: int, aligner: FrameAligner | None = None
+) -> Iterator[PackedBatch]:
+    """Reads and encodes entries with ``workers`` threads; yields the packed batches in the entries' order.
+
+    ``aligner``: moves annotations; None makes one for the plan.
+
+    Raises the errors of :meth:`BatchPacker.pack`.
+    """
+    source = plan.source
+    limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
+    # Entries of sources that prepare them may hold their images.
+    if plan.options.link and not plan.index and type(source).fetch is Source.fetch:
+        limits = (PASS_RECORDS, LINK_BYTES)
+    return ordered_flat_map(
+        BatchPacker(plan, encoder, aligner or plan.make_aligner()).pack,
+        group_entries(source.fetch(entries), *limits, source.nbytes),
+        workers,
+        size=lambda packed: packed.record_bytes,
+    )
 
 
 def group_entries(
@@ -200,3 +229,43 @@ def group_entries(
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def append_batch(builder: StoreBuilder, packed: PackedBatch, survey: Survey, cuts: ShardCuts | None = None) -> None:
+    """Appends a packed batch to a builder, split by split. Begins new shards at ``cuts``, and advances ``cuts``."""
+    indexes = iter(packed.indexes or ())
+    run: list[PackedSample] = []
+    split = None
+    for sample in packed.samples:
+        begins = cuts is not None and cuts.begins_shard(sample.entry)
+        if begins or sample.entry.split != split:
+            _append_run(builder, run, survey, indexes)
+            run, split = [], sample.entry.split
+        if begins:
+            builder.cut()  # if this sample was skipped, the next record begins the shard
+        if not sample.skipped:
+            run.append(sample)
+    _append_run(builder, run, survey, indexes)
+
+
+def _append_run(builder: StoreBuilder, run: Sequence[PackedSample], survey: Survey, indexes: Iterator[bytes]) -> None:
+    """Appends samples of one split to a builder. Takes their seek indexes from ``indexes`` if the store has them."""
+    if not run:
+        return
+    columns = {column.name for column in builder.columns}
+    sampled = [each.values for each in run if each.values is not None]
+    keys = [each["key"] for each in sampled] if survey.gives_keys and sampled else [each.entry.key for each in run]
+    values: dict[str, Any] = {"key": keys}
+    if survey.labels:
+        labels = zip(*(each.entry.labels for each in run), strict=True)
+        values |= {c.name: np.array(v, np.int64) for c, v in zip(survey.labels, labels, strict=True)}
+    values |= stack_values(survey.columns, sampled)
+    if "shape" in columns:
+        values["shape"] = np.array([each.shape for each in run], np.int32)
+    if SEEK_INDEX.name in columns:
+        values[SEEK_INDEX.name] = [next(indexes) for _ in run]
+    links = [each.link for each in run if each.link is not None]
+    if links:
+        values |= zip((c.name for c in LINK_COLUMNS), map(list, zip(*links, strict=True)), strict=True)
+    checksums = np.array([each.checksum for each in run], np.uint64)
+    builder.append([each.record for each in run], values, run[0].entry.split, checksums=checksums)

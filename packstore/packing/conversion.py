@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
@@ -16,19 +15,15 @@ from packstore.core.arguments import take_options
 from packstore.core.errors import SourceError, UsageError, printable
 from packstore.core.fields import Field, parse_fields
 from packstore.core.files import check_paths, check_space, refuse_empty
-from packstore.core.manifest import Skipped
 from packstore.core.options import argument, option, progress_option, takes
-from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
+from packstore.core.progress import ProgressCallback, no_progress, progress_callback
+from packstore.core.tally import Tally
 from packstore.core.urls import UrlPath, location
-from packstore.images.encode import Encoder
-from packstore.packing.batches import PackedBatch
-from packstore.packing.frames import FrameAligner
 from packstore.packing.header_survey import ask_about_lossy_image
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, check_new_store, make_plan, plan_source, resolve_format
-from packstore.packing.records import append_batch, describe_store, list_store_columns, pack_batches
-from packstore.packing.report import ConvertReport, find_palette_classes, make_report
-from packstore.packing.resume import PositionTracker, ResumedRecords, conversion_identity
+from packstore.packing.report import ConvertReport, make_report
+from packstore.packing.run import Run
 from packstore.packing.shard_rule import ShardCuts
 from packstore.sources.base import SourceOptions
 from packstore.stores import create_store
@@ -177,29 +172,27 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         from packstore.packing.statistics import with_statistics
 
         plan = with_statistics(plan, workers, progress)
-    encoder = plan.make_encoder()
-    if encoder.passes_through and not plan.index and not isinstance(plan.source.path, UrlPath):
+    run = Run(plan)
+    if run.encoder.passes_through and not plan.index and not isinstance(plan.source.path, UrlPath):
         # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for
         # 50,000 files of 2 KB on 2 cores: 0.92 s with one thread beside the writing one, 1.08 s with two. With larger
         # files the writing thread has as much to do as a core can: 600 of 110 KB take 68 ms so, and 79 ms with two; but
         # with links it has little to do.
         small = plan.survey.size_bytes < _SMALL_FILE * plan.survey.records
         workers = plan.options.workers or (1 if small else max(1, workers - (not plan.options.link)))
-    columns = list_store_columns(plan, encoder)
-    survey, aligner = plan.survey, plan.make_aligner()
-    kept, counted = Counter[str](), Counter[str]()
-    source_bytes, total = 0, survey.records if survey.counted else None
+    survey = plan.survey
+    total = survey.records if survey.counted else None
     stamp = plan.source.stamp()
-    identity = conversion_identity(plan, encoder, columns) if survey.resumable and not plan.options.link else None
+    identity = run.identity if survey.resumable and not plan.options.link else None
     if identity is not None:
         published = finish_published_run(plan.destination, identity, overwrite=plan.options.overwrite)
         if published is not None:
-            return make_report(plan, published, 0, started, (), published.records)
+            return make_report(plan, published, Tally(), started, published.records)
     builder = create_store(
         plan.destination,
         format=plan.format,
         encoding=plan.encode.encoding,
-        columns=columns,
+        columns=run.columns,
         overwrite=plan.options.overwrite,
         sharded=plan.shards is not None,
         identity=identity,
@@ -207,34 +200,25 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     )
     try:
         with builder:
-            describe_store(builder, plan, encoder)
-            progress(Progress("pack", 0, total, 0))
-            resumed = ResumedRecords(plan, builder)
-            reached = PositionTracker(resumed.position)
             cuts = ShardCuts(plan.shards) if plan.shards else None
-            for packed in _replay_then_pack(plan, encoder, resumed, workers, aligner):
-                append_batch(builder, packed, survey, cuts)
-                reached.add_entries(packed.seen, packed.skipped, packed.oriented, packed.palette, packed.unified)
-                kept.update(packed.kept)
-                builder.checkpoint(reached.make_position)
-                source_bytes += packed.source_bytes
-                progress(Progress("pack", reached.consumed, total, source_bytes))
-            if total is not None and reached.consumed != total:
+            entries = plan.source.entries(plan.options.split)
+            with ask_about_lossy_image(plan.source, survey, plan.options, plan.encode.reading):
+                run.pack(builder, entries, workers, progress, total, cuts)
+            tally = run.tally
+            if total is not None and tally.entries != total:
                 raise SourceError(
-                    f"{plan.source.path} changed while it was packed: {total} images at first, {reached.consumed} in "
+                    f"{plan.source.path} changed while it was packed: {total} images at first, {tally.entries} in "
                     "the end; run the conversion again when nothing writes to it"
                 )
             if plan.source.stamp() != stamp:
                 raise SourceError(f"{plan.source.path} changed while it was packed; pack it when nothing writes to it")
-            if reached.consumed == len(reached.skipped):
+            if tally.entries == len(tally.skipped):
                 raise SourceError(
-                    f"{plan.source.path}: all {reached.consumed} images were skipped, so there is nothing to pack"
+                    f"{plan.source.path}: all {tally.entries} images were skipped, so there is nothing to pack"
                 )
-            if reached.oriented:
-                counted["exif_oriented"] = reached.oriented
-            counted.update(reached.unified)
-            skipped = (*_inherit_skipped(plan), *reached.skipped)
-            manifest = builder.commit(counted=counted, skipped=skipped, position=reached.make_position)
+            inherited = survey.store.skipped if survey.store else ()
+            skipped = (*inherited, *tally.skipped)
+            manifest = builder.commit(counted=tally.counted, skipped=skipped, position=run.make_position)
     except BaseException as error:
         if builder.kept is not None:
             error.add_note(
@@ -248,21 +232,4 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 else "an iterable cannot be read from the middle: nothing is kept, and the same call starts afresh"
             )
         raise
-    skipped = tuple(reached.skipped)
-    report = make_report(plan, manifest, source_bytes, started, skipped, resumed.records, aligner.other_size)
-    return replace(report, kept=dict(kept), palette=find_palette_classes(plan, manifest, reached.palette))
-
-
-def _replay_then_pack(
-    plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int, aligner: FrameAligner
-) -> Iterator[PackedBatch]:
-    """Yields the records of an interrupted run as batches, then packs the remaining entries and yields their
-    batches."""
-    yield from resumed
-    with ask_about_lossy_image(plan.source, plan.survey, plan.options, plan.encode.reading):
-        yield from pack_batches(plan, encoder, resumed.rest, workers, aligner)
-
-
-def _inherit_skipped(plan: Plan) -> tuple[Skipped, ...]:
-    """Returns the skipped samples in the manifest of a source that is a store; nothing for other sources."""
-    return plan.survey.store.skipped if plan.survey.store else ()
+    return make_report(plan, manifest, tally, started, run.resumed, other_size=run.aligner.other_size)

@@ -11,10 +11,9 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.proof import Proof
-from packstore.packing.batches import PackedBatch
+from packstore.packing.batches import PackedBatch, pack_batches
 from packstore.packing.keys import StoreKeys
 from packstore.packing.plan import Plan
-from packstore.packing.records import pack_batches
 from packstore.stores.base import Reader
 
 
@@ -42,7 +41,7 @@ def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress
                 and checksum == int(reader.value("checksum", record))
                 and not proof.compare_fields(record, fields).differs
             )
-        seen += len(packed.seen)
+        seen += packed.tally.entries
         progress(Progress("compare", seen, len(keys), 0))
     return same
 
@@ -53,14 +52,16 @@ def _iterate_fields(
     """Yields key, image checksum and other fields of each packed record. Converts fixed fields to the dtypes of
     ``columns``."""
     dtypes = {column.name: NUMPY_DTYPE[column.dtype] for column in columns if column.kind == "fixed"}
-    for place, entry in enumerate(packed.entries):
-        sampled = packed.values[place] if packed.values else {}
+    for sample in packed.samples:
+        if sample.skipped:
+            continue
+        entry = sample.entry
         labels = zip((column.name for column in plan.survey.labels), entry.labels, strict=True)
-        row: dict[str, Any] = {"shape": packed.shapes[place]} | dict(labels) | dict(sampled)
+        row: dict[str, Any] = {"shape": sample.shape} | dict(labels) | dict(sample.values or {})
         row["key"] = entry.key.encode("utf-8", "surrogateescape")
         yield (
             entry.key,
-            packed.checksums[place],
+            sample.checksum,
             {name: np.asarray(value, dtypes[name]) if name in dtypes else value
              for name, value in row.items() if value is not None},
         )  # fmt: skip

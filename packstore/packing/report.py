@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from packstore.core.manifest import Manifest, Skipped
+from packstore.core.tally import Tally
 from packstore.images.encode.options import readers_transpose
 from packstore.images.losses import UNIFIED
 from packstore.packing.frames import OTHER_SIZE
 from packstore.packing.plan import Plan
+from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.sources.ledger import Ledger
 from packstore.stores.base import disk_bytes
 from packstore.stores.opening import open_reader
@@ -29,35 +30,52 @@ class ConvertReport:
     Attributes:
         destination: The store.
         manifest: Its manifest.
-        source_bytes: Bytes of the images that were read.
+        tally: Counts of the samples, including those of an interrupted run.
         disk_bytes: Bytes that the store takes on disk.
         seconds: From the survey to the published store.
-        skipped: Samples left out by policy.
         ledger: Every file of the source with its role; empty if the source has no files of its own.
         resumed: Number of records that an interrupted run had packed.
-        kept: Number of progressive files that could not be made baseline and were kept unchanged, by reason.
         palette: Classes whose images are all PNG files with a palette, which may be masks; ``""`` stands for a whole
             dataset without classes.
-        oriented: Number of images whose EXIF orientation asks for a rotation or flip. Includes those of an interrupted
-            run. :attr:`orientation` says if it was applied.
-        unified: Number of images of other modes converted to the store's without loss, by kind of conversion
-            (:data:`packstore.images.losses.UNIFIED`). Includes those of an interrupted run.
         notes: Remarks of the source for the user, see :class:`packstore.sources.base.Survey`.
     """
 
     destination: Path
     manifest: Manifest
-    source_bytes: int
+    tally: Tally
     disk_bytes: int
     seconds: float
-    skipped: tuple[Skipped, ...]
     ledger: Ledger
     resumed: int = 0
-    kept: Mapping[str, int] = field(default_factory=dict)
     palette: tuple[str, ...] = ()
-    oriented: int = 0
-    unified: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of the images that were read."""
+        return self.tally.source_bytes
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Samples left out by policy."""
+        return tuple(self.tally.skipped)
+
+    @property
+    def kept(self) -> Mapping[str, int]:
+        """Number of progressive files that could not be made baseline and were kept unchanged, by reason."""
+        return self.tally.kept
+
+    @property
+    def oriented(self) -> int:
+        """Number of images whose EXIF orientation asks for a rotation or flip. :attr:`orientation` says if it was
+        applied."""
+        return int(self.manifest.options.get(EXIF_ORIENTED) or 0)
+
+    @property
+    def unified(self) -> Mapping[str, int]:
+        """Number of images of other modes converted to the store's without loss, by kind of conversion
+        (:data:`packstore.images.losses.UNIFIED`)."""
+        return read_conversion_counts(self.manifest)
 
     @property
     def orientation(self) -> Literal["not applied", "applied", "applied when loading"]:
@@ -98,28 +116,35 @@ def _describe_rounding(manifest: Manifest) -> list[str]:
 def make_report(
     plan: Plan,
     manifest: Manifest,
-    source_bytes: int,
+    tally: Tally,
     started: float,
-    skipped: tuple[Skipped, ...],
     resumed: int,
+    *,
     other_size: str = "",
+    nbytes: int | None = None,
+    labels: Counter[str] | None = None,
 ) -> ConvertReport:
-    """Builds the report of a finished conversion; measures the store's bytes on disk. ``other_size``: as for
-    :func:`list_notes`.
+    """Builds the report of a finished conversion.
 
-    Leaves ``kept`` and ``palette`` empty: the caller fills them.
+    Args:
+        plan: The conversion.
+        manifest: Manifest of the published store.
+        tally: Counts of its samples.
+        started: ``time.monotonic`` at the start.
+        resumed: Number of records that an interrupted run had packed.
+        other_size: See :func:`list_notes`.
+        nbytes: Bytes of the store; None measures them on disk.
+        labels: See :func:`_find_palette_classes`.
     """
     return ConvertReport(
         destination=plan.destination,
         manifest=manifest,
-        source_bytes=source_bytes,
-        disk_bytes=disk_bytes(plan.destination),
+        tally=tally,
+        disk_bytes=disk_bytes(plan.destination) if nbytes is None else nbytes,
         seconds=time.monotonic() - started,
-        skipped=skipped,
         ledger=plan.survey.ledger,
         resumed=resumed,
-        oriented=int(manifest.options.get("exif_oriented") or 0),
-        unified=read_conversion_counts(manifest),
+        palette=_find_palette_classes(plan, manifest, tally.palette, labels),
         notes=list_notes(plan, manifest, other_size),
     )
 
@@ -160,18 +185,15 @@ def _describe_convention(plan: Plan, manifest: Manifest) -> list[str]:
     ]
 
 
-def find_palette_classes(
-    plan: Plan, manifest: Manifest, palette: Counter[int], labels: Counter[int] | None = None
+def _find_palette_classes(
+    plan: Plan, manifest: Manifest, palette: Counter[str], labels: Counter[str] | None
 ) -> tuple[str, ...]:
     """Returns the classes whose records are all PNG files with a palette.
 
     For a store without classes, returns ``("",)`` if all records are such files. Empty if the samples bring labels.
 
-    Args:
-        plan: The conversion.
-        manifest: Manifest of the published store.
-        palette: Number of palette files by class number.
-        labels: Number of records by class number; None reads it from the store if it is needed.
+    ``palette``: number of palette files by class number. ``labels``: number of records by class number; None reads it
+    from the store if it is needed.
     """
     if not palette:
         return ()
@@ -179,8 +201,8 @@ def find_palette_classes(
         return ("",) if palette.total() == manifest.records else ()
     if "label" in plan.survey.sampled:
         return ()
-    counts: Counter[int] | NDArray[np.int64] | None = labels
-    if counts is None:
+    if labels is None:
         with open_reader(plan.destination) as reader:
-            counts = np.bincount(reader.fixed_column("label"), minlength=len(manifest.classes))
-    return tuple(name for label, name in enumerate(manifest.classes) if 0 < counts[label] == palette[label])
+            numbers = reader.fixed_column("label")
+            labels = Counter({str(label): int(count) for label, count in enumerate(np.bincount(numbers))})
+    return tuple(name for label, name in enumerate(manifest.classes) if 0 < labels[str(label)] == palette[str(label)])

@@ -18,7 +18,7 @@ import pytest
 from packstore.checking.verification import verify
 from packstore.core.errors import CorruptRecordError, PackstoreError, SampleError, UsageError
 from packstore.core.progress import Progress
-from packstore.packing import records as record_packing
+from packstore.packing import batches as record_packing
 from packstore.packing.conversion import convert
 from packstore.sources import Source, open_source
 from packstore.stores.builder import journal

@@ -15,6 +15,7 @@ import xxhash
 
 from packstore.core.errors import DestinationError, StoreError
 from packstore.core.registry import FORMATS
+from packstore.core.tally import Tally
 from packstore.stores import Ragged, is_store, open_store
 from packstore.stores.builder import journal
 from packstore.stores.builder.work_directory import find_leftovers, remove_leftover
@@ -175,7 +176,7 @@ class StoreFilesSuite:
             with begin(path, records, **options) as builder:
                 builder.describe(origin=ORIGIN)
                 append(builder, records)
-                builder.checkpoint(lambda: journal.SourcePosition(len(records), "", ()))
+                builder.checkpoint(lambda: journal.SourcePosition("", Tally(len(records))))
                 raise RuntimeError("stop")
 
         with pytest.raises(RuntimeError, match="stop"):

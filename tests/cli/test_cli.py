@@ -605,13 +605,13 @@ def test_a_store_may_lie_about_its_labels(tmp_path: Path) -> None:
 def test_what_the_library_logs_is_a_line_of_its_own() -> None:
     code = (
         "import logging\nfrom packstore.cli.common import progress_bar\nwith progress_bar(False): pass\n"
-        "logging.getLogger('packstore.packing.resume').warning('starting %s', 'a\\x1bfresh')\n"
-        "logging.getLogger('packstore.packing.resume').info('not shown')\n"
+        "logging.getLogger('packstore.packing.run').warning('starting %s', 'a\\x1bfresh')\n"
+        "logging.getLogger('packstore.packing.run').info('not shown')\n"
         "from packstore.core.progress import Progress, progress_callback\n"
         "import os; os.get_terminal_size = lambda _: os.terminal_size((80, 24))\n"
         "with progress_callback(True) as report:\n"
         "    report(Progress('scan', 1, 2, 0))\n"
-        "    logging.getLogger('packstore.packing.resume').warning('again')\n"
+        "    logging.getLogger('packstore.packing.run').warning('again')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, rest = done.stderr.split("\n", 1)

@@ -150,7 +150,7 @@ def test_a_run_goes_on_with_the_answer(tmp_path: Path, monkeypatch: pytest.Monke
     """What was packed before the question is not packed again."""
     monkeypatch.setattr("packstore.packing.header_survey._choose_entries", lambda *_: iter(()))
     monkeypatch.setattr("packstore.stores.builder.journal.EVERY_SECONDS", 0.0)
-    monkeypatch.setattr("packstore.packing.records.PASS_RECORDS", 3)
+    monkeypatch.setattr("packstore.packing.batches.PASS_RECORDS", 3)
     folder = tmp_path / "images" / "a"
     folder.mkdir(parents=True)
     for number in range(40):
@@ -544,7 +544,7 @@ def test_unified_images_are_counted_once_across_an_interrupt(tmp_path: Path, mon
         MIXED["1 gray jpeg"][0](folder / str(number))
     broken = folder / "5.jpg"
     whole = broken.read_bytes()
-    monkeypatch.setattr("packstore.packing.records.PASS_RECORDS", 2)
+    monkeypatch.setattr("packstore.packing.batches.PASS_RECORDS", 2)
     monkeypatch.setattr("packstore.stores.builder.journal.EVERY_SECONDS", 0.0)
     broken.write_bytes(whole[:-30])
     with pytest.raises(packstore.SampleError):

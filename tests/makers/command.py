@@ -47,8 +47,8 @@ from packstore.__main__ import main
 
 def stop_at(number, stage, count):
     import packstore.core.progress, packstore.exports.run
-    from packstore.packing import conversion
-    conversion.PASS_RECORDS = conversion.DECODE_RECORDS = 2
+    from packstore.packing import batches
+    batches.PASS_RECORDS = batches.DECODE_RECORDS = 2
     packstore.exports.run._REPORT_EVERY = 1
     def stop(progress):
         if progress.stage == stage and progress.done >= count:

@@ -20,12 +20,12 @@ from tests.internals import (
     AppendOptions,
     DestinationError,
     Progress,
+    Run,
     ShardedReader,
     SourceError,
     StoreError,
     UsageError,
     WorkDirectory,
-    conversion,
     find_leftovers,
     growth,
     journal,
@@ -33,7 +33,7 @@ from tests.internals import (
     work_path,
 )
 from tests.internals import append_describe_report as describe_report
-from tests.internals import records as record_packing
+from tests.internals import batches as record_packing
 from tests.makers.datasets import make_folder
 from tests.makers.stores import content
 
@@ -415,17 +415,16 @@ def test_an_interrupted_run_goes_on(
     assert content(store) == before
     with pytest.raises(UsageError):  # a slip does not lose the work
         packstore.append(store, second, split="none")
-    stages: list[int] = []
-    taken = conversion.ResumedRecords.__iter__
+    resumed: list[int] = []
+    pack = Run.pack
 
-    def counted(self: Any) -> Any:
-        for packed in taken(self):
-            stages.append(len(packed.entries))
-            yield packed
+    def noted(self: Run, *arguments: Any) -> None:
+        pack(self, *arguments)
+        resumed.append(self.resumed)
 
-    monkeypatch.setattr(conversion.ResumedRecords, "__iter__", counted)
+    monkeypatch.setattr(Run, "pack", noted)
     packstore.append(store, second)
-    assert sum(stages) >= 4
+    assert resumed[0] >= 4
     packstore.convert(photos, tmp_path / "whole.h5")
     assert_same(store, tmp_path / "whole.h5")
 

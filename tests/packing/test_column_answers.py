@@ -16,7 +16,7 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset, append, convert, merge, verify
 from packstore.cli import cli
-from tests.internals import StoreError, UsageError, journal, records
+from tests.internals import StoreError, UsageError, batches, journal
 
 SIZE = 12, 16
 
@@ -137,7 +137,7 @@ def test_a_run_resumes_with_another_answer(tmp_path: Path, monkeypatch: pytest.M
     for first in range(10, 40, 3):
         given = modalities(tmp_path / "set", first, depth=rgb)
     put(tmp_path / "set" / "depth" / "39.png", clear(2))
-    monkeypatch.setattr(records, "PASS_RECORDS", 1)
+    monkeypatch.setattr(batches, "PASS_RECORDS", 1)
     monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
     with pytest.raises(UsageError, match=r"--column depth\.alpha=keep"):
         convert(**given, destination=tmp_path / "s.h5")

@@ -23,8 +23,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 
 @pytest.fixture
 def killer(images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Any:
+    from tests.internals import batches as record_packing
     from tests.internals import journal as receipts
-    from tests.internals import records as record_packing
     from tests.internals import writer as lmdb_writer
 
     for module, name in (

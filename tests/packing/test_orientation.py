@@ -15,7 +15,7 @@ from packstore import PackedDataset
 from packstore.cli import cli
 from packstore.testing.encodings import picture
 from tests.internals import Progress, journal
-from tests.internals import records as record_packing
+from tests.internals import batches as record_packing
 from tests.makers.images import heic
 from tests.makers.stores import content
 

@@ -19,7 +19,7 @@ from packstore.cli import cli
 from packstore.images.decoders import get_decoder
 from packstore.images.engine import get_engine
 from packstore.stores import open_store
-from tests.internals import Progress, UsageError, journal, progressive, records, sniff, turbojpeg_library
+from tests.internals import Progress, UsageError, batches, journal, progressive, sniff, turbojpeg_library
 from tests.makers.engine_checks import good, noisy, save
 from tests.makers.images import whole_images
 from tests.makers.stores import content
@@ -153,8 +153,8 @@ def test_a_run_that_goes_on_makes_the_same(
     progressive_folder: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(records, "PASS_RECORDS", 1)
-    monkeypatch.setattr(records, "DECODE_RECORDS", 1)
+    monkeypatch.setattr(batches, "PASS_RECORDS", 1)
+    monkeypatch.setattr(batches, "DECODE_RECORDS", 1)
     pack(progressive_folder, tmp_path / f"whole.{suffix}")
 
     def progress(report: Progress) -> None:

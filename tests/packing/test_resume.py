@@ -25,9 +25,9 @@ from tests.internals import (
     read_receipt,
     work_path,
 )
+from tests.internals import batches as record_packing
 from tests.internals import builder_publish as publish
 from tests.internals import journal as receipts
-from tests.internals import records as record_packing
 from tests.internals import work_directory as work
 from tests.makers.command import run as run_command
 from tests.makers.datasets import make_folder, write_image

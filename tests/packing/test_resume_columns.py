@@ -10,7 +10,7 @@ import pytest
 
 import packstore
 from tests.internals import COLUMNS, Progress, find_leftovers, journal, list_runs, remove_leftover, work_path
-from tests.internals import records as record_packing
+from tests.internals import batches as record_packing
 from tests.makers.samples import coco
 from tests.makers.stores import content
 

@@ -17,8 +17,8 @@ import pytest
 import packstore
 from tests.internals import DestinationError, Progress, WorkDirectory
 from tests.internals import base as column_module
+from tests.internals import batches as record_packing
 from tests.internals import journal as receipts
-from tests.internals import records as record_packing
 from tests.internals import writer as lmdb_writer
 from tests.makers.datasets import pixels
 from tests.makers.samples import Voc, coco

@@ -30,7 +30,7 @@ from pathlib import Path
 from packstore.core.progress import no_progress
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
-from packstore.packing.records import pack_shard
+from packstore.packing.run import pack_shard
 from packstore.packing.statistics import with_statistics
 source, store, options, folder, *numbers = sys.argv[1:]
 for number in map(int, numbers):
@@ -118,9 +118,9 @@ def test_all_shards_of_a_plan_are_the_store(
     shards = shards_of(plan)
     assert len(shards) == len(manifest.shards)
     for number in reversed(range(len(shards))):
-        packed_shard = pack_shard(plan, shards[number], tmp_path / manifest.shards.name(number))
-        assert packed_shard.manifest is not None
-        assert packed_shard.source_bytes == sum(entry.size_bytes for entry in shards[number])
+        shard, tally = pack_shard(plan, shards[number], tmp_path / manifest.shards.name(number))
+        assert shard is not None
+        assert tally.source_bytes == sum(entry.size_bytes for entry in shards[number])
         packed = content(tmp_path / manifest.shards.name(number))
         assert list(packed.values()) == list(content(whole / manifest.shards.name(number)).values())
 
@@ -151,10 +151,10 @@ def test_skipped_samples_move_no_cut(tmp_path: Path) -> None:
     assert cuts_of(tmp_path / "some.h5") == [shard for shard in after if shard]
     plan = make_plan(folder, tmp_path / "other.h5", ConvertOptions(**PASSING, on_error="skip"))
     shards = shards_of(plan)
-    assert pack_shard(plan, shards[0], tmp_path / "0.h5").manifest is not None
-    packed = pack_shard(plan, shards[3], tmp_path / "3.h5")
-    assert packed.manifest is None
-    assert [skipped.key for skipped in packed.skipped] == before[3]
+    assert pack_shard(plan, shards[0], tmp_path / "0.h5")[0] is not None
+    nothing, tally = pack_shard(plan, shards[3], tmp_path / "3.h5")
+    assert nothing is None
+    assert [skipped.key for skipped in tally.skipped] == before[3]
 
 
 def test_a_shard_holds_one_split(folder_to_cut: Path, tmp_path: Path) -> None:

@@ -223,8 +223,8 @@ def test_clips_are_appended_and_resumed(encoding: str, tmp_path: Path, monkeypat
     convert(tmp_path / "in", whole, frames="clips", encoding=encoding)
     broken = tmp_path / "in" / "3.gif"
     data, found = broken.read_bytes(), broken.stat()
-    monkeypatch.setattr("packstore.packing.records.DECODE_RECORDS", 1)
-    monkeypatch.setattr("packstore.packing.records.PASS_RECORDS", 1)
+    monkeypatch.setattr("packstore.packing.batches.DECODE_RECORDS", 1)
+    monkeypatch.setattr("packstore.packing.batches.PASS_RECORDS", 1)
     monkeypatch.setattr("packstore.stores.builder.journal.EVERY_SECONDS", 0.0)
     broken.write_bytes(data[:-9])
     with pytest.raises(SampleError, match=r"3\.gif"):

@@ -142,8 +142,8 @@ def test_frames_are_appended_and_resumed(encoding: str, tmp_path: Path, monkeypa
     convert(tmp_path / "one", whole, frames="all", encoding=encoding)
     broken = tmp_path / "one" / "a" / "one 2.gif"
     data, found = broken.read_bytes(), broken.stat()
-    monkeypatch.setattr("packstore.packing.records.DECODE_RECORDS", 1)
-    monkeypatch.setattr("packstore.packing.records.PASS_RECORDS", 1)
+    monkeypatch.setattr("packstore.packing.batches.DECODE_RECORDS", 1)
+    monkeypatch.setattr("packstore.packing.batches.PASS_RECORDS", 1)
     monkeypatch.setattr("packstore.stores.builder.journal.EVERY_SECONDS", 0.0)
     broken.write_bytes(data[:-9])
     with pytest.raises(SampleError):

@@ -245,8 +245,8 @@ def test_workers_of_a_dataloader(photos: Path, tmp_path: Path, start: str) -> No
 HOLD = """
 import sys, time, packstore
 from packstore.stores.builder import journal as receipts
-from packstore.packing import records
-receipts.EVERY_SECONDS, records.PASS_RECORDS = 0.0, 4
+from packstore.packing import batches
+receipts.EVERY_SECONDS, batches.PASS_RECORDS = 0.0, 4
 def progress(report):
     if report.stage == "pack" and report.done >= 8:
         print("packing", flush=True)

@@ -38,8 +38,8 @@ from tests.internals import (
     remove_leftover,
     work_path,
 )
+from tests.internals import batches as record_packing
 from tests.internals import journal as receipts
-from tests.internals import records as record_packing
 from tests.internals import work_directory as work
 from tests.internals import writer as lmdb_writer
 from tests.makers.datasets import write_image

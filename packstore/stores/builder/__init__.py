@@ -135,6 +135,11 @@ class StoreBuilder:
         return self._files.interrupted_run
 
     @property
+    def resumable(self) -> bool:
+        """Another run can resume from the receipts of this one: it has an identity."""
+        return self._journal is not None
+
+    @property
     def columns(self) -> tuple[Column, ...]:
         """The columns as given, without sizes and digests."""
         return self._columns

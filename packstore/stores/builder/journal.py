@@ -14,7 +14,7 @@ The receipt is replaced in one step and never synced: a power cut may lose the l
 identity whose source is unchanged up to the position. It takes the receipt with most records, or starts afresh and logs
 why. It checks everything: the journal by the receipt, each record by its checksum, each sealed shard by its SHA-256.
 The records before the first that fails are used. Sealed shards are linked; other images and values are copied. Labels
-and keys that the source lists are read from the source again (:mod:`packstore.packing.resume`). The old run's directory
+and keys that the source lists are read from the source again (:mod:`packstore.packing.run`). The old run's directory
 is removed once the new run's receipt has as many records. Repeated kills therefore lose nothing.
 
 **A kill at the end**: the last receipt, written before the store gets its name, has the store's manifest digest and
@@ -46,9 +46,9 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import ManifestError, StoreError
 from packstore.core.files import drop, open_file
-from packstore.core.manifest import Skipped
-from packstore.core.plainjson import encode_with_digest, parse_with_digest, to_plain
+from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_digest, to_plain
 from packstore.core.shards import Shard, ShardTable, shards_to_rows
+from packstore.core.tally import Tally
 from packstore.stores.builder.work_directory import JOURNAL, RECEIPT, SHARDS
 
 _log = logging.getLogger(__name__)
@@ -58,31 +58,23 @@ Fingerprint = Mapping[str, Any]
 
 ROW = np.dtype([("size", "<u8"), ("checksum", "<u8"), ("row", "<u8")])
 EVERY_SECONDS = 2.0
-_WHAT = "packstore receipt 3"
+_WHAT = "packstore receipt 4"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourcePosition:
-    """Position up to which a source was read, and the counts of its images.
+    """Position up to which a source was read.
 
     Attributes:
-        consumed: Entries that were read, including those that were skipped.
-        digest: Digest of these entries; a changed source has another.
-        skipped: Entries that were left out.
-        counted_upto: Number of entries from the first on that the counts below cover; at least ``consumed``.
-        oriented: Number of images with an EXIF orientation.
-        palette: (class number, number of PNG with a palette) of each class. Images without a label count as class 0.
-        unified: (conversion, number of images) of each lossless conversion in
-            :data:`packstore.images.losses.UNIFIED`.
+        digest: Digest of the entries that were read; a changed source has another.
+        tally: Counts of these entries. Those of images (``counted``, ``palette``, ``kept``) cover all entries up to
+            ``counted_upto``.
+        counted_upto: Number of entries from the first on whose images are counted; at least ``tally.entries``.
     """
 
-    consumed: int
     digest: str
-    skipped: tuple[Skipped, ...] = ()
+    tally: Tally
     counted_upto: int = 0
-    oriented: int = 0
-    palette: tuple[tuple[int, int], ...] = ()
-    unified: tuple[tuple[str, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,8 +135,7 @@ def read_receipt(run: Path) -> Receipt | None:
         plain = parse_with_digest((run / RECEIPT).read_bytes())
         if plain.pop("what") != _WHAT:
             return None
-        position = plain["position"]
-        plain["position"] = SourcePosition(**position | {"skipped": tuple(Skipped(**s) for s in position["skipped"])})
+        plain["position"] = from_plain(SourcePosition, plain["position"], "position")
         if plain["shards"] is not None:
             table = ShardTable(**plain["shards"])
             # A run killed while its directory was being removed may have only its receipt left; that suffices.

@@ -1,0 +1,295 @@
+"""``Run``: packs the entries of a plan into a store, counts them, and resumes what an interrupted run has packed.
+
+The protocol of resuming is in :mod:`packstore.stores.builder.journal`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Generator, Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+import packstore
+from packstore.core.checksums import ROW_CHECKSUM
+from packstore.core.column import CHECKSUM, KEY, LINK_COLUMNS, SEEK_INDEX
+from packstore.core.errors import StoreError, printable
+from packstore.core.manifest import Column, Manifest, Origin
+from packstore.core.modes import is_reading_option
+from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.tally import Tally
+from packstore.images.reading import EXPECTED
+from packstore.packing.batches import (
+    PASS_BYTES,
+    PASS_RECORDS,
+    PackedBatch,
+    PackedSample,
+    append_batch,
+    group_entries,
+    pack_batches,
+)
+from packstore.packing.plan import Plan
+from packstore.packing.recorded_options import options_to_record
+from packstore.packing.shard_rule import ShardCuts
+from packstore.packing.values import count_stored_bytes
+from packstore.sources.base import Entry
+from packstore.sources.ledger import file_counts
+from packstore.stores import create_store
+from packstore.stores.builder import StoreBuilder
+from packstore.stores.builder.interrupted import InterruptedRun
+from packstore.stores.builder.journal import ConversionIdentity, SourcePosition
+
+_log = logging.getLogger(__name__)
+
+
+class Run:
+    """A run of a plan: packs all entries of the source, or those of one shard, into a store.
+
+    Attributes:
+        plan: The plan, its normalisation already computed.
+        encoder: Its encoder.
+        columns: All columns of the store: image, shape, the survey's columns, key, checksums, seek index, links.
+        aligner: Moves annotations to the frame of the images.
+        tally: Counts of the samples until now, including those that an interrupted run has counted.
+        resumed: Number of records taken over from an interrupted run.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.encoder = plan.make_encoder()
+        self.aligner = plan.make_aligner()
+        self.tally = Tally()
+        self.resumed = 0
+        image, *shape = self.encoder.columns()
+        index = (SEEK_INDEX,) if plan.index else ()
+        links = LINK_COLUMNS if plan.options.link else ()
+        self.columns: tuple[Column, ...] = (
+            *(image, *shape, *plan.survey.columns, KEY, CHECKSUM, ROW_CHECKSUM, *index, *links),
+        )
+        self._digest = EntriesDigest()
+        self._counted_upto = 0  # by an interrupted run
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts of the store's manifest: origin, normalisation, options, versions; arguments of
+        :meth:`StoreBuilder.describe`."""
+        plan = self.plan
+        name = plan.source.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8")
+        store, ledger = plan.survey.store, plan.survey.ledger
+        return {
+            "origin": Origin(
+                plan.source.kind,
+                name,
+                sum(ledger.passed_over.values()),
+                store.dataset_digest if store else None,
+                file_counts(ledger) if ledger.total else None,
+            ),
+            "normalization": plan.encode.normalization,
+            "options": options_to_record(plan),
+            "versions": {"packstore": packstore.__version__} | self.encoder.versions(),
+        }
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Everything that determines the records, as JSON values by name. Imports the encoder's libraries, whose
+        versions count."""
+        plan, survey, options = self.plan, self.plan.survey, options_to_record(self.plan)
+        normalization = plan.encode.normalization
+        return {
+            "source": plan.source.identity(),
+            "kind of source": plan.source.kind,
+            "samples of the source": dict(survey.splits),
+            "content of the source": plan.source.stamp(),
+            "bytes of the source": survey.size_bytes,
+            "format": plan.format,
+            "encoding": plan.encode.encoding,
+            "options": {name: value for name, value in options.items() if not is_reading_option(name)},
+            # The answer to a question changes no record that was packed before it was asked.
+            **{
+                f"{name}?": options.get(name)
+                for name in dict.fromkeys([*EXPECTED, "pixels", *filter(is_reading_option, options)])
+            },
+            "normalization": dataclasses.asdict(normalization) if normalization else None,
+            "check": plan.encode.check,
+            "max pixels": plan.encode.max_pixels,
+            "shard size": plan.options.shard_bytes,
+            "shards": dataclasses.asdict(plan.shards) if plan.shards else None,
+            "libraries": self.encoder.versions(),
+            "packstore": packstore.__version__,
+            "columns": [dataclasses.asdict(column) for column in self.columns],
+        }
+
+    @property
+    def identity(self) -> ConversionIdentity:
+        """Identity by which a later run recognises this one. Threads do not count.
+
+        The policy for bad samples counts only if the interrupted run skipped some at which this run would stop.
+        """
+        return ConversionIdentity(self.fingerprint, self._find_source_change)
+
+    def pack(
+        self,
+        builder: StoreBuilder,
+        entries: Iterable[Entry],
+        workers: int,
+        progress: ProgressCallback = no_progress,
+        total: int | None = None,
+        cuts: ShardCuts | None = None,
+    ) -> None:
+        """Packs entries into a builder, and counts them. Takes over the records of the builder's interrupted run.
+
+        Args:
+            builder: Gets the records, and a receipt every two seconds if it has an identity.
+            entries: Entries of the source, in its order.
+            workers: Number of threads.
+            progress: Called after each batch.
+            total: Number of entries, for progress; None if it is not known.
+            cuts: Where shards begin; None for a store of one file.
+
+        Raises:
+            SampleError: A bad sample, unless ``on_error`` is ``skip``.
+        """
+        builder.describe(**self.facts)
+        progress(Progress("pack", 0, total, 0))
+        for packed in self._replay_and_pack(builder.interrupted_run, iter(entries), workers):
+            append_batch(builder, packed, self.plan.survey, cuts)
+            self.tally.add(packed.tally)
+            if builder.resumable:
+                self._digest.add(sample.entry for sample in packed.samples)
+            builder.checkpoint(self.make_position)
+            progress(Progress("pack", self.tally.entries, total, self.tally.source_bytes))
+
+    def make_position(self) -> SourcePosition:
+        """Returns the position from which a later run resumes."""
+        return SourcePosition(self._digest.hexdigest(), self.tally, max(self.tally.entries, self._counted_upto))
+
+    def _replay_and_pack(
+        self, interrupted: InterruptedRun | None, entries: Iterator[Entry], workers: int
+    ) -> Iterator[PackedBatch]:
+        """Yields the records of an interrupted run as batches, then packs the remaining entries and yields their
+        batches."""
+        if interrupted is not None:
+            before = interrupted.position
+            self.tally = dataclasses.replace(before.tally, entries=0, source_bytes=0, skipped=[])
+            self._counted_upto = before.counted_upto
+            entries = yield from self._replay(interrupted, entries)
+            # The interrupted run has counted these images, but their records are lost.
+            again = islice(entries, max(0, self._counted_upto - self.tally.entries))
+            for packed in pack_batches(self.plan, self.encoder, again, workers, self.aligner):
+                packed.tally = Tally(packed.tally.entries, packed.tally.source_bytes, packed.tally.skipped)
+                yield packed
+        yield from pack_batches(self.plan, self.encoder, entries, workers, self.aligner)
+
+    def _replay(self, run: InterruptedRun, entries: Iterator[Entry]) -> Generator[PackedBatch, None, Iterator[Entry]]:
+        """Yields the records of an interrupted run up to the first that cannot be verified, and logs why it stops.
+
+        Returns the entries that remain to be packed.
+        """
+        survey, columns = self.plan.survey, self.columns
+        varies = any(column.name == "shape" for column in columns)
+        sampled = bool(survey.sampled) or survey.gives_keys
+        images = [column.name for column in survey.columns if column.holds_images]
+        skipped = {each.key: each for each in run.position.tally.skipped}
+        packed = PackedBatch()
+
+        def finish() -> PackedBatch:
+            packed.tally.entries = len(packed.samples)
+            if self.plan.index:
+                packed.add_indexes(columns)
+            return packed
+
+        for entry in islice(entries, run.position.tally.entries):
+            packed.tally.source_bytes += entry.size_bytes
+            if entry.key in skipped:
+                packed.tally.skipped.append(skipped[entry.key])
+                packed.samples.append(PackedSample(entry, skipped=True))
+            else:
+                try:
+                    data, checksum = run.read_image(self.resumed)
+                    fields = run.read_fields(self.resumed) if varies or sampled else {}
+                except StoreError as doubt:
+                    # Usually a record of the last seconds: the killed run had noted it but not written it yet.
+                    _log.info("going on from record %d: %s", self.resumed, printable(str(doubt)))
+                    packed.tally.source_bytes -= entry.size_bytes
+                    entries = chain([entry], entries)
+                    break
+                shape = tuple(fields["shape"].tolist()) if varies else None
+                packed.record_bytes += len(data)
+                if sampled:
+                    packed.record_bytes += count_stored_bytes(fields)
+                    packed.tally.source_bytes += count_stored_bytes({n: fields[n] for n in images if n in fields})
+                packed.samples.append(PackedSample(entry, data, checksum, shape, fields if sampled else None))
+                self.resumed += 1
+            if packed.record_bytes >= PASS_BYTES or len(packed.samples) >= PASS_RECORDS:
+                yield finish()
+                packed = PackedBatch()
+        if packed.samples:
+            yield finish()
+        return entries
+
+    def _find_source_change(self, before: SourcePosition) -> str | None:
+        """Returns the reason why an interrupted run cannot be resumed, or None: it skipped samples at which this run
+        would stop, or the source has changed up to its position."""
+        plan, tally = self.plan, before.tally
+        if tally.skipped and plan.options.on_error != "skip":
+            return f"it skipped {len(tally.skipped)} bad samples"
+        count, digest = 0, EntriesDigest()
+        listed = islice(plan.source.entries(plan.options.split), tally.entries)
+        for some in group_entries(listed, PASS_RECORDS, 1, lambda _: 0):
+            count += len(some)
+            digest.add(some)
+            digest.hexdigest()
+        if (count, digest.hexdigest()) != (tally.entries, before.digest):
+            return "files of the source have changed since"
+        return None
+
+
+class EntriesDigest:
+    """Digest of entries, by which a later run sees if the source has changed.
+
+    It is computed on demand: a run that ends before its first receipt needs none.
+    """
+
+    def __init__(self) -> None:
+        self._digest = xxhash.xxh3_128()
+        self._pending: list[Entry] = []
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Keeps entries in memory until :meth:`hexdigest`."""
+        self._pending += entries
+
+    def hexdigest(self) -> str:
+        """Returns the digest of key, split, labels, size and times of all entries until now. Frees the entries."""
+        for key, split, labels, size, _, modified, changed in self._pending:
+            self._digest.update(repr((key, split, labels, size, modified, changed)).encode("utf-8", "surrogatepass"))
+        self._pending = []
+        return self._digest.hexdigest()
+
+
+def pack_shard(
+    plan: Plan, entries: Iterable[Entry], path: Path, progress: ProgressCallback = no_progress
+) -> tuple[Manifest | None, Tally]:
+    """Packs one shard of a plan to ``path``. It has the same bytes as in the store of the whole plan.
+
+    Writes nothing if all of its samples are skipped. Raises :class:`SampleError` at a bad sample, unless ``on_error``
+    is ``skip``. The shards of a plan can be packed in any order and by any number of machines.
+
+    Args:
+        plan: The plan, its normalisation already computed.
+        entries: Entries of the shard, see :meth:`packstore.packing.shard_rule.ShardRule.split_entries`.
+        path: Destination of the shard.
+        progress: Called after each batch.
+
+    Returns:
+        The shard's manifest, or None without records; and counts of the samples.
+    """
+    run, manifest = Run(plan), None
+    with create_store(path, format=plan.format, encoding=plan.encode.encoding, columns=run.columns) as builder:
+        run.pack(builder, entries, plan.options.workers or plan.source.workers(), progress)
+        if builder.records:
+            manifest = builder.commit()
+    return manifest, run.tally
