@@ -98,7 +98,6 @@ if TYPE_CHECKING:
         UsageError,
         printable,
     )
-    from packstore.core.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
     from packstore.core.fields import Image, Label, Labels, parse_field
     from packstore.core.files import MANIFEST_FILE as STORE_MANIFEST_FILE
     from packstore.core.files import drop, open_file, reading, url_message, writing
@@ -116,7 +115,6 @@ if TYPE_CHECKING:
     from packstore.core.modes import mode_of, parse_mode
     from packstore.core.options import argument, check_options, describes, initializes, option, takes
     from packstore.core.parallel import ordered_flat_map, ordered_map
-    from packstore.core.pickle_machine import PickleError
     from packstore.core.plainjson import (
         encode_with_digest,
         load_json,
@@ -331,6 +329,7 @@ if TYPE_CHECKING:
     from packstore.sources.companion_patterns import parse_pattern
     from packstore.sources.dataset import StreamSource
     from packstore.sources.encodings import to_utf8, try_utf8
+    from packstore.sources.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
     from packstore.sources.exported import ExportedFiles
     from packstore.sources.flat import FlatSource, LabelledSource
     from packstore.sources.folder import FolderSource
@@ -426,6 +425,7 @@ if TYPE_CHECKING:
     from packstore.stores.places.remote import make_upload_folder
     from packstore.stores.pth import zip
     from packstore.stores.pth.layout import build_headers
+    from packstore.stores.pth.pickle_machine import PickleError
     from packstore.stores.pth.pickle_reader import unpickle
     from packstore.stores.pth.pickle_writer import Tensor, dump_dict
     from packstore.stores.records import ProvenRecords

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from packstore.core.errors import UsageError
@@ -57,7 +57,7 @@ class VerifyOptions(SourceArguments):
     decoder: str = decoder_option()
 
     def __post_init__(self) -> None:
-        check_options(self, "source_kind", "quick", "decode", "max_pixels", "workers")
+        check_options(self)
         if self.quick and (self.decode or self.against is not None):
             raise UsageError("quick reads no images, so it can neither decode nor compare them: leave one out")
 
@@ -87,7 +87,7 @@ class RepairOptions(SourceArguments):
     decoder: str = decoder_option()
 
     def __post_init__(self) -> None:
-        check_options(self, "source_kind", "partial", "max_pixels", "workers")
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ class AuditOptions:
     workers: int | None = workers_option()
 
     def __post_init__(self) -> None:
-        check_options(self, *(each.name for each in fields(AuditOptions)))
+        check_options(self)
         needing = [name for name in ("mirrored", "mask_classes") if getattr(self, name)]
         if needing and not self.pixels:
             raise UsageError(f"{needing[0]} needs pixels=True (--pixels), which reads images")

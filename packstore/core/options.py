@@ -158,37 +158,34 @@ def list_options(options: type) -> Iterator[tuple[str, Any, Any, Description]]:
         yield each.name, types[each.name], each.default, each.metadata.get("option", Description(""))
 
 
-def check_options(options: Any, *names: str) -> None:
-    """Checks the options ``names`` by the types and least numbers of their fields: flags, choices, numbers and texts.
-    Checks the choices of all options, and their numbers as :func:`check_option_numbers` does.
+def check_options(options: Any) -> None:
+    """Checks all options by the types and ranges of their fields: flags, choices, numbers and texts.
 
-    Raises :class:`UsageError` for a value that is not allowed.
+    Leaves values of other types, and of unions of these, to the options themselves. Raises :class:`UsageError` for a
+    value that is not allowed.
     """
     described = _describe_options(type(options))  # type: ignore[arg-type]  # of mypy, for type[Any]
-    check_option_numbers(type(options), {name: getattr(options, name) for name in described})
-    choosing = [name for name, (kind, _) in described.items() if _is_choice(kind)]
-    for name in dict.fromkeys((*names, *choosing)):
-        kind, description = described[name]
-        value = getattr(options, name)
-        parts = split_union(kind)
-        if value is None and NoneType in parts:
+    values = {name: getattr(options, name) for name in described}
+    check_option_numbers(type(options), values)
+    for name, (kind, description) in described.items():
+        value, parts = values[name], {*split_union(kind)}
+        optional = NoneType in parts
+        parts.discard(NoneType)
+        if value is None and optional:
             continue
-        choices = [each for part in parts if get_origin(part) is Literal for each in get_args(part)]
-        if bool in parts:
-            choices = [True, False, *choices]
-        elif choices and NoneType in parts:
-            choices.append(None)
-        if choices:
+        if all(part is bool or get_origin(part) is Literal for part in parts):
+            choices: list[Any] = [True, False] if bool in parts else []
+            choices += [each for part in split_union(kind) for each in get_args(part) if part in parts]
+            choices += [None] if optional and bool not in parts else []
             if isinstance(value, float) or value not in choices:
                 *most, last = map(repr, choices)
                 raise UsageError(f"{name} should be {', '.join(most)} or {last}, got {show_value(value)}")
-        elif int in parts:
+        elif parts == {int}:
             whole_number(name, value, description.least)
-        elif float in parts:
-            check_numbers(name, value)
-            if not isinstance(value, int | float) or not value >= (description.least or 0):
+        elif parts == {float}:
+            if not isinstance(value, int | float) or (description.least is not None and value < description.least):
                 raise UsageError(f"{name} should be a number of at least {description.least or 0}, got {value!r}")
-        else:
+        elif parts == {str}:
             check_texts(**{name: value})
 
 
@@ -228,14 +225,6 @@ def check_option_numbers(
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and ((least is not None and value < least) or (most is not None and value > most)):
                 raise UsageError(f"{owner}{name} should be {wanted}, got {show_value(value)}")
-
-
-def _is_choice(kind: Any) -> bool:
-    """Tells if a type allows only named values, flags and None."""
-    parts = split_union(kind)
-    return any(get_origin(part) is Literal for part in parts) and all(
-        get_origin(part) is Literal or part in (bool, NoneType) for part in parts
-    )
 
 
 def _name_kind(kind: Any) -> str:

@@ -64,7 +64,7 @@ class BenchOptions:
     def __post_init__(self) -> None:
         from packstore.seeing.augment_text import parse_options
 
-        check_options(self, "batch_size", "size", "workers")
+        check_options(self)
         for name in ("seconds", "target"):
             value = getattr(self, name)
             if value is not None and not (0 < value < float("inf")):

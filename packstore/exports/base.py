@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from packstore.core.column import INTERNAL, Column
 from packstore.core.columns import from_stored
-from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest
 from packstore.core.files import open_file, sync_tree
 from packstore.core.manifest import Manifest
 from packstore.images.sniff import HeaderError, sniff
+from packstore.sources.export_manifest import MANIFEST_FILE, ExportManifest
 from packstore.stores.base import Reader
 
 EXTENSIONS = {

@@ -23,10 +23,10 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
-from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file, sync_directory
 from packstore.exports.base import Export, Record, ShardWriter, has_varying_shapes
 from packstore.exports.names import safe_name, shorten_name
+from packstore.sources.export_manifest import ExportManifest
 
 _INDEX = "index.json"
 _MAX_SHARD_BYTES = (1 << 32) - 1

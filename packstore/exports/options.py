@@ -48,7 +48,7 @@ class ExportOptions:
     workers: int | None = workers_option("Threads for ``encode``.")
 
     def __post_init__(self) -> None:
-        check_options(self, "to", "bare", "overwrite", "restart", "encode", "workers")
+        check_options(self)
         if self.to is not None:
             EXPORTS.check(self.to)
         if self.quality is not None and (

@@ -22,12 +22,12 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
-from packstore.core.export_manifest import ExportManifest
 from packstore.core.fields import BOXES_ARE
 from packstore.core.files import drop, open_file
 from packstore.core.manifest import Manifest
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import shorten_name
+from packstore.sources.export_manifest import ExportManifest
 from packstore.sources.yamltext import format_yaml_string
 from packstore.stores.base import Reader
 

@@ -11,7 +11,6 @@ from xxhash import xxh3_128_hexdigest
 from packstore import __version__
 from packstore.core.column import UPRIGHT
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import check_paths, free_bytes, refuse_empty, refuse_nested_paths
 from packstore.core.manifest import Manifest
 from packstore.core.plainjson import to_canonical_json
@@ -22,6 +21,7 @@ from packstore.exports.options import ExportOptions
 from packstore.exports.recoding import Recoding, plan_recoding
 from packstore.exports.staging import find_owned_files, was_published
 from packstore.images.encode.options import keeps_exif, readers_transpose
+from packstore.sources.export_manifest import ExportManifest
 from packstore.stores import Reader
 from packstore.stores.builder.publish import check_destination
 from packstore.stores.opening import open_reader

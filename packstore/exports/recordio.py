@@ -12,10 +12,10 @@ from typing import ClassVar
 import numpy as np
 
 from packstore.core.errors import SampleError
-from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file, sync_tree
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import safe_name, shorten_name
+from packstore.sources.export_manifest import ExportManifest
 from packstore.sources.records.recordio import HEADER, frame_record
 
 _EXACT = 1 << 24

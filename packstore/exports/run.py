@@ -15,7 +15,6 @@ import numpy as np
 
 from packstore.core.checksums import image_checksum, join_records_digests, records_digest, row_checksum
 from packstore.core.errors import printable
-from packstore.core.export_manifest import ROWS_FILE, ExportManifest, ExportShard, format_record_line
 from packstore.core.files import check_space, refuse_empty, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
@@ -28,6 +27,7 @@ from packstore.exports.plan import ExportPlan, list_value_columns, plan_export
 from packstore.exports.recoding import image_from_stored
 from packstore.exports.staging import ExportStaging, ShardReceipt, read_manifest_of_export, was_published
 from packstore.exports.to_url import local_destination
+from packstore.sources.export_manifest import ROWS_FILE, ExportManifest, ExportShard, format_record_line
 from packstore.stores.base import disk_bytes
 from packstore.stores.builder.work_directory import WorkDirectory
 from packstore.stores.records import ProvenRecords

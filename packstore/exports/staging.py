@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from packstore.core.errors import DestinationError, ManifestError, printable
-from packstore.core.export_manifest import (
+from packstore.core.files import device_and_inode, sync_directory, sync_file, writing
+from packstore.core.plainjson import encode_with_digest, parse_with_digest
+from packstore.core.registry import EXPORTS
+from packstore.exports.base import Export
+from packstore.sources.export_manifest import (
     MANIFEST_FILE,
     ROWS_FILE,
     ExportManifest,
@@ -18,10 +22,6 @@ from packstore.core.export_manifest import (
     names_sidecar,
     read_export_manifest,
 )
-from packstore.core.files import device_and_inode, sync_directory, sync_file, writing
-from packstore.core.plainjson import encode_with_digest, parse_with_digest
-from packstore.core.registry import EXPORTS
-from packstore.exports.base import Export
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.work_directory import EXPORT, PARTS, STORE, list_runs, remove_run, work_path
 from packstore.stores.ownership import NotAStoreError

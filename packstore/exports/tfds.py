@@ -20,10 +20,10 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.column_types.pictures import frame
 from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file
 from packstore.exports.base import Export, Record, ShardWriter, has_varying_shapes
 from packstore.exports.names import can_be_lines
+from packstore.sources.export_manifest import ExportManifest
 from packstore.sources.records.wire import PACKED, frame_record, write_example
 
 _NAME = "packstore"

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from packstore.core.errors import DestinationError, ManifestError, printable
-from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, RecordLines, parse_export_manifest
 from packstore.core.files import SlicedFile
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.urls import UrlPath
 from packstore.exports.staging import list_own_names, read_manifest_of_file
 from packstore.objects import ConflictError, ObjectStore, open_objects
+from packstore.sources.export_manifest import MANIFEST_FILE, ROWS_FILE, RecordLines, parse_export_manifest
 
 _READ_BYTES = 1 << 16
 Publish = Callable[[ProgressCallback], None]

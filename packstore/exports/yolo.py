@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from packstore.core.export_manifest import ExportManifest
 from packstore.exports.base import Record
 from packstore.exports.names import safe_name
 from packstore.exports.objects import LabelledObject, ObjectsExport
 from packstore.exports.paths import make_distinct
+from packstore.sources.export_manifest import ExportManifest
 from packstore.sources.yamltext import format_yaml_string
 
 _SPLITS = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test", "eval": "test"}

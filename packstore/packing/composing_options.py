@@ -37,7 +37,7 @@ class MergeOptions:
     overwrite: bool = overwrite_option()
 
     def __post_init__(self) -> None:
-        check_options(self, "overwrite", "on_duplicate")
+        check_options(self)
         if isinstance(self.classes, str):
             raise UsageError(f"classes should be a list of names in their order, got {self.classes!r}")
         if self.format is not None:
@@ -129,7 +129,7 @@ class SelectOptions:
     overwrite: bool = overwrite_option()
 
     def __post_init__(self) -> None:
-        check_options(self, "where", "stratify", "whole_shards", "overwrite", "sample", "per_class", "seed")
+        check_options(self)
         if self.seed >= _MAX_SEED:
             raise UsageError(f"seed should be less than 2 ** 64, got {self.seed}")
         for name in ("drop_columns", "drop_kinds"):

@@ -245,10 +245,7 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
         from packstore.sources.ignoring import check_patterns
         from packstore.sources.splits import check_splits
 
-        texts = ("source_kind", "split", "format", "encoding", "cluster")
-        check_options(
-            self, *texts, "on_error", "pixels", "workers", "max_pixels", "overwrite", "restart", "link", "index"
-        )
+        check_options(self)
         if self.format is not None:
             FORMATS.check(self.format)
         if self.encoding is not None and self.encoding not in ENCODINGS:
@@ -364,7 +361,7 @@ class AppendOptions(ReadingOptions, SourceArguments):
     def __post_init__(self) -> None:
         from packstore.packing.column_answers import check_column_options
 
-        check_options(self, "split", "source_kind", "restart", "no_new_classes", "on_duplicate")
+        check_options(self)
         object.__setattr__(self, "columns", check_column_options(self.columns))
         if not isinstance(self.key_prefix, str):
             raise UsageError(f"key_prefix should be text, got {self.key_prefix!r}")

@@ -58,5 +58,5 @@ class SheetOptions:
     def __post_init__(self) -> None:
         from packstore.images.display import check_window
 
-        check_options(self, "per_class", "side", "seed", "epoch")
+        check_options(self)
         check_window(self.window)

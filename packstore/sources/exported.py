@@ -1,5 +1,5 @@
 """Reads an export of packstore as the records that it was made of, by the ``packstore.json`` beside the data; see
-:mod:`packstore.core.export_manifest`.
+:mod:`packstore.sources.export_manifest`.
 
 A kind of source that also reads exports has a class for them, which inherits :class:`ExportedRows` and the kind's own
 class, and reads the values of a store from its format. Exports whose records are files of a folder, a tar or a zip are
@@ -20,7 +20,17 @@ from numpy.typing import NDArray
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_stored, to_stored
 from packstore.core.errors import ManifestError, SampleError, SourceError, StoreError, printable
-from packstore.core.export_manifest import (
+from packstore.core.fields import Field
+from packstore.core.manifest import MAX_JSON_BYTES, Manifest
+from packstore.core.registry import SOURCES
+from packstore.images.decoders import Decoder, get_decoder
+from packstore.images.reading import Reading
+from packstore.images.sniff import max_file_bytes
+from packstore.sources.archives import open_required_tree
+from packstore.sources.archives.tar import TAR_FAULTS, is_tar, read_first_names
+from packstore.sources.archives.zip import is_zip
+from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, SourceOptions
+from packstore.sources.export_manifest import (
     MANIFEST_FILE,
     ROWS_FILE,
     ExportManifest,
@@ -32,16 +42,6 @@ from packstore.core.export_manifest import (
     read_export_manifest,
     stays_in_folder,
 )
-from packstore.core.fields import Field
-from packstore.core.manifest import MAX_JSON_BYTES, Manifest
-from packstore.core.registry import SOURCES
-from packstore.images.decoders import Decoder, get_decoder
-from packstore.images.reading import Reading
-from packstore.images.sniff import max_file_bytes
-from packstore.sources.archives import open_required_tree
-from packstore.sources.archives.tar import TAR_FAULTS, is_tar, read_first_names
-from packstore.sources.archives.zip import is_zip
-from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, SourceOptions
 from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.listing import IMAGE_SUFFIXES, key_size
 from packstore.sources.refusals import NeedsCopyError, first_bytes

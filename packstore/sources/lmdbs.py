@@ -17,7 +17,6 @@ import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Field, Image, Label, Text
-from packstore.core.pickle_machine import PickleError, interpret_plain_pickle
 from packstore.images.sniff import begins_like_image, excess_pixels_message, max_file_bytes
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.dataset import index_key
@@ -28,6 +27,7 @@ from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row, RowSource, in_packing_order
 from packstore.sources.splits import find_split
 from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages, TreeEntry
+from packstore.stores.pth.pickle_machine import PickleError, interpret_plain_pickle
 
 _MAGIC = b"\xde\xc0\xef\xbe\x01\0\0\0"
 _MAGIC_AT = 16
@@ -355,7 +355,7 @@ class Folder2LmdbSource(LmdbSource):
     :class:`SourceError` for a wrong ``__len__``.
 
     The keys ``0``, ``1`` … have pickles of ``(file, label)``; ``__len__`` has their number. A missing number is a bad
-    sample. Pickles are read by :mod:`packstore.core.pickle_machine`, and never run."""
+    sample. Pickles are read by :mod:`packstore.stores.pth.pickle_machine`, and never run."""
 
     kind = "folder2lmdb"
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
-from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Bytes, Field, Images, Label
 from packstore.core.plainjson import load_json, parse_float64
 from packstore.core.registry import SOURCES
@@ -32,6 +31,7 @@ from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, is_tar, read_fir
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import ANY, FILE, ValueType, choose_main_image, guess, make_column_name
 from packstore.sources.encodings import KEY, active_encoding, decode_names, to_utf8
+from packstore.sources.export_manifest import StoredBytes
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES

@@ -14,12 +14,12 @@ import pytest
 
 from packstore.checking.verification import verify
 from packstore.core.errors import CorruptRecordError, DestinationError, SourceError, UsageError
-from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE
 from packstore.core.progress import Progress
 from packstore.exports import run
 from packstore.exports.options import ExportOptions
 from packstore.exports.plan import plan_export
 from packstore.packing.conversion import convert
+from packstore.sources.export_manifest import MANIFEST_FILE, ROWS_FILE
 from packstore.stores import open_store
 from packstore.testing.export_base import contents, files_of, picture
 from packstore.testing.export_interrupts import ExportInterruptsSuite

@@ -38,7 +38,7 @@ class PaintOptions:
     style: str | Anything | None = option(None, "Style.", None)
 
     def __post_init__(self) -> None:
-        check_options(self, "colour", "layers", "wide", "ladder", "thickness")
+        check_options(self)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from packstore.core.export_manifest import ExportManifest, RecordLines
 from packstore.core.files import open_file
 from packstore.exports.base import BLOCK_BYTES, Record
 from packstore.exports.names import safe_name
 from packstore.exports.objects import LabelledObject, ObjectsExport
 from packstore.exports.paths import make_distinct
+from packstore.sources.export_manifest import ExportManifest, RecordLines
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML cannot hold."""

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from packstore.core.export_manifest import ExportManifest, RecordLines
 from packstore.core.files import open_file
 from packstore.exports.labels.base import LabelledImage, SidecarExport, escape_xml, format_number
+from packstore.sources.export_manifest import ExportManifest, RecordLines
 
 
 class VocExport(SidecarExport):

@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, error_line, printable
-from packstore.core.export_manifest import MANIFEST_FILE
 from packstore.core.files import beyond_standard_streams
 from packstore.core.progress import Progress, active_progress
 from packstore.images.engine import scan_tar
 from packstore.sources.archives.index import NOWHERE, ArchiveIndex, IndexBuilder, Member, OpenFile
 from packstore.sources.encodings import decode_names
+from packstore.sources.export_manifest import MANIFEST_FILE
 from packstore.sources.inflating import ZLIB, InflatedFile
 
 _BLOCK = tarfile.BLOCKSIZE

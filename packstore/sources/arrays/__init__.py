@@ -14,12 +14,12 @@ import numpy as np
 
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
-from packstore.core.export_manifest import MANIFEST_FILE
 from packstore.core.fields import Bytes, Field
 from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays
 from packstore.sources.arrays.source import ArraySource, to_native
 from packstore.sources.arrays.stored import ArrayInfo, ColumnArray
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.export_manifest import MANIFEST_FILE
 from packstore.sources.exported import ExportedRows, open_with
 
 # Name of the array of shapes among the columns of a part.

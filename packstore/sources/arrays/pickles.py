@@ -1,6 +1,6 @@
 """Reads pickles of CIFAR and of downsampled ImageNet without running anything from them.
 
-A pickle is a program that calls any function it can name; :mod:`packstore.core.pickle_machine` interprets it. Here it
+A pickle is a program that calls any function it can name; :mod:`packstore.stores.pth.pickle_machine` interprets it. It
 can name numpy's array and dtype constructors, which are stand-ins that only store their arguments. So numpy itself sees
 nothing but bytes of a checked length.
 """
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
-from packstore.core.pickle_machine import PickleError, StandIn, interpret_plain_pickle
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, StoredArray
+from packstore.stores.pth.pickle_machine import PickleError, StandIn, interpret_plain_pickle
 
 _MAX_OPERATIONS = 2_000_000  # CIFAR-100's train takes 250,000
 # Largest part of a pickle that is copied out of it; larger parts are pixels.

@@ -32,13 +32,13 @@ from typing import Any
 import xxhash
 
 from packstore.core.errors import UsageError, printable
-from packstore.core.export_manifest import stays_in_folder
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
 from packstore.core.urls import BRIDGES, find_bridge
 from packstore.sources.base import Entry, Source, SourceOptions, Survey, stamp_files
 from packstore.sources.bridges.guard import explain_errors, restrict_library
 from packstore.sources.dataset import DatasetSource
+from packstore.sources.export_manifest import stays_in_folder
 from packstore.sources.ledger import Claims
 from packstore.sources.rows import in_packing_order
 from packstore.sources.wrapped import WrappedSource

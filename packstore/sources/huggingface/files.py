@@ -17,11 +17,11 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
-from packstore.core.export_manifest import MANIFEST_FILE, StoredBytes, stays_in_folder
 from packstore.core.fields import Bytes, Image, Images
 from packstore.sources import huggingface as hf
 from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
+from packstore.sources.export_manifest import MANIFEST_FILE, StoredBytes, stays_in_folder
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.huggingface import columns as hf_columns
 from packstore.sources.huggingface import splits as hf_splits

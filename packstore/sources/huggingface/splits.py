@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.export_manifest import stays_in_folder
 from packstore.sources.beside import join
+from packstore.sources.export_manifest import stays_in_folder
 from packstore.sources.tree import Tree
 from packstore.sources.yamltext import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packstore.core.errors import SourceError, error_line, printable
-from packstore.core.export_manifest import stays_in_folder
 from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Mask, Text
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, max_file_bytes
 from packstore.sources import huggingface as hf
@@ -26,6 +25,7 @@ from packstore.sources.archives import open_required_tree
 from packstore.sources.base import SourceOptions
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.columns import LabelTexts
+from packstore.sources.export_manifest import stays_in_folder
 from packstore.sources.huggingface import ObjectColumn, load_pyarrow, pyarrow_errors
 from packstore.sources.huggingface import columns as hf_columns
 from packstore.sources.huggingface.columns import Cells, TableColumn, TableFacts, TableFile

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
-from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Label, Labels, Mask, Text
 from packstore.images.orientation import upright_size
 from packstore.images.sniff import HeaderError
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import TAR_FAULTS, detect_compression, open_decompressor
 from packstore.sources.columns import ValueType, guess
+from packstore.sources.export_manifest import StoredBytes
 from packstore.sources.records import DamageError, RecordFiles, RecordIndex, WalkedSource
 from packstore.sources.records.facts import UNCHANGED, ExampleFacts, Numbering
 from packstore.sources.records.wire import (

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
-from packstore.core.export_manifest import StoredBytes
 from packstore.core.plainjson import load_json
 from packstore.sources.archives.tar import detect_compression
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType, choose_main_image
+from packstore.sources.export_manifest import StoredBytes
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.records import INDEX, OpenFiles, find_indexes, find_named_file, read_index, refuse_damage
 from packstore.sources.records.typed import LEFT, NUMBERS, PICKLE, Shard, Span, TypedSource, to_array

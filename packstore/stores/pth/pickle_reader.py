@@ -1,8 +1,8 @@
 """Reads the pickle inside a ``.pth`` without torch and without running anything: it only describes the objects.
 
-:mod:`packstore.core.pickle_machine` interprets it. A name becomes a :class:`Global`. Torch's usual call for a plain
-tensor becomes a :class:`SavedTensor`, and any other call a :class:`Call`. A stranger's file can neither execute
-anything nor crash the process by deep nesting, as it could inside torch.
+:mod:`.pickle_machine` interprets it. A name becomes a :class:`Global`. Torch's usual call for a plain tensor becomes a
+:class:`SavedTensor`, and any other call a :class:`Call`. A stranger's file can neither execute anything nor crash the
+process by deep nesting, as it could inside torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from packstore.core.pickle_machine import StandIn, UnsupportedPickleError, interpret_pickle
+from packstore.stores.pth.pickle_machine import StandIn, UnsupportedPickleError, interpret_pickle
 
 _MAX_OPERATIONS = 200_000
 """Most operations of a pickle; bounds the time (about a microsecond each). A column takes about 60."""
@@ -76,7 +76,7 @@ def unpickle(data: bytes) -> Any:
     """Returns the object in the pickle ``data``. Calls nothing.
 
     The object consists of dicts, lists, tuples, strings, numbers, and descriptions such as :class:`SavedTensor`.
-    Raises :class:`packstore.core.pickle_machine.PickleError` for a damaged pickle, an unsupported one, or one of more
+    Raises :class:`PickleError` for a damaged pickle, an unsupported one, or one of more
     than 200,000 operations.
     """
     return interpret_pickle(data, lambda module, name: Global(f"{module}.{name}"), _MAX_OPERATIONS, _parse_storage)

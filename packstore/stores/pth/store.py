@@ -33,12 +33,12 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
-from packstore.core.pickle_machine import PickleError, UnsupportedPickleError
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import FileWriter, Problem, parse_manifest, unreadable_error
 from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 from packstore.stores.pth.layout import build_padding_field, compute_content_start
+from packstore.stores.pth.pickle_machine import PickleError, UnsupportedPickleError
 from packstore.stores.pth.pickle_reader import Call, SavedTensor, unpickle
 from packstore.stores.pth.pickle_writer import STORAGE, Tensor, dump_dict
 from packstore.stores.pth.zip import Archive, ZipError, check_zip

@@ -225,7 +225,7 @@ class LoaderOptions(BatchOptions):
             value = getattr(self, name)
             if value is not None or name in ("prefetch", "seed"):
                 object.__setattr__(self, name, whole_number(name, value, least))
-        check_options(self, "drop_last", "channels_last", "shuffle", "stream", "resident", "output", "on_error")
+        check_options(self)
         check_callables(
             transform=self.transform, target_transform=self.target_transform, pre_transform=self.pre_transform
         )
