@@ -411,13 +411,10 @@ if TYPE_CHECKING:
     from packstore.stores.hdf5 import store as hdf5_store
     from packstore.stores.hdf5.checked import hash_lookup3
     from packstore.stores.linked import list_linked_files
-    from packstore.stores.lmdb import entries, writer
-    from packstore.stores.lmdb.bulk_lookup import list_leaves, locate_images
-    from packstore.stores.lmdb.bulk_walk import IrregularError, walk_in_bulk
-    from packstore.stores.lmdb.npy import HEADER_BYTES
-    from packstore.stores.lmdb.npy import read_header as read_npy_header
-    from packstore.stores.lmdb.pages import Pages, TreeEntry, _first_record_from
-    from packstore.stores.lmdb.store import LmdbReader
+    from packstore.stores.lmdb import writer
+    from packstore.stores.lmdb.nodes import TreeEntry
+    from packstore.stores.lmdb.pages import Pages, RecordLookup
+    from packstore.stores.lmdb.store import HEADER_BYTES, read_npy_header
     from packstore.stores.manifest_recovery import correct_manifest, find_manifest
     from packstore.stores.mapped import MappedReader, check_column, check_offsets, map_consecutive_images
     from packstore.stores.opening import read_manifest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -51,16 +50,18 @@ def load_once() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 @functools.cache
-def load_plain_check() -> Callable[[bytes, int, int], int] | None:
-    """Loads the function that tells if a file is a plain JPEG. Returns None without an engine.
-
-    The function keeps the GIL, since releasing the GIL would take longer than the function."""
+def load_with_gil() -> ctypes.PyDLL | None:
+    """Loads the functions that keep the GIL, since releasing it would take longer than they do. Returns None without
+    an engine."""
     library = load_once()[0]
     if library is None:
         return None
-    function = ctypes.PyDLL(library._name).packstore_engine_is_plain
-    function.argtypes, function.restype = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64), ctypes.c_int
-    return function
+    number, kept = ctypes.c_int64, ctypes.PyDLL(library._name)
+    kept.packstore_engine_is_plain.argtypes = (ctypes.c_char_p, number, number)
+    kept.packstore_engine_is_plain.restype = ctypes.c_int
+    kept.packstore_engine_locate_lmdb_record.argtypes = (ctypes.c_void_p, number, ctypes.c_void_p)
+    kept.packstore_engine_locate_lmdb_record.restype = number
+    return kept
 
 
 def load_library(path: str) -> ctypes.CDLL:

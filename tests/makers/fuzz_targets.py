@@ -807,7 +807,7 @@ TARGETS = (
         "lmdb",
         _store("s.lmdb"),
         (PackstoreError,),
-        ("lmdb/pages.py", "lmdb/bulk_walk.py", "lmdb/store.py", "lmdb/entries.py"),
+        ("lmdb/nodes.py", "lmdb/pages.py", "lmdb/store.py"),
     ),
     Target("hdf5", _store("s.h5"), (PackstoreError,), ("hdf5/file.py", "hdf5/heap.py", "hdf5/store.py"), _repair_hdf5),
 )

@@ -629,7 +629,7 @@ def test_an_lmdb_whose_tree_is_a_maze(tmp_path: Path) -> None:
     from tests.internals import Pages
 
     with (path / "data.mdb").open("rb") as file:
-        assert any("twice" in str(item) for item in Pages(file.fileno()).walk_entries(overflow=True))
+        assert any("twice" in str(item) for item in Pages(file.fileno()).walk_entries())
 
 
 def test_an_lmdb_that_names_a_page_very_many_times(store: Callable[[str], Path]) -> None:
@@ -651,12 +651,12 @@ def test_an_lmdb_that_names_a_page_very_many_times(store: Callable[[str], Path])
 
     _lmdb(path, change)
     os.truncate(path / "data.mdb", 3001 * 4096)
-    from tests.internals import IrregularError, Pages, walk_in_bulk
+    from tests.internals import Pages
 
     tracemalloc.start()
     try:
-        with (path / "data.mdb").open("rb") as file, pytest.raises(IrregularError):
-            list(walk_in_bulk(Pages(file.fileno()), (), overflow=False))
+        with (path / "data.mdb").open("rb") as file:
+            assert sum("twice" in str(item) for item in Pages(file.fileno()).walk_entries()) > 2000
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()

@@ -7,10 +7,12 @@ import io
 import random
 import re
 import struct
+import tempfile
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lmdb
 import numpy as np
@@ -33,17 +35,12 @@ from packstore.testing.records import (
 from tests.internals import (
     Column,
     DestinationError,
-    LmdbReader,
     Manifest,
     Pages,
     Reader,
+    RecordLookup,
     StoreError,
     TreeEntry,
-    _first_record_from,
-    entries,
-    list_leaves,
-    locate_images,
-    no_progress,
 )
 from tests.internals import writer as lmdb_writer
 
@@ -310,12 +307,10 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         rng = np.random.default_rng(1)
         asked = rng.permutation(count)[:100]
         with file.open("rb") as opened:
-            pages = Pages(opened.fileno())
-            leaves = list_leaves(pages)
-            assert leaves is not None
-            found = locate_images(pages, leaves, asked)
-        assert found is not None
-        assert [whole[start : start + size] for start, size in zip(*found, strict=True)] == one_by_one(path, asked)
+            starts, sizes_found, located = RecordLookup(Pages(opened.fileno()), b"").locate(asked)
+        assert located == len(asked)
+        found = zip(starts.tolist(), sizes_found.tolist(), strict=True)
+        assert [whole[start : start + size] for start, size in found] == one_by_one(path, asked)
         inner = [p for p in range(2, len(whole) // 4096) if whole[p * 4096 + 10] in (1, 2)]
         outcomes = Counter[str]()
         positions = [p * 4096 + int(o) for p in inner for o in [*range(24), *rng.integers(24, 4096, 20)]]
@@ -346,15 +341,6 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
                 with pytest.raises(StoreError, match="is missing"):
                     reader.read(i)
 
-    @given(st.binary(max_size=12) | st.text("0123456789/:", max_size=12).map(str.encode))
-    def test_the_first_record_behind_a_key(self, key: bytes) -> None:
-        first = _first_record_from(key, b"")
-        assert 0 <= first <= 10**10
-        if first < 10**10:
-            assert b"%010d" % first >= key
-        if first:
-            assert b"%010d" % (first - 1) < key
-
     @pytest.mark.slow
     @pytest.mark.parametrize("count", [1, 2, 200, 20_000])
     def test_our_way_through_the_pages_is_lmdbs(self, path: Path, count: int) -> None:
@@ -363,11 +349,12 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             expected = list(txn.cursor())
         with (path / "data.mdb").open("rb") as file:
             pages = Pages(file.fileno())
-        assert list(pages.walk_entries(overflow=True)) == [TreeEntry(key, len(value)) for key, value in expected]
+        assert list(pages.walk_entries()) == [TreeEntry(key, len(value)) for key, value in expected]
+        images = RecordLookup(pages, b"")
         for index, value in enumerate(v for k, v in expected if k.isdigit()):
-            assert pages.find_image(index) == value
-        assert pages.find_image(count) is None
-        assert pages.find_image(10**10 - 1) is None
+            assert images.find_value(index) == value
+        for index in (count, 10**10 - 1, 10**10, 2**63 - 1):
+            assert images.find_value(index) is None
         for key, value in expected:
             found = pages.find_value(key)
             assert found is not None
@@ -378,41 +365,57 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
     @pytest.mark.slow
     @pytest.mark.sampled(1)
     @pytest.mark.parametrize("sizes", [[3] * 300, [5000, 0, 40, 700] * 6], ids=["many", "long"])
-    def test_many_pages_at_once_find_what_the_walk_finds(self, path: Path, sizes: list[int]) -> None:
-        """Where the quick way says that all is in order, the walk from page to page has nothing to say either."""
+    def test_the_engine_finds_what_python_finds(
+        self, path: Path, sizes: list[int], no_engine: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Faults of a damaged file, and the images where it has none."""
         write(path, make_records("ragged", len(sizes), sizes=sizes))
         file = path / "data.mdb"
         data = bytearray(file.read_bytes())
         rng = random.Random(5)
         # Headers and entries, where a byte means something; the rest of a page is values.
         places = [page + i for page in range(0, len(data), 4096) for i in (*range(24), *range(4000, 4096, 3))]
-        in_order = 0
-        for place in rng.sample(places, min(len(places), 300)):
-            before, data[place] = data[place], data[place] ^ 1 << rng.randrange(8)
-            file.write_bytes(data)
-            data[place] = before
-            try:
-                reader = cast("LmdbReader", open_store(path))
-            except StoreError:
-                continue
-            with reader:
-                pages, manifest = reader._require_open(), reader.manifest
-                for overflow in (False, True):
-                    if entries._is_sound(pages, manifest, overflow=overflow):
-                        in_order += 1
-                        assert list(entries._walk_faults(pages, manifest, not overflow, no_progress)) == [], (
-                            place,
-                            overflow,
-                        )
-                # It may end early; what it says is where the reader finds the records, on its own way from the root.
-                for index, image in enumerate(spanned(reader)):
+
+        def findings() -> tuple[list[Any], list[bytes]] | None:
+            """What the structure's check says, quick and whole; the images, up to the first that cannot be read."""
+            with suppress(StoreError), open_store(path) as reader:
+                problems = [list(reader.check_structure(quick=quick)) for quick in (False, True)]
+                images = spanned(reader)
+                for index, image in enumerate(images):
                     assert image == reader.view(index)
+                return problems, list(map(bytes, images)) if not any(problems) else []
+            return None
+
+        changed: list[bytes] = []
+        for place in rng.sample(places, min(len(places), 200)):
+            copy = data.copy()
+            copy[place] ^= 1 << rng.randrange(8)
+            changed.append(bytes(copy))
+        found = [[file.write_bytes(each), findings()][1] for each in (data, *changed)]
+        no_engine()
+        assert found == [[file.write_bytes(each), findings()][1] for each in (data, *changed)]
+        assert found[0] is not None
+        assert found[0][0] == [[], []]
+        assert len(found[0][1]) == len(sizes)
+        assert sum(each is not None and any(each[0]) for each in found) > 20
+
+    def test_a_branch_key_by_which_lookups_miss_records(self, path: Path) -> None:
+        """The entries themselves are in order; only the way to some is wrong."""
+        write(path, make_records("ragged", 400, sizes=[40] * 400))
+        file = path / "data.mdb"
+        data = bytearray(file.read_bytes())
+        with open_store(path) as reader:
+            assert list(reader.check_structure()) == []
+        branch = max(p for p in range(2, len(data) // 4096) if data[p * 4096 + 10 : p * 4096 + 12] == b"\x01\0") * 4096
+        node = branch + struct.unpack_from("<H", data, branch + 18)[0] + 8
+        first = int(data[node : node + 10])
+        data[node : node + 10] = b"%010d" % (first + 3)
         file.write_bytes(data)
-        with open_store(path) as whole:
-            pages = cast("LmdbReader", whole)._require_open()
-            assert entries._is_sound(pages, whole.manifest, overflow=True)
-            assert spanned(whole) == [whole.view(index) for index in range(len(sizes))]
-        assert in_order > 5
+        with open_store(path) as reader:
+            message = f"lookups do not find key {b'%010d' % first!r}: the key {b'%010d' % (first + 3)!r}"
+            assert [p.what for p in reader.check_structure()] == [f"{message} in a branch page leads elsewhere"]
+            with pytest.raises(StoreError, match=f"record {first} .* is missing"):
+                reader.view(first)
 
     @pytest.mark.parametrize(
         ("at", "value", "what"),
@@ -482,6 +485,29 @@ def test_what_is_needed_soon_may_be_said_of_any_value(tmp_path: Path) -> None:
                 reader.will_need(i, view)
                 assert bytes(view) == bytes(records.images[i])
             reader.will_need(0, memoryview(b"elsewhere"))
+
+
+KEYS = st.binary(min_size=1, max_size=30) | st.integers(0, 300).map(lambda n: b"mask/%010d" % n)
+
+
+@given(st.dictionaries(KEYS, st.binary(max_size=90) | st.integers(2000, 9000).map(bytes), min_size=1, max_size=200))
+def test_any_lmdb_is_read_as_lmdb_reads_it(content: dict[bytes, bytes]) -> None:
+    """With gaps between records, and after deletions."""
+    with tempfile.TemporaryDirectory() as folder, lmdb.open(folder, lock=False, map_size=1 << 24) as env:
+        for keep in (content, dict(list(content.items())[1::2]) or content):
+            with env.begin(write=True) as txn:
+                for key in content.keys() - keep.keys():
+                    txn.delete(key)
+                for key, value in keep.items():
+                    txn.put(key, value)
+            with (Path(folder) / "data.mdb").open("rb") as file:
+                pages = Pages(file.fileno())
+            assert list(pages.walk_entries()) == [TreeEntry(key, len(keep[key])) for key in sorted(keep)]
+            for key in (*content, b"", b"\0", b"mask/", b"\xff" * 40):
+                found = pages.find_value(key)
+                assert (None if found is None else found.tobytes()) == keep.get(key)
+            masks = RecordLookup(pages, b"mask/")
+            assert [masks.find_value(n) for n in range(301)] == [keep.get(b"mask/%010d" % n) for n in range(301)]
 
 
 @pytest.mark.parametrize("transaction", [1 << 14, 4 << 20])

@@ -99,8 +99,8 @@ def is_plain_jpeg(file: bytes, max_pixels: int) -> bool:
 
     Looks at its segments and its end, and decodes nothing. False for more than ``max_pixels`` pixels, and without an
     engine."""
-    function = compiled.load_plain_check()
-    return function is not None and function(file, len(file), max_pixels) != 0
+    library = compiled.load_with_gil()
+    return library is not None and library.packstore_engine_is_plain(file, len(file), max_pixels) != 0
 
 
 def scan_tar(file: int, at: int, end: int) -> tuple[list[bytes], NDArray[np.int64]]:

@@ -65,33 +65,39 @@ static int64_t record_of(struct key key, struct key prefix)
     return record;
 }
 
-/* Returns the offset in the file of node `i` of a page with a valid header, if node and key lie within the page; else
- * 0. */
+/* Returns the offset in the file of node `i` of a page, if node and key lie within the page; else 0. */
 static int64_t node_at(const struct lmdb_tree *tree, uint64_t page, int64_t i)
 {
     int64_t start = (int64_t)page * tree->page_size;
-    int64_t pointer = read_2(tree->map + start + PAGE_HEADER + 2 * i), upper = read_2(tree->map + start + 14);
-    if (pointer < upper || pointer > tree->page_size - NODE_HEADER)
+    int64_t pointer = read_2(tree->map + start + PAGE_HEADER + 2 * i);
+    if (pointer > tree->page_size - NODE_HEADER)
         return 0;
     int64_t size = read_2(tree->map + start + pointer + 6);
     return size > MOST_KEY || pointer + NODE_HEADER + size > tree->page_size ? 0 : start + pointer;
 }
 
-/* Writes the number of nodes of a page at a level of the tree. LMDB_PAGE if its header is damaged; with `all`, also if
- * a node is. */
+/* Writes the number of nodes of a page at a level of the tree. LMDB_PAGE if the page is damaged. Without `all`, checks
+ * only what keeps `node_at` within the page: undamaged records of a damaged page can be read. */
 static enum lmdb_code check_page(const struct lmdb_tree *tree, uint64_t page, int64_t level, bool all, int64_t *nodes)
 {
     if (page < 2 || page > tree->last_page)
         return LMDB_PAGE;
-    const uint8_t *at = tree->map + page * (uint64_t)tree->page_size;
+    int64_t start = (int64_t)page * tree->page_size;
+    const uint8_t *at = tree->map + start;
     int64_t lower = read_2(at + 12), upper = read_2(at + 14);
     if (read_8(at) != page || read_2(at + 10) != (level < tree->depth ? BRANCH_PAGE : LEAF_PAGE) ||
-        lower <= PAGE_HEADER || lower % 2 || lower > upper || upper > tree->page_size)
+        lower <= PAGE_HEADER || lower % 2 || lower > tree->page_size)
         return LMDB_PAGE;
     *nodes = (lower - PAGE_HEADER) / 2;
-    for (int64_t i = 0; all && i < *nodes; i++)
-        if (!node_at(tree, page, i))
+    if (!all)
+        return LMDB_DONE;
+    if (lower > upper || upper > tree->page_size)
+        return LMDB_PAGE;
+    for (int64_t i = 0; i < *nodes; i++) {
+        int64_t node = node_at(tree, page, i);
+        if (!node || node - start < upper)
             return LMDB_PAGE;
+    }
     return LMDB_DONE;
 }
 

@@ -25,8 +25,7 @@ from packstore.core.column import guess_column
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, make_lazy_column, parse_fixed_value
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
-from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
-from packstore.stores.lmdb.pages import (
+from packstore.stores.lmdb.nodes import (
     BIG,
     BRANCH,
     HEADER,
@@ -36,6 +35,7 @@ from packstore.stores.lmdb.pages import (
     NODE,
     OVERFLOW_PAGE,
 )
+from packstore.stores.lmdb.store import HEADER_BYTES, read_npy_header
 from packstore.stores.manifest_recovery import RecoveredManifest, choose_manifest, find_manifest
 from packstore.stores.scavenge import ScavengedData, array_names, view_column
 
@@ -271,7 +271,7 @@ class _PageScan:
             if name.endswith("/offsets") or name == "manifest":
                 continue
             try:
-                shape, _, dtype, _ = read_header(bytes(values[-1][:HEADER_BYTES]))
+                shape, _, dtype, _ = read_npy_header(bytes(values[-1][:HEADER_BYTES]))
             except ValueError:
                 continue
             if name.endswith("/bytes") and len(shape) == 1:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,6 @@ from packstore.core.columns import (
     OFFSET,
     Buffer,
     ColumnData,
-    LazyArray,
-    LazyRagged,
     Ragged,
     make_lazy_column,
 )
@@ -24,16 +24,26 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.files import reading
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.stores.base import Problem, Reader, Spans, parse_manifest, unreadable_error
-from packstore.stores.lmdb.bulk_lookup import LeafTable, list_leaves, locate_images
-from packstore.stores.lmdb.bulk_walk import IrregularError, NumberedEntries, walk_in_bulk
-from packstore.stores.lmdb.entries import MANIFEST, check_entries, list_column_prefixes, list_named_keys
-from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
-from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages
+from packstore.stores.base import Reader, parse_manifest, unreadable_error
+from packstore.stores.lmdb.nodes import Gap, PageError, WalkedColumn, WrongSize, find_header_faults
+from packstore.stores.lmdb.pages import DATA_FILE, Pages, RecordLookup
 from packstore.stores.mapped import check_offsets
+from packstore.stores.parts import Fault, Part, Problem, Spans
+from packstore.stores.scavenge import array_names
 
+MANIFEST = "manifest"
+HEADER_BYTES = 1024
+"""Most bytes of the ``.npy`` header of an array of numbers."""
 _ENTRY_BYTES = 20
 """Fewest bytes of an entry: its pointer, its header, its key."""
+_SPAN = 1 << 14
+_FEWEST_TOGETHER = 4
+"""Fewer images are faster to locate one by one."""
+_NPY = b"\x93NUMPY\x01\x00"
+_NPY_HEADER = re.compile(
+    rb"\{ *'descr': *'([<>|=]?[biufc]\d{1,2})', *'fortran_order': *(True|False),"
+    rb" *'shape': *\(((?:\d{1,18}, *)*(?:\d{1,18})?)\),? *\} *".replace(b" ", rb"[ \t\n\f\r]")  # Python's white space
+)
 
 
 def open_partial_file(path: Path) -> Callable[[int], memoryview]:
@@ -41,18 +51,7 @@ def open_partial_file(path: Path) -> Callable[[int], memoryview]:
 
     Raises :class:`StoreError` if the file cannot be opened. The function raises it for a missing or damaged image.
     """
-    pages = _map_pages(path)
-
-    def image(number: int) -> memoryview:
-        try:
-            value = pages.find_image(number)
-        except PageError as error:
-            raise StoreError(f"{printable(str(path))} is damaged: {error}") from None
-        if value is None:
-            raise StoreError(f"{printable(str(path))} has no image {number}")
-        return value
-
-    return image
+    return _make_read(_map_pages(path), "image", path)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -60,30 +59,11 @@ def read_manifest(path: Path) -> Manifest:
     return _read_stored_manifest(_map_pages(path), path)
 
 
-def _map_pages(path: Path, descriptor: int | None = None) -> Pages:
-    """Maps the data file, by its open ``descriptor`` if that is not None.
+class LmdbPart(Part):
+    """An LMDB, read through a map of the file, without the library: see :mod:`packstore.stores.lmdb.pages`.
 
-    Raises :class:`StoreError` if the file cannot be opened, or is no LMDB.
-    """
-    try:
-        with reading(path / DATA_FILE, descriptor) as opened:
-            return Pages(opened)
-    except OSError as error:
-        raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error
-    except PageError as error:
-        raise unreadable_error(path, "an LMDB", error) from None
-
-
-_FEWEST_IN_BULK = 32
-"""Fewer records are faster to look up one by one: in bulk 64 take 1.2 µs each instead of 2.1, 256 take 0.5."""
-
-
-class LmdbReader(Reader):
-    """Reads an LMDB through a map of the file, without the library: see :mod:`packstore.stores.lmdb.pages`.
-
-    Opening raises :class:`StoreError` unless the number of entries is that of the manifest. Reading from a damaged page
-    raises it, too. Views stay valid after :meth:`close`, even by another thread. A fork, or another environment of the
-    same file in the process, does no harm.
+    Opening raises :class:`StoreError` unless the number of entries is that of the manifest. Views stay valid after
+    :meth:`close`, even by another thread. A fork, or another environment of the same file in the process, does no harm.
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
@@ -91,79 +71,67 @@ class LmdbReader(Reader):
         pages = _map_pages(path, descriptor)
         super().__init__(path, _read_stored_manifest(pages, path))
         self._pages: Pages | None = pages
+        self._images = RecordLookup(pages, b"")
         self._records = self.manifest.records
         image = self.manifest.image
         self._width = image.record_nbytes if image.kind == "fixed" else None
         self._columns: dict[str, ColumnData] = {}
-        self._leaves: LeafTable | None = None
-        self._prefixes = list_column_prefixes(self.manifest)
-        expected = self._records * (1 + len(self._prefixes)) + len(list_named_keys(self.manifest))
-        entries = pages.entries
-        if entries > len(pages.map) // _ENTRY_BYTES:
+        one_by_one = len(_numbered_columns(self.manifest))
+        expected = self._records * one_by_one + len(_named_keys(self.manifest))
+        if pages.entries > len(pages.map) // _ENTRY_BYTES:
             raise StoreError(
-                f"{printable(str(path))} is damaged: it says it has {entries} entries in {len(pages.map)} bytes"
+                f"{printable(str(path))} is damaged: it says it has {pages.entries} entries in {len(pages.map)} bytes"
             )
-        if entries != expected:
+        if pages.entries != expected:
             raise StoreError(
-                f"{printable(str(path))} is damaged: it has {entries} entries, its manifest says {expected}"
+                f"{printable(str(path))} is damaged: it has {pages.entries} entries, its manifest says {expected}"
             )
 
-    def read(self, index: int) -> memoryview:
-        """Returns the image as a view of the map, without comparing its checksum.
-
-        Raises :class:`StoreError` if the image is missing, of a wrong length or in damaged pages, or if the reader is
-        closed. Raises :class:`IndexError` for a number out of range.
-        """
-        if not 0 <= index < self._records:
-            raise IndexError(f"record {index} of {self._records}")
-        pages = self._pages or self._require_open()
+    def view(self, row: int) -> memoryview:
+        if not 0 <= row < self._records:
+            raise IndexError(f"record {row} of {self._records}")
+        if self._pages is None:
+            self._require_open()
         try:
-            value = pages.find_image(index)
+            value = self._images.find_value(row)
         except PageError as error:
-            raise self._damage_error(error) from None
+            raise Fault(int(row), self.path, f"is damaged: {error}") from None
         if value is None:
-            raise StoreError(f"record {index} of {printable(str(self.path))} is missing")
+            raise Fault(int(row), self.path, "is missing")
         if self._width is not None and len(value) != self._width:
-            raise StoreError(f"record {index} of {printable(str(self.path))} has {len(value)} bytes: it is damaged")
+            raise Fault(int(row), self.path, f"has {len(value)} bytes: it is damaged")
         return value
 
-    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        """Locates 32 images or more at once with numpy. Looks up fewer, or images in a damaged file, one by one."""
-        pages = self._pages
-        if pages is None or len(records) < _FEWEST_IN_BULK or not 0 <= records.min() <= records.max() < self._records:
-            return super().views(records)
-        if self._leaves is None:
-            self._leaves = list_leaves(pages)
-        located = None if self._leaves is None else locate_images(pages, self._leaves, records)
-        if located is None or (self._width is not None and (located[1] != self._width).any()):
-            return super().views(records)
-        return pages.record_lookup(b"").view_values(*located)
+    def views(self, rows: NDArray[np.int64]) -> Sequence[Buffer]:
+        return [self.view(row) for row in rows.tolist()] if len(rows) < _FEWEST_TOGETHER else super().views(rows)
 
-    def will_need(self, index: int, view: Buffer) -> None:
-        """Asks the operating system to read the image. Does nothing if the reader is closed."""
-        if self._pages is not None and isinstance(view, memoryview):
-            self._pages.will_need(view)
+    def locate(self, rows: NDArray[np.int64]) -> Spans:
+        self._require_open()
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self._records:
+            raise IndexError(f"records {rows.min()} to {rows.max()} of {self._records}")
+        starts, sizes, count = self._images.locate(rows)
+        wrong = [] if self._width is None else np.flatnonzero(sizes[:count] != self._width).tolist()
+        if count < len(rows) or wrong:
+            self.view(int(rows[(*wrong, count)[0]]))  # raises the fault
+        return Spans(self._images.data, starts, sizes)
 
-    def mapped_ragged_column(self, name: str) -> Ragged | None:
-        """Returns a ragged column over the map. None for a fixed column, and for one with an entry per record."""
-        column = self.column(name)
-        return column if type(column) is Ragged else None
+    def will_need(self, view: Buffer) -> None:
+        # The map has no readahead: without this, an image would be read page by page.
+        if hasattr(mmap, "MADV_WILLNEED") and isinstance(view, memoryview) and len(view) and self._pages is not None:
+            address = np.frombuffer(view, np.uint8).ctypes.data - self._images.address
+            start, stop = address // mmap.PAGESIZE * mmap.PAGESIZE, address + len(view)
+            if 0 <= start < stop <= len(self._pages.random):  # else it is of other memory
+                self._pages.random.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def column(self, name: str) -> ColumnData:
-        """Returns a column: arrays over the mapped file, or an object that reads each value on access.
-
-        Later calls return the same object. Raises :class:`StoreError` for ``image``, for a damaged column, and if the
-        reader is closed.
-        """
-        columns = self._columns  # read once: another thread may close the reader meanwhile
+        columns = self._columns  # read once: another thread may close the part meanwhile
         if name not in columns:
             column = self.manifest.column(name)
             if name == "image":
                 raise StoreError("an LMDB has no array of all images; read them one by one")
             if column.one_by_one:
-                columns[name] = _make_lazy_column(
-                    self._require_open(), column, self._records, printable(str(self.path))
-                )
+                read = _make_read(self._require_open(), name, self.path)
+                columns[name] = make_lazy_column(column, self._records, read)
             elif column.kind == "fixed":
                 columns[name] = self._map_array(name, NUMPY_DTYPE[column.dtype], (self._records, *column.shape))
             else:
@@ -175,85 +143,101 @@ class LmdbReader(Reader):
         self._pages = None
         self._columns = {}
 
-    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+    def faults(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Yields faults of
 
         - the header pages,
         - every page and entry: bounds, order, missing and surplus keys, sizes in a fixed column,
         - the offsets of ragged columns.
 
-        ``quick`` skips the overflow pages of long values. Raises :class:`StoreError` if the reader is closed.
+        ``quick`` skips the overflow pages of long values. Raises :class:`StoreError` if the part is closed.
         """
-        for fault in self._require_open().find_header_faults():
+        pages = self._require_open()
+        for fault in find_header_faults(pages.tree):
             yield Problem(f"{fault}: LMDB itself may not read it")
-        yield from check_entries(self._require_open(), self.manifest, quick=quick, progress=progress)
+        yield from _check_entries(pages, self.manifest, quick, progress)
         for column in self.manifest.columns[1:]:
-            if column.kind == "ragged":
+            if column.kind == "ragged" and not column.one_by_one:
                 try:
-                    if not column.one_by_one:
-                        yield from check_offsets(column.name, self.column(column.name))
+                    yield from check_offsets(column.name, self.column(column.name))
                 except StoreError as error:
                     yield Problem(str(error))
         progress(Progress("structure", self._records, self._records, self.manifest.image.nbytes))
 
-    def spans(self) -> Iterator[Spans]:
-        """Yields the locations of images from record 0 on. Stops at the first irregular page.
-
-        Raises :class:`StoreError` if the reader is closed.
-        """
-        pages, first = self._require_open(), 0
-        try:
-            for run in walk_in_bulk(pages, self._prefixes, overflow=False):
-                if (
-                    not isinstance(run, NumberedEntries)
-                    or run.prefix
-                    or (run.numbers != np.arange(first, first + len(run.numbers))).any()
-                ):
-                    return
-                first += len(run.numbers)
-                yield Spans(pages.map.data, run.starts, run.sizes)
-        except IrregularError:
-            return
-
     def _require_open(self) -> Pages:
-        """Returns the pages. Raises :class:`StoreError` if the reader is closed."""
-        pages = self._pages  # read once: another thread may close the reader meanwhile
+        """Returns the pages. Raises :class:`StoreError` if the part is closed."""
+        pages = self._pages  # read once: another thread may close the part meanwhile
         if pages is None:
             raise StoreError(f"{printable(str(self.path))} is closed")
         return pages
 
-    def _damage_error(self, error: PageError) -> StoreError:
-        """Returns the error of a damaged store, with the message of a :class:`PageError`."""
-        return StoreError(f"{printable(str(self.path))} is damaged: {error}")
-
     def _map_array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """Returns the array in the ``.npy`` value ``name`` as a view of the map, or as a copy if it is not aligned.
-
-        Raises :class:`StoreError` if the array is missing, damaged, or of another dtype or shape.
-        """
+        """Returns the array in the ``.npy`` value ``name`` as a view of the map, or as a copy if it is not aligned."""
+        shown = printable(str(self.path))
         try:
             value = self._require_open().find_value(name.encode("ascii"))
         except PageError as error:
-            raise self._damage_error(error) from None
-        where = f"column {name!r} of {printable(str(self.path))}"
+            raise StoreError(f"{shown} is damaged: {error}") from None
+        where = f"column {name!r} of {shown}"
         if value is None:
             raise StoreError(f"{where} is missing")
         try:
-            found_shape, fortran, found_dtype, start = read_header(value[:HEADER_BYTES].tobytes())
+            found_shape, fortran, found_dtype, start = read_npy_header(value[:HEADER_BYTES].tobytes())
         except ValueError as error:
             raise StoreError(f"{where} has no valid .npy header: {error}") from error
         raw = value[start:]
         if fortran or found_dtype != dtype or found_shape != shape or len(raw) != dtype.itemsize * math.prod(shape):
             raise StoreError(f"{where} is {found_dtype} {found_shape} in {len(raw)} bytes, not {dtype} {shape}")
         array: NDArray[Any] = raw.view(dtype).reshape(shape)
-        return array if array.flags.aligned else _make_read_only(array.copy())
+        if not array.flags.aligned:
+            array = array.copy()
+            array.flags.writeable = False
+        return array
+
+
+def read_npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Parses the header of a ``.npy`` file (NEP 1, version 1.0), the container of a whole column.
+
+    numpy parses it as Python source, and raises nearly any exception for damaged text. In CPython 3.11 its parsing
+    occasionally fails while another thread parses Python ("AST constructor recursion depth mismatch").
+
+    Args:
+        head: The first :data:`HEADER_BYTES` of the file.
+
+    Returns:
+        Shape, True for Fortran order, dtype, and the offset of the array's data.
+
+    Raises:
+        ValueError: ``head`` is not the header of an array of numbers.
+    """
+    if head[: len(_NPY)] != _NPY:
+        raise ValueError("it does not begin like .npy version 1.0")
+    start = len(_NPY) + 2
+    stop = start + int.from_bytes(head[len(_NPY) : start], "little")
+    match = _NPY_HEADER.fullmatch(head[start:stop]) if stop <= len(head) else None
+    if match is None:
+        raise ValueError("its text does not describe an array of numbers")
+    shape = tuple(int(length) for length in match[3].replace(b",", b" ").split())
+    try:
+        dtype = np.dtype(match[1].decode("ascii"))
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    return shape, match[2] == b"True", dtype, stop
+
+
+def _map_pages(path: Path, descriptor: int | None = None) -> Pages:
+    """Maps the data file, by its open ``descriptor`` if that is not None."""
+    try:
+        with reading(path / DATA_FILE, descriptor) as opened:
+            return Pages(opened)
+    except OSError as error:
+        raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error
+    except PageError as error:
+        raise unreadable_error(path, "an LMDB", error) from None
 
 
 def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
-    """Reads the manifest in an LMDB.
-
-    Raises :class:`StoreError` if the manifest is missing, damaged, or describes another kind of store.
-    """
+    """Reads the manifest in an LMDB."""
     try:
         text = pages.find_value(MANIFEST.encode("ascii"))
     except PageError as error:
@@ -267,28 +251,112 @@ def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
     return manifest
 
 
-def _make_lazy_column(pages: Pages, column: Column, records: int, path: str) -> LazyRagged | LazyArray:
-    """Returns a column with an entry per record, which reads each value on access.
-
-    The column stays valid after the reader is closed. Reading raises :class:`StoreError` for a missing or damaged
-    value.
-    """
-    name = column.name
-    find = pages.record_lookup(f"{name}/".encode("ascii")).find_value
+def _make_read(pages: Pages, column: str, path: Path) -> Callable[[int], memoryview]:
+    """Returns a function that reads the value of a record in a column, even after the part is closed."""
+    find, shown = RecordLookup(pages, _key_prefix(column)).find_value, printable(str(path))
 
     def read(record: int) -> memoryview:
         try:
             value = find(record)
         except PageError as error:
-            raise StoreError(f"{path} is damaged: {error}") from None
+            raise StoreError(f"{shown} is damaged: {error}") from None
         if value is None:
-            raise StoreError(f"the {name} of record {record} of {path} is missing")
+            raise StoreError(f"the {column} of record {record} of {shown} is missing")
         return value
 
-    return make_lazy_column(column, records, read)
+    return read
 
 
-def _make_read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """Makes an array itself read-only, and returns it."""
-    array.flags.writeable = False
-    return array
+def _key_prefix(column: str) -> bytes:
+    """Returns what stands before the record number in the keys of a column: nothing for images."""
+    return b"" if column == "image" else f"{column}/".encode("ascii")
+
+
+def _numbered_columns(manifest: Manifest) -> list[Column]:
+    """Returns the columns with an entry per record; the first are the images."""
+    return [manifest.image, *(column for column in manifest.columns[1:] if column.one_by_one)]
+
+
+def _named_keys(manifest: Manifest) -> set[bytes]:
+    """Returns the keys without a record number: ``manifest``, and the arrays of whole columns."""
+    whole = (column for column in manifest.columns[1:] if not column.one_by_one)
+    return {MANIFEST.encode("ascii"), *(name.encode("ascii") for column in whole for name in array_names(column))}
+
+
+def _check_entries(pages: Pages, manifest: Manifest, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
+    """Yields the faults of pages and entries, and differences from the manifest's bytes of each column."""
+    columns, named, records = _numbered_columns(manifest), _named_keys(manifest), manifest.records
+    prefixes = [_key_prefix(column.name) for column in columns]
+    widths = [column.record_nbytes if column.kind == "fixed" else -1 for column in columns]
+    walked = (WalkedColumn * len(columns))(
+        *(WalkedColumn(prefix, len(prefix), width) for prefix, width in zip(prefixes, widths, strict=True))
+    )
+    names = ["its entry", *(f"its entry of {column.name!r}" for column in columns[1:])]
+
+    def report() -> None:
+        progress(Progress("structure", walked[0].next, records, walked[0].nbytes))
+
+    for item in pages.walk(walked, records, overflow=not quick, report=report):
+        if isinstance(item, str):
+            yield Problem(item)
+        elif isinstance(item, Gap):
+            for record in range(item.first, item.end):
+                yield Problem(f"{names[item.column]} is missing", record=record)
+        elif isinstance(item, WrongSize):
+            what = f"{names[item.column]} has {item.size} bytes, expected {widths[item.column]}"
+            yield Problem(what, record=item.record)
+        elif item.key in named:
+            named.remove(item.key)
+        else:
+            yield Problem(f"entry {item.key!r} does not belong to the store")
+    for name, column in zip(names, walked, strict=True):
+        for record in range(column.next, records):
+            yield Problem(f"{name} is missing", record=record)
+    for key in sorted(named):
+        yield Problem(f"entry {key!r} is missing")
+    found = {column.name: counted.nbytes for column, counted in zip(columns, walked, strict=True)}
+    for column in manifest.container_columns:
+        nbytes = found.get(column.name, column.nbytes)
+        if nbytes != column.nbytes:
+            what = "images" if column.name == "image" else f"values of {column.name!r}"
+            yield Problem(f"all {what} have {nbytes} bytes, the manifest says {column.nbytes}")
+
+
+class LmdbReader(Reader):
+    """Reads an :class:`LmdbPart`."""
+
+    def __init__(self, path: Path, descriptor: int | None = None) -> None:
+        self._part = LmdbPart(path, descriptor)
+        super().__init__(path, self._part.manifest)
+
+    def read(self, index: int) -> Buffer:
+        return self._part.view(index)
+
+    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        return self._part.views(records)
+
+    def column(self, name: str) -> ColumnData:
+        return self._part.column(name)
+
+    def mapped_ragged_column(self, name: str) -> Ragged | None:
+        column = self.column(name)
+        return column if type(column) is Ragged else None
+
+    def will_need(self, index: int, view: Buffer) -> None:
+        self._part.will_need(view)
+
+    def close(self) -> None:
+        self._part.close()
+
+    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        return self._part.faults(quick=quick, progress=progress)
+
+    def spans(self) -> Iterator[Spans]:
+        """Yields the locations of images from record 0 on, up to the first fault, in the map with readahead."""
+        pages = self._part._require_open()
+        for first in range(0, len(self), _SPAN):
+            try:
+                located = self._part.locate(np.arange(first, min(first + _SPAN, len(self))))
+            except Fault:
+                return
+            yield located._replace(data=pages.map.data)

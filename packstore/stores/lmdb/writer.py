@@ -36,9 +36,8 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, file_size_limit, sync_file
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import FileWriter
-from packstore.stores.lmdb.entries import MANIFEST
-from packstore.stores.lmdb.npy import HEADER_BYTES
 from packstore.stores.lmdb.pages import DATA_FILE
+from packstore.stores.lmdb.store import HEADER_BYTES, MANIFEST
 
 KEY = b"%010d"
 _MAX_VALUE = 0xFFFFFFFF  # LMDB keeps the size of a value in 32 bits
