@@ -23,19 +23,20 @@ if TYPE_CHECKING:
     from packstore.checking.repair_report import RepairReport
     from packstore.checking.salvage import SalvageReport
     from packstore.checking.verification import verify
-    from packstore.cli.append import describe_report as append_describe_report
-    from packstore.cli.audit import describe_report as audit_describe_report
-    from packstore.cli.bench import _describe_verdict, report_to_json
-    from packstore.cli.bench import describe_report as bench_describe_report
-    from packstore.cli.common import ByteSize, LocalPath, human_bytes, shell_quote, suggest_commands, wrap_row
-    from packstore.cli.doctor import describe_report as doctor_describe_report
+    from packstore.cli.append import report_rows as append_report_rows
+    from packstore.cli.audit import report_rows as audit_report_rows
+    from packstore.cli.bench import _format_verdict
+    from packstore.cli.bench import report_rows as bench_report_rows
+    from packstore.cli.common import BYTE_SIZE, LocalPath, shell_quote, suggest_commands
+    from packstore.cli.compose import report_rows as merge_report_rows
+    from packstore.cli.doctor import report_rows as doctor_report_rows
     from packstore.cli.guide import format_page
-    from packstore.cli.info import describe_linked_files, describe_store, store_to_json
-    from packstore.cli.merge import describe_report as merge_describe_report
+    from packstore.cli.info import format_linked_files, store_rows
     from packstore.cli.messages import MessageHandler
     from packstore.cli.options import Command, OptionsOf
-    from packstore.cli.source_info import describe_column, describe_source, sample_keys, source_to_json
-    from packstore.cli.terminal_images import parse_graphics, terminal_graphics
+    from packstore.cli.rows import Rows, human_bytes, wrap_row
+    from packstore.cli.sheet import parse_graphics, terminal_graphics
+    from packstore.cli.source_info import format_column, sample_keys, source_rows
     from packstore.cluster import driver, pending_tasks, runners, task
     from packstore.cluster.driver import Driver
     from packstore.cluster.on_ray import RayRunner

@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.colour import bold, yellow
-from packstore.cli.common import (
-    StorePath,
-    describe_skipped,
-    format_column_classes,
-    human_bytes,
-    pluralize,
-    progress_bar,
-    shell_quote,
-)
-from packstore.cli.convert import EXIT_SKIPPED
-from packstore.cli.options import Command, OptionsOf, cache_options, dry_run_option, quiet_option
-from packstore.core.errors import SampleError, SourceError, printable
+from packstore.cli.common import StorePath, exit_if_skipped, name_bad_sample, progress_bar, shell_quote
+from packstore.cli.options import Command, OptionsOf, cache_options, dry_run_option, json_option, quiet_option
+from packstore.cli.rows import Rows, bold, format_column_classes, human_bytes, if_any, pluralize, yellow
+from packstore.core.errors import printable
 
 if TYPE_CHECKING:
     from packstore.packing.append import AppendReport
@@ -31,9 +22,10 @@ if TYPE_CHECKING:
 @click.argument("source", type=StorePath())
 @OptionsOf("packstore.packing.options:AppendOptions")
 @dry_run_option
+@json_option
 @quiet_option()
 @cache_options
-def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
+def append(store: Path, source: Path, dry_run: bool, as_json: bool, quiet: bool, **options: Any) -> None:
     """Add the records of SOURCE to STORE, encoded like the records of STORE.
 
     SOURCE is any source of packstore convert. The records go into new shards beside the old ones; a store of one file
@@ -54,70 +46,60 @@ def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any
     from packstore.packing.options import AppendOptions
 
     chosen = AppendOptions(**options)
-    try:
-        with progress_bar(quiet) as progress:
-            if dry_run:
-                plan = plan_append(store, source, chosen, progress)
-                plan.source.close()
-                click.echo(describe_plan(plan))
-                return
-            report = append_source(store, source, chosen, progress)
-    except SampleError as error:
-        raise SourceError(
-            f"{printable(str(source))}/{error}; repair or remove it, or leave bad files out with --on-error skip"
-        ) from error
-    if not quiet:
-        click.echo(describe_report(report))
-        click.echo(f"prove it with: packstore verify {shell_quote(store)}")
-    if report.skipped:
-        if quiet:
-            skipped = pluralize(len(report.skipped), "file")
-            click.echo(f"{printable(str(store))}: {skipped} skipped; see packstore info {shell_quote(store)}", err=True)
-        raise click.exceptions.Exit(EXIT_SKIPPED)
+    with name_bad_sample(source), progress_bar(quiet or as_json) as progress:
+        if dry_run:
+            plan = plan_append(store, source, chosen, progress)
+            plan.source.close()
+            plan_rows(plan).echo(as_json)
+            return
+        report = append_source(store, source, chosen, progress)
+    if as_json or not quiet:
+        rows = report_rows(report)
+        rows.add_lines(f"prove it with: packstore verify {shell_quote(store)}")
+        rows.echo(as_json)
+    exit_if_skipped(store, report.skipped, quiet)
 
 
-def describe_plan(plan: AppendPlan) -> str:
-    """Formats the plan of an append as the text that ``--dry-run`` prints."""
+def plan_rows(plan: AppendPlan) -> Rows:
+    """Makes the rows of ``--dry-run``."""
     from packstore.packing.append_plan import new_classes
 
-    lines = [
-        f"store        {printable(str(plan.store))}, {pluralize(plan.manifest.records, 'record')} now",
-        f"source       {printable(str(plan.source.path))} ({plan.source.kind})",
-        f"adds         {pluralize(sum(plan.added.values()), 'record')}",
-    ]
-    lines += [f"  {name:<10} {count:,}" for name, count in plan.added.items() if name]
+    rows, store, records = Rows(12), str(plan.store), plan.manifest.records
+    rows.add("store", f"{printable(store)}, {pluralize(records, 'record')} now", store=store, records=records)
+    path, kind = str(plan.source.path), plan.source.kind
+    rows.add("source", f"{printable(path)} ({kind})", source=path, kind=kind)
+    rows.add("adds", pluralize(sum(plan.added.values()), "record"), added=dict(plan.added))
+    for name, count in plan.added.items():
+        rows.add(f"  {name:<10}", *([f"{count:,}"] if name else []))
     added = new_classes(plan.manifest.columns, plan.columns)
-    lines += [f"new classes  {said}" for said in map(format_column_classes, added, added.values())]
-    if plan.duplicates:
-        lines.append(f"duplicates   {pluralize(plan.duplicates, 'sample')} left out")
-    if plan.linked is not None:
-        lines.append("estimate     hard links only: the shards are reused unchanged")
-    else:
-        lines.append(f"estimate     {human_bytes(plan.estimate_bytes)}")
-    lines.append("nothing was written (--dry-run)")
-    return "\n".join(lines)
+    rows.add("new classes", *map(format_column_classes, added, added.values()), new_classes=added)
+    rows.add("duplicates", *if_any(plan.duplicates, "sample", " left out"), duplicates=plan.duplicates)
+    linked, size = plan.linked is not None, plan.estimate_bytes
+    said = "hard links only: the shards are reused unchanged" if linked else human_bytes(size)
+    rows.add("estimate", said, estimate_bytes=0 if linked else size)
+    rows.add_lines("nothing was written (--dry-run)")
+    return rows
 
 
-def describe_report(report: AppendReport) -> str:
-    """Formats the report of an append as text: records, new classes, shards, and samples left out or skipped."""
-    added = sum(report.added.values())
-    total = pluralize(report.manifest.records, "record")
-    lines = [f"{printable(str(report.store))}: {bold(pluralize(added, 'record') + ' added')}, {total} now"]
+def report_rows(report: AppendReport) -> Rows:
+    """Makes the rows of a finished append: records, new classes, shards, and samples left out or skipped."""
+    rows, store, added = Rows(8, "  "), str(report.store), sum(report.added.values())
+    records, shards = report.manifest.records, len(report.manifest.shards or ()) or 1
+    title = f"{printable(store)}: {bold(pluralize(added, 'record') + ' added')}, {pluralize(records, 'record')} now"
+    rows.add_lines(title, store=store, records=records)
+    rows.values |= {"dataset_digest": report.manifest.dataset_digest, "seconds": report.seconds}
+    rows.add("added", added=dict(report.added))
     if any(report.added):
-        lines.append("  added    " + ", ".join(f"{printable(name)} {count:,}" for name, count in report.added.items()))
+        rows.add("added", ", ".join(f"{printable(name)} {count:,}" for name, count in report.added.items()))
     elif not added and not report.duplicates and not report.skipped:
-        lines.append("  nothing to do: the interrupted run had finished")
-    for name, classes in report.new_classes.items():
-        lines.append(f"  {yellow('new classes')} {format_column_classes(name, classes)}")
-    lines.append(f"  shards   {len(report.manifest.shards or ()) or 1}")
-    if report.linked:
-        lines.append(f"  reused   {pluralize(report.linked, 'shard')} unchanged")
-    if report.rewritten:
-        lines.append(
-            f"  copied   {pluralize(report.rewritten, 'record')} of a shard with several splits, to one shard for each"
-        )
-    if report.duplicates:
-        left_out = f"{pluralize(report.duplicates, 'sample')} with keys of the store; their content was not compared"
-        lines.append(f"  {yellow('left out')} {left_out}")
-    lines += describe_skipped(report.skipped)
-    return "\n".join(lines)
+        rows.add_lines("  nothing to do: the interrupted run had finished")
+    new = report.new_classes
+    rows.add(yellow("new classes"), *map(format_column_classes, new, new.values()), new_classes=dict(new))
+    rows.add("shards", f"{shards}", shards=shards)
+    rows.add("reused", *if_any(report.linked, "shard", " unchanged"), linked=report.linked)
+    copied = if_any(report.rewritten, "record", " of a shard with several splits, to one shard for each")
+    rows.add("copied", *copied, copied=report.rewritten)
+    left_out = if_any(report.duplicates, "sample", " with keys of the store; their content was not compared")
+    rows.add(yellow("left out"), *left_out, duplicates=report.duplicates)
+    rows.add_skipped(report.skipped)
+    return rows

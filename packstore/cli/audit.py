@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.colour import bold, red
-from packstore.cli.common import (
-    Kinds,
-    LocalPath,
-    StorePath,
-    echo_rows,
-    pluralize,
-    progress_bar,
-    suggest_packing,
-)
+from packstore.cli.common import KINDS, LocalPath, StorePath, progress_bar, suggest_packing
 from packstore.cli.options import Command, OptionsOf, cache_options, quiet_option
+from packstore.cli.rows import Rows, bold, pluralize, red
 from packstore.core.errors import printable
 
 if TYPE_CHECKING:
@@ -30,7 +22,7 @@ _KEYS = 3
 @click.command(cls=Command, short_help="Find leaks between splits, conflicting labels, odd images, wrong boxes.")
 @click.argument("store", type=StorePath())
 @OptionsOf("packstore.checking.options:AuditOptions")
-@click.option("--fail-on", type=Kinds(), default=(), metavar="KINDS", help="Exit with 1 on leakage,conflict,… or any.")
+@click.option("--fail-on", type=KINDS, default=(), metavar="KINDS", help="Exit with 1 on leakage,conflict,… or any.")
 @click.option(
     "--json", "json_file", type=LocalPath(), metavar="FILE", help="Write the report as JSON, too; - prints it."
 )
@@ -64,40 +56,40 @@ def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: 
     else:
         if json_file is not None:
             json_file.write_text(report.to_json() + "\n", "utf-8")
-        echo_rows(describe_report(report, fail_on if quiet else None, fail_on))
+        report_rows(report, fail_on if quiet else None, fail_on).echo()
     failed = any(report.counts.get(kind) for kind in fail_on)
     raise click.exceptions.Exit(1 if failed else 0)
 
 
-def describe_report(report: AuditReport, only: tuple[str, ...] | None = None, failing: tuple[str, ...] = ()) -> str:
-    """Returns the report as text: checks, the first findings of each kind, and the total.
+def report_rows(report: AuditReport, only: tuple[str, ...] | None = None, failing: tuple[str, ...] = ()) -> Rows:
+    """Makes the rows of an audit: checks, the first findings of each kind, and the total.
 
     Args:
         report: Report of an audit.
-        only: Kinds to describe, without checks and total. None describes the whole report.
+        only: Kinds to list, without checks and total. None lists all.
         failing: Kinds to print in red.
     """
     from packstore.core.findings import list_kinds
 
-    kinds = list_kinds()
-    lines = [] if only is not None else [f"checked  {check}" for check in report.checks]
+    kinds, rows = list_kinds(), Rows(8)
+    if only is None:
+        rows.add("checked", *report.checks)
     for kind, count in report.counts.items():
-        if only is not None and kind not in only:
-            continue
-        mark = red(kind) if kind in failing else bold(kind)
-        lines.append(f"{mark}  {pluralize(count, 'finding')}: {kinds[kind]}")
-        lines += [f"  {_describe_finding(finding)}" for finding in report.of(kind)[:_LISTED]]
-        if count > _LISTED:
-            lines.append(f"  … and {count - _LISTED:,} more (--json lists them)")
+        if only is None or kind in only:
+            mark = red(kind) if kind in failing else bold(kind)
+            rows.add_lines(f"{mark}  {pluralize(count, 'finding')}: {kinds[kind]}")
+            rows.add_lines(*(f"  {_format_finding(finding)}" for finding in report.of(kind)[:_LISTED]))
+            rows.add_lines(*([f"  … and {count - _LISTED:,} more (--json lists them)"] if count > _LISTED else []))
     if only is None:
         total = sum(report.counts.values())
         summary = pluralize(total, "finding") if total else "nothing found"
         more = "" if report.pixels else "; --pixels looks at the images too"
-        lines.append(f"{printable(str(report.path))}: {bold(summary)} ({pluralize(report.records, 'record')}{more})")
-    return "\n".join(lines)
+        records = pluralize(report.records, "record")
+        rows.add_lines(f"{printable(str(report.path))}: {bold(summary)} ({records}{more})")
+    return rows
 
 
-def _describe_finding(finding: Finding) -> str:
+def _format_finding(finding: Finding) -> str:
     """Formats a finding on one line, with the first of its records and their keys."""
     pairs = zip(finding.records[:_KEYS], finding.keys, strict=False)
     where = ", ".join(f"{record} ({'?' if key is None else printable(key)})" for record, key in pairs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from dataclasses import asdict
@@ -11,17 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import (
-    LocalPath,
-    StorePath,
-    human_bytes,
-    pluralize,
-    progress_bar,
-    shell_quote,
-    suggest_packing,
-    wrap_text,
-)
+from packstore.cli.common import LocalPath, StorePath, progress_bar, shell_quote, suggest_packing
 from packstore.cli.options import Command, OptionsOf, cache_options, json_option
+from packstore.cli.rows import Rows, human_bytes, pluralize, wrap_text
 from packstore.core.arguments import check_numbers
 from packstore.core.errors import UsageError, printable
 from packstore.core.registry import FORMATS
@@ -101,7 +92,7 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
         from packstore.diagnose.bench.plot import plot_report
 
         plot_report(report, picture)
-    click.echo(json.dumps(report_to_json(report), indent=2) if as_json else describe_report(report))
+    report_rows(report).echo(as_json)
 
 
 def _find_training_split(path: Path) -> str | None:
@@ -126,31 +117,10 @@ def _resolve_device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def report_to_json(report: BenchReport) -> dict[str, Any]:
-    """Converts the report to JSON values; rates are images a second."""
-    rates = asdict(report.rates)
-    return {
-        "path": str(report.path),
-        "split": report.split,
-        "format": report.manifest.format,
-        "encoding": report.manifest.encoding,
-        "records": report.records,
-        "record_bytes": report.record_bytes,
-        "disk_bytes_per_record": report.disk_bytes,
-        "image_size": list(report.sizes),
-        "augment": report.augment,
-        "options": asdict(report.options),
-        "rates": {**rates, "from_disk": report.rates.from_disk},
-        "stages": [asdict(stage) for stage in report.stages],
-        "verdict": asdict(report.verdict),
-        "trials": [asdict(trial) for trial in report.trials],
-        "advice": [asdict(advice) for advice in report.advice],
-    }
-
-
-def describe_report(report: BenchReport) -> str:
-    """Formats the report as text: rates of stages, the limit, trials, and advice with commands. In a terminal, wraps
-    lines to its width."""
+def report_rows(report: BenchReport) -> Rows:
+    """Makes the lines of a report: rates of stages, the limit, trials, and advice with commands. In a terminal, wraps
+    lines to its width. Rates are images a second."""
+    rows = Rows()
     m, rates = report.manifest, report.rates
     height, width = report.sizes
     split = f" ({printable(report.split)})" if report.split else ""
@@ -164,17 +134,14 @@ def describe_report(report: BenchReport) -> str:
         f"{pluralize(rates.cores, 'core')}, to {report.options.device}"
     )
     wide = max(12, *(len(stage.name) + 1 for stage in report.stages))
-    lines = [
-        *wrap_text("", what, columns),
-        *wrap_text("", how, columns),
-        "",
-        f"{'images/s':<{wide}}{'1 thread':>11}{pluralize(rates.threads, 'thread') if rates.threads > 1 else '':>12}",
-    ]
+    lines = [*wrap_text("", what, columns), *wrap_text("", how, columns), ""]
+    many_threads = pluralize(rates.threads, "thread") if rates.threads > 1 else ""
+    lines.append(f"{'images/s':<{wide}}{'1 thread':>11}{many_threads:>12}")
     for stage in report.stages:
         many = stage.all if rates.threads > 1 or stage.one is None else None
         figures = f"{stage.name:<{wide}}{_format_rate(stage.one):>11}{_format_rate(many):>12}   "
         lines += [line.rstrip() for line in wrap_text(figures, stage.note, columns)]
-    lines += ["", *(line for row in _describe_verdict(report) for line in wrap_text(row[:9], row[9:], columns))]
+    lines += ["", *(line for row in _format_verdict(report) for line in wrap_text(row[:9], row[9:], columns))]
     if report.trials:
         now = report.trials[0]
         shown = min(128, report.records)
@@ -193,10 +160,28 @@ def describe_report(report: BenchReport) -> str:
             lines.append(f"  packstore convert {shell_quote(report.path)} NEW.lmdb {advice.options}")
     if not report.advice:
         lines.append("- nothing: no measurement suggests a change")
-    return "\n".join(lines)
+    rows.add_lines(*lines)
+    rows.values = {
+        "path": str(report.path),
+        "split": report.split,
+        "format": m.format,
+        "encoding": m.encoding,
+        "records": report.records,
+        "record_bytes": report.record_bytes,
+        "disk_bytes_per_record": report.disk_bytes,
+        "image_size": report.sizes,
+        "augment": report.augment,
+        "options": asdict(report.options),
+        "rates": {**asdict(rates), "from_disk": rates.from_disk},
+        "stages": [asdict(stage) for stage in report.stages],
+        "verdict": asdict(report.verdict),
+        "trials": [asdict(trial) for trial in report.trials],
+        "advice": [asdict(advice) for advice in report.advice],
+    }
+    return rows
 
 
-def _describe_verdict(report: BenchReport) -> list[str]:
+def _format_verdict(report: BenchReport) -> list[str]:
     """Formats rows on the slowest stage and on the cores that are enough. If the target was missed, adds the reached
     share."""
     verdict, rates = report.verdict, report.rates

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import closing
 from dataclasses import asdict
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import ByteSize, StorePath, human_bytes, pluralize, progress_bar
+from packstore.cli.common import BYTE_SIZE, StorePath, progress_bar
 from packstore.cli.options import cache_options, quiet_option
+from packstore.cli.rows import Rows, human_bytes, pluralize
 from packstore.core.errors import StoreError, UsageError, printable
 
 
@@ -98,23 +98,19 @@ def list_entries(as_json: bool) -> None:
 
     folder = default_cache()
     entries = folder.entries()
-    used = sum(entry.nbytes for entry in entries)
-    if as_json:
-        objects = [asdict(entry) for entry in entries]
-        click.echo(json.dumps({"cache": str(folder.root), "budget": folder.budget, "used": used, "objects": objects}))
-        return
+    used, rows = sum(entry.nbytes for entry in entries), Rows()
     for entry in entries:
         then = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
         where, size = printable(entry.url or entry.name), human_bytes(entry.nbytes)
-        click.echo(f"{where}  {size:>8}  {then}{'  in use' if entry.in_use else ''}")
-    click.echo(
-        f"{printable(str(folder.root))}: {pluralize(len(entries), 'object')}, {human_bytes(used)} of "
-        f"{human_bytes(folder.budget)}"
-    )
+        rows.add_lines(f"{where}  {size:>8}  {then}{'  in use' if entry.in_use else ''}")
+    total = f"{pluralize(len(entries), 'object')}, {human_bytes(used)} of {human_bytes(folder.budget)}"
+    rows.add_lines(f"{printable(str(folder.root))}: {total}", cache=str(folder.root), budget=folder.budget, used=used)
+    rows.values["objects"] = [asdict(entry) for entry in entries]
+    rows.echo(as_json)
 
 
 @cache.command("clean", short_help="Remove objects that are not in use.")
-@click.option("--keep", type=ByteSize(), default=0, help="Keep so many bytes of the objects used last, e.g. 100GB.")
+@click.option("--keep", type=BYTE_SIZE, default=0, help="Keep so many bytes of the objects used last, e.g. 100GB.")
 @cache_options
 def clean_entries(keep: int) -> None:
     """Remove objects from the cache that no process has open. They are fetched again when needed.

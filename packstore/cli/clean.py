@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import StorePath, human_bytes, pluralize
+from packstore.cli.common import StorePath
+from packstore.cli.options import Command, json_option
+from packstore.cli.rows import LISTED, Rows, human_bytes, join_names, pluralize
 from packstore.core.errors import UsageError, printable
 from packstore.core.urls import UrlPath
 
 if TYPE_CHECKING:
     from packstore.stores.builder.work_directory import Leftover
 
-_LISTED = 10
 
-
-@click.command(short_help="Remove leftovers of interrupted runs.")
+@click.command(cls=Command, short_help="Remove leftovers of interrupted runs.")
 @click.argument("places", nargs=-1, type=StorePath(), metavar="[PLACE]...")
 @click.option(
     "--older-than", type=click.FloatRange(0), default=7, show_default=True, metavar="DAYS",
@@ -28,7 +29,8 @@ _LISTED = 10
 )  # fmt: skip
 @click.option("-y", "--yes", is_flag=True, help="Remove without asking.")
 @click.option("-n", "--dry-run", is_flag=True, help="List only; remove nothing.")
-def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool) -> None:
+@json_option
+def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool, as_json: bool) -> None:
     """Remove leftovers of interrupted runs.
 
     A killed run leaves a hidden directory, .NAME.packstore, beside the store it was writing; the same
@@ -48,18 +50,42 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
       packstore clean imagenet.lmdb --yes      this store's, without asking
       packstore clean s3://bucket/imagenet.lmdb
     """
-    from packstore.stores.builder.work_directory import find_leftover, find_leftovers, remove_leftover, work_path
+
+    if as_json and not (yes or dry_run):
+        raise UsageError("--json asks nothing; add --yes to remove, or --dry-run to list")
+    rows = Rows()
+    rows.values = {"leftovers": [], "urls": []}
+    for url in (place for place in places if isinstance(place, UrlPath)):
+        rows.values["urls"].append(_clean_url(url, older_than * 86400, yes, dry_run, as_json))
+    local = [place for place in places if not isinstance(place, UrlPath)]
+    if local or not places:
+        leftovers = _find_leftovers(local or [Path()])
+        for leftover in leftovers:
+            rows.values["leftovers"].append(_add_leftover(rows, leftover))
+        if not leftovers:
+            rows.add_lines("there are no leftovers of interrupted runs")
+        if not as_json:
+            rows.echo()
+        if leftovers and not dry_run and _confirm(yes):
+            _remove(leftovers, as_json)
+    rows.values["removed"] = yes and not dry_run
+    if as_json:
+        rows.echo(as_json)
+
+
+def _find_leftovers(places: Sequence[Path]) -> list[Leftover]:
+    """Finds the leftovers in directories, and those of stores and exports, each once.
+
+    Raises :class:`UsageError` for a place that does not exist and has no leftovers.
+    """
+    from packstore.stores.builder.work_directory import find_leftover, find_leftovers, work_path
+    from packstore.stores.opening import holds_store
 
     leftovers: dict[Path, Leftover] = {}
-    for url in (place for place in places if isinstance(place, UrlPath)):
-        _clean_url(url, older_than * 86400, yes, dry_run)
-    local = [place for place in places if not isinstance(place, UrlPath)]
-    if places and not local:
-        return
-    for place in local or (Path(),):
+    for place in places:
         if not place.is_dir() and not place.parent.is_dir():
             raise UsageError(f"{printable(str(place.parent))}: no such directory")
-        found = list(find_leftovers(place)) if place.is_dir() and not _is_store(place) else []
+        found = list(find_leftovers(place)) if place.is_dir() and not holds_store(place) else []
         if (beside := find_leftover(work_path(place))) is not None:
             found.append(beside)
         if not found and not os.path.lexists(place):
@@ -67,30 +93,42 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
                 f"{printable(str(place))}: no such directory, and no interrupted run was writing a store of that name"
             )
         leftovers.update((leftover.path, leftover) for leftover in found)
-    if not leftovers:
-        click.echo("there are no leftovers of interrupted runs")
-        return
-    for leftover in leftovers.values():
-        click.echo(_describe_leftover(leftover))
-        if leftover.in_store:
-            some = ", ".join(map(printable, leftover.in_store[:5])) + (", …" if len(leftover.in_store) > 5 else "")
-            click.echo(f"  and {len(leftover.in_store):,} unneeded files in that store: {some}")
-    if dry_run:
-        return
-    if not _confirm(yes):
-        return
-    for leftover in leftovers.values():
+    return [*leftovers.values()]
+
+
+def _add_leftover(rows: Rows, leftover: Leftover) -> dict[str, Any]:
+    """Adds the lines of a leftover: its directory and size, who began it, and its files in a store. Returns its JSON
+    values."""
+    path, owner, inside = printable(str(leftover.path)), leftover.owner, leftover.in_store
+    said = "empty"
+    if owner is not None:
+        began = _format_time(owner.started)
+        said = f"{human_bytes(leftover.nbytes)} of {printable(owner.destination)}, started {began} by {owner}"
+    rows.add_lines(f"{path}: {said}")
+    if inside:
+        rows.add_lines(f"  and {len(inside):,} unneeded files in that store: {join_names(inside, 5)}")
+    return {
+        "path": str(leftover.path),
+        "destination": str(leftover.destination),
+        "bytes": leftover.nbytes,
+        "started": None if owner is None else owner.started,
+        "files_in_store": inside,
+    }
+
+
+def _remove(leftovers: Sequence[Leftover], quiet: bool) -> None:
+    """Removes leftovers. Prints each, unless ``quiet``."""
+    from packstore.stores.builder.work_directory import remove_leftover
+
+    for leftover in leftovers:
         remove_leftover(leftover)
-        click.echo(f"removed {printable(str(leftover.path))}")
+        if not quiet:
+            click.echo(f"removed {printable(str(leftover.path))}")
 
 
-def _describe_leftover(leftover: Leftover) -> str:
-    """Formats a leftover as text: its directory and size, and who began it."""
-    shown, owner = printable(str(leftover.path)), leftover.owner
-    if owner is None:
-        return f"{shown}: empty"
-    began = time.strftime("%Y-%m-%d %H:%M", time.localtime(owner.started))
-    return f"{shown}: {human_bytes(leftover.nbytes)} of {printable(owner.destination)}, started {began} by {owner}"
+def _format_time(seconds: float) -> str:
+    """Formats a time in seconds since the epoch as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def _confirm(yes: bool) -> bool:
@@ -111,8 +149,9 @@ def _confirm(yes: bool) -> bool:
     return False
 
 
-def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> None:
-    """Prints the objects that no version of the store at a URL needs. Removes them after asking, unless ``dry_run``.
+def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool, as_json: bool) -> dict[str, Any]:
+    """Lists the objects that no version of the store at a URL needs, and removes them after asking, unless ``dry_run``.
+    Prints them unless ``as_json``, and returns their JSON values.
 
     Keeps these objects:
 
@@ -125,35 +164,29 @@ def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> 
     from packstore.objects import open_objects
     from packstore.stores.remote.cleaning import find_unneeded, remove_unneeded
 
-    objects, now = open_objects(url), time.time()
+    objects, now, rows = open_objects(url), time.time(), Rows()
     unneeded = find_unneeded(objects, now, grace_seconds)
     for name in unneeded.busy:
         click.echo(
             f"{url}: a conversion is running, or was interrupted and can resume ({name}), so all shards stay", err=True
         )
-    for name in unneeded.foreign[:_LISTED]:
+    for name in unneeded.foreign[:LISTED]:
         click.echo(f"{url}: {printable(name)} is not packstore's, so it stays", err=True)
-    if not unneeded.objects:
-        click.echo(f"{url}: every object is needed, or too young to be removed")
-        return
-    for info in unneeded.objects[:_LISTED]:
-        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.modified))
-        click.echo(f"{url}/{printable(info.name)}: {human_bytes(info.nbytes)}, written {since}")
-    if len(unneeded.objects) > _LISTED:
-        click.echo(f"… and {len(unneeded.objects) - _LISTED:,} more")
-    click.echo(
-        f"{url}: {pluralize(len(unneeded.objects), 'object')} of {human_bytes(unneeded.nbytes)} that no version needs"
-    )
-    if dry_run or not _confirm(yes):
-        return
-    removed = remove_unneeded(objects, unneeded, now, grace_seconds)
-    for name in removed.foreign:
-        click.echo(f"{url}: {printable(name)} does not have the SHA-256 in its name, so it stays", err=True)
-    click.echo(f"removed {pluralize(len(removed.objects), 'object')} of {human_bytes(removed.nbytes)}")
-
-
-def _is_store(path: Path) -> bool:
-    """Tells if a store is at a path. Imports the stores at the first call."""
-    from packstore.stores.opening import holds_store
-
-    return holds_store(path)
+    found, nbytes = unneeded.objects, unneeded.nbytes
+    for info in found[:LISTED]:
+        since = _format_time(info.modified)
+        rows.add_lines(f"{url}/{printable(info.name)}: {human_bytes(info.nbytes)}, written {since}")
+    rows.add_lines(*([f"… and {len(found) - LISTED:,} more"] if len(found) > LISTED else []))
+    total = f"{pluralize(len(found), 'object')} of {human_bytes(nbytes)} that no version needs"
+    rows.add_lines(f"{url}: {total}" if found else f"{url}: every object is needed, or too young to be removed")
+    rows.values = {"url": str(url), "objects": [info.name for info in found], "bytes": nbytes, "removed": 0}
+    if not as_json:
+        rows.echo()
+    if found and not dry_run and _confirm(yes):
+        removed = remove_unneeded(objects, unneeded, now, grace_seconds)
+        for name in removed.foreign:
+            click.echo(f"{url}: {printable(name)} does not have the SHA-256 in its name, so it stays", err=True)
+        rows.values["removed"] = len(removed.objects)
+        if not as_json:
+            click.echo(f"removed {pluralize(len(removed.objects), 'object')} of {human_bytes(removed.nbytes)}")
+    return rows.values

@@ -1,36 +1,40 @@
-"""Shared parts of the commands: parameter types, readable sizes, the progress bar."""
+"""Shared parts of the commands: parameter types, suggested commands, the progress bar."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-import shutil
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from packstore.cli.colour import yellow
+from packstore.cli.rows import pluralize
 from packstore.core.arguments import parse_bytes
-from packstore.core.errors import AmbiguousSourceError, Answer, StoreError, UsageError, printable
+from packstore.core.errors import (
+    AmbiguousSourceError,
+    Answer,
+    SampleError,
+    SourceError,
+    StoreError,
+    UsageError,
+    printable,
+)
 
 if TYPE_CHECKING:
-    from packstore.core.manifest import Normalization, Skipped
+    from packstore.core.manifest import Skipped
     from packstore.core.progress import ProgressCallback
     from packstore.core.registry import Registry
-    from packstore.sources.ledger import Ledger
 
-_LISTED = 10
-_NAMED = 3
 _TAKING_SOURCES = ("append", "convert", "info")
 """Commands with a SOURCE that suggested options can be added to."""
+EXIT_SKIPPED = 3
 
 
 class LocalPath(click.Path):
@@ -57,68 +61,59 @@ class StorePath(LocalPath):
         return place if isinstance(place, UrlPath) else super().convert(value, param, ctx)
 
 
-class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
-    """A number of bytes such as 500MB or 1GiB.
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
+    """A text that a function parses. The function raises :class:`UsageError` for a text that it refuses.
 
-    Attributes:
-        least_bare: Smallest number that is accepted without a unit. For a smaller number, the unit was probably
-            forgotten.
+    ``name``: what the help calls it. Values other than text stay as they are.
     """
 
-    name = "size"
-    least_bare = 1000
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parses a number of bytes with a unit, or of at least ``least_bare`` without one. Fails for other text.
-
-        Returns an ``int`` unchecked.
-        """
-        if isinstance(value, int):
-            return value
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parses a text. Fails with the function's message if it refuses the text."""
         try:
-            return parse_bytes(str(value), self.least_bare)
+            return self._parse(value) if isinstance(value, str) else value
         except UsageError as error:
             self.fail(str(error), param, ctx)
 
 
-class PixelCount(ByteSize):
-    """A number of pixels such as 100M, at least 1. Refuses units of bytes."""
-
-    name = "pixels"
-    least_bare = 0
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parses a number of pixels, at least 1. Fails for a unit of bytes and for other text."""
-        if str(value).strip().lower().endswith("b"):
-            self.fail(f"{value!r} is not a number of pixels; write for example 100M", param, ctx)
-        count = super().convert(value, param, ctx)
-        if count < 1:
-            self.fail(f"{value!r} should be at least 1", param, ctx)
-        return count
+def _parse_pixels(text: str) -> int:
+    """Parses a number of pixels such as 100M, at least 1. Refuses units of bytes."""
+    if text.strip().lower().endswith("b"):
+        raise UsageError(f"{text!r} is not a number of pixels; write for example 100M")
+    count = parse_bytes(text, 0)
+    if count < 1:
+        raise UsageError(f"{text!r} should be at least 1")
+    return count
 
 
-class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
-    """Kinds of findings, separated by commas; ``any`` for all. Refuses unknown ones."""
+def _parse_kinds(text: str) -> tuple[str, ...]:
+    """Splits kinds of findings at commas; ``any`` means all. Refuses unknown ones."""
+    from packstore.core.findings import list_kinds
 
-    name = "kinds"
+    names, kinds = [name.strip() for name in text.split(",")], list_kinds()
+    if names == ["any"]:
+        return tuple(kinds)
+    for name in names:
+        if name not in kinds:
+            raise UsageError(f"unknown kind of finding {name!r}; use any, or some of {', '.join(kinds)}")
+    return tuple(names)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Splits kinds of findings at commas. Returns all kinds for ``any`` alone. Fails for an unknown kind.
 
-        Values other than text become a tuple, unchecked.
-        """
-        from packstore.core.findings import list_kinds
+def _parse_image_size(text: str) -> int | tuple[int, int]:
+    """Parses ``224`` as a number of pixels, ``32x48`` as (height, width), each of at most five digits."""
+    match = re.fullmatch(r"([1-9]\d{0,4})(?:[x×]([1-9]\d{0,4}))?", text.strip().lower())
+    if match is None:
+        raise UsageError(f"{text!r} is not a size; write for example 224 or 32x48 (height x width)")
+    return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
 
-        if not isinstance(value, str):
-            return tuple(value)
-        names = [name.strip() for name in value.split(",")]
-        kinds = list_kinds()
-        if names == ["any"]:
-            return tuple(kinds)
-        for name in names:
-            if name not in kinds:
-                self.fail(f"unknown kind of finding {name!r}; use any, or some of {', '.join(kinds)}", param, ctx)
-        return tuple(names)
+
+BYTE_SIZE = Parsed("size", parse_bytes)
+"""A number of bytes such as 500MB or 1GiB; without a unit, at least 1,000."""
+PIXEL_COUNT = Parsed("pixels", _parse_pixels)
+IMAGE_SIZE = Parsed("size", _parse_image_size)
+KINDS = Parsed("kinds", _parse_kinds)
 
 
 class PluginChoice(click.Choice):  # type: ignore[type-arg]
@@ -142,24 +137,6 @@ class PluginChoice(click.Choice):  # type: ignore[type-arg]
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
         """Returns the names that begin with ``incomplete``, including those of plug-ins."""
         return [CompletionItem(name) for name in self._registry if name.startswith(incomplete)]
-
-
-class ImageSize(click.ParamType):  # type: ignore[type-arg]
-    """``S`` or ``HxW`` (height x width) in pixels, each of at most five digits. Becomes a number or a tuple."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parses ``224`` as a number, ``32x48`` as (height, width). Fails for other text.
-
-        Returns values other than text unchecked.
-        """
-        if not isinstance(value, str):
-            return value
-        match = re.fullmatch(r"([1-9]\d{0,4})(?:[x×]([1-9]\d{0,4}))?", value.strip().lower())
-        if match is None:
-            self.fail(f"{value!r} is not a size; write for example 224 or 32x48 (height x width)", param, ctx)
-        return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
 
 
 def shell_quote(path: Path | str) -> str:
@@ -279,134 +256,6 @@ def packing_command(path: Path, options: str = "") -> str:
     return f"packstore convert {shell_quote(path)} {shell_quote(Path(f'{name}.lmdb'))}{options}"
 
 
-def human_bytes(n: float) -> str:
-    """Formats a number of bytes in decimal units up to TB, with three digits: ``1.23 MB``."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(n) < 999.5 or unit == "TB":
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.3g} {unit}"
-        n /= 1000
-    raise AssertionError("not reached")
-
-
-def describe_normalization(normalization: Normalization) -> str:
-    """Formats mean and standard deviation: ``mean 0.491, 0.482, 0.447, std 0.247, 0.243, 0.262``."""
-    mean, std = (", ".join(f"{v:.4g}" for v in values) for values in (normalization.mean, normalization.std))
-    return f"mean {mean}, std {std}"
-
-
-def format_classes(classes: Sequence[str]) -> str:
-    """Formats number and first names of classes: ``12 (ant, bee, …)``."""
-    shown = ", ".join(printable(name) for name in classes[:_LISTED])
-    return f"{len(classes):,} ({shown}{', …' if len(classes) > _LISTED else ''})"
-
-
-def pluralize(n: int, noun: str, plural: str | None = None) -> str:
-    """Formats a number with its noun: ``1 record``, ``1,200 records``."""
-    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
-
-
-def describe_conversions(unified: Mapping[str, int]) -> list[str]:
-    """Formats counts of images that were converted to the store's mode without loss.
-
-    A line for each conversion: ``12 gray images: all channels are equal``.
-    """
-    from packstore.images.losses import UNIFIED
-
-    named = ((count, *UNIFIED[name]) for name, count in unified.items())
-    return [f"{pluralize(count, one, several)}: {way}" for count, one, several, way in named]
-
-
-def describe_skipped(skipped: Sequence[Skipped]) -> list[str]:
-    """Formats skipped samples: a line with their number, and a line for each. Empty without samples."""
-    lines = [f"    {printable(s.key)}: {printable(s.reason)}" for s in skipped]
-    return [f"  {yellow('skipped')}  {pluralize(len(lines), 'sample')}:", *lines] if lines else []
-
-
-def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
-    """Summarises a ledger (the roles of a source's files) on one or two lines. Empty without files.
-
-    The first line: ``1,012 images packed, 3 annotation files read, 2 left out: README.txt``. It names up to three files
-    that are left out. If more are left out, it has the three most frequent reasons instead of names.
-
-    The second line counts the parts of packed files that are left out.
-
-    ``skipped``: number of skipped samples. The ledger counts their files as packed, since it is made before samples are
-    read.
-    """
-    from packstore.sources.ledger import Role
-    from packstore.sources.listing import IMAGE_SUFFIXES
-
-    if not ledger.total:
-        return []
-    packed, read, evidence, left = (ledger.count(role) for role in Role)
-    images = sum(ledger.suffixes.get(suffix, 0) for suffix in IMAGE_SUFFIXES)
-    done = f"packed, except those of {pluralize(skipped, 'skipped sample')}" if skipped else "packed"
-    parts = [f"{pluralize(packed, 'image' if images >= packed else 'file')} {done}"]
-    if read:
-        parts.append(f"{pluralize(read, 'annotation file')} read")
-    if evidence:
-        parts.append(f"{evidence:,} used as evidence ({_join_first(ledger.names(Role.EVIDENCE), evidence)})")
-    if left:
-        parts.append(f"{left:,} left out: {_join_first(ledger.names(Role.LEFT), left) if left <= _NAMED else ''}")
-    if left > _NAMED:
-        most = sorted(ledger.left.items(), key=lambda item: (-item[1], item[0]))
-        parts[-1] += _join_reasons(most[:_NAMED]) + (" …" if len(most) > _NAMED else "")
-    inside = _join_reasons(ledger.members.items())
-    return [", ".join(parts), *([f"left out of files: {inside}"] if inside else [])]
-
-
-def _join_reasons(counts: Iterable[tuple[str, int]]) -> str:
-    """Joins reasons and their counts: ``hidden (3), system files (1)``."""
-    return ", ".join(f"{printable(reason)} ({count:,})" for reason, count in counts)
-
-
-def _join_first(names: Iterable[str], count: int) -> str:
-    """Joins the first three of ``count`` names, with an ellipsis if there are more."""
-    return ", ".join(map(printable, islice(names, _NAMED))) + (" …" if count > _NAMED else "")
-
-
-def wrap_text(start: str, text: str, columns: int) -> list[str]:
-    """Wraps ``text``, made printable, after ``start`` to lines of at most ``columns`` characters, at least 40.
-
-    Indents further lines by the length of ``start``. Does not break words.
-    """
-    lines = textwrap.wrap(
-        printable(text),
-        max(40, columns),
-        initial_indent=start,
-        subsequent_indent=" " * len(start),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return lines or [start]
-
-
-def echo_rows(text: str) -> None:
-    """Prints rows of a name and a text. In a terminal, wraps long texts and indents further lines below the text."""
-    if sys.stdout.isatty():
-        columns = max(40, shutil.get_terminal_size().columns)
-        text = "\n".join(line for row in text.split("\n") for line in wrap_row(row, columns))
-    click.echo(text)
-
-
-def wrap_row(row: str, columns: int) -> list[str]:
-    """Wraps a row to lines of at most ``columns`` visible characters. A row is a name, at least two spaces, and a text.
-
-    Indents further lines below the text. Does not break words.
-    """
-    start = re.match(r" *(?:\S+(?: \S+)*  +)?", row)
-    assert start is not None
-    indent = " " * len(click.unstyle(start[0]))
-    lines, line = [], start[0]
-    for number, word in enumerate(row[start.end() :].split(" ")):
-        if number and len(click.unstyle(f"{line} {word}")) > columns:
-            lines.append(line)
-            line = indent + word
-        else:
-            line += f" {word}" if number else word
-    return [*lines, line]
-
-
 @contextmanager
 def progress_bar(quiet: bool, *, count_stages: bool = False) -> Iterator[ProgressCallback]:
     """Yields a callback that draws a tqdm bar on standard error for each stage: images/s, MB/s, time left.
@@ -422,6 +271,23 @@ def progress_bar(quiet: bool, *, count_stages: bool = False) -> Iterator[Progres
         yield progress
 
 
-def format_column_classes(column: str, classes: Sequence[str]) -> str:
-    """Formats a column's name with its classes: ``label: 12 (ant, bee, …)``."""
-    return f"{printable(column)}: {format_classes(classes)}"
+@contextmanager
+def name_bad_sample(source: Path) -> Iterator[None]:
+    """Names ``source`` and the way on if the block raises :class:`SampleError`. The error becomes
+    :class:`SourceError`."""
+    try:
+        yield
+    except SampleError as error:
+        raise SourceError(
+            f"{printable(str(source))}/{error}; repair or remove it, or leave bad files out with --on-error skip"
+        ) from error
+
+
+def exit_if_skipped(store: Path, skipped: Sequence[Skipped], quiet: bool) -> None:
+    """Exits with 3 if samples were skipped. If ``quiet``, says so on standard error."""
+    if not skipped:
+        return
+    if quiet:
+        said = f"{pluralize(len(skipped), 'sample')} skipped; see packstore info {shell_quote(store)}"
+        click.echo(f"{printable(str(store))}: {said}", err=True)
+    raise click.exceptions.Exit(EXIT_SKIPPED)

@@ -10,42 +10,50 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.colour import bold, yellow
 from packstore.cli.common import (
-    ImageSize,
+    IMAGE_SIZE,
     StorePath,
-    describe_conversions,
-    describe_ledger,
-    describe_normalization,
-    describe_skipped,
-    echo_rows,
-    format_classes,
+    exit_if_skipped,
     format_source_options,
-    human_bytes,
-    pluralize,
+    name_bad_sample,
     progress_bar,
     shell_quote,
 )
-from packstore.cli.options import Command, Option, OptionsOf, cache_options, dry_run_option, quiet_option
-from packstore.cli.source_info import describe_column, describe_targets, user_columns
-from packstore.core.errors import SampleError, SourceError, printable
+from packstore.cli.options import Command, Option, OptionsOf, cache_options, dry_run_option, json_option, quiet_option
+from packstore.cli.rows import (
+    LISTED,
+    Rows,
+    bold,
+    format_classes,
+    format_conversions,
+    format_ledger,
+    format_normalization,
+    format_splits,
+    human_bytes,
+    if_any,
+    join_names,
+    ledger_values,
+    pluralize,
+    yellow,
+)
+from packstore.cli.source_info import INTERNAL_MEANINGS, format_column, user_columns
+from packstore.core.errors import printable
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath
 
 if TYPE_CHECKING:
+    from packstore.core.manifest import Manifest
     from packstore.packing.plan import Plan
     from packstore.packing.report import ConvertReport
 
-EXIT_SKIPPED = 3
-_LISTED = 10
 _FEW_IMAGES_A_FILE = 0.5
 
 
 @click.command(cls=Command, short_help="Pack a dataset into a store.")
 @click.argument("source", type=StorePath())
 @click.argument("dest", type=StorePath())
-@OptionsOf("packstore.packing.options:ConvertOptions", {"size": ImageSize()})
+@OptionsOf("packstore.packing.options:ConvertOptions", {"size": IMAGE_SIZE})
 @click.option(
     "--link", "link", flag_value="absolute", cls=Option, group="Store",
     help="Copy no images: store links to them (file, offset, length), and read them from SOURCE.",
@@ -55,9 +63,10 @@ _FEW_IMAGES_A_FILE = 0.5
     help="As --link, with paths relative to DEST's folder.",
 )  # fmt: skip
 @dry_run_option
+@json_option
 @quiet_option()
 @cache_options
-def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
+def convert(source: Path, dest: Path, dry_run: bool, as_json: bool, quiet: bool, **options: Any) -> None:
     """Pack SOURCE into a new store at DEST.
 
     SOURCE is a file, a folder, an archive (.zip, .tar, .tar.gz …), a store, or the URL of a folder
@@ -98,160 +107,141 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     options["link"] = {None: False, "absolute": True}.get(options["link"], options["link"])
     gc.freeze()
     gc.set_threshold(100_000)
-    try:
-        with progress_bar(quiet) as progress:
-            plan = make_plan(source, dest, ConvertOptions(**options), progress)
-            with closing(plan.source):
-                report = None if dry_run else run_plan(plan, progress)
-    except SampleError as error:
-        raise SourceError(
-            f"{printable(str(source))}/{error}; repair or remove it, or leave bad files out with --on-error skip"
-        ) from error
+    with name_bad_sample(source), progress_bar(quiet or as_json) as progress:
+        plan = make_plan(source, dest, ConvertOptions(**options), progress)
+        with closing(plan.source):
+            report = None if dry_run else run_plan(plan, progress)
     if report is None:
-        echo_rows(describe_plan(plan))
+        plan_rows(plan).echo(as_json)
         return
-    if not quiet:
-        echo_rows(describe_report(report))
-        click.echo(f"prove it with: {verify_command(report, source, options['labels'], options['source_kind'])}")
-    if report.skipped:
-        if quiet:
-            click.echo(
-                f"{dest}: {pluralize(len(report.skipped), 'sample')} skipped; see packstore info {shell_quote(dest)}",
-                err=True,
-            )
-        raise click.exceptions.Exit(EXIT_SKIPPED)
+    if as_json or not quiet:
+        rows = report_rows(report)
+        command = f"packstore verify {shell_quote(report.destination)} --against {shell_quote(source)}"
+        # The store knows all other options of its packing.
+        known = {name: options[name] for name in ("labels", "source_kind")}
+        rows.add_lines(f"prove it with: {command}{format_source_options(known)}")
+        rows.echo(as_json)
+    exit_if_skipped(dest, report.skipped, quiet)
 
 
-def describe_plan(plan: Plan) -> str:
-    """Formats the plan of a conversion as the text that ``--dry-run`` prints."""
-    survey, encode = plan.survey, plan.encode
-    encoding = ENCODINGS[encode.encoding]
+def plan_rows(plan: Plan) -> Rows:
+    """Makes the rows of ``--dry-run``."""
+    survey, encode, rows = plan.survey, plan.encode, Rows(12)
     shape = ""
     if plan.shape:
         height, width, channels = plan.shape
-        planes = encoding.layout == "CHW"
+        planes = ENCODINGS[encode.encoding].layout == "CHW"
         shape = f", {channels} x {height} x {width} (CHW)" if planes else f", {height} x {width} x {channels} (HWC)"
-    lines = [
-        f"source       {printable(str(plan.source.path))} ({plan.source.kind}), {human_bytes(survey.image_bytes)}",
-        f"destination  {printable(str(plan.destination))} ({FORMATS[plan.format].title})",
-        f"encoding     {encode.encoding}{shape}",
-    ]
-    if encode.reading.mode != RGB.name:
-        lines.append(f"mode         {encode.reading.pixels}")
+    path, kind, size = str(plan.source.path), plan.source.kind, survey.image_bytes
+    rows.add("source", f"{printable(path)} ({kind}), {human_bytes(size)}", source=path, kind=kind, source_bytes=size)
+    place = str(plan.destination)
+    rows.add("destination", f"{printable(place)} ({FORMATS[plan.format].title})", destination=place, format=plan.format)
+    rows.add("encoding", f"{encode.encoding}{shape}", encoding=encode.encoding, shape=plan.shape)
+    mode = encode.reading.mode
+    rows.add("mode", *([str(encode.reading.pixels)] if mode != RGB.name else []), mode=mode)
     if plan.auto_normalize:
-        lines.append("normalise    mean and standard deviation of the training split, to be computed")
+        rows.add("normalise", "mean and standard deviation of the training split, to be computed")
     elif encode.normalization:
-        lines.append(f"normalise    {describe_normalization(encode.normalization)}")
-    lines.append(f"records      {survey.records:,}")
-    lines += [f"  {name:<10} {count:,}" for name, count in survey.splits.items() if name]
-    lines += [f"{column.name:<12} {describe_column(column)}" for column in user_columns(survey.columns)]
-    lines += [f"files        {text}" for text in describe_ledger(survey.ledger)]
+        rows.add("normalise", format_normalization(encode.normalization))
+    splits = {name: count for name, count in survey.splits.items() if name}
+    rows.add("records", f"{survey.records:,}", records=survey.records, splits=splits)
+    for name, count in splits.items():
+        rows.add(f"  {name:<10}", f"{count:,}")
+    for column in user_columns(survey.columns):
+        rows.add(column.name, format_column(column))
+    rows.add("files", *format_ledger(survey.ledger), ledger=ledger_values(survey.ledger))
     if plan.shards is not None:
         limit, by_samples = plan.shards.limit, plan.shards.by == "samples"
         most = pluralize(limit, "image") if by_samples else f"{human_bytes(limit)} of the source"
-        lines.append(f"shards       of at most {most}, one split each")
-    free = "" if plan.free_bytes is None else f" ({human_bytes(plan.free_bytes)} free)"
-    lines.append(f"estimate     {human_bytes(plan.estimate_bytes)}{free}")
-    lines.append("nothing was written (--dry-run)")
-    return "\n".join(lines)
+        rows.add("shards", f"of at most {most}, one split each")
+    size, free = plan.estimate_bytes, plan.free_bytes
+    left = "" if free is None else f" ({human_bytes(free)} free)"
+    rows.add("estimate", f"{human_bytes(size)}{left}", estimate_bytes=size, free_bytes=free)
+    rows.add_lines("nothing was written (--dry-run)")
+    return rows
 
 
-def describe_report(report: ConvertReport) -> str:
-    """Formats the report of a conversion as text, with advice on encoding, size, masks and orientation.
+def report_rows(report: ConvertReport) -> Rows:
+    """Makes the rows of a finished conversion, with advice on encoding, size, masks and orientation.
 
     Opens the store for the rows on shapes and links.
     """
-    manifest = report.manifest
-    seconds = max(report.seconds, 1e-9)
-    rate = f"{manifest.records / seconds:,.0f} images/s, {report.source_bytes / 1e6 / seconds:,.0f} MB/s"
-    ratio = report.disk_bytes / max(1, report.source_bytes)
-    lines = [
-        f"{printable(str(report.destination))}: {bold(pluralize(manifest.records, 'record'))} "
-        f"({manifest.encoding} in {FORMATS[manifest.format].title})"
-    ]
-    if manifest.image.mode is not None:
-        lines.append(f"  mode     {manifest.image.pixels}")
-    if manifest.splits:
-        lines.append("  splits   " + ", ".join(f"{s.name} {len(s):,}" for s in manifest.splits))
+    manifest, rows = report.manifest, Rows(8, "  ")
+    rows.add_store(report.destination, manifest)
+    mode = manifest.image.mode
+    rows.add("mode", *([str(manifest.image.pixels)] if mode is not None else []), mode=mode)
+    rows.add("splits", *format_splits(manifest))
     if manifest.classes is not None:
-        lines.append(f"  classes  {format_classes(manifest.classes)}")
-    lines += [f"  {name:<8}{' ' * (1 + (len(name) > 8))}{text}" for name, text in describe_targets(manifest.columns)]
-    if manifest.has_column("label") and manifest.classes is None:
-        kind = manifest.column("label").type
-        lines.append(f"  labels   {'numbers, without class names' if manifest.has_label else f'none, but {kind}'}")
+        rows.add("classes", format_classes(manifest.classes))
+    _add_targets(rows, manifest)
     if manifest.shards:
-        lines.append(f"  shards   {len(manifest.shards)}")
-    lines.append(
-        f"  bytes    {bold(human_bytes(report.disk_bytes))} on disk, {ratio:.2f} of the images' "
-        f"{human_bytes(report.source_bytes)} in the source"
-    )
-    if (saving := _describe_uint8_size(report)) is not None:
-        lines.append(f"           {saving}")
-    if (shape := _read_common_shape(report)) is not None:
-        height, width = shape[:2]
-        size = height if height == width else f"{height}x{width}"
-        lines.append(
-            f"  {yellow('shapes')}   every image is {height} x {width}: --size {size} stores them as one array, "
-            "which the loader can hold in memory"
-        )
-    lines.append(f"  time     {seconds:.1f} s ({rate})")
+        rows.add("shards", f"{len(manifest.shards)}")
+    disk, read = report.disk_bytes, report.source_bytes
+    ratio = f"{disk / max(1, read):.2f} of the images' {human_bytes(read)} in the source"
+    rows.add("bytes", f"{bold(human_bytes(disk))} on disk, {ratio}", disk_bytes=disk, source_bytes=read)
+    _add_advice(rows, report)
+    seconds = max(report.seconds, 1e-9)
+    rate = f"{manifest.records / seconds:,.0f} images/s, {read / 1e6 / seconds:,.0f} MB/s"
+    rows.add("time", f"{seconds:.1f} s ({rate})", seconds=report.seconds)
     if manifest.is_linked:
-        lines += [f"  links    {text}" for text in describe_links(report)]
-    if report.resumed:
-        lines.append(f"  resumed  {pluralize(report.resumed, 'record')} taken over from an interrupted run")
-    lines += [f"  files    {text}" for text in describe_ledger(report.ledger, skipped=len(report.skipped))]
-    if report.kept:
-        lines.append(
-            f"  as is    {pluralize(sum(report.kept.values()), 'progressive file')} that cannot become baseline:"
-        )
-        kept = list(report.kept.items())[:_LISTED]
-        lines += [f"    {printable(reason)}: {pluralize(count, 'file')}" for reason, count in kept]
-        if len(report.kept) > _LISTED:
-            lines.append(f"    … and {len(report.kept) - _LISTED:,} other reasons")
-    if report.palette:
-        lines += _describe_palette(report.palette)
-    if report.oriented:
-        lines.append(f"  EXIF     {_describe_orientation(report)}")
-    for number, text in enumerate(describe_conversions(report.unified)):
-        lines.append(f"  {'' if number else 'unified':<8} {text}")
-    lines += [f"  {yellow('note')}     {text}" for text in report.notes]
-    lines += describe_skipped(report.skipped)
-    return "\n".join(lines)
+        _add_links(rows, report)
+    taken_over = if_any(report.resumed, "record", " taken over from an interrupted run")
+    rows.add("resumed", *taken_over, resumed=report.resumed)
+    rows.add("files", *format_ledger(report.ledger, len(report.skipped)), ledger=ledger_values(report.ledger))
+    kept = if_any(sum(report.kept.values()), "progressive file", " that cannot become baseline:")
+    rows.add("as is", *kept, kept=dict(report.kept))
+    reasons = [f"    {printable(reason)}: {pluralize(count, 'file')}" for reason, count in report.kept.items()]
+    more = [f"    … and {len(reasons) - LISTED:,} other reasons"] if len(reasons) > LISTED else []
+    rows.add_lines(*reasons[:LISTED], *more)
+    _add_palette(rows, report.palette)
+    turned = [_format_orientation(report)] if report.oriented else []
+    rows.add("EXIF", *turned, oriented=report.oriented, orientation=report.orientation)
+    for number, text in enumerate(format_conversions(report.unified)):
+        rows.add("" if number else "unified", text)
+    rows.add(yellow("note"), *report.notes, notes=report.notes, unified=dict(report.unified))
+    rows.add_skipped(report.skipped)
+    return rows
 
 
-def describe_links(report: ConvertReport) -> list[str]:
-    """Opens a new linked store, and returns a line about the files that it links to.
+def _add_targets(rows: Rows, manifest: Manifest) -> None:
+    """Adds a row for each column but image, key and internal ones. Says what the labels are if they have no names."""
+    beside = [c for c in user_columns(manifest.columns) if c.name not in ("image", "label", "key", *INTERNAL_MEANINGS)]
+    for column in beside:
+        rows.add(f"{column.name}{' ' * (len(column.name) > 8)}", format_column(column))
+    if not manifest.has_column("label"):
+        rows.add("labels", *([] if beside else ["none"]))
+    elif manifest.classes is None:
+        kind = manifest.column("label").type
+        rows.add("labels", "numbers, without class names" if manifest.has_label else f"none, but {kind}")
 
-    A second line warns if training opens a small file for each image.
+
+def _add_links(rows: Rows, report: ConvertReport) -> None:
+    """Opens a new linked store and adds a row on the files that it links to.
+
+    A second row warns if training opens a small file for each image.
     """
     from packstore.stores.linked import link_folder, list_linked_files
     from packstore.stores.opening import open_reader
 
     with open_reader(report.destination) as reader:
-        places = list_linked_files(reader, link_folder(reader.path))
-    lines = [f"to {pluralize(len(places), 'file')}, which must stay where they are"]
-    if len(places) > _FEW_IMAGES_A_FILE * report.manifest.records:
-        lines.append("training still opens a small file for each image; without --link it opens only the store")
-    return lines
+        count = len(list_linked_files(reader, link_folder(reader.path)))
+    rows.add("links", f"to {pluralize(count, 'file')}, which must stay where they are", linked_files=count)
+    if count > _FEW_IMAGES_A_FILE * report.manifest.records:
+        rows.add("links", "training still opens a small file for each image; without --link it opens only the store")
 
 
-def verify_command(report: ConvertReport, source: Path, labels: Path | None, source_kind: str | None) -> str:
-    """Returns the command that compares a new store with its source. The store has all other options of its packing."""
-    command = f"packstore verify {shell_quote(report.destination)} --against {shell_quote(source)}"
-    return command + format_source_options({"labels": labels, "source_kind": source_kind})
-
-
-def _describe_uint8_size(report: ConvertReport) -> str | None:
-    """Returns a sentence on the size with uint8 instead of floating point. Returns None for other encodings, for modes
-    that uint8 does not hold, and if the source is a store."""
-    manifest = report.manifest
-    image = manifest.image
+def _add_advice(rows: Rows, report: ConvertReport) -> None:
+    """Adds a row on the size with uint8 instead of floating point, and one on the shape that all images share."""
+    manifest, image = report.manifest, report.manifest.image
     is_float = ENCODINGS[manifest.encoding].layout == "CHW"
-    if not is_float or image.pixels.dtype != "uint8" or manifest.origin.kind == "store":
-        return None
-    pixels = manifest.records * math.prod(image.shape)
-    smaller = report.disk_bytes - image.nbytes + pixels
-    return f"--encoding uint8 takes {human_bytes(smaller)} and is normalised when loading"
+    if is_float and image.pixels.dtype == "uint8" and manifest.origin.kind != "store":
+        smaller = report.disk_bytes - image.nbytes + manifest.records * math.prod(image.shape)
+        rows.add("", f"--encoding uint8 takes {human_bytes(smaller)} and is normalised when loading")
+    if (shape := _read_common_shape(report)) is not None:
+        height, width = shape[:2]
+        size = height if height == width else f"{height}x{width}"
+        advice = f"--size {size} stores them as one array, which the loader can hold in memory"
+        rows.add(yellow("shapes"), f"every image is {height} x {width}: {advice}")
 
 
 def _read_common_shape(report: ConvertReport) -> list[int] | None:
@@ -273,20 +263,19 @@ def _read_common_shape(report: ConvertReport) -> list[int] | None:
         return shape if (shapes == shapes[0]).all() else None
 
 
-def _describe_palette(classes: tuple[str, ...]) -> list[str]:
-    """Returns two lines that warn: all images of some classes are PNG files with a palette, and may be masks.
+def _add_palette(rows: Rows, classes: tuple[str, ...]) -> None:
+    """Adds two rows that warn: all images of some classes are PNG files with a palette, and may be masks.
 
     ``classes``: names of these classes; ``("",)`` for all images.
     """
-    named = ", ".join(printable(name) for name in classes[:_LISTED]) + (", …" if len(classes) > _LISTED else "")
-    where = f" of {pluralize(len(classes), 'class', 'classes')} ({named})" if classes != ("",) else ""
-    return [
-        f"  {yellow('palette')}  all images{where} are PNG with a palette: are they masks?",
-        "           They load as colours and not as indices; see packstore guide packing",
-    ]
+    rows.add("palette", palette=classes)
+    if classes:
+        some = f" of {pluralize(len(classes), 'class', 'classes')} ({join_names(classes)})" if classes != ("",) else ""
+        rows.add(yellow("palette"), f"all images{some} are PNG with a palette: are they masks?")
+        rows.add("", "They load as colours and not as indices; see packstore guide packing")
 
 
-def _describe_orientation(report: ConvertReport) -> str:
+def _format_orientation(report: ConvertReport) -> str:
     """Returns a phrase: how many images have an EXIF orientation, and if the orientation was applied."""
     some = f"{report.oriented:,} of {pluralize(report.manifest.records, 'image')}"
     verb = "has" if report.oriented == 1 else "have"

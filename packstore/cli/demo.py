@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import LocalPath, pluralize, shell_quote
+from packstore.cli.common import LocalPath, shell_quote
+from packstore.cli.rows import pluralize
 from packstore.core.errors import printable
 
 

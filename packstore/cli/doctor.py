@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.colour import yellow
-from packstore.cli.common import LocalPath, pluralize, wrap_text
+from packstore.cli.common import LocalPath
+from packstore.cli.rows import Rows, pluralize, wrap_text, yellow
 from packstore.core.files import url_message
 
 if TYPE_CHECKING:
@@ -52,39 +51,29 @@ def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
     finally:
         if shown:
             click.echo("\r\x1b[K", err=True, nl=False)
-    click.echo(json.dumps(report_to_json(report), indent=2) if as_json else describe_report(report))
+    report_rows(report).echo(as_json)
 
 
-def report_to_json(report: Report) -> dict[str, Any]:
-    """Converts the facts to JSON values: ``sections`` and ``problem_count``.
+def report_rows(report: Report) -> Rows:
+    """Makes the lines of a report: facts by section, and the number of problems, each below its fact.
 
-    ``sections`` has ``value``, ``text`` and ``problem`` of each fact by section and name.
+    Wraps lines to the terminal's width, at most 120 characters. The JSON has ``value``, ``text`` and ``problem`` of
+    each fact by section and name, and ``problem_count``.
     """
-    sections: dict[str, Any] = {}
-    for fact in report.facts:
-        entry = {"value": fact.value, "text": fact.text or str(fact.value), "problem": fact.problem}
-        sections.setdefault(fact.section, {})[fact.name] = entry
-    return {"sections": sections, "problem_count": len(report.problems)}
-
-
-def describe_report(report: Report) -> str:
-    """Formats the report as text: facts by section, and the number of problems. A problem follows its fact, with an
-    exclamation mark.
-
-    Wraps lines to the terminal's width, at most 120 characters.
-    """
+    rows, sections = Rows(), dict[str, dict[str, Any]]()
     width = max(len(fact.name) for fact in report.facts)
     columns = min(120, shutil.get_terminal_size((100, 24)).columns or 100)
-    lines: list[str] = []
-    section = None
     for fact in report.facts:
-        if fact.section != section:
-            section = fact.section
-            lines += ["", section] if lines else [section]
-        lines += wrap_text(f"  {fact.name:<{width}}  ", fact.text or str(fact.value), columns)
+        if fact.section not in sections:
+            rows.add_lines(*([""] if sections else []), fact.section)
+        text = fact.text or str(fact.value)
+        entry = {"value": fact.value, "text": text, "problem": fact.problem}
+        sections.setdefault(fact.section, {})[fact.name] = entry
+        rows.add_lines(*wrap_text(f"  {fact.name:<{width}}  ", text, columns))
         if fact.problem is not None:
             first, *rest = wrap_text(f"{'!':>{width + 2}}  ", fact.problem, columns)
-            lines += [first.replace("!", yellow("!"), 1), *rest]
+            rows.add_lines(first.replace("!", yellow("!"), 1), *rest)
     count = len(report.problems)
-    verdict = "no problems" if not count else f"{pluralize(count, 'problem')}, marked with !"
-    return "\n".join([*lines, "", verdict])
+    verdict = f"{pluralize(count, 'problem')}, marked with !" if count else "no problems"
+    rows.add_lines("", verdict, sections=sections, problem_count=count)
+    return rows

@@ -10,17 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.colour import bold
-from packstore.cli.common import (
-    StorePath,
-    human_bytes,
-    pluralize,
-    progress_bar,
-    shell_quote,
-    suggest_packing,
-)
-from packstore.cli.options import Command, OptionsOf, cache_options, dry_run_option, quiet_option
-from packstore.core.errors import printable
+from packstore.cli.common import StorePath, progress_bar, shell_quote, suggest_packing
+from packstore.cli.options import Command, OptionsOf, cache_options, dry_run_option, json_option, quiet_option
+from packstore.cli.rows import Rows, bold, human_bytes, if_any, pluralize
+from packstore.core.errors import UsageError, printable
 from packstore.core.urls import UrlPath
 
 if TYPE_CHECKING:
@@ -33,9 +26,10 @@ if TYPE_CHECKING:
 @click.argument("dest", type=StorePath())
 @OptionsOf("packstore.exports.options:ExportOptions")
 @dry_run_option
+@json_option
 @quiet_option()
 @cache_options
-def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
+def export(store: Path, dest: Path, dry_run: bool, as_json: bool, quiet: bool, **options: Any) -> None:
     """Write STORE to DEST in another program's format. STORE is not changed.
 
     The suffix of DEST, or --to, chooses the format; packstore guide exporting lists them. Images stay byte for byte
@@ -52,65 +46,64 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
       packstore export s3://bucket/imagenet.lmdb imagenet.zip
       packstore export imagenet.lmdb s3://bucket/shards --to webdataset
     """
-    from packstore.core.errors import UsageError
     from packstore.exports.options import ExportOptions
     from packstore.exports.plan import plan_export
     from packstore.exports.run import run_export
     from packstore.exports.to_url import local_destination
 
     started = time.monotonic()
-    with progress_bar(quiet) as progress, ExitStack() as stack:
+    with progress_bar(quiet or as_json) as progress, ExitStack() as stack:
         if not isinstance(store, UrlPath) and not store.exists():
             raise UsageError(f"{printable(str(store))}: no such file or directory")
         with suggest_packing(store):
             path, publish = stack.enter_context(local_destination(dest, overwrite=options["overwrite"]))
             plan = plan_export(store, path, ExportOptions(**options), stack)
         if dry_run:
-            click.echo(describe_plan(replace(plan, destination=dest)))
+            plan_rows(replace(plan, destination=dest)).echo(as_json)
             return
-        if not quiet:
+        if not (quiet or as_json):
             for loss in plan.losses:
                 click.echo(f"other readers of {plan.kind.name} do not get: {loss}", err=True)
         report = run_export(plan, progress, started)
         publish(progress)
         report = replace(report, destination=dest)
-    if not quiet:
-        click.echo(describe_report(report, store, bare=options["bare"]))
+    if as_json or not quiet:
+        report_rows(report, store, bare=options["bare"]).echo(as_json)
 
 
-def describe_plan(plan: ExportPlan) -> str:
-    """Formats the plan of an export as the text that ``--dry-run`` prints."""
-    manifest = plan.manifest
-    lines = [
-        f"store        {printable(str(plan.reader.path))}, {manifest.records:,} records ({manifest.encoding})",
-        f"destination  {printable(str(plan.destination))} ({plan.kind.name}: {plan.kind.help})",
-    ]
-    if plan.options.encode:
-        lines.append(f"encode       {plan.options.encode}{', without loss' if plan.options.encode == 'png' else ''}")
-    lines += [f"  {printable(split.name):<10} {len(split):,}" for split in manifest.splits]
+def plan_rows(plan: ExportPlan) -> Rows:
+    """Makes the rows of ``--dry-run``."""
+    manifest, rows, path = plan.manifest, Rows(12), str(plan.reader.path)
+    rows.add("store", f"{printable(path)}, {manifest.records:,} records ({manifest.encoding})", store=path)
+    rows.values |= {"records": manifest.records, "encoding": manifest.encoding}
+    place, kind, encode = str(plan.destination), plan.kind, plan.options.encode
+    rows.add("destination", f"{printable(place)} ({kind.name}: {kind.help})", destination=place, kind=kind.name)
+    if encode:
+        rows.add("encode", f"{encode}{', without loss' if encode == 'png' else ''}")
+    for split in manifest.splits:
+        rows.add(f"  {printable(split.name):<10}", f"{len(split):,}")
+    rows.add("splits", splits={split.name: len(split) for split in manifest.splits})
     if plan.shard_bytes is not None:
-        lines.append(f"shards       of about {human_bytes(plan.shard_bytes)}, one split each")
-    lines += [f"not in it    {loss}" for loss in plan.losses]
+        rows.add("shards", f"of about {human_bytes(plan.shard_bytes)}, one split each")
+    rows.add("not in it", *plan.losses, losses=plan.losses)
     if plan.losses and not plan.options.bare:
-        lines.append("             (packstore.json keeps them for packstore convert)")
-    lines.append(f"estimate     {human_bytes(plan.estimate_bytes)} ({human_bytes(plan.free_bytes)} free)")
-    lines.append("nothing was written (--dry-run)")
-    return "\n".join(lines)
+        rows.add("", "(packstore.json keeps them for packstore convert)")
+    size, free = plan.estimate_bytes, plan.free_bytes
+    rows.add("estimate", f"{human_bytes(size)} ({human_bytes(free)} free)", estimate_bytes=size, free_bytes=free)
+    rows.add_lines("nothing was written (--dry-run)")
+    return rows
 
 
-def describe_report(report: ExportReport, store: Path, *, bare: bool = False) -> str:
-    """Formats the report of an export as text, with the command that verifies it unless ``bare``."""
-    lines = [
-        f"{printable(str(report.destination))}: {bold(pluralize(report.manifest.records, 'record'))} ({report.kind})"
-    ]
-    if report.shards:
-        lines.append(f"  shards   {report.shards:,}")
-    lines.append(f"  bytes    {human_bytes(report.disk_bytes)} on disk")
-    if report.resumed:
-        lines.append(f"  resumed  {pluralize(report.resumed, 'record')} taken over from an interrupted run")
-    lines.append(f"  time     {report.seconds:.1f} s")
+def report_rows(report: ExportReport, store: Path, *, bare: bool = False) -> Rows:
+    """Makes the rows of a finished export, with the command that verifies it unless ``bare``."""
+    rows, place, records = Rows(8, "  "), report.destination, report.manifest.records
+    title = f"{printable(str(place))}: {bold(pluralize(records, 'record'))} ({report.kind})"
+    rows.add_lines(title, destination=str(place), kind=report.kind, records=records, losses=report.losses)
+    rows.add("shards", *([f"{report.shards:,}"] if report.shards else []), shards=report.shards)
+    rows.add("bytes", f"{human_bytes(report.disk_bytes)} on disk", disk_bytes=report.disk_bytes)
+    taken_over = if_any(report.resumed, "record", " taken over from an interrupted run")
+    rows.add("resumed", *taken_over, resumed=report.resumed)
+    rows.add("time", f"{report.seconds:.1f} s", seconds=report.seconds)
     if not bare:
-        lines.append(
-            f"prove it with: packstore verify {shell_quote(store)} --against {shell_quote(report.destination)}"
-        )
-    return "\n".join(lines)
+        rows.add_lines(f"prove it with: packstore verify {shell_quote(store)} --against {shell_quote(place)}")
+    return rows

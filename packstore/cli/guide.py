@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import wrap_text
+from packstore.cli.rows import wrap_text
 
 _DEMO = """
   The examples of the pages use a small dataset and its store:

@@ -12,29 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import (
-    LocalPath,
-    StorePath,
-    describe_conversions,
-    describe_normalization,
-    echo_rows,
-    format_source_options,
-    human_bytes,
-    packing_command,
-    pluralize,
-    progress_bar,
-)
+from packstore.cli.common import LocalPath, StorePath, format_source_options, packing_command, progress_bar
 from packstore.cli.options import Command, OptionsOf, cache_options
-from packstore.cli.source_info import describe_column, user_columns
+from packstore.cli.rows import (
+    LISTED,
+    Rows,
+    format_conversions,
+    format_normalization,
+    human_bytes,
+    if_any,
+    join_names,
+    pluralize,
+)
+from packstore.cli.source_info import format_column, user_columns
 from packstore.core.errors import AmbiguousSourceError, MissingStoreError, SourceError, StoreError, printable
 from packstore.core.registry import FORMATS
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Manifest
     from packstore.stores.base import Reader
-    from packstore.training.cost import Cost
 
-_LISTED = 10
 _COUNTED_SHARDS = 100
 
 
@@ -109,13 +106,10 @@ def info(
             raise error from None
         return
     with reader:
-        if as_json:
-            more = {"cost": [asdict(each) for each in _estimate_costs(reader, nodes, batch_size)]} if cost else {}
-            click.echo(json.dumps(store_to_json(reader, counts) | more, indent=2))
-        elif cost:
-            click.echo(describe_cost(reader, nodes, batch_size))
-        else:
-            echo_rows(describe_store(reader, counts))
+        rows = store_rows(reader, counts) if as_json or not cost else Rows()
+        if cost:
+            _add_costs(rows, reader, nodes, batch_size)
+        rows.echo(as_json)
         if plot is not None:
             from packstore.seeing.store_chart import plot_store
 
@@ -131,23 +125,19 @@ def _is_unfinished(path: Path) -> bool:
     return objects.can_list and any(each.name.endswith("/plan.json") for each in objects.list("_work/convert-"))
 
 
-def _estimate_costs(reader: Reader, nodes: int, batch_size: int) -> list[Cost]:
-    """Estimates the requests and bytes of reading a store from a URL, with this machine's cache budget."""
+def _add_costs(rows: Rows, reader: Reader, nodes: int, batch_size: int) -> None:
+    """Adds a table of the requests and bytes of reading a store from a URL, with this machine's cache budget."""
     from packstore.cache import default_cache
     from packstore.training.cost import compute_costs
 
-    return compute_costs(reader.manifest, reader.disk_bytes(), default_cache().budget, nodes, batch_size)
-
-
-def describe_cost(reader: Reader, nodes: int, batch_size: int) -> str:
-    """Formats the requests and bytes of reading a store from a URL as a table."""
-    from packstore.cache import default_cache
-
-    each = f"a cache of {human_bytes(default_cache().budget)}"
-    rows = [(c.what, f"{c.requests:,}", human_bytes(c.nbytes)) for c in _estimate_costs(reader, nodes, batch_size)]
-    rows = [(f"on {nodes:,} nodes, each with {each}" if nodes > 1 else f"with {each}", "requests", "bytes"), *rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
+    budget = default_cache().budget
+    costs = compute_costs(reader.manifest, reader.disk_bytes(), budget, nodes, batch_size)
+    each = f"a cache of {human_bytes(budget)}"
+    head = f"on {nodes:,} nodes, each with {each}" if nodes > 1 else f"with {each}"
+    table = [(head, "requests", "bytes"), *((c.what, f"{c.requests:,}", human_bytes(c.nbytes)) for c in costs)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = (f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in table)
+    rows.add_lines(*lines, cost=[asdict(cost) for cost in costs])
 
 
 def _refuse_chart(plot: Path | None) -> None:
@@ -159,13 +149,13 @@ def _refuse_chart(plot: Path | None) -> None:
 @contextmanager
 def _questions_as_json(path: Path, as_json: bool) -> Iterator[None]:
     """Prints a question that the block raises as JSON, too, if that is asked for."""
-    from packstore.cli.source_info import questions_to_json
+    from packstore.cli.source_info import question_values
 
     try:
         yield
     except AmbiguousSourceError as error:
         if as_json:
-            click.echo(json.dumps({"path": str(path), **questions_to_json([error])}, indent=2))
+            click.echo(json.dumps({"path": str(path), **question_values([error])}, indent=2))
         raise
 
 
@@ -175,7 +165,7 @@ def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
     Raises :class:`AmbiguousSourceError` if files that seem to annotate its images would be left out; its notes have all
     further questions of a conversion. Raises :class:`SourceError` if it is no source, or if no image can be packed.
     """
-    from packstore.cli.source_info import describe_source, find_questions, source_to_json
+    from packstore.cli.source_info import find_questions, source_rows
     from packstore.packing.header_survey import survey_headers
     from packstore.packing.modes import resolve_reading
     from packstore.packing.options import ConvertOptions
@@ -199,117 +189,114 @@ def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
             for question in questions:
                 error.add_note(f"a further question: {question}")
             raise
-        if as_json:
-            text = json.dumps(source_to_json(source, survey, questions, headers), indent=2)
-        else:
-            command = packing_command(path, format_source_options(options))
-            text = describe_source(source, survey, command, questions, headers)
-    if as_json:
-        click.echo(text)
-    else:
-        echo_rows(text)
+        command = packing_command(path, format_source_options(options))
+        rows = source_rows(source, survey, command, questions, headers)
+    rows.echo(as_json)
     if survey.counted and (not survey.records or 0 < headers.looked_at == len(headers.bad)):
         why = "".join(f": {printable(key)}: {printable(reason)}" for key, reason in headers.bad[:1])
         raise SourceError(f"{printable(str(path))}: 0 images can be packed{why}")
 
 
-def store_to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
-    """Converts manifest, size on disk and class counts to JSON values.
-
-    Counts classes if ``counted``, or if the store is local and has at most 100 shards. ``class_counts`` is:
-
-    - None if classes are not counted.
-    - None for lists of classes.
-    - Empty without class names.
-    """
-    manifest = reader.manifest
-    plain: dict[str, Any] = json.loads(manifest.to_json())
-    counts = (
-        _count_classes(reader) if (counted or _can_open_all_shards(reader)) and not _has_label_lists(manifest) else None
-    )
-    return {
-        "path": str(reader.path),
-        "dataset_digest": manifest.dataset_digest,
-        "disk_bytes": reader.disk_bytes(),
-        "class_counts": counts,
-        **plain,
-    }
-
-
-def describe_store(reader: Reader, counted: bool = False) -> str:
-    """Formats a store as rows of a name and a text. Reads file sizes.
+def store_rows(reader: Reader, counted: bool = False) -> Rows:
+    """Makes the rows of a store; the JSON also has its manifest. Reads file sizes.
 
     Counts classes if ``counted``, or if the store is local and has at most 100 shards.
     """
-    from packstore.packing.frames import OTHER_SIZE
-    from packstore.packing.report import describe_other_sizes, read_conversion_counts
-
-    m = reader.manifest
-    disk = reader.disk_bytes()
+    m, rows, path, disk = reader.manifest, Rows(), str(reader.path), reader.disk_bytes()
+    rows.add("path", printable(path), path=path)
+    rows.add("format", f"{FORMATS[m.format].title} (layout version {m.format_version})")
+    rows.add("records", f"{len(reader):,}")
     shape = f", {' x '.join(map(str, m.image.shape))} ({m.image.layout})" if m.image.shape else ""
-    rows = [
-        ("path", printable(str(reader.path))),
-        ("format", f"{FORMATS[m.format].title} (layout version {m.format_version})"),
-        ("records", f"{len(reader):,}"),
-        ("encoding", f"{m.encoding}{shape}"),
-        *([("mode", str(m.image.pixels))] if m.image.mode is not None else []),
-    ]
-    if oriented := m.options.get("exif_oriented"):
-        rows.append(("", f"{oriented:,} of them have an EXIF orientation, {_describe_orientation(m)}"))
-        if unknown := [c.name for c in m.columns if c.traits.moves and c.frame is None]:
-            rows.append(("", f"in which frame {', '.join(unknown)} count was not recorded (stored or upright image)"))
-    rows += [("", text) for text in describe_conversions(read_conversion_counts(m))]
-    rows += [("note", text) for text in describe_other_sizes(m)]
+    rows.add("encoding", f"{m.encoding}{shape}")
+    rows.add("mode", *([str(m.image.pixels)] if m.image.mode is not None else []))
+    _add_counts_of_packing(rows, m)
     if m.normalization:
-        rows.append(("normalised", describe_normalization(m.normalization)))
+        rows.add("normalised", format_normalization(m.normalization))
     for split in m.splits:
-        rows.append(("split", f"{printable(split.name)}: {pluralize(len(split), 'record')} from {split.start:,}"))
-    if m.classes is not None:
-        shown = ", ".join(printable(c) for c in m.classes[:_LISTED])
-        rows.append(("classes", f"{len(m.classes):,}: {shown}{', …' if len(m.classes) > _LISTED else ''}"))
-        if _has_label_lists(m):
-            rows.append(("per class", "not counted: records have lists of classes"))
-        elif counted or _can_open_all_shards(reader):
-            rows.append(("per class", _format_range(list(_count_classes(reader).values()))))
-        else:
-            rows.append(("per class", "not counted, since that opens all shards (--counts counts)"))
-    each = disk / max(1, len(reader))
-    rows.append(("on disk" if reader.nbytes is None else "size", f"{human_bytes(disk)}, {human_bytes(each)} a record"))
+        rows.add("split", f"{printable(split.name)}: {pluralize(len(split), 'record')} from {split.start:,}")
+    _add_classes(rows, reader, counted)
+    each = f"{human_bytes(disk / max(1, len(reader)))} a record"
+    rows.add("on disk" if reader.nbytes is None else "size", f"{human_bytes(disk)}, {each}", disk_bytes=disk)
     padding = FORMATS[m.format].padding
     if padding and m.records and disk > 1.2 * sum(c.nbytes for c in m.columns):
-        rows.append(("", f"{padding}; HDF5 and .pth do not"))
+        rows.add("", f"{padding}; HDF5 and .pth do not")
     for c in user_columns(m.columns):
-        kind = _image_type(m) if c.name == "image" else describe_column(c)
+        # A store of pixels has a layout.
+        image = f"{m.image.dtype} pixels" if m.image.layout else "image files"
+        kind = image if c.name == "image" else format_column(c)
         own = [(name, m.options.get(f"{c.name}.{name}")) for name in ("depth", "alpha", "frames")]
         kind += "".join(f", {name} {printable(str(value))}" for name, value in own if value is not None)
         kind += f", of the {c.frame} image" if c.frame is not None else ""
         mean = human_bytes(c.nbytes / max(1, m.records))
-        rows.append((f"column {c.name}", f"{kind}; {human_bytes(c.nbytes)}, {mean} a record"))
+        rows.add(f"column {c.name}", f"{kind}; {human_bytes(c.nbytes)}, {mean} a record")
     if m.is_linked and reader.nbytes is None:
-        rows.append(("links", describe_linked_files(reader)))
+        rows.add("links", format_linked_files(reader))
     if m.shards:
         largest = int(m.shards.table["nbytes"].max())
-        rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
-    rows.append(("origin", printable(f"{m.origin.name} ({m.origin.kind})")))
-    told = ("exif_oriented", OTHER_SIZE, *read_conversion_counts(m))  # above
+        rows.add("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}")
+    _add_origin(rows, m)
+    rows.add("digest", m.dataset_digest, dataset_digest=m.dataset_digest)
+    rows.values |= json.loads(m.to_json())
+    return rows
+
+
+def _add_counts_of_packing(rows: Rows, m: Manifest) -> None:
+    """Adds rows on EXIF orientations, conversions without loss, and annotations that state another size."""
+    from packstore.packing.report import describe_other_sizes, read_conversion_counts
+
+    if oriented := m.options.get("exif_oriented"):
+        rows.add("", f"{oriented:,} of them have an EXIF orientation, {_describe_orientation(m)}")
+        if unknown := [c.name for c in m.columns if c.traits.moves and c.frame is None]:
+            rows.add("", f"in which frame {', '.join(unknown)} count was not recorded (stored or upright image)")
+    rows.add("", *format_conversions(read_conversion_counts(m)))
+    rows.add("note", *describe_other_sizes(m))
+
+
+def _add_classes(rows: Rows, reader: Reader, counted: bool) -> None:
+    """Adds a row with classes, and one with the least and the most records of a class.
+
+    In the JSON, ``class_counts`` is None if classes are not counted, and for lists of classes. It is empty without
+    class names.
+    """
+    m = reader.manifest
+    # The column is ragged for lists of classes, and for other values without one class a record.
+    lists = m.has_column("label") and m.column("label").kind == "ragged"
+    local = reader.nbytes is None and (m.shards is None or len(m.shards) <= _COUNTED_SHARDS)
+    counts = _count_classes(reader) if (counted or local) and not lists else None
+    rows.add("classes", class_counts=counts)
+    if m.classes is None:
+        return
+    rows.add("classes", f"{len(m.classes):,}: {join_names(m.classes)}")
+    if lists:
+        rows.add("per class", "not counted: records have lists of classes")
+    elif counts is None:
+        rows.add("per class", "not counted, since that opens all shards (--counts counts)")
+    else:
+        low, high = min(counts.values(), default=0), max(counts.values(), default=0)
+        rows.add("per class", f"{low:,}" if low == high else f"{low:,} to {high:,}")
+
+
+def _add_origin(rows: Rows, m: Manifest) -> None:
+    """Adds rows on the source, the options and versions of packing, and its files and skipped samples."""
+    from packstore.packing.frames import OTHER_SIZE
+    from packstore.packing.report import read_conversion_counts
+
+    rows.add("origin", printable(f"{m.origin.name} ({m.origin.kind})"))
+    told = ("exif_oriented", OTHER_SIZE, *read_conversion_counts(m))  # in other rows
     given = {k: v for k, v in m.options.items() if v is not None and v is not False and k not in told}
     shown = ", ".join(k if v is True else f"{k} {v}" for k, v in sorted(given.items())).replace("_", " ")
-    rows.append(("options", printable(shown) or "none"))
-    rows.append(("written by", printable(", ".join(f"{k} {v}" for k, v in sorted(m.versions.items()))) or "unknown"))
+    rows.add("options", printable(shown) or "none")
+    rows.add("written by", printable(", ".join(f"{k} {v}" for k, v in sorted(m.versions.items()))) or "unknown")
     if (files := m.origin.files) is not None:
         roles = (files.packed, "packed"), (files.annotation + files.evidence, "read"), (files.left, "left out")
-        rows.append(("files", ", ".join(f"{count:,} {what}" for count, what in roles if count)))
-    if m.skipped:
-        rows.append(("skipped", f"{pluralize(len(m.skipped), 'sample')}:"))
-        rows += [("", f"{printable(s.key)}: {printable(s.reason)}") for s in m.skipped[:_LISTED]]
-        if len(m.skipped) > _LISTED:
-            rows.append(("", f"… and {len(m.skipped) - _LISTED:,} more (--json lists them)"))
-    rows.append(("digest", m.dataset_digest))
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+        rows.add("files", ", ".join(f"{count:,} {what}" for count, what in roles if count))
+    rows.add("skipped", *if_any(len(m.skipped), "sample", ":"))
+    rows.add("", *(f"{printable(s.key)}: {printable(s.reason)}" for s in m.skipped[:LISTED]))
+    if len(m.skipped) > LISTED:
+        rows.add("", f"… and {len(m.skipped) - LISTED:,} more (--json lists them)")
 
 
-def describe_linked_files(reader: Reader) -> str:
+def format_linked_files(reader: Reader) -> str:
     """Returns a phrase on the files that a linked store points to: their number and common folder, or the one file."""
     from packstore.stores.linked import link_folder, list_linked_files
 
@@ -321,11 +308,6 @@ def describe_linked_files(reader: Reader) -> str:
     return f"{len(places):,} files {f'below {folder}' if folder else 'in several places'}"
 
 
-def _image_type(manifest: Manifest) -> str:
-    """Returns ``image files``; for a store of pixels, the dtype and ``pixels``."""
-    return f"{manifest.image.dtype} pixels" if manifest.image.layout else "image files"
-
-
 def _describe_orientation(manifest: Manifest) -> str:
     """Returns a phrase: the EXIF orientation was applied, is applied at loading, or is not applied."""
     from packstore.images.encode.options import readers_transpose
@@ -333,17 +315,6 @@ def _describe_orientation(manifest: Manifest) -> str:
     if not manifest.options.get("exif_transpose"):
         return "which is not applied"
     return "applied when they are loaded" if readers_transpose(manifest) else "which was applied"
-
-
-def _can_open_all_shards(reader: Reader) -> bool:
-    """Tells if the store is local and has at most 100 shards."""
-    shards = reader.manifest.shards
-    return reader.nbytes is None and (shards is None or len(shards) <= _COUNTED_SHARDS)
-
-
-def _has_label_lists(manifest: Manifest) -> bool:
-    """Tells if the column ``label`` is ragged: lists of classes, or other values without one class a record."""
-    return manifest.has_column("label") and manifest.column("label").kind == "ragged"
 
 
 def _count_classes(reader: Reader) -> dict[str, int]:
@@ -360,10 +331,3 @@ def _count_classes(reader: Reader) -> dict[str, int]:
         # Labels of a damaged store can be out of range: verify reports them, so they are left out here.
         counts += np.bincount(labels[(labels >= 0) & (labels < len(classes))], minlength=len(classes))
     return {name: int(count) for name, count in zip(classes, counts, strict=True)}
-
-
-def _format_range(counts: list[int]) -> str:
-    """Formats the least and the most of some counts, such as ``12 to 40``. If both are equal: ``12``; without counts:
-    ``0``."""
-    low, high = min(counts, default=0), max(counts, default=0)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

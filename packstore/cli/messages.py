@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from packstore.cli.colour import yellow
+from packstore.cli.rows import yellow
 from packstore.core.errors import printable
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from packstore.cli.common import ByteSize, LocalPath, PixelCount, PluginChoice
+from packstore.cli.common import BYTE_SIZE, PIXEL_COUNT, LocalPath, PluginChoice
 from packstore.core.options import Description, list_options, split_union
 from packstore.core.registry import ENCODINGS, EXPORTS, FORMATS, SOURCES
 
@@ -82,7 +82,7 @@ def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in (
         run_option(
-            "--cache-size", type=ByteSize(), callback=set_variable, expose_value=False, is_eager=True,
+            "--cache-size", type=BYTE_SIZE, callback=set_variable, expose_value=False, is_eager=True,
             help="Limit of the cache, e.g. 200GB; default $PACKSTORE_CACHE_SIZE, or half of the free space.",
         ),
         run_option(
@@ -97,8 +97,8 @@ def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
 _TYPES: Mapping[str, click.ParamType] = {  # type: ignore[type-arg]
     "encoding": PluginChoice(ENCODINGS),
     "format": PluginChoice(FORMATS),
-    "max_pixels": PixelCount(),
-    "shard_size": ByteSize(),
+    "max_pixels": PIXEL_COUNT,
+    "shard_size": BYTE_SIZE,
     "source_kind": PluginChoice(SOURCES),
     "to": PluginChoice(EXPORTS),
 }

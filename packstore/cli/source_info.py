@@ -8,14 +8,15 @@ from contextlib import suppress
 from itertools import chain, islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from packstore.cli.common import (
-    describe_conversions,
-    describe_ledger,
+from packstore.cli.common import shell_quote, suggest_commands
+from packstore.cli.rows import (
+    Rows,
     format_classes,
+    format_conversions,
+    format_ledger,
     human_bytes,
+    ledger_values,
     pluralize,
-    shell_quote,
-    suggest_commands,
 )
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, printable
 from packstore.core.modes import parse_mode
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
     from packstore.packing.header_survey import HeaderSurvey
     from packstore.packing.options import ConvertOptions
     from packstore.sources import Source, Survey
-    from packstore.sources.ledger import Ledger
 
 _KEYS = 3
 _LOOKED_AT = 8
-_INTERNAL_MEANINGS = {
+INTERNAL_MEANINGS = {
     "checksum": "of each image",
     "row_checksum": "of each record's other values",
     "seek_index": "where crops of each JPEG file begin to decode",
@@ -61,58 +61,7 @@ def find_questions(source: Source, survey: Survey, options: ConvertOptions, head
     return [question for question in questions if question is not None]
 
 
-def source_to_json(
-    source: Source, survey: Survey, questions: Sequence[UsageError] = (), headers: HeaderSurvey | None = None
-) -> dict[str, Any]:
-    """Converts kind, splits, columns, files and three keys of a source to JSON values. Reads up to eight samples.
-
-    ``questions``: what a conversion would ask. ``headers``: what the headers of some images say; None if no header was
-    read.
-
-    If samples can only be counted by reading all of them, ``records`` and the counts of ``splits`` are None.
-    """
-    counted = survey.counted
-    return {
-        "path": str(source.path),
-        "kind": source.kind,
-        "help": _describe_kind(source),
-        "evidence": source.evidence,
-        "records": survey.records if counted else None,
-        "splits": {name: count if counted else None for name, count in survey.splits.items()},
-        "image_bytes": survey.image_bytes,
-        "encoding": survey.encoding,
-        "shape": survey.shape,
-        "mode": survey.mode,
-        "modes_of_some": dict(count_modes(source, survey)),
-        "columns": [
-            {
-                "name": column.name,
-                "type": column.type,
-                "kind": column.kind,
-                "dtype": column.dtype,
-                "shape": column.shape,
-                "classes": column.classes,
-                "nullable": column.nullable,
-                "parallel": column.parallel,
-            }
-            for column in user_columns(survey.columns)
-        ],
-        "sample_keys": sample_keys(source, survey),
-        "ledger": ledger_to_json(survey.ledger),
-        **questions_to_json(questions),
-        "sampled_headers": None
-        if headers is None
-        else {
-            "images": headers.looked_at,
-            "unreadable": dict(headers.bad),
-            "lossy": dict(headers.losses),
-            "converted": dict(headers.unified),
-            "exif_oriented": headers.oriented,
-        },
-    }
-
-
-def questions_to_json(questions: Sequence[UsageError]) -> dict[str, Any]:
+def question_values(questions: Sequence[UsageError]) -> dict[str, Any]:
     """Converts questions and their answers to JSON values. ``command`` is the line that packs with an answer."""
     listed = []
     for question in questions:
@@ -126,81 +75,87 @@ def questions_to_json(questions: Sequence[UsageError]) -> dict[str, Any]:
     return {"question": listed[0]["question"] if listed else None, "questions": listed}
 
 
-def _list_answers(question: UsageError) -> Sequence[Answer]:
-    """Returns the answers to a question; empty if it has none."""
-    return question.answers if isinstance(question, AmbiguousSourceError) else ()
-
-
-def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
-    """Converts a ledger (the roles of a source's files) to JSON values. Includes the names of all files that are not
-    packed."""
-    from packstore.sources.ledger import Role
-
-    named = {role.value: list(ledger.names(role)) for role in Role if role is not Role.PACKED}
-    return {
-        "files": {role.value: ledger.count(role) for role in Role},
-        "left": dict(ledger.left),
-        "left_in_files": dict(ledger.members),
-        "suffixes": dict(ledger.suffixes),
-        "names": named,
-    }
-
-
-def describe_source(
+def source_rows(
     source: Source,
     survey: Survey,
     command: str,
     questions: Sequence[UsageError] = (),
     headers: HeaderSurvey | None = None,
-) -> str:
-    """Formats a source as rows of a name and a text. Reads up to eight samples.
+) -> Rows:
+    """Makes the rows of a source. Reads up to eight samples.
 
-    The last row is ``command``, which packs the source. If a conversion would ask ``questions``, the last rows are each
-    question, and this command with each answer. ``headers`` adds rows on what the headers of some images say.
+    If samples can only be counted by reading all of them, the JSON has None for ``records`` and the counts of splits.
+
+    Args:
+        source: The source.
+        survey: Its survey.
+        command: Packs the source: the last row. If a conversion would ask ``questions``, the last rows are each
+            question, and this command with each answer.
+        questions: What a conversion would ask.
+        headers: What the headers of some images say. None if no header was read.
     """
-    rows = [
-        ("path", printable(str(source.path))),
-        ("source", f"{printable(_describe_kind(source))} ({source.kind})"),
-    ]
-    if source.evidence:
-        rows.append(("known by", printable(source.evidence)))
-    size = f"{human_bytes(survey.image_bytes)} of images"
-    rows.append(("samples", f"{survey.records:,}, {size}" if survey.counted else "not known before all are read"))
+    rows, path, bridge = Rows(), str(source.path), find_bridge(source.path)
+    kind = f"read by {bridge[0]}" if bridge is not None else str(SOURCES[source.kind].help)
+    rows.add("path", printable(path), path=path)
+    rows.add("source", f"{printable(kind)} ({source.kind})", kind=source.kind, help=kind)
+    rows.add("known by", *([printable(source.evidence)] if source.evidence else []), evidence=source.evidence)
+    counted, nbytes = survey.counted, survey.image_bytes
+    size = f"{survey.records:,}, {human_bytes(nbytes)} of images" if counted else "not known before all are read"
+    rows.add("samples", size, records=survey.records if counted else None, image_bytes=nbytes)
+    rows.add("split", splits={name: count if counted else None for name, count in survey.splits.items()})
     for name, count in survey.splits.items():
         if name:
-            rows.append(("split", f"{printable(name)}: {pluralize(count, 'sample')}" if survey.counted else name))
-    shape = f" of shape {_format_shape(survey.shape)}" if survey.shape else ""
+            rows.add("split", f"{printable(name)}: {pluralize(count, 'sample')}" if counted else name)
+    shape = f" of shape {' x '.join(map(str, survey.shape))}" if survey.shape else ""
     files = survey.encoding in ("original", "jpeg")
-    rows.append(("column image", f"image files, packed byte for byte{shape}" if files else f"{survey.encoding}{shape}"))
-    if modes := count_modes(source, survey):
+    image = f"image files, packed byte for byte{shape}" if files else f"{survey.encoding}{shape}"
+    rows.add("column image", image, encoding=survey.encoding, shape=survey.shape)
+    modes = count_modes(source, survey)
+    rows.add("modes", mode=survey.mode, modes_of_some=dict(modes))
+    if modes:
         some = ", ".join(f"{mode} in {count}" for mode, count in modes.items())
-        rows.append(("modes", f"{some} (by the headers of {pluralize(modes.total(), 'file')})"))
+        rows.add("modes", f"{some} (by the headers of {pluralize(modes.total(), 'file')})")
     elif not files and survey.mode is not None:
-        rows.append(("mode", str(parse_mode(survey.mode))))
-    rows += _describe_headers(headers, survey)
-    rows += [(f"column {column.name}", describe_column(column)) for column in user_columns(survey.columns)]
+        rows.add("mode", str(parse_mode(survey.mode)))
+    _add_headers(rows, headers, survey)
+    columns = user_columns(survey.columns)
+    named = ("name", "type", "kind", "dtype", "shape", "classes", "nullable", "parallel")
+    rows.add("", columns=[{name: getattr(column, name) for name in named} for column in columns])
+    for column in columns:
+        rows.add(f"column {column.name}", format_column(column))
     if not any(column.traits.has_classes for column in survey.columns):
-        rows.append(("labels", "none"))
-    rows += [("key" if number == 0 else "", printable(key)) for number, key in enumerate(sample_keys(source, survey))]
-    rows += [("files" if number == 0 else "", text) for number, text in enumerate(describe_ledger(survey.ledger))]
-    rows += [("note", text) for text in survey.notes]
+        rows.add("labels", "none")
+    keys = sample_keys(source, survey)
+    rows.add("key", *map(printable, keys[:1]), sample_keys=keys)
+    rows.add("", *map(printable, keys[1:]))
+    ledger = format_ledger(survey.ledger)
+    rows.add("files", *ledger[:1], ledger=ledger_values(survey.ledger))
+    rows.add("", *ledger[1:])
+    rows.add("note", *survey.notes)
+    rows.values |= question_values(questions)
     if not questions:
-        rows.append(("pack it", command))
+        rows.add("pack it", command)
     for question in questions:
-        rows.append(("question", str(question)))
+        rows.add("question", str(question))
         for number, answer in enumerate(_list_answers(question)):
-            rows.append(("" if number else "pack it", " ".join([command, *map(shell_quote, answer.options)])))
-            rows += [("", f"  # {printable(answer.note)}")] if answer.note else []
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+            rows.add("" if number else "pack it", " ".join([command, *map(shell_quote, answer.options)]))
+            rows.add("", *([f"  # {printable(answer.note)}"] if answer.note else []))
+    return rows
 
 
-def _describe_headers(headers: HeaderSurvey | None, survey: Survey) -> list[tuple[str, str]]:
-    """Returns rows on conversions, EXIF orientations and unreadable files that the headers of some images show."""
+def _add_headers(rows: Rows, headers: HeaderSurvey | None, survey: Survey) -> None:
+    """Adds rows on conversions, EXIF orientations and unreadable files that the headers of some images show."""
+    rows.values["sampled_headers"] = headers and {
+        "images": headers.looked_at,
+        "unreadable": dict(headers.bad),
+        "lossy": dict(headers.losses),
+        "converted": dict(headers.unified),
+        "exif_oriented": headers.oriented,
+    }
     if headers is None or not headers.looked_at:
-        return []
+        return
     sample = "" if headers.looked_at >= survey.records else f" in a sample of {headers.looked_at:,}"
-    lines = [f"{text}{sample}" for text in describe_conversions(headers.unified)]
+    lines = [f"{text}{sample}" for text in format_conversions(headers.unified)]
     if headers.oriented:
         turned = pluralize(headers.oriented, "image")
         lines.append(f"{turned} with an EXIF orientation{sample}, which --exif-transpose applies")
@@ -208,7 +163,13 @@ def _describe_headers(headers: HeaderSurvey | None, survey: Survey) -> list[tupl
         key, reason = headers.bad[0]
         count = pluralize(len(headers.bad), "image")
         lines.append(f"{count} that cannot be read{sample}: {printable(key)}: {printable(reason)}")
-    return [("pixels" if number == 0 else "", text) for number, text in enumerate(lines)]
+    rows.add("pixels", *lines[:1])
+    rows.add("", *lines[1:])
+
+
+def _list_answers(question: UsageError) -> Sequence[Answer]:
+    """Returns the answers to a question; empty if it has none."""
+    return question.answers if isinstance(question, AmbiguousSourceError) else ()
 
 
 def count_modes(source: Source, survey: Survey) -> Counter[str]:
@@ -255,12 +216,12 @@ def user_columns(columns: Sequence[Column]) -> list[Column]:
     return [column for column in columns if column.name not in hidden]
 
 
-def describe_column(column: Column) -> str:
+def format_column(column: Column) -> str:
     """Describes type and meaning of a column, such as ``boxes: left, top, right, bottom in pixels``."""
     if column.name in ("key", "shape"):
         return {"key": "text", "shape": "height and width of each image"}[column.name]
-    if column.name in _INTERNAL_MEANINGS:
-        return f"{column.dtype}, {_INTERNAL_MEANINGS[column.name]}"
+    if column.name in INTERNAL_MEANINGS:
+        return f"{column.dtype}, {INTERNAL_MEANINGS[column.name]}"
     named_classes = column.classes is not None
     meaning = f"classes {format_classes(column.classes or ())}" if named_classes else column.traits.describe(column)
     parallel = f", one for each row of {column.parallel}" if column.parallel else ""
@@ -268,24 +229,3 @@ def describe_column(column: Column) -> str:
         meaning = f"{meaning}, mode {column.pixels}"
     named = meaning if meaning.lower() == column.type else f"{column.type}: {meaning}"
     return f"{named}{parallel}{'; may be missing' if column.nullable else ''}"
-
-
-def describe_targets(columns: Sequence[Column]) -> list[tuple[str, str]]:
-    """Returns name and description of each column. Leaves out image, label, key and internal columns.
-
-    If no column is left and there is no label, returns one row: ``labels``, ``none``.
-    """
-    beside = [c for c in user_columns(columns) if c.name not in ("image", "label", "key", *_INTERNAL_MEANINGS)]
-    rows = [(c.name, describe_column(c)) for c in beside]
-    return rows if rows or any(c.name == "label" for c in columns) else [("labels", "none")]
-
-
-def _describe_kind(source: Source) -> str:
-    """Returns the help text of the source's kind. For a bridge, names its library."""
-    bridge = find_bridge(source.path)
-    return f"read by {bridge[0]}" if bridge is not None else str(SOURCES[source.kind].help)
-
-
-def _format_shape(shape: tuple[int, ...] | None) -> str:
-    """Formats a shape as ``32 x 48 x 3``. None becomes an empty text."""
-    return " x ".join(map(str, shape or ()))

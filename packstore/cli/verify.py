@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.colour import bold, red
-from packstore.cli.common import (
-    StorePath,
-    human_bytes,
-    pluralize,
-    progress_bar,
-    shell_quote,
-    suggest_packing,
-)
+from packstore.cli.common import StorePath, progress_bar, shell_quote, suggest_packing
 from packstore.cli.options import Command, OptionsOf, cache_options, json_option, quiet_option
+from packstore.cli.rows import Rows, bold, human_bytes, if_any, pluralize, red
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.urls import UrlPath
 
@@ -26,7 +19,6 @@ if TYPE_CHECKING:
     from packstore.checking.verification import VerifyReport
     from packstore.stores.base import Problem
 
-_LISTED = 50
 _LISTED_OF_ANOTHER = 5
 
 
@@ -73,95 +65,71 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
         # A store that does not open is damaged; with --json that is reported as JSON too.
         click.echo(json.dumps({"path": str(path), "ok": False, "problem_count": 1, "problems": [{"what": str(error)}]}))
         raise click.exceptions.Exit(1) from None
-    if as_json:
-        click.echo(json.dumps(report_to_json(report), indent=2))
-    elif not quiet or not report.ok:
-        click.echo(describe_report(report, quiet))
+    if as_json or not quiet or not report.ok:
+        report_rows(report, quiet).echo(as_json)
     raise click.exceptions.Exit(0 if report.ok else 1)
 
 
-def report_to_json(report: VerifyReport) -> dict[str, Any]:
-    """Converts the report to JSON values: its attributes, and facts of the manifest in place of the manifest.
-
-    These facts are ``records``, ``dataset_digest`` and ``skipped_at_packing``.
-    """
-    return {
-        "path": str(report.path),
-        "ok": report.ok,
-        "quick": report.quick,
-        "records": report.manifest.records,
-        "dataset_digest": report.manifest.dataset_digest,
-        "checks": list(report.checks),
-        "checked_bytes": report.checked_bytes,
-        "problem_count": report.problem_count,
-        "differences": report.differences,
-        "double_keys": report.double_keys,
-        "writer": report.writer,
-        "problems": [asdict(problem) for problem in report.problems],
-        "skipped_at_packing": [asdict(skipped) for skipped in report.manifest.skipped],
-    }
-
-
-def describe_report(report: VerifyReport, quiet: bool = False) -> str:
-    """Formats the report as text: checks, at most 50 problems, the verdict, and advice. With ``quiet``, leaves out
+def report_rows(report: VerifyReport, quiet: bool = False) -> Rows:
+    """Makes the rows of a check: checks, at most 50 problems, the verdict, and advice. With ``quiet``, leaves out
     checks and most advice.
 
     If every record differs from the source, lists five problems.
     """
-    manifest = report.manifest
-    lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
-    if manifest.skipped and not quiet:
-        lines.append(
-            f"note     {pluralize(len(manifest.skipped), 'sample')} skipped when it was packed (packstore info)"
-        )
+    manifest, rows, count = report.manifest, Rows(8), report.problem_count
+    rows.values |= {"path": str(report.path), "ok": report.ok, "quick": report.quick, "records": manifest.records}
+    rows.values |= {"dataset_digest": manifest.dataset_digest, "checks": report.checks}
+    rows.values |= {"checked_bytes": report.checked_bytes, "problem_count": count, "differences": report.differences}
+    rows.values |= {"double_keys": report.double_keys, "writer": report.writer}
+    rows.values["problems"] = [asdict(problem) for problem in report.problems]
+    rows.values["skipped_at_packing"] = [asdict(skipped) for skipped in manifest.skipped]
+    if not quiet:
+        rows.add("checked", *map(printable, report.checks))
+        rows.add("note", *if_any(len(manifest.skipped), "sample", " skipped when it was packed (packstore info)"))
     if report.writer is not None:
-        lines.append(f"note     {report.writer} is writing to this store now; what was there before was checked")
+        rows.add("note", f"{report.writer} is writing to this store now; what was there before was checked")
     # A store of another dataset or with another encoding differs in every record: a few are enough.
     differing = {problem.record for problem in report.problems} - {None}
     another = (
-        report.problem_count == report.differences >= manifest.records > 0
+        count == report.differences >= manifest.records > 0
         and len(differing) == min(manifest.records, len(report.problems))  # not all problems are kept
     )
-    listed = _LISTED_OF_ANOTHER if another else _LISTED
-    lines += [f"problem  {describe_problem(problem)}" for problem in report.problems[:listed]]
-    if report.problem_count > listed:
-        lines.append(f"problem  … and {report.problem_count - listed:,} more (--json lists them)")
-    path, there = printable(str(report.path)), shell_quote(report.path)
+    listed = [format_problem(problem) for problem in report.problems]
+    rows.add_problems("problem", listed, count, _LISTED_OF_ANOTHER if another else 50)
+    path = printable(str(report.path))
     if report.ok:
         size = human_bytes(manifest.image_bytes)
         verdict = "no damage found without reading images" if report.quick else "undamaged"
-        lines.append(f"{path}: {bold(verdict)} ({pluralize(manifest.records, 'record')}, {size} of images)")
-    else:
-        what = "differs" if report.problem_count == report.differences else "DAMAGED"
-        if report.problem_count == report.double_keys:
-            what = "keys occur twice"
-        lines.append(f"{path}: {red(what)}, {pluralize(report.problem_count, 'problem')}")
-        if report.problem_count == report.double_keys:
-            lines.append(
-                f"every record is undamaged; to leave out repeated keys: packstore audit {there} --json audit.json, "
-                f"then packstore select {there} --drop audit.json --drop-kinds double_key -o NEW"
-            )
-        elif isinstance(report.path, UrlPath):
-            lines.append(
-                f"to replace damaged shards from the source or another store: packstore repair {there} --from SOURCE"
-            )
-        elif not quiet and any(problem.lost for problem in report.problems):
-            lines.append(
-                f"a shard does not open: packstore salvage {there} --out REST recovers the rest; or pack it again"
-            )
-        elif not quiet and report.problem_count == report.differences:
-            asked = "is this what it was packed from?"
-            if another:
-                asked = f"every record differs: is this what it was packed from (as {manifest.encoding})?"
-            lines.append(f"the store itself is undamaged; {asked}")
-        elif not quiet:
-            lines.append(
-                f"to replace damaged records from the source: packstore repair {there} --from SOURCE --out FIXED"
-            )
-    return "\n".join(lines)
+        rows.add_lines(f"{path}: {bold(verdict)} ({pluralize(manifest.records, 'record')}, {size} of images)")
+        return rows
+    what = "differs" if count == report.differences else "DAMAGED"
+    what = "keys occur twice" if count == report.double_keys else what
+    rows.add_lines(f"{path}: {red(what)}, {pluralize(count, 'problem')}", *_advise(report, another, quiet))
+    return rows
 
 
-def describe_problem(problem: Problem) -> str:
+def _advise(report: VerifyReport, another: bool, quiet: bool) -> list[str]:
+    """Returns the advice for a store with problems. ``another``: every record differs from the source."""
+    there, count = shell_quote(report.path), report.problem_count
+    if count == report.double_keys:
+        command = f"packstore audit {there} --json audit.json, then packstore select {there} --drop audit.json"
+        return [
+            f"every record is undamaged; to leave out repeated keys: {command} --drop-kinds double_key -o NEW",
+        ]
+    if isinstance(report.path, UrlPath):
+        return [f"to replace damaged shards from the source or another store: packstore repair {there} --from SOURCE"]
+    if quiet:
+        return []
+    if any(problem.lost for problem in report.problems):
+        return [f"a shard does not open: packstore salvage {there} --out REST recovers the rest; or pack it again"]
+    if count == report.differences:
+        source = f"every record differs: is this what it was packed from (as {report.manifest.encoding})?"
+        asked = source if another else "is this what it was packed from?"
+        return [f"the store itself is undamaged; {asked}"]
+    return [f"to replace damaged records from the source: packstore repair {there} --from SOURCE --out FIXED"]
+
+
+def format_problem(problem: Problem) -> str:
     """Formats a problem on one line: shard, record, key, and the fault. Leaves out parts that are unknown."""
     shard = f"{problem.shard}: " if problem.shard else ""
     if problem.record is None:

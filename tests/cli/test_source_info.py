@@ -14,7 +14,7 @@ from PIL import Image
 
 import packstore
 from packstore.sources import Entry, Source, SourceOptions, Survey, open_source
-from tests.internals import Column, describe_source, sample_keys, source_to_json
+from tests.internals import Column, sample_keys, source_rows
 from tests.makers.annotated import fill, jpeg
 from tests.makers.command import run
 from tests.makers.datasets import make_cifar10, make_folder
@@ -38,9 +38,9 @@ def test_modes_of_a_few_headers(tmp_path: Path) -> None:
     for number, dtype in enumerate((np.uint8, np.uint16, np.uint16)):
         Image.fromarray(np.zeros((4, 4), dtype)).save(tmp_path / "a" / f"{number}.png")
     with closing(open_source(tmp_path)) as source:
-        said = rows(describe_source(source, survey := source.survey(), ""))
+        said = rows((found := source_rows(source, source.survey(), "")).text)
         assert said["modes"] == "L in 1, I;16 in 2 (by the headers of 3 files)"
-        assert source_to_json(source, survey)["modes_of_some"] == {"L": 1, "I;16": 2}
+        assert found.values["modes_of_some"] == {"L": 1, "I;16": 2}
 
 
 @pytest.mark.slow
@@ -161,8 +161,8 @@ class _Rows(Source):
 
 def test_columns_and_hostile_names() -> None:
     source = _Rows(Path("x"), SourceOptions())
-    survey = source.survey()
-    said = describe_source(source, survey, "")
+    report = source_rows(source, source.survey(), "")
+    said = report.text
     assert all(line.isprintable() for line in said.splitlines())
     found = rows(said)
     assert found["column boxes"] == "boxes: left, top, right, bottom in pixels; may be missing"
@@ -171,7 +171,7 @@ def test_columns_and_hostile_names() -> None:
     assert found["column depth"] == "array: float32, 2 x 3"
     assert "column boxes_valid" not in found
     assert found["key"] == r"t\x07 | x | y"
-    facts = json.loads(json.dumps(source_to_json(source, survey)))
+    facts = json.loads(json.dumps(report.values))
     assert [column["name"] for column in facts["columns"]] == ["boxes", "labels", "depth"]
     assert facts["sample_keys"] == ["t\x07", "x", "y"]
 
@@ -180,8 +180,9 @@ def test_samples_that_can_be_had_once_are_not_used_up() -> None:
     source = _Rows(Path("x"), SourceOptions())
     survey = Survey({"": 0}, (), "original", None, 0, {}, 0, counted=False, resumable=False)
     assert sample_keys(source, survey) == []
-    assert rows(describe_source(source, survey, ""))["samples"] == "not known before all are read"
-    assert source_to_json(source, survey)["records"] is None
+    found = source_rows(source, survey, "")
+    assert rows(found.text)["samples"] == "not known before all are read"
+    assert found.values["records"] is None
 
 
 def test_columns_of_a_table(tmp_path: Path) -> None:

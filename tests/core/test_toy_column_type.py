@@ -30,10 +30,10 @@ from tests.internals import (
     RowFaults,
     RowMoves,
     SheetOptions,
-    describe_column,
+    audit_report_rows,
+    format_column,
     read_drawn_values,
 )
-from tests.internals import audit_describe_report as describe_report
 from tests.makers.torchvision import import_torchvision, skip_before
 from tests.makers.viewing import AVAILABLE, ask, client_of
 
@@ -331,14 +331,14 @@ def test_its_faults_are_kinds_of_findings(tmp_path: Path) -> None:
     assert "circles" in report.checks
     assert [each.what for each in report.of("circle_outside")] == ["'circles' 1: [60.0, 20.0, 4.0] in 48 x 40"]
     assert [each.what for each in report.of("circle_negative")] == ["'circles' 2: [3.0, 3.0, -2.0]"]
-    assert "circle_negative  1 finding: a circle of negative radius" in describe_report(report)
+    assert "circle_negative  1 finding: a circle of negative radius" in audit_report_rows(report).text
     (tmp_path / "report.json").write_text(report.to_json())
     packstore.select(
         tmp_path / "a.lmdb", tmp_path / "b.lmdb", drop=tmp_path / "report.json", drop_kinds=("circle_outside",)
     )
     with packstore.open(tmp_path / "b.lmdb") as reader:
         assert reader.item("circles", 0).tolist() == [[10, 20, 4]]
-        assert describe_column(reader.manifest.column("circles")) == "circles: x, y, radius in pixels"
+        assert format_column(reader.manifest.column("circles")) == "circles: x, y, radius in pixels"
     unread = packstore.audit(tmp_path / "a.lmdb")
     assert "radii of circles" in unread.checks
     assert not unread.of("circle_outside")

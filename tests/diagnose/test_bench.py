@@ -36,9 +36,10 @@ from tests.internals import (
     Rates,
     Trial,
     UsageError,
-    _describe_verdict,
+    _format_verdict,
     advise,
     bench,
+    bench_report_rows,
     check_chart,
     choose_candidates,
     choose_random_records,
@@ -51,10 +52,8 @@ from tests.internals import (
     make_augmentation,
     measure_reading,
     no_progress,
-    report_to_json,
     trials,
 )
-from tests.internals import bench_describe_report as describe_report
 from tests.makers import annotated
 from tests.makers.datasets import make_folder, write_image
 
@@ -200,7 +199,7 @@ ANY_RATES = st.builds(
 @given(ANY_RATES)
 def test_the_line_on_cores_knows_the_target(rates: Rates) -> None:
     report = SimpleNamespace(verdict=find_limiting_stage(rates), rates=rates)
-    lines = _describe_verdict(cast("BenchReport", report))
+    lines = _format_verdict(cast("BenchReport", report))
     (cores,) = [line for line in lines if line.startswith("cores")] or [""]
     assert (cores == "") == rates.resident
     if rates.target is not None:
@@ -284,11 +283,11 @@ def test_every_encoding(kind: str, augment: str, folder_to_time: Path, tmp_path:
     assert all(rate is None or rate > 0 for stage in report.stages for rate in (stage.one, stage.all))
     assert report.rates.resident == ("size" in options)
     check_json(report)
-    assert report.verdict.why in describe_report(report)
+    assert report.verdict.why in bench_report_rows(report).text
 
 
 def check_json(report: BenchReport) -> None:
-    found = json.loads(json.dumps(report_to_json(report)))
+    found = json.loads(json.dumps(bench_report_rows(report).values))
     assert set(found) == {
         *("path", "split", "format", "encoding", "records", "record_bytes", "disk_bytes_per_record", "image_size"),
         *("augment", "options", "rates", "stages", "verdict", "trials", "advice"),
@@ -310,7 +309,7 @@ def test_other_operations_of_a_trial_are_told(tmp_path: Path) -> None:
     told = {trial.how: trial.augment for trial in others}
     assert told["--encoding uint8 --size 32x32"] == "random crop to 32 (padding 4) and flip"
     assert told["--encoding original --index"] == ""
-    assert "random crop to 32 (padding 4) and flip" in " ".join(describe_report(report).split())
+    assert "random crop to 32 (padding 4) and flip" in " ".join(bench_report_rows(report).text.split())
 
 
 def test_a_store_of_one_record(tmp_path: Path) -> None:
@@ -322,7 +321,7 @@ def test_a_store_of_one_record(tmp_path: Path) -> None:
     path = packstore.convert(folder, tmp_path / "one.h5").destination
     report = bench(path, BenchOptions(tries=False, **{**QUICK, "workers": 1}))
     assert report.records == 1
-    assert "1 record," in describe_report(report)
+    assert "1 record," in bench_report_rows(report).text
 
 
 @pytest.mark.slow
@@ -342,7 +341,7 @@ def test_samples_are_packed_in_other_ways_and_nothing_stays_behind(
     assert stages[-1] == "try --encoding uint8 --resize 23"
     assert list((tmp_path / "scratch").iterdir()) == []
     check_json(report)
-    assert "tried with 9 images" in describe_report(report)
+    assert "tried with 9 images" in bench_report_rows(report).text
 
 
 def test_candidates_depend_on_the_images(folder_to_time: Path, tmp_path: Path) -> None:

@@ -19,13 +19,13 @@ from tests.internals import (
     _gpu_facts,
     _library_fact,
     decoder_facts,
+    doctor_report_rows,
     examine,
     find_matching_torchvision,
     machine,
     rate_facts,
 )
 from tests.internals import doctor as doctor_package
-from tests.internals import doctor_describe_report as describe_report
 
 COMMAND = [sys.executable, "-m", "packstore", "doctor"]
 
@@ -92,7 +92,7 @@ def test_libraries_that_are_broken_in_any_way_are_reported(tmp_path: Path, monke
 
 def test_people_see_a_problem_under_its_fact() -> None:
     broken = _library_fact(LIBRARIES[2], {"error": "ImportError: \x1b[31mred"})
-    lines = describe_report(Report((Fact("versions", "Python", "3.11"), broken))).splitlines()
+    lines = doctor_report_rows(Report((Fact("versions", "Python", "3.11"), broken))).text.splitlines()
     place = next(i for i, line in enumerate(lines) if line.strip().startswith("h5py"))
     assert lines[place].endswith("broken")
     assert lines[place + 1].strip().startswith("!")

@@ -26,13 +26,13 @@ from tests.internals import (
     StoreError,
     UsageError,
     WorkDirectory,
+    append_report_rows,
     find_leftovers,
     growth,
     journal,
     plan_append,
     work_path,
 )
-from tests.internals import append_describe_report as describe_report
 from tests.internals import batches as record_packing
 from tests.makers.datasets import make_folder
 from tests.makers.stores import content
@@ -213,7 +213,7 @@ def test_stores_and_sources_without_splits(part: Part, tmp_path: Path) -> None:
     report = packstore.append(tmp_path / "x.h5", part("a", lambda key: "train/bee/" in key) / "train")
     assert report.added == {"": 4}
     said = "4 records added, 8 records now\n  new classes label: 1 (bee)\n  shards   2"
-    assert describe_report(report).endswith(said)
+    assert append_report_rows(report).text.endswith(said)
 
 
 @pytest.mark.slow
@@ -619,7 +619,7 @@ def test_new_classes_are_said_or_refused(photos: Path, part: Part, tmp_path: Pat
     assert content(store) == before
     report = packstore.append(store, second)
     assert report.new_classes == {"label": ("cat",)}
-    assert "new classes label: 1 (cat)" in describe_report(report)
+    assert "new classes label: 1 (cat)" in append_report_rows(report).text
     again = packstore.append(store, photos, on_duplicate="skip", no_new_classes=True)
     assert again.new_classes == {}
 

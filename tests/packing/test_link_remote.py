@@ -13,7 +13,7 @@ import torch
 import packstore
 from packstore.augment import RandomResizedCrop
 from packstore.stores import open_store
-from tests.internals import StoreError, UsageError, describe_linked_files
+from tests.internals import StoreError, UsageError, format_linked_files
 from tests.makers.linked import make_files, make_source, spoil
 from tests.makers.s3 import Double, upload
 
@@ -158,4 +158,4 @@ def test_files_here_and_in_a_bucket_have_no_common_folder(
     packstore.convert(upload(shards, "s3://bucket/shards"), tmp_path / "a.lmdb", link=True, split="train")
     packstore.append(tmp_path / "a.lmdb", tmp_path / "more.tar", split="train")
     with open_store(tmp_path / "a.lmdb") as reader:
-        assert describe_linked_files(reader) == "2 files in several places"
+        assert format_linked_files(reader) == "2 files in several places"

@@ -21,9 +21,9 @@ from tests.internals import (
     StoreSource,
     UsageError,
     composing,
+    merge_report_rows,
     read_manifest,
 )
-from tests.internals import merge_describe_report as describe_report
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
 from tests.makers.stores import content, damage
@@ -402,7 +402,7 @@ def test_records_that_change_their_split_are_counted(tmp_path: Path, photos: Pat
     moves = Counter((old[key], new[key]) for key in new if old[key] != new[key])
     assert report.moved == moves
     assert moves["val", "train"]
-    assert f"{moves['val', 'train']} records from val to train" in describe_report(report)
+    assert f"{moves['val', 'train']} records from val to train" in merge_report_rows(report).text
     assert not packstore.select(store, tmp_path / "z.h5", sample=3).moved
 
 

@@ -18,7 +18,7 @@ NAMES = ("x.lmdb", "x.h5", "x.pth", "sharded.lmdb", "sharded.h5", "sharded.pth")
 READ = """
 import sys
 from packstore import PackedDataset, verify
-from packstore.cli.info import describe_store
+from packstore.cli.info import store_rows
 from packstore.stores import open_store
 
 def read(path):
@@ -26,7 +26,7 @@ def read(path):
     dataset = PackedDataset(path, split="train")
     images = [dataset[i] for i in range(len(dataset))]
     with open_store(path) as reader:
-        assert describe_store(reader)
+        assert store_rows(reader).text
     return len(images)
 """
 

@@ -25,6 +25,7 @@ from tests.internals import (
     StoreError,
     TarWriter,
     UrlPath,
+    append_report_rows,
     create_version,
     find_newest_version,
     location,
@@ -34,7 +35,6 @@ from tests.internals import (
     version_name,
 )
 from tests.internals import append as append_module
-from tests.internals import append_describe_report as describe_report
 from tests.internals import remote_publish as publish_module
 
 pytestmark = pytest.mark.slow
@@ -431,7 +431,7 @@ class TestAppend:
                 packstore.append(url, second)
         report = packstore.append(url, second)
         assert report.added == ({} if committed else {"train": 6})
-        assert ("the interrupted run had finished" in describe_report(report)) is committed
+        assert ("the interrupted run had finished" in append_report_rows(report).text) is committed
         assert find_newest_version(open_objects(url)) == 2
         assert report.manifest.digest == open_store(url).manifest.digest
         with pytest.raises(SourceError, match="has 6 of the keys"):
