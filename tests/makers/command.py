@@ -1,4 +1,4 @@
-"""The command as a process of its own."""
+"""The command, and programs, as processes of their own: forks of a process that has loaded what they import."""
 
 from __future__ import annotations
 
@@ -77,6 +77,10 @@ for line in sys.stdin:
             sys.dont_write_bytecode = True
             ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER: strace is no ancestor
             os.read(ready, 1)
+        if arguments[0] == "-c":
+            sys.argv = ["-c", *arguments[2:]]
+            exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+            sys.exit()
         sys.argv = ["packstore", *arguments]
         main()
     if trace:
@@ -110,7 +114,7 @@ def run(
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
         environment = dict(os.environ)
         request = [words, os.fspath(cwd or Path.cwd()), environment, stop, trace, out.name, err.name]
-        server = _server(words[:1] in (["bench"], ["sheet"]))
+        server = _server(words[0] in ("bench", "sheet") or (words[0] == "-c" and "torch" in words[1]))
         assert server.stdin is not None
         assert server.stdout is not None
         print(json.dumps(request), file=server.stdin, flush=True)
@@ -120,6 +124,15 @@ def run(
         code, used = server.stdout.readline().split()
         seconds += float(used)
         return subprocess.CompletedProcess(words, int(code), Path(out.name).read_text(), Path(err.name).read_text())
+
+
+def run_program(code: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program as ``python -c`` does, in a fork of a process that has loaded the libraries; torch, too, if
+    the program names it.
+
+    Not for a program that looks at what is loaded, at its memory or at what the interpreter reads at its start.
+    """
+    return run("-c", code, *arguments, cwd=cwd)
 
 
 @functools.cache

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -12,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.conftest import ROOT
+from tests.makers.command import run_program
 from tests.makers.images import encode, picture
 
 NOBODY = 65534
@@ -64,16 +63,9 @@ def bombs() -> dict[str, bytes]:
     }
 
 
-def in_child(code: str, *arguments: object, timeout: float = 120) -> str:
+def in_child(code: str, *arguments: object) -> str:
     """Runs ``code`` in a process of its own; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=ROOT,
-        check=False,
-    )
+    done = run_program(code, *arguments, cwd=ROOT)
     assert done.returncode == 0, f"exit {done.returncode}: {done.stdout[-500:]} {done.stderr[-2000:]}"
     return done.stdout
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 import packstore
 from packstore.stores import open_store
 from tests.internals import ConvertOptions, Entry, Plan, ShardCuts, ShardRule, make_plan, pack_shard
+from tests.makers.command import run_program
 from tests.makers.datasets import make_folder
 from tests.makers.stores import content
 
@@ -100,7 +99,8 @@ def test_shards_in_any_order_each_in_a_process_of_its_own(
             str(tmp_path),
             str(number),
         ]
-        subprocess.run([sys.executable, "-c", PROGRAM, *arguments], check=True)
+        done = run_program(PROGRAM, *arguments)
+        assert done.returncode == 0, done.stderr
         packed = content(tmp_path / f"{number}{suffix}")
         assert list(packed.values()) == list(content(whole / manifest.shards.name(number)).values())
 
