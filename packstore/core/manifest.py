@@ -30,14 +30,12 @@ from packstore.core.errors import ManifestError
 from packstore.core.modes import MAX_CHANNELS
 from packstore.core.plainjson import build_unique_dict, from_plain, load_json, sha256_json, to_canonical_json, to_plain
 from packstore.core.registry import ENCODINGS, FORMATS
-from packstore.core.shards import ShardTable
+from packstore.core.shards import MAX_RECORDS, RECORDS_DIGEST, ShardTable
 
 FORMAT_VERSION = 2
 """Version of the store layouts; the only one that this version writes and reads."""
 
 _ENCODING_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-_RECORDS_DIGEST = re.compile(r"[0-9a-f]{32}")
-_MAX_RECORDS = 10**10  # LMDB keys have ten digits
 _MAX_COLUMNS = 1000
 MAX_JSON_BYTES = 64 << 20
 """Most bytes of a manifest. A thousand class names take about 30 KB, a skipped file takes about 100 bytes."""
@@ -193,7 +191,7 @@ class Manifest:
     def __post_init__(self) -> None:
         check(self.format in FORMATS, "format", self.format)
         check(_ENCODING_NAME.fullmatch(self.encoding) is not None, "encoding", self.encoding)
-        check(0 <= self.records <= _MAX_RECORDS, "number of records", self.records)
+        check(0 <= self.records <= MAX_RECORDS, "number of records", self.records)
         names = [c.name for c in self.columns]
         check(len(names) <= _MAX_COLUMNS, "number of columns", len(names))
         check(len(set(names)) == len(names), "column names", names)
@@ -212,7 +210,7 @@ class Manifest:
         edges = [0, *(s.stop for s in self.splits)]
         check(all(s.start == e for s, e in zip(self.splits, edges, strict=False)), "split ranges", self.splits)
         check(not self.splits or edges[-1] == self.records, "split ranges", self.splits)
-        check(_RECORDS_DIGEST.fullmatch(self.records_digest) is not None, "records digest", self.records_digest)
+        check(RECORDS_DIGEST.fullmatch(self.records_digest) is not None, "records digest", self.records_digest)
         if self.shards is not None and self.shards.rows is not None:
             found = int(self.shards.starts[-1]), int(self.shards.rows["image_nbytes"].sum())
             check(found == (self.records, self.image.nbytes), "table of shards: records and bytes of images", found)

@@ -86,24 +86,12 @@ class Description:
         return self.meaning + span + (f" None for {self.none}." if self.none else "")
 
 
-def option(
-    default: Default,
-    meaning: str,
-    help: str | None = "",
-    *,
-    none: str = "",
-    flag: str = "",
-    metavar: str | None = None,
-    least: int | None = None,
-    most: int | None = None,
-    group: str = "",
-) -> Default:
-    """Makes a field with a default and a :class:`Description`.
+def option(default: Default, meaning: str, help: str | None = "", **more: Any) -> Default:
+    """Makes a field with a default and a :class:`Description`, whose other attributes are in ``more``.
 
     Its declared result is the default: mypy compares the default's type with the field's.
     """
-    described = Description(meaning, help, none, flag, metavar, least, most, group)
-    made: Any = field(default=default, metadata={"option": described})
+    made: Any = field(default=default, metadata={"option": Description(meaning, help, **more)})
     return made  # type: ignore[no-any-return]
 
 

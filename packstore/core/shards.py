@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column_types.base import check
+from packstore.core.column_types.base import SHA256, check
 from packstore.core.errors import ManifestError
 
 TABLE_ROW = np.dtype(
@@ -41,10 +41,9 @@ TABLE = re.compile(r"table-[0-9a-f]{12}\.shards")
 _MAX_SHARDS = 10**7
 _MAX_NUMBER = 10**10
 _MAX_BYTES = 1 << 62
-_MAX_RECORDS = 10**10
+MAX_RECORDS = 10**10  # LMDB keys have ten digits
 _SUFFIX = re.compile(r"\.[a-z0-9._-]{1,32}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_RECORDS_DIGEST = re.compile(r"[0-9a-f]{32}")
+RECORDS_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def shard_name(number: int, suffix: str) -> str:
@@ -77,11 +76,11 @@ class Shard:
     def __post_init__(self) -> None:
         check(SHARD.fullmatch(self.name) is not None, "shard name", self.name)
         sizes = self.nbytes, self.image_nbytes
-        check(1 <= self.records <= _MAX_RECORDS and min(sizes) >= 0, "shard size", (self.records, *sizes))
+        check(1 <= self.records <= MAX_RECORDS and min(sizes) >= 0, "shard size", (self.records, *sizes))
         check(max(sizes) < _MAX_BYTES, "shard size", sizes)
-        check(_RECORDS_DIGEST.fullmatch(self.records_digest) is not None, "records digest", self.records_digest)
-        check(_SHA256.fullmatch(self.digest) is not None, "shard digest", self.digest)
-        check(_SHA256.fullmatch(self.manifest_digest) is not None, "shard manifest digest", self.manifest_digest)
+        check(RECORDS_DIGEST.fullmatch(self.records_digest) is not None, "records digest", self.records_digest)
+        check(SHA256.fullmatch(self.digest) is not None, "shard digest", self.digest)
+        check(SHA256.fullmatch(self.manifest_digest) is not None, "shard manifest digest", self.manifest_digest)
 
     @property
     def number(self) -> int:
@@ -110,7 +109,7 @@ class ShardTable(Sequence[Shard]):
 
     def __post_init__(self) -> None:
         check(1 <= self.length <= _MAX_SHARDS, "number of shards", self.length)
-        check(_SHA256.fullmatch(self.digest) is not None, "digest of the table of shards", self.digest)
+        check(SHA256.fullmatch(self.digest) is not None, "digest of the table of shards", self.digest)
         check(_SUFFIX.fullmatch(self.suffix) is not None, "suffix of shards", self.suffix)
 
     @classmethod
@@ -141,7 +140,7 @@ class ShardTable(Sequence[Shard]):
             raise ManifestError(f"the table of shards is damaged: its SHA-256 is {found}, expected {self.digest}")
         rows = np.frombuffer(data, TABLE_ROW)
         records = rows["records"]
-        good = (records >= 1) & (records <= _MAX_RECORDS)
+        good = (records >= 1) & (records <= MAX_RECORDS)
         good &= (rows["nbytes"] < _MAX_BYTES) & (rows["image_nbytes"] < _MAX_BYTES) & (rows["number"] < _MAX_NUMBER)
         if not good.all():
             row = int(np.argmin(good))

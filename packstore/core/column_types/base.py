@@ -37,7 +37,7 @@ _SINGLE_BYTES = 8
 
 _COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _RESERVED = ("manifest",)
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 _NEVER_MISSING = ("image", "key", "checksum", "row_checksum", "seek_index", "shape")
 
 
@@ -123,7 +123,7 @@ class Column:
         goes_with_boxes = self.parallel is None or traits.goes_with_boxes
         check(goes_with_boxes, f"{self.type} column that goes with boxes", self.parallel)
         check(self.frame in (None, "stored", "upright"), "frame of a column", self.frame)
-        check(self.digest is None or _SHA256.fullmatch(self.digest) is not None, "column digest", self.digest)
+        check(self.digest is None or SHA256.fullmatch(self.digest) is not None, "column digest", self.digest)
 
     @property
     def traits(self) -> ColumnType:
