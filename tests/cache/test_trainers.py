@@ -31,6 +31,17 @@ def local(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def url(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UrlPath:
+    """The same store in a bucket, with a cache of 1 GB."""
+    url = location(f"{(tmp_path / 'bucket').as_uri()}/x.h5")
+    assert isinstance(url, UrlPath)
+    upload_store(local, url)
+    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "1GB")
+    return url
+
+
 def train(path: Path, rank: int, report: Path) -> str:
     """The digest of two epochs' batches of one of four ranks, or an error; a byte of the report for each batch."""
     found = hashlib.sha256()
@@ -57,15 +68,13 @@ def trainer(path: Path, rank: int, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.3, 0.6])
-def test_trainers_in_a_small_cache(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    url = location(f"{(tmp_path / 'bucket').as_uri()}/x.h5")
-    assert isinstance(url, UrlPath)
-    upload_store(local, url)
+def test_trainers_in_a_small_cache(
+    local: Path, url: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
     with open_store(local) as reader:
         assert reader.manifest.shards is not None
         shards = list(reader.manifest.shards)
     cache = Cache(tmp_path / "cache", int(share * sum(shard.nbytes for shard in shards)))
-    monkeypatch.setenv("PACKSTORE_CACHE", str(cache.root))
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", f"{cache.budget}B")
     expected = [train(local, rank, tmp_path / "local.batches") for rank in range(4)]
     context = multiprocessing.get_context("fork")
@@ -93,13 +102,7 @@ def test_trainers_in_a_small_cache(local: Path, tmp_path: Path, monkeypatch: pyt
     assert used_bytes(cache) <= cache.budget
 
 
-def test_one_shard_too_large_for_the_cache_is_said(
-    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = location(f"{(tmp_path / 'bucket').as_uri()}/x.h5")
-    assert isinstance(url, UrlPath)
-    upload_store(local, url)
-    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+def test_one_shard_too_large_for_the_cache_is_said(url: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "10kB")
     with open_store(url) as reader:
         assert reader.manifest.shards is not None
@@ -110,11 +113,7 @@ def test_one_shard_too_large_for_the_cache_is_said(
             reader.read(0)
 
 
-def test_a_damaged_copy_is_fetched_again(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = location(f"{(tmp_path / 'bucket').as_uri()}/x.h5")
-    assert isinstance(url, UrlPath)
-    upload_store(local, url)
-    monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
+def test_a_damaged_copy_is_fetched_again(local: Path, url: UrlPath, tmp_path: Path) -> None:
     with open_store(url) as reader, open_store(local) as beside:
         assert bytes(reader.read(0)) == bytes(beside.read(0))
     (copy,) = (tmp_path / "cache" / "whole").iterdir()

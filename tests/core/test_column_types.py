@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,9 +17,7 @@ import packstore
 from packstore.testing import ColumnTypeSuite
 from tests.internals import (
     COLUMN_TYPES,
-    BytesType,
     Column,
-    Field,
     ManifestError,
     StoreError,
     UsageError,
@@ -208,51 +204,6 @@ def test_damaged_lists_are_errors_or_other_lists(files: list[bytes], data: st.Da
 def test_sizes_beyond_a_value_are_damage(raw: bytes) -> None:
     with pytest.raises(StoreError, match="'pages' is no list of files"):
         from_stored(IMAGES, raw)
-
-
-@dataclass(frozen=True, slots=True)
-class Reversed(Field):
-    """Bytes that are stored backwards."""
-
-    optional: bool = False
-
-
-class ReversedType(BytesType):
-    name = "reversed"
-    field = Reversed
-    extension = "reversed"  # of a file in a WebDataset
-
-    def to_stored(self, column: Column, value: Any) -> bytes:
-        return super().to_stored(column, value)[::-1]
-
-    def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> bytes:
-        return bytes(raw)[::-1]
-
-
-@pytest.fixture
-def reversed_type() -> Iterator[None]:
-    COLUMN_TYPES.register("reversed", ReversedType())
-    yield
-    COLUMN_TYPES.unregister("reversed")
-
-
-@pytest.mark.usefixtures("reversed_type")
-class TestPlugIn(ColumnTypeSuite):
-    """A type whose class and the line that registers it are all there is of it."""
-
-    type = "reversed"
-    field = Reversed()
-    optional = Reversed(optional=True)
-    values = (b"", b"word", bytes(range(200)))
-    wrong = ("a", 5)
-
-    def test_it_is_loaded(self, tmp_path: Path) -> None:
-        self.write(tmp_path / "a.lmdb", Reversed(optional=True), [b"word", None])
-        items = packstore.PackedDataset(tmp_path / "a.lmdb", columns=("image", "value"))
-        assert (items[0][1], items[1][1]) == (b"word", None)
-        assert next(iter(packstore.PackedLoader(items, 2, collate={"value": "optional"})))[1] == [b"word", None]
-        with packstore.open(tmp_path / "a.lmdb") as reader:
-            assert bytes(reader.value("value", 0)) == b"drow"
 
 
 def test_without_its_plug_in_a_type_is_unknown() -> None:

@@ -52,14 +52,12 @@ class Quads(Field):
 
 class QuadsType(ArrayType):
     name, field = "quads", Quads
+    stored = ("ragged", "float32", (4, 2))
     moves = True
     rows_are_objects = True
     coordinates = ("xy",)
     meaning = "four corners in pixels"
     drawn_as = "quads"
-
-    def fits(self, column: Column) -> bool:
-        return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "float32", (4, 2), None)
 
 
 @dataclass(frozen=True)

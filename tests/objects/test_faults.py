@@ -80,21 +80,29 @@ def test_reads_outlast_faults(s3_double: Double, store: ObjectStore, kind: str, 
     assert s3_double.faults[0].times == 0
 
 
+REQUESTS: dict[str, tuple[str, str, Callable[[ObjectStore], object]]] = {
+    **{way: ("GET", "/a cannot be read", read) for way, read in READS.items()},
+    "create": ("PUT", "/new cannot be written", lambda store: store.create("new", DATA)),
+    "list": ("LIST", " cannot be listed", lambda store: list(store.list())),
+}
+REASONS = {
+    "503": r"the server answers SlowDown \(tried \d+ times\)",
+    "silent": r"no answer within 0\.3 s",
+    "403": r"access is denied \(AccessDenied\)",
+    "expired": r"the credentials have expired \(ExpiredToken\); renew them",
+    "lost": "",
+}
+
+
 @pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize("way", list(READS))
 @pytest.mark.parametrize(
-    ("kind", "match"),
-    [
-        ("503", r"s3://bucket/x/a cannot be read: the server answers SlowDown \(tried \d+ times\)"),
-        ("silent", r"s3://bucket/x/a cannot be read: no answer within 0\.3 s"),
-        ("403", r"s3://bucket/x/a cannot be read: access is denied \(AccessDenied\)"),
-        ("expired", r"s3://bucket/x/a cannot be read: the credentials have expired \(ExpiredToken\); renew them"),
-    ],
+    ("kind", "way"), [*((kind, way) for kind in REASONS if kind != "lost" for way in REQUESTS), ("lost", "create")]
 )
-def test_reads_end_in_one_line(s3_double: Double, store: ObjectStore, kind: str, match: str, way: str) -> None:
-    s3_double.faults.append(Fault(kind, "GET", times=ALWAYS))
-    with one_line(match):
-        READS[way](store)
+def test_requests_end_in_one_line(s3_double: Double, store: ObjectStore, kind: str, way: str) -> None:
+    method, said, request = REQUESTS[way]
+    s3_double.faults.append(Fault(kind, method, times=ALWAYS))
+    with one_line(f"s3://bucket/x{said}: {REASONS[kind]}"):
+        request(store)
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -157,14 +165,6 @@ def test_a_lost_reply_is_not_taken_for_another_content(s3_double: Double, store:
     assert s3_double.objects["x/a"] == DATA
 
 
-@pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize("kind", ["503", "silent", "403", "expired", "lost"])
-def test_creating_ends_in_one_line(s3_double: Double, store: ObjectStore, kind: str) -> None:
-    s3_double.faults.append(Fault(kind, "PUT", times=ALWAYS))
-    with one_line("s3://bucket/x/new cannot be written: "):
-        store.create("new", DATA)
-
-
 @pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("kind", ["503", "silent", "lost"])
 @pytest.mark.parametrize("method", ["PUT", "POST"])
@@ -193,14 +193,6 @@ def test_listings_outlast_faults(s3_double: Double, store: ObjectStore, kind: st
     s3_double.objects |= {f"x/many/{number:04}": b"" for number in range(2500)}
     s3_double.faults.append(Fault(kind, "LIST", times=1))
     assert sorted(info.name for info in store.list("many/")) == [f"many/{number:04}" for number in range(2500)]
-
-
-@pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize("kind", ["503", "silent", "403", "expired"])
-def test_listings_end_in_one_line(s3_double: Double, store: ObjectStore, kind: str) -> None:
-    s3_double.faults.append(Fault(kind, "LIST", times=ALWAYS))
-    with one_line("s3://bucket/x cannot be listed: "):
-        list(store.list())
 
 
 @pytest.mark.usefixtures("_impatient")
