@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from packstore.cluster.run import ClusterRun
     from packstore.cluster.runners import LocalRunner, Outcome, ProcessRunner
     from packstore.cluster.task import ClusterJob
-    from packstore.core import compiled, scratch, urls
+    from packstore.core import compiled, urls
+    from packstore.core import files as scratch
     from packstore.core.checksums import (
         ROW_CHECKSUM,
         column_digest,
@@ -330,7 +331,6 @@ if TYPE_CHECKING:
     from packstore.sources.companion_patterns import parse_pattern
     from packstore.sources.dataset import StreamSource
     from packstore.sources.encodings import to_utf8, try_utf8
-    from packstore.sources.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
     from packstore.sources.exported import ExportedFiles
     from packstore.sources.flat import FlatSource, LabelledSource
     from packstore.sources.folder import FolderSource
@@ -391,23 +391,10 @@ if TYPE_CHECKING:
     from packstore.sources.yolo import YoloSource, layout
     from packstore.stores import manifest_recovery, sharded, sparingly_checked
     from packstore.stores.base import Problem, Reader, disk_bytes, encode_manifest, parse_manifest
-    from packstore.stores.builder import StoreBuilder, growth, interrupted, journal, spools, work_directory
-    from packstore.stores.builder import publish as builder_publish
-    from packstore.stores.builder.journal import read_receipt
-    from packstore.stores.builder.owner import Owner, is_held, read_owner
-    from packstore.stores.builder.publish import Staging, check_destination
-    from packstore.stores.builder.read_back import write_manifest_and_table
+    from packstore.stores.builder import StoreBuilder, assembly, spools
+    from packstore.stores.builder.assembly import write_manifest_and_table
     from packstore.stores.builder.spools import ColumnSpool, OffsetSpool, find_duplicate_key
-    from packstore.stores.builder.work_directory import (
-        COLUMNS,
-        RECEIPT,
-        STORE,
-        WorkDirectory,
-        find_leftovers,
-        list_runs,
-        remove_leftover,
-        work_path,
-    )
+    from packstore.stores.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
     from packstore.stores.format import Format
     from packstore.stores.hdf5 import store as hdf5_store
     from packstore.stores.hdf5.checked import hash_lookup3
@@ -419,8 +406,35 @@ if TYPE_CHECKING:
     from packstore.stores.manifest_recovery import correct_manifest, find_manifest
     from packstore.stores.mapped import MappedReader, check_column, check_offsets, map_consecutive_images
     from packstore.stores.opening import read_manifest
-    from packstore.stores.ownership import NotAStoreError
-    from packstore.stores.places.remote import make_upload_folder
+    from packstore.stores.places import local as builder_publish
+    from packstore.stores.places import local as growth
+    from packstore.stores.places import local as local_place
+    from packstore.stores.places import place_of
+    from packstore.stores.places import remote as remote_publish
+    from packstore.stores.places import resuming as journal
+    from packstore.stores.places import work as work_directory
+    from packstore.stores.places.leftovers import (
+        GRACE_SECONDS,
+        find_leftovers,
+        find_unneeded,
+        remove_leftover,
+        remove_unneeded,
+    )
+    from packstore.stores.places.local import Staging, check_destination
+    from packstore.stores.places.owned import NotAStoreError
+    from packstore.stores.places.remote import LostRaceError, create_version, make_upload_folder, upload_store
+    from packstore.stores.places.resuming import read_receipt
+    from packstore.stores.places.work import (
+        COLUMNS,
+        RECEIPT,
+        STORE,
+        Owner,
+        WorkDirectory,
+        is_held,
+        list_runs,
+        read_owner,
+        work_path,
+    )
     from packstore.stores.pth import zip
     from packstore.stores.pth.layout import build_headers
     from packstore.stores.pth.pickle_machine import PickleError
@@ -428,11 +442,9 @@ if TYPE_CHECKING:
     from packstore.stores.pth.pickle_writer import Tensor, dump_dict
     from packstore.stores.records import ProvenRecords
     from packstore.stores.remote import copies
-    from packstore.stores.remote import publish as remote_publish
-    from packstore.stores.remote.cleaning import GRACE_SECONDS, find_unneeded, remove_unneeded
     from packstore.stores.remote.fetching import as_fetching
     from packstore.stores.remote.head import find_newest_version, read_head
-    from packstore.stores.remote.names import (
+    from packstore.stores.remote.objects import (
         SHARDS,
         parse_version_number,
         shard_object_name,
@@ -440,7 +452,6 @@ if TYPE_CHECKING:
         table_name,
         version_name,
     )
-    from packstore.stores.remote.publish import LostRaceError, create_version, upload_store
     from packstore.stores.remote.reader import RemoteReader
     from packstore.stores.scavenge import array_names, list_array_sizes, view_column
     from packstore.stores.sharded import ShardedReader

@@ -250,8 +250,8 @@ class Tally:
 def small_steps() -> None:
     """A receipt after each batch, few images a batch, and small transactions: there is more to be cut in two."""
     from packstore.packing import batches as record_packing
-    from packstore.stores.builder import journal as receipts
     from packstore.stores.lmdb import writer as lmdb_writer
+    from packstore.stores.places import resuming as receipts
 
     receipts.EVERY_SECONDS = 0.0
     record_packing.PASS_RECORDS = record_packing.DECODE_RECORDS = 4
@@ -278,8 +278,7 @@ def in_child(function: Callable[[], Any]) -> int:
 def wait_for_lock(out: Path) -> None:
     """Waits until nobody holds the work directory of ``out``: a worker that was killed just after it was forked lets go
     a moment after the process that forked it."""
-    from packstore.stores.builder.owner import is_held, read_owner
-    from packstore.stores.builder.work_directory import work_path
+    from packstore.stores.places.work import is_held, read_owner, work_path
 
     left = work_path(out)
     until = time.monotonic() + 60
@@ -381,8 +380,8 @@ class Killer:
         """The same conversion again: it completes the store, and nothing else is left."""
         import packstore
         from packstore.core.errors import DestinationError
-        from packstore.stores.builder.owner import OWNER
-        from packstore.stores.builder.work_directory import find_leftovers, remove_leftover
+        from packstore.stores.places.leftovers import find_leftovers, remove_leftover
+        from packstore.stores.places.work import OWNER
 
         try:
             resumed = run_case(case, self._images, out, overwrite=overwrite)

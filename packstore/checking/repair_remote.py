@@ -33,10 +33,10 @@ from packstore.packing.keys import hash_keys
 from packstore.stores.base import Problem
 from packstore.stores.builder.assembly import list_shards
 from packstore.stores.opening import open_reader
+from packstore.stores.places.remote import open_shard_file, upload_shard
 from packstore.stores.remote.head import read_head
-from packstore.stores.remote.names import shard_object_name
+from packstore.stores.remote.objects import shard_object_name
 from packstore.stores.remote.opening import reopen_remote
-from packstore.stores.remote.publish import open_shard_file, upload_shard
 
 Repair = Callable[[Path, Path], RepairReport]
 """Writes an undamaged store, its second argument, from a damaged one, its first."""

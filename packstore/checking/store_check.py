@@ -33,9 +33,8 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.proof import Comparison, compare_rows, compute_rows
 from packstore.packing.keys import digest_keys
 from packstore.stores.base import Problem, Reader
-from packstore.stores.builder.owner import Owner
-from packstore.stores.builder.work_directory import find_writer, list_needless_files
 from packstore.stores.linked import LinkError
+from packstore.stores.places.work import Owner, find_writer, list_needless_files
 from packstore.stores.remote.reader import RemoteReader
 from packstore.stores.sharded import ShardedReader
 

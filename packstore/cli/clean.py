@@ -18,7 +18,7 @@ from packstore.core.errors import UsageError, printable
 from packstore.core.urls import UrlPath
 
 if TYPE_CHECKING:
-    from packstore.stores.builder.work_directory import Leftover
+    from packstore.stores.places.leftovers import Leftover
 
 
 @click.command(cls=Command, short_help="Remove leftovers of interrupted runs.")
@@ -78,8 +78,9 @@ def _find_leftovers(places: Sequence[Path]) -> list[Leftover]:
 
     Raises :class:`UsageError` for a place that does not exist and has no leftovers.
     """
-    from packstore.stores.builder.work_directory import find_leftover, find_leftovers, work_path
     from packstore.stores.opening import holds_store
+    from packstore.stores.places.leftovers import find_leftover, find_leftovers
+    from packstore.stores.places.work import work_path
 
     leftovers: dict[Path, Leftover] = {}
     for place in places:
@@ -118,7 +119,7 @@ def _add_leftover(rows: Rows, leftover: Leftover) -> dict[str, Any]:
 
 def _remove(leftovers: Sequence[Leftover], quiet: bool) -> None:
     """Removes leftovers. Prints each, unless ``quiet``."""
-    from packstore.stores.builder.work_directory import remove_leftover
+    from packstore.stores.places.leftovers import remove_leftover
 
     for leftover in leftovers:
         remove_leftover(leftover)
@@ -162,7 +163,7 @@ def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool, as_
     Raises :class:`UsageError` if it has to ask without a terminal.
     """
     from packstore.objects import open_objects
-    from packstore.stores.remote.cleaning import find_unneeded, remove_unneeded
+    from packstore.stores.places.leftovers import find_unneeded, remove_unneeded
 
     objects, now, rows = open_objects(url), time.time(), Rows()
     unneeded = find_unneeded(objects, now, grace_seconds)

@@ -49,15 +49,15 @@ def export(store: Path, dest: Path, dry_run: bool, as_json: bool, quiet: bool, *
     from packstore.exports.options import ExportOptions
     from packstore.exports.plan import plan_export
     from packstore.exports.run import run_export
-    from packstore.exports.to_url import local_destination
+    from packstore.stores.places import place_of
 
     started = time.monotonic()
     with progress_bar(quiet or as_json) as progress, ExitStack() as stack:
         if not isinstance(store, UrlPath) and not store.exists():
             raise UsageError(f"{printable(str(store))}: no such file or directory")
         with suggest_packing(store):
-            path, publish = stack.enter_context(local_destination(dest, overwrite=options["overwrite"]))
-            plan = plan_export(store, path, ExportOptions(**options), stack)
+            draft = stack.enter_context(place_of(dest).new_export(overwrite=options["overwrite"]))
+            plan = plan_export(store, draft.path, ExportOptions(**options), stack)
         if dry_run:
             plan_rows(replace(plan, destination=dest)).echo(as_json)
             return
@@ -65,7 +65,7 @@ def export(store: Path, dest: Path, dry_run: bool, as_json: bool, quiet: bool, *
             for loss in plan.losses:
                 click.echo(f"other readers of {plan.kind.name} do not get: {loss}", err=True)
         report = run_export(plan, progress, started)
-        publish(progress)
+        draft.publish(progress)
         report = replace(report, destination=dest)
     if as_json or not quiet:
         report_rows(report, store, bare=options["bare"]).echo(as_json)

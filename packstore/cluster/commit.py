@@ -23,8 +23,8 @@ from packstore.stores.base import encode_manifest
 from packstore.stores.builder.assembly import ShardList, build_sharded_manifest
 from packstore.stores.builder.spools import refuse_duplicates
 from packstore.stores.format import Format
-from packstore.stores.remote.names import shard_object_name, shard_object_names
-from packstore.stores.remote.publish import publish_version, upload_shard
+from packstore.stores.places.remote import publish_version, upload_shard
+from packstore.stores.remote.objects import shard_object_name, shard_object_names
 
 
 def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], previous: int) -> Manifest:

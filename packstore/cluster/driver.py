@@ -22,9 +22,9 @@ from packstore.objects import ObjectStore, open_objects
 from packstore.packing.plan import Plan
 from packstore.packing.report import ConvertReport, make_report
 from packstore.stores.base import encode_manifest
+from packstore.stores.places.remote import check_url
 from packstore.stores.remote.head import find_newest_version, read_head
-from packstore.stores.remote.names import SHARDS, shard_object_name
-from packstore.stores.remote.publish import check_url
+from packstore.stores.remote.objects import SHARDS, shard_object_name
 
 
 def run_on_cluster(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:

@@ -17,7 +17,7 @@ from packstore.objects import ConflictError, MissingObjectError, ObjectStore
 from packstore.packing.plan import Plan
 from packstore.packing.run import EntriesDigest, Run
 from packstore.packing.statistics import with_statistics
-from packstore.stores.builder.journal import describe_difference
+from packstore.stores.places.resuming import describe_difference
 
 WORK = "_work/"
 _AT_ONCE = 16

@@ -16,9 +16,9 @@ from packstore.cluster.receipts import TaskReceipt, create_receipt, encode_keys
 from packstore.cluster.run import ClusterRun
 from packstore.core.checksums import file_digest
 from packstore.core.errors import StoreError
+from packstore.core.files import scratch_folder
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
-from packstore.core.scratch import scratch_folder
 from packstore.core.shards import Shard
 from packstore.objects import ObjectStore
 from packstore.packing.batches import first_label
@@ -29,7 +29,7 @@ from packstore.sources import open_source
 from packstore.sources.base import Entry, Source
 from packstore.stores.format import Format
 from packstore.stores.opening import open_reader
-from packstore.stores.remote.publish import upload_shard
+from packstore.stores.places.remote import upload_shard
 
 _sources: dict[tuple[str, str], Source] = {}
 """Sources that this process has opened, by destination and run."""

@@ -1,4 +1,4 @@
-"""Opens files safely, makes them durable, checks paths, and reserves open files."""
+"""Opens files safely, locks them, makes them durable, checks paths, reserves open files, makes temporary folders."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,10 +20,13 @@ from typing import IO, Any, NamedTuple, Protocol, cast
 from packstore.core.errors import DestinationError, UsageError, printable
 
 try:
+    import fcntl
     import resource
-except ImportError:  # Windows: no such limit
-    resource = None  # type: ignore[assignment]
+except ImportError:  # Windows: no such locks and limits
+    fcntl = resource = None  # type: ignore[assignment]
 
+# Errors of flock(2) on a file system without locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _USUAL_FILES = 512
 _reserved = 0
 # Reentrant: the garbage collector can close a reader while another is being opened.
@@ -379,3 +383,62 @@ class SlicedFile(io.RawIOBase):
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+
+def lock_file(descriptor: int, *, shared: bool = False) -> bool | None:
+    """Locks an open file (flock), exclusively or ``shared``, without waiting.
+
+    Returns False if another process holds the lock, and None if the system or file system has no locks.
+    """
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return None
+    return True
+
+
+_SCRATCH_LOCK = ".packstore-scratch"
+"""A file in each folder that is locked while the folder is in use. A killed process holds no lock."""
+
+
+@contextmanager
+def scratch_folder(name: str) -> Iterator[Path]:
+    """Creates a temporary folder under ``TMPDIR`` and removes it at the end of the block.
+
+    First removes folders of the same ``name`` that killed processes have left. A forked process that ends the block
+    removes nothing. Raises :class:`UsageError` on Windows."""
+    if fcntl is None:
+        raise UsageError("object stores and clusters need file locks, which Windows does not have")
+    root, prefix = Path(tempfile.gettempdir()), f"packstore-{name}-"
+    _remove_scratch(root, prefix)
+    process = os.getpid()
+    made = Path(tempfile.mkdtemp(prefix="packstore-new-"))
+    folder = root / (prefix + made.name.rpartition("-")[2])
+    try:
+        with (made / _SCRATCH_LOCK).open("xb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            made.rename(folder)  # under this name it is always locked
+            yield folder
+    finally:
+        if os.getpid() == process:
+            for path in (made, folder):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_scratch(directory: Path, prefix: str) -> None:
+    """Removes this user's folders with this prefix that no process has locked. Skips folders that it cannot remove."""
+    for folder in directory.glob(f"{prefix}*"):
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            with (folder / _SCRATCH_LOCK).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # in use, or just removed by its process
+            continue

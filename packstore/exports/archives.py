@@ -14,7 +14,7 @@ from packstore.core.files import drop, open_file
 from packstore.exports.base import Record, ShardWriter
 from packstore.exports.folder import FilesExport, image_file
 from packstore.exports.zips import ZipWriter, read_zip_file
-from packstore.sources.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, parse_export_manifest
+from packstore.stores.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, parse_export_manifest
 
 
 class TarWriter:

@@ -23,8 +23,8 @@ from packstore.core.columns import from_stored
 from packstore.core.files import open_file, sync_tree
 from packstore.core.manifest import Manifest
 from packstore.images.sniff import HeaderError, sniff
-from packstore.sources.export_manifest import MANIFEST_FILE, ExportManifest
 from packstore.stores.base import Reader
+from packstore.stores.export_manifest import MANIFEST_FILE, ExportManifest
 
 EXTENSIONS = {
     "jpeg": "jpg", "png": "png", "gif": "gif", "bmp": "bmp", "webp": "webp", "tiff": "tif", "pnm": "ppm",

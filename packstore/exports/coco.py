@@ -14,7 +14,7 @@ from packstore.core.files import open_file
 from packstore.exports.names import safe_name
 from packstore.exports.objects import LabelledObject, ObjectsExport, find_captions_column
 from packstore.exports.paths import make_distinct
-from packstore.sources.export_manifest import ExportManifest, RecordLines
+from packstore.stores.export_manifest import ExportManifest, RecordLines
 
 _OWN = ("id", "image_id", "bbox", "category_id", "keypoints", "num_keypoints")
 """Keys of an annotation that come from columns; the JSON column cannot override them."""

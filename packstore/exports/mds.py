@@ -26,7 +26,7 @@ from packstore.core.errors import UsageError
 from packstore.core.files import drop, open_file, sync_directory
 from packstore.exports.base import Export, Record, ShardWriter, has_varying_shapes
 from packstore.exports.names import safe_name, shorten_name
-from packstore.sources.export_manifest import ExportManifest
+from packstore.stores.export_manifest import ExportManifest
 
 _INDEX = "index.json"
 _MAX_SHARD_BYTES = (1 << 32) - 1

@@ -27,9 +27,9 @@ from packstore.core.files import drop, open_file
 from packstore.core.manifest import Manifest
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import shorten_name
-from packstore.sources.export_manifest import ExportManifest
 from packstore.sources.yamltext import format_yaml_string
 from packstore.stores.base import Reader
+from packstore.stores.export_manifest import ExportManifest
 
 CARD, DATA = "README.md", "data"
 _GROUP_BYTES, _GROUP_ROWS = 16 << 20, 100

@@ -19,12 +19,13 @@ from packstore.exports.base import Export
 from packstore.exports.estimate import estimate_bytes
 from packstore.exports.options import ExportOptions
 from packstore.exports.recoding import Recoding, plan_recoding
-from packstore.exports.staging import find_owned_files, was_published
+from packstore.exports.staging import was_published
 from packstore.images.encode.options import keeps_exif, readers_transpose
-from packstore.sources.export_manifest import ExportManifest
 from packstore.stores import Reader
-from packstore.stores.builder.publish import check_destination
+from packstore.stores.export_manifest import ExportManifest
 from packstore.stores.opening import open_reader
+from packstore.stores.places.local import check_destination
+from packstore.stores.places.owned import find_owned_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
         UsageError: An argument is wrong, or the format cannot hold the store.
         StoreError: The store does not open, or is empty. For a damaged record: :class:`CorruptRecordError`.
         SampleError: An image cannot be re-encoded.
-        DestinationError: See :func:`packstore.stores.builder.publish.check_destination`. A destination that a killed
+        DestinationError: See :func:`packstore.stores.places.local.check_destination`. A destination that a killed
             run of the same export had published is accepted.
     """
     refuse_empty(path)

@@ -31,7 +31,7 @@ class Recoding(NamedTuple):
         manifest: Manifest of the written records, except :attr:`Manifest.records_digest`, which still belongs to the
             store.
         form: ``kept``, or ``png`` for arrays that become PNG files; see
-            :attr:`packstore.sources.export_manifest.ExportManifest.image`.
+            :attr:`packstore.stores.export_manifest.ExportManifest.image`.
         recode: Re-encodes an image; raises :class:`SampleError` if it cannot. None: images are written unchanged.
         new: Images are re-encoded with other bytes or pixels. An import has another dataset digest.
     """

@@ -15,8 +15,8 @@ from packstore.core.errors import SampleError
 from packstore.core.files import drop, open_file, sync_tree
 from packstore.exports.base import Export, Record, ShardWriter
 from packstore.exports.names import safe_name, shorten_name
-from packstore.sources.export_manifest import ExportManifest
 from packstore.sources.records.recordio import HEADER, frame_record
+from packstore.stores.export_manifest import ExportManifest
 
 _EXACT = 1 << 24
 """Largest label: RecordIO's labels are float32, which is exact for integers up to here."""

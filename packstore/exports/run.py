@@ -25,11 +25,12 @@ from packstore.exports.base import Export, Record
 from packstore.exports.options import ExportOptions
 from packstore.exports.plan import ExportPlan, list_value_columns, plan_export
 from packstore.exports.recoding import image_from_stored
-from packstore.exports.staging import ExportStaging, ShardReceipt, read_manifest_of_export, was_published
-from packstore.exports.to_url import local_destination
-from packstore.sources.export_manifest import ROWS_FILE, ExportManifest, ExportShard, format_record_line
+from packstore.exports.staging import ExportStaging, ShardReceipt, was_published
 from packstore.stores.base import disk_bytes
-from packstore.stores.builder.work_directory import WorkDirectory
+from packstore.stores.export_manifest import ROWS_FILE, ExportManifest, ExportShard, format_record_line
+from packstore.stores.places import place_of
+from packstore.stores.places.owned import read_manifest_of_export
+from packstore.stores.places.work import WorkDirectory
 from packstore.stores.records import ProvenRecords
 
 _CHUNK_BYTES, _CHUNK_RECORDS = 64 << 20, 2000
@@ -110,9 +111,9 @@ def export(arguments: ExportArguments) -> ExportReport:
     place = location(arguments.destination)
     # Around everything, since ending a failed export writes, too.
     with progress_callback(arguments.progress) as report, writing(place), ExitStack() as stack:
-        path, publish = stack.enter_context(local_destination(place, overwrite=arguments.overwrite))
-        done = run_export(plan_export(location(arguments.store), path, arguments, stack), report, started)
-        publish(report)
+        draft = stack.enter_context(place_of(place).new_export(overwrite=arguments.overwrite))
+        done = run_export(plan_export(location(arguments.store), draft.path, arguments, stack), report, started)
+        draft.publish(report)
         return replace(done, destination=place)
 
 

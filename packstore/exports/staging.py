@@ -5,26 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from packstore.core.errors import DestinationError, ManifestError, printable
+from packstore.core.errors import ManifestError
 from packstore.core.files import device_and_inode, sync_directory, sync_file, writing
 from packstore.core.plainjson import encode_with_digest, parse_with_digest
-from packstore.core.registry import EXPORTS
 from packstore.exports.base import Export
-from packstore.sources.export_manifest import (
-    MANIFEST_FILE,
-    ROWS_FILE,
-    ExportManifest,
-    RecordLines,
-    names_sidecar,
-    read_export_manifest,
-)
-from packstore.stores.builder.publish import Staging
-from packstore.stores.builder.work_directory import EXPORT, PARTS, STORE, list_runs, remove_run, work_path
-from packstore.stores.ownership import NotAStoreError
+from packstore.stores.export_manifest import ROWS_FILE
+from packstore.stores.places.local import Staging
+from packstore.stores.places.owned import find_owned_files
+from packstore.stores.places.work import EXPORT, PARTS, STORE, list_runs, remove_run, work_path
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +71,7 @@ class ExportStaging(Staging):
         another store.
         """
         directory: Path | None = None
-        for run in self.work.list_runs():
+        for run in list_runs(self.work.path):
             # An inode of another file means that the run was published, and this is the export that it has replaced.
             if (
                 directory is None
@@ -168,90 +159,6 @@ def was_published(destination: Path, identity: str) -> bool:
     if not work.is_dir() or not os.path.lexists(destination):
         return False
     return any(_read_run_label(run) == _make_run_label(identity, destination) for run in list_runs(work))
-
-
-def find_owned_files(path: Path) -> list[Path]:
-    """Lists all files of the export at ``path``. Refuses a folder with other files.
-
-    Raises:
-        NotAStoreError: ``path`` is not an export of packstore, or its manifest is damaged.
-        DestinationError: The folder also holds a file that is not the export's.
-    """
-    shown = printable(str(path))
-    try:
-        export_manifest = read_manifest_of_export(path)
-    except (ManifestError, OSError, ValueError) as error:
-        raise NotAStoreError(f"{shown} is not an export of packstore, so it is not replaced: {error}") from None
-    if export_manifest is None:
-        raise NotAStoreError(
-            f"{shown} exists and is not an export of packstore, which never replaces anything else; remove it yourself "
-            "or choose another name"
-        )
-    return [path] if not path.is_dir() else _list_files(path, export_manifest, shown)
-
-
-def read_manifest_of_export(path: Path) -> ExportManifest | None:
-    """Reads the export manifest of an export, a folder or one file. Returns None if ``path`` is no export, or is bare.
-
-    Raises :class:`ManifestError` for a damaged manifest, and :class:`OSError`.
-    """
-    if path.is_dir():
-        return read_export_manifest(path)
-    return read_manifest_of_file(path) if path.is_file() else None  # opening a pipe would wait for a writer
-
-
-def read_manifest_of_file(path: Path) -> ExportManifest | None:
-    """Reads the export manifest from an export of one file, of any kind. Returns None if ``path`` is no export.
-
-    Raises :class:`ManifestError` for a damaged manifest, and :class:`OSError`.
-    """
-    kinds: list[type[Export]] = [kind for kind in EXPORTS.values() if kind.one_file]
-    return next(
-        (export_manifest for kind in kinds if (export_manifest := kind.read_export_manifest(path)) is not None), None
-    )
-
-
-def _list_files(path: Path, export_manifest: ExportManifest, shown: str) -> list[Path]:
-    """Lists the files of an export in a folder. Raises :class:`DestinationError` if there are others."""
-    files = list_own_names(export_manifest, lambda: RecordLines.map_file(path / ROWS_FILE))
-    paths: list[Path] = []
-    root = os.fsencode(path)
-    for folder, _, names in os.walk(root):
-        inside = os.path.relpath(folder, root)
-        for name in names:
-            file = name if inside == b"." else b"/".join((*inside.split(os.sep.encode()), name))
-            if file not in files:
-                raise DestinationError(
-                    f"{shown} also holds {printable(os.fsdecode(file))!r}, which is not the export's, so it is not "
-                    "replaced; move that away first"
-                )
-            paths.append(Path(os.fsdecode(os.path.join(folder, name))))  # noqa: PTH118 - names may be of any bytes
-    return paths
-
-
-def list_own_names(export_manifest: ExportManifest, read_lines: Callable[[], RecordLines]) -> set[bytes]:
-    """Returns the paths of all files of an export in a folder, relative to that folder.
-
-    ``read_lines`` reads the record lines. Called only if records may be files of their own.
-    """
-    own = {MANIFEST_FILE, *export_manifest.files, *(shard.file for shard in export_manifest.shards)}
-    if export_manifest.rows:
-        own.add(ROWS_FILE)
-    return set(map(os.fsencode, own)) | _list_files_in_lines(export_manifest, read_lines)
-
-
-def _list_files_in_lines(export_manifest: ExportManifest, read_lines: Callable[[], RecordLines]) -> set[bytes]:
-    """Returns the paths of files that the record lines name. Returns none if records are in shards, or the lines cannot
-    be read."""
-    if not export_manifest.rows or export_manifest.shards:
-        return set()
-    try:
-        lines = read_lines()
-        each = (lines[i].items() for i in range(len(lines)))
-        named = (file for line in each for name, file in line if name == "file" or names_sidecar(name))
-        return {os.fsencode(file) for file in named if isinstance(file, str)}
-    except (OSError, ValueError):
-        return set()
 
 
 def _make_run_label(identity: str, path: Path) -> str:

@@ -23,8 +23,8 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.files import drop, open_file
 from packstore.exports.base import Export, Record, ShardWriter, has_varying_shapes
 from packstore.exports.names import can_be_lines
-from packstore.sources.export_manifest import ExportManifest
 from packstore.sources.records.wire import PACKED, frame_record, write_example
+from packstore.stores.export_manifest import ExportManifest
 
 _NAME = "packstore"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"

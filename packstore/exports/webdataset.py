@@ -22,7 +22,7 @@ from packstore.core.files import drop, open_file
 from packstore.exports.archives import TarWriter
 from packstore.exports.base import Export, Record, ShardWriter, image_extension
 from packstore.exports.names import can_be_lines, safe_name, shorten_name
-from packstore.sources.export_manifest import ExportManifest
+from packstore.stores.export_manifest import ExportManifest
 
 CLASSES = "classnames.txt"
 _LONGEST = 1000

@@ -10,8 +10,8 @@ from packstore.exports.base import Record
 from packstore.exports.names import safe_name
 from packstore.exports.objects import LabelledObject, ObjectsExport
 from packstore.exports.paths import make_distinct
-from packstore.sources.export_manifest import ExportManifest
 from packstore.sources.yamltext import format_yaml_string
+from packstore.stores.export_manifest import ExportManifest
 
 _SPLITS = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test", "eval": "test"}
 _OWN = ("names", "kpt_shape", "nc", "path")

@@ -22,7 +22,7 @@ from packstore.core.files import sync_file_system
 from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name, storable_class_names
 from packstore.exports.base import Record, ShardWriter
 from packstore.exports.names import safe_name, shorten_name
-from packstore.sources.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, ExportShard
+from packstore.stores.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, ExportShard
 
 _CHUNK_BYTES = 4 << 20
 _CONFIG = {"write_empty_chunks": True}

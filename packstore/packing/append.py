@@ -33,9 +33,9 @@ from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import list_shards
 from packstore.stores.linked import read_link_values, relative_link_folder
-from packstore.stores.ownership import remove_unfinished
 from packstore.stores.places import Growth, place_of
-from packstore.stores.remote.publish import LostRaceError
+from packstore.stores.places.owned import remove_unfinished
+from packstore.stores.places.remote import LostRaceError
 
 _log = logging.getLogger(__name__)
 

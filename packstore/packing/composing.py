@@ -27,16 +27,16 @@ from packstore.stores.builder.assembly import (
     empty_shard_list,
     link_shards,
     list_shards,
+    write_manifest_and_table,
 )
-from packstore.stores.builder.publish import Staging
-from packstore.stores.builder.read_back import write_manifest_and_table
-from packstore.stores.builder.work_directory import KEPT
 from packstore.stores.joining import map_class_numbers
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import read_manifest
-from packstore.stores.ownership import list_owned_files, remove_unfinished
 from packstore.stores.places import place_of
-from packstore.stores.remote.transfer import fetch_shard_manifest
+from packstore.stores.places.local import Staging
+from packstore.stores.places.owned import list_owned_files, remove_unfinished
+from packstore.stores.places.work import KEPT
+from packstore.stores.remote.objects import fetch_shard_manifest
 from packstore.stores.shard_columns import columns_match
 
 _NO_LIMIT = 1 << 60

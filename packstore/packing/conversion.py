@@ -18,7 +18,7 @@ from packstore.core.files import check_paths, check_space, refuse_empty
 from packstore.core.options import argument, option, progress_option, takes
 from packstore.core.progress import ProgressCallback, no_progress, progress_callback
 from packstore.core.tally import Tally
-from packstore.core.urls import UrlPath, location
+from packstore.core.urls import location
 from packstore.packing.header_survey import ask_about_lossy_image
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, check_new_store, make_plan, plan_source, resolve_format
@@ -27,7 +27,7 @@ from packstore.packing.run import Run
 from packstore.packing.shard_rule import ShardCuts
 from packstore.sources.base import SourceOptions
 from packstore.stores import create_store
-from packstore.stores.builder.interrupted import finish_published_run
+from packstore.stores.places import place_of
 
 _SMALL_FILE = 16 << 10
 
@@ -162,7 +162,8 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         DestinationError: There is too little space.
     """
     started = time.monotonic() if started is None else started
-    if isinstance(plan.destination, UrlPath):
+    place = place_of(plan.destination)
+    if place.remote:
         from packstore.cluster.driver import run_on_cluster
 
         return run_on_cluster(plan, progress, started)
@@ -173,7 +174,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
 
         plan = with_statistics(plan, workers, progress)
     run = Run(plan)
-    if run.encoder.passes_through and not plan.index and not isinstance(plan.source.path, UrlPath):
+    if run.encoder.passes_through and not plan.index and not place_of(plan.source.path).remote:
         # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for
         # 50,000 files of 2 KB on 2 cores: 0.92 s with one thread beside the writing one, 1.08 s with two. With larger
         # files the writing thread has as much to do as a core can: 600 of 110 KB take 68 ms so, and 79 ms with two; but
@@ -185,7 +186,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     stamp = plan.source.stamp()
     identity = run.identity if survey.resumable and not plan.options.link else None
     if identity is not None:
-        published = finish_published_run(plan.destination, identity, overwrite=plan.options.overwrite)
+        published = place.finish_published_run(identity, overwrite=plan.options.overwrite)
         if published is not None:
             return make_report(plan, published, Tally(), started, published.records)
     builder = create_store(

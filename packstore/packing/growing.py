@@ -20,7 +20,7 @@ from packstore.packing.recorded_options import drop_record_counts, record_counts
 from packstore.sources.base import Source
 from packstore.stores.builder.assembly import ShardList, build_sharded_manifest
 from packstore.stores.opening import open_reader
-from packstore.stores.remote.publish import LostRaceError
+from packstore.stores.places.remote import LostRaceError
 from packstore.stores.unify import join_answers
 
 

@@ -11,7 +11,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, parse_mode
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
-from packstore.core.urls import UrlPath, find_bridge
+from packstore.core.urls import find_bridge
 from packstore.images.encode import EncodeOptions, Encoder, Encoding
 from packstore.images.encode.options import readers_transpose
 from packstore.images.reading import OF_SOURCES, Reading
@@ -26,10 +26,8 @@ from packstore.packing.shard_rule import ShardRule
 from packstore.sources import add_source_to_questions, ask_about_classes, ask_about_left
 from packstore.sources.base import Source, Survey
 from packstore.stores import format_of
-from packstore.stores.builder.interrupted import was_killed_after_publishing
-from packstore.stores.builder.publish import check_destination
 from packstore.stores.format import Format
-from packstore.stores.ownership import list_owned_files
+from packstore.stores.places import place_of
 
 DEFAULT_QUALITY = 90
 REMOTE_SHARD_BYTES = 256 << 20
@@ -116,7 +114,7 @@ def plan_source(
     fails. Raises the errors of :func:`make_plan`.
     """
     try:
-        remote, format = isinstance(destination, UrlPath), resolve_format(destination, options.format)
+        remote, format = place_of(destination).remote, resolve_format(destination, options.format)
         with add_source_to_questions(opened.path, opened.options, options.source_kind):
             survey = opened.survey(options.split, progress)
             ask_about_left(opened, survey)
@@ -230,27 +228,27 @@ def _check_paths(source: Path, destination: Path) -> None:
     """
     if find_bridge(source) is not None:
         return  # only the library knows where its files lie
-    if not isinstance(source, UrlPath) and not source.exists():
+    if not place_of(source).remote and not source.exists():
         raise UsageError(f"{printable(str(source))}: no such file or directory")
-    if isinstance(source, UrlPath) is isinstance(destination, UrlPath):
-        refuse_nested_paths(destination, source)
+    refuse_nested_paths(destination, source)
 
 
 def check_new_store(destination: Path, options: ConvertOptions) -> None:
-    """Raises :class:`DestinationError` if no store can be written to a path, see :func:`check_destination`.
+    """Raises :class:`DestinationError` if no store can be written to a path, see :meth:`Place.check_new_store`.
 
     A store that a killed run has just published is no obstacle. Accepts every URL: the run itself checks URLs. Raises
     :class:`UsageError` if a cluster would write to a path.
     """
-    if isinstance(destination, UrlPath):
+    place = place_of(destination)
+    if place.remote:
         return
     if options.cluster is not None:
         raise UsageError(
             f"{printable(str(destination))}: a cluster writes to an object store, which all machines reach; give a "
             f"URL, such as s3://bucket/…, or for a shared folder {printable(destination.absolute().as_uri())}"
         )
-    if options.overwrite or not was_killed_after_publishing(destination):
-        check_destination(destination, overwrite=options.overwrite, owned=list_owned_files)
+    if options.overwrite or not place.was_killed_after_publishing():
+        place.check_new_store(overwrite=options.overwrite)
 
 
 def _resolve_encoding(

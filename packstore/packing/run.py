@@ -1,6 +1,6 @@
 """``Run``: packs the entries of a plan into a store, counts them, and resumes what an interrupted run has packed.
 
-The protocol of resuming is in :mod:`packstore.stores.builder.journal`.
+The protocol of resuming is in :mod:`packstore.stores.places.resuming`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from packstore.sources.base import Entry
 from packstore.sources.ledger import file_counts
 from packstore.stores import create_store
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.builder.interrupted import InterruptedRun
-from packstore.stores.builder.journal import ConversionIdentity, SourcePosition
+from packstore.stores.places.resuming import ConversionIdentity, InterruptedRun, SourcePosition
 
 _log = logging.getLogger(__name__)
 

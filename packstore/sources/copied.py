@@ -16,10 +16,9 @@ from pathlib import Path
 from packstore.cache import Cache, default_cache
 from packstore.core.columns import ImageData
 from packstore.core.errors import SampleError, SourceError, StoreError, printable
-from packstore.core.files import raise_open_file_limit, release_open_files
+from packstore.core.files import raise_open_file_limit, release_open_files, scratch_folder
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.core.scratch import scratch_folder
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, open_objects
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.remote import RemotePath

@@ -1,5 +1,5 @@
 """Reads an export of packstore as the records that it was made of, by the ``packstore.json`` beside the data; see
-:mod:`packstore.sources.export_manifest`.
+:mod:`packstore.stores.export_manifest`.
 
 A kind of source that also reads exports has a class for them, which inherits :class:`ExportedRows` and the kind's own
 class, and reads the values of a store from its format. Exports whose records are files of a folder, a tar or a zip are
@@ -30,7 +30,12 @@ from packstore.sources.archives import open_required_tree
 from packstore.sources.archives.tar import TAR_FAULTS, is_tar, read_first_names
 from packstore.sources.archives.zip import is_zip
 from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, SourceOptions
-from packstore.sources.export_manifest import (
+from packstore.sources.ledger import Claims, Role, list_files
+from packstore.sources.listing import IMAGE_SUFFIXES, key_size
+from packstore.sources.refusals import NeedsCopyError, first_bytes
+from packstore.sources.rows import RecordForm, Row, RowSource
+from packstore.sources.tree import FolderTree
+from packstore.stores.export_manifest import (
     MANIFEST_FILE,
     ROWS_FILE,
     ExportManifest,
@@ -42,11 +47,6 @@ from packstore.sources.export_manifest import (
     read_export_manifest,
     stays_in_folder,
 )
-from packstore.sources.ledger import Claims, Role, list_files
-from packstore.sources.listing import IMAGE_SUFFIXES, key_size
-from packstore.sources.refusals import NeedsCopyError, first_bytes
-from packstore.sources.rows import RecordForm, Row, RowSource
-from packstore.sources.tree import FolderTree
 from packstore.stores.link_files import Location
 
 # Maximum bytes of lines in an archive; larger archives may have as many as their own bytes.

@@ -31,7 +31,6 @@ from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, is_tar, read_fir
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import ANY, FILE, ValueType, choose_main_image, guess, make_column_name
 from packstore.sources.encodings import KEY, active_encoding, decode_names, to_utf8
-from packstore.sources.export_manifest import StoredBytes
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -40,6 +39,7 @@ from packstore.sources.records import ShardSource, find_shards
 from packstore.sources.records.facts import read_class_names
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row
+from packstore.stores.export_manifest import StoredBytes
 from packstore.stores.link_files import Location
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")

@@ -12,12 +12,12 @@ from packstore.core.errors import MissingStoreError, UsageError
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Column
 from packstore.core.registry import FORMATS
-from packstore.core.urls import UrlPath, location
+from packstore.core.urls import location
 from packstore.stores import opening
 from packstore.stores.base import FileWriter, Problem, Reader
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.builder.journal import ConversionIdentity
-from packstore.stores.builder.work_directory import find_writer
+from packstore.stores.places import place_of
+from packstore.stores.places.resuming import ConversionIdentity
 
 Checksums = Literal["auto", "always", "never"]
 """Checks of a record when it is read: those that cost little, all, or none."""
@@ -63,7 +63,7 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
     try:
         return with_checksums(opening.open_reader(place), checksums)
     except MissingStoreError as error:
-        writer = None if isinstance(place, UrlPath) else find_writer(place)
+        writer = place_of(place).find_writer()
         if writer is None:
             raise
         raise MissingStoreError(f"{error} yet: {writer} is writing it; wait until that has ended") from None
@@ -130,7 +130,7 @@ def create_store(
         shard_size: Make shards with at most this many bytes of images each. The end of a split also ends a shard. An
             image that is larger is alone in its shard.
         identity: With an identity, an interrupted run leaves its work beside ``path``. Another run with an equal
-            identity can resume from this work, see :mod:`packstore.stores.builder.journal`. None leaves nothing behind.
+            identity can resume from this work, see :mod:`packstore.stores.places.resuming`. None leaves nothing behind.
         restart: Do not resume an interrupted run.
 
     Raises:

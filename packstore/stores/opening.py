@@ -85,7 +85,7 @@ def _is_copy_of_url(path: Path) -> bool:
     """Returns whether a directory is a copy of the objects of a store at a URL, with their names."""
     if not (path / "versions").is_dir():
         return False
-    from packstore.stores.remote.names import VERSIONS, parse_version_number
+    from packstore.stores.remote.objects import VERSIONS, parse_version_number
 
     return any(parse_version_number(VERSIONS + file.name) for file in path.glob(f"{VERSIONS}*.json"))
 

@@ -11,7 +11,8 @@ from packstore.core.progress import Progress
 from packstore.exports import run
 from packstore.exports.staging import ExportStaging
 from packstore.packing.conversion import convert
-from packstore.stores.builder.work_directory import WorkDirectory, find_leftovers, remove_leftover, work_path
+from packstore.stores.places.leftovers import find_leftovers, remove_leftover
+from packstore.stores.places.work import WorkDirectory, work_path
 from packstore.testing.export_base import ExportFixtures, contents, files_of, picture
 from packstore.testing.records import listing
 

@@ -19,8 +19,8 @@ from packstore.exports import run
 from packstore.exports.options import ExportOptions
 from packstore.exports.plan import plan_export
 from packstore.packing.conversion import convert
-from packstore.sources.export_manifest import MANIFEST_FILE, ROWS_FILE
 from packstore.stores import open_store
+from packstore.stores.export_manifest import MANIFEST_FILE, ROWS_FILE
 from packstore.testing.export_base import contents, files_of, picture
 from packstore.testing.export_interrupts import ExportInterruptsSuite
 from packstore.testing.records import KINDS, flip, listing, make_records, open_files, write

@@ -21,7 +21,7 @@ from packstore.core.progress import Progress
 from packstore.packing import batches as record_packing
 from packstore.packing.conversion import convert
 from packstore.sources import Source, open_source
-from packstore.stores.builder import journal
+from packstore.stores.places import resuming as journal
 from packstore.testing.damage import copy_damaged
 from packstore.testing.records import open_files
 from packstore.testing.source_base import FEW, copy_image, is_same_image

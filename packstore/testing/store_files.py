@@ -17,9 +17,9 @@ from packstore.core.errors import DestinationError, StoreError
 from packstore.core.registry import FORMATS
 from packstore.core.tally import Tally
 from packstore.stores import Ragged, is_store, open_store
-from packstore.stores.builder import journal
-from packstore.stores.builder.work_directory import find_leftovers, remove_leftover
 from packstore.stores.format import Format
+from packstore.stores.places import resuming as journal
+from packstore.stores.places.leftovers import find_leftovers, remove_leftover
 from packstore.stores.sharded import ShardedReader
 from packstore.testing.records import (
     KINDS,

@@ -133,12 +133,12 @@ def test_folders_of_tasks_are_left_alone_while_these_run(scratch: Path) -> None:
     (scratch / "packstore-convert-x-foreign").mkdir()
     left = scratch / "packstore-convert-x-left"
     left.mkdir()
-    (left / scratch_module._LOCK).touch()
+    (left / scratch_module._SCRATCH_LOCK).touch()
     real, seen = fcntl.flock, []
 
     def looking(file: Any, operation: int) -> None:
         if not operation & fcntl.LOCK_NB:
-            scratch_module._remove_leftovers(scratch, "packstore-convert-x-")
+            scratch_module._remove_scratch(scratch, "packstore-convert-x-")
             seen.append(sorted(path.name.rpartition("-")[0] for path in scratch.iterdir()))
         real(file, operation)
 

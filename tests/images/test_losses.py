@@ -149,7 +149,7 @@ def test_smaller_versions_in_a_tiff_are_no_pages(tmp_path: Path) -> None:
 def test_a_run_goes_on_with_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was packed before the question is not packed again."""
     monkeypatch.setattr("packstore.packing.header_survey._choose_entries", lambda *_: iter(()))
-    monkeypatch.setattr("packstore.stores.builder.journal.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("packstore.stores.places.resuming.EVERY_SECONDS", 0.0)
     monkeypatch.setattr("packstore.packing.batches.PASS_RECORDS", 3)
     folder = tmp_path / "images" / "a"
     folder.mkdir(parents=True)
@@ -545,7 +545,7 @@ def test_unified_images_are_counted_once_across_an_interrupt(tmp_path: Path, mon
     broken = folder / "5.jpg"
     whole = broken.read_bytes()
     monkeypatch.setattr("packstore.packing.batches.PASS_RECORDS", 2)
-    monkeypatch.setattr("packstore.stores.builder.journal.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("packstore.stores.places.resuming.EVERY_SECONDS", 0.0)
     broken.write_bytes(whole[:-30])
     with pytest.raises(packstore.SampleError):
         packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", workers=1)

@@ -20,9 +20,9 @@ from tests.internals import (
     DestinationError,
     Progress,
     find_leftovers,
-    interrupted,
     list_runs,
     read_receipt,
+    remove_leftover,
     work_path,
 )
 from tests.internals import batches as record_packing
@@ -288,7 +288,7 @@ def test_a_damaged_shard_ends_what_is_taken_over(photos: Path, tmp_path: Path, s
 def test_a_shard_of_another_run_is_closed(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_short(photos, tmp_path / "out.pth", 20, encoding="original", shard_size=2000)
     other = Mock()
-    monkeypatch.setattr(interrupted, "open_reader", lambda path: other)
+    monkeypatch.setattr(receipts, "open_reader", lambda path: other)
     assert packstore.convert(photos, tmp_path / "out.pth", encoding="original", shard_size=2000).resumed == 0
     other.close.assert_called_once_with()
 
@@ -409,7 +409,7 @@ def test_a_store_that_was_set_aside_comes_back(
     out.rename(run / work.ASIDE)
     if by == "clean":
         (found,) = find_leftovers(tmp_path)
-        work.remove_leftover(found)
+        remove_leftover(found)
         assert content(out) == before
     else:
         with pytest.raises(DestinationError, match="exists already"):
@@ -443,10 +443,10 @@ def test_leftovers_are_found_and_nothing_else(photos: Path, tmp_path: Path) -> N
     assert found.owner.pid == os.getpid()
     (run / "notes.txt").write_text("mine")
     with pytest.raises(DestinationError, match="also holds files that packstore did not write"):
-        work.remove_leftover(found)
+        remove_leftover(found)
     assert (run / "notes.txt").read_text() == "mine"
     (run / "notes.txt").unlink()
-    work.remove_leftover(found)
+    remove_leftover(found)
     assert not run.parent.exists()
     assert (tmp_path / ".other.lmdb.packstore" / "owner").exists()
 

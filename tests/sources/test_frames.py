@@ -144,7 +144,7 @@ def test_frames_are_appended_and_resumed(encoding: str, tmp_path: Path, monkeypa
     data, found = broken.read_bytes(), broken.stat()
     monkeypatch.setattr("packstore.packing.batches.DECODE_RECORDS", 1)
     monkeypatch.setattr("packstore.packing.batches.PASS_RECORDS", 1)
-    monkeypatch.setattr("packstore.stores.builder.journal.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("packstore.stores.places.resuming.EVERY_SECONDS", 0.0)
     broken.write_bytes(data[:-9])
     with pytest.raises(SampleError):
         convert(tmp_path / "one", store, frames="all", encoding=encoding, workers=1)

@@ -31,7 +31,8 @@ from tests.internals import (
     Progress,
     WorkDirectory,
     find_leftovers,
-    interrupted,
+    local_place,
+    place_of,
     read_manifest,
     read_owner,
     sharded,
@@ -244,7 +245,7 @@ def test_workers_of_a_dataloader(photos: Path, tmp_path: Path, start: str) -> No
 
 HOLD = """
 import sys, time, packstore
-from packstore.stores.builder import journal as receipts
+from packstore.stores.places import resuming as receipts
 from packstore.packing import batches
 receipts.EVERY_SECONDS, batches.PASS_RECORDS = 0.0, 4
 def progress(report):
@@ -345,7 +346,7 @@ def test_a_signal_does_not_end_the_removal(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("packstore.stores.builder.work_directory.remove_run", stop)
+    monkeypatch.setattr("packstore.stores.places.work.remove_run", stop)
     with pytest.raises(KeyboardInterrupt):
         work.remove()
     assert list(tmp_path.iterdir()) == []
@@ -363,7 +364,7 @@ def test_a_work_directory_that_goes_as_it_is_looked_at(tmp_path: Path, monkeypat
             where.rmdir()
         return read_owner(where)
 
-    monkeypatch.setattr("packstore.stores.builder.work_directory.read_owner", gone)
+    monkeypatch.setattr("packstore.stores.places.work.read_owner", gone)
     holder = WorkDirectory(tmp_path / "out.h5")
     assert looked == [path]
     assert (path / "owner").exists()
@@ -382,8 +383,8 @@ def test_a_run_that_ends_while_another_looks_at_what_it_left(
         held.remove()
         return read_manifest(path)
 
-    monkeypatch.setattr(interrupted, "read_manifest", read)
-    assert not interrupted.was_killed_after_publishing(out)
+    monkeypatch.setattr(local_place, "read_manifest", read)
+    assert not place_of(out).was_killed_after_publishing()
     with pytest.raises(packstore.DestinationError, match="exists already"):
         packstore.convert(photos, out)
 

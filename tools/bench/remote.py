@@ -42,7 +42,7 @@ from packstore.core.shards import Shard
 from packstore.core.urls import UrlPath, location
 from packstore.objects import open_objects
 from packstore.stores import open_store
-from packstore.stores.remote.publish import create_version, upload_store, upload_table
+from packstore.stores.places.remote import create_version, upload_store, upload_table
 from packstore.stores.remote.reader import RemoteReader
 
 ROOT = Path(__file__).resolve().parents[2]

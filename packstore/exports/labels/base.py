@@ -24,7 +24,7 @@ from packstore.exports.base import BLOCK_BYTES, Record
 from packstore.exports.names import safe_name
 from packstore.exports.objects import LabelledObject, ObjectsExport
 from packstore.exports.paths import make_distinct
-from packstore.sources.export_manifest import ExportManifest, RecordLines
+from packstore.stores.export_manifest import ExportManifest, RecordLines
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML cannot hold."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packstore.core.files import open_file
 from packstore.exports.labels.base import LabelledImage, SidecarExport, escape_xml, format_number
-from packstore.sources.export_manifest import ExportManifest, RecordLines
+from packstore.stores.export_manifest import ExportManifest, RecordLines
 
 
 class VocExport(SidecarExport):

@@ -30,8 +30,8 @@ from packstore.core.progress import Progress, active_progress
 from packstore.images.engine import scan_tar
 from packstore.sources.archives.index import NOWHERE, ArchiveIndex, IndexBuilder, Member, OpenFile
 from packstore.sources.encodings import decode_names
-from packstore.sources.export_manifest import MANIFEST_FILE
 from packstore.sources.inflating import ZLIB, InflatedFile
+from packstore.stores.export_manifest import MANIFEST_FILE
 
 _BLOCK = tarfile.BLOCKSIZE
 ZSTANDARD = b"\x28\xb5\x2f\xfd"

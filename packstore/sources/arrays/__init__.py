@@ -19,8 +19,8 @@ from packstore.sources.arrays.choosing import ArrayRoles, SplitArrays
 from packstore.sources.arrays.source import ArraySource, to_native
 from packstore.sources.arrays.stored import ArrayInfo, ColumnArray
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.export_manifest import MANIFEST_FILE
 from packstore.sources.exported import ExportedRows, open_with
+from packstore.stores.export_manifest import MANIFEST_FILE
 
 # Name of the array of shapes among the columns of a part.
 _SHAPE = "shape of the image"

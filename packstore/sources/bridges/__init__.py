@@ -38,10 +38,10 @@ from packstore.core.urls import BRIDGES, find_bridge
 from packstore.sources.base import Entry, Source, SourceOptions, Survey, stamp_files
 from packstore.sources.bridges.guard import explain_errors, restrict_library
 from packstore.sources.dataset import DatasetSource
-from packstore.sources.export_manifest import stays_in_folder
 from packstore.sources.ledger import Claims
 from packstore.sources.rows import in_packing_order
 from packstore.sources.wrapped import WrappedSource
+from packstore.stores.export_manifest import stays_in_folder
 from packstore.stores.link_files import Location
 
 # Parameter that chooses a split, and its values, by the name of a torchvision dataset. Splits share no images.

@@ -21,7 +21,6 @@ from packstore.core.fields import Bytes, Image, Images
 from packstore.sources import huggingface as hf
 from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.export_manifest import MANIFEST_FILE, StoredBytes, stays_in_folder
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.huggingface import columns as hf_columns
 from packstore.sources.huggingface import splits as hf_splits
@@ -30,6 +29,7 @@ from packstore.sources.huggingface.tables import HfTableSource, OpenTable, RowGr
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.records import read_index, refuse_missing_shards
 from packstore.sources.refusals import first_bytes
+from packstore.stores.export_manifest import MANIFEST_FILE, StoredBytes, stays_in_folder
 from packstore.stores.link_files import Location
 
 STEP_BYTES = 16 << 20

@@ -17,9 +17,9 @@ from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.beside import join
-from packstore.sources.export_manifest import stays_in_folder
 from packstore.sources.tree import Tree
 from packstore.sources.yamltext import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
+from packstore.stores.export_manifest import stays_in_folder
 
 CARD = "README.md"
 # Levels of folders that are searched to recognise a folder.

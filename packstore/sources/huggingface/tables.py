@@ -25,7 +25,6 @@ from packstore.sources.archives import open_required_tree
 from packstore.sources.base import SourceOptions
 from packstore.sources.boxes import NOT_CONVERTED, to_corners
 from packstore.sources.columns import LabelTexts
-from packstore.sources.export_manifest import stays_in_folder
 from packstore.sources.huggingface import ObjectColumn, load_pyarrow, pyarrow_errors
 from packstore.sources.huggingface import columns as hf_columns
 from packstore.sources.huggingface.columns import Cells, TableColumn, TableFacts, TableFile
@@ -38,6 +37,7 @@ from packstore.sources.rows import PROBED, Row
 from packstore.sources.schema import RELATIVE
 from packstore.sources.splits import lower_known_split
 from packstore.sources.table.boxes import MalformedBoxError, find_convention
+from packstore.stores.export_manifest import stays_in_folder
 
 # Number of decoded blocks that are kept, since threads read rows only roughly in order.
 _KEPT = 4

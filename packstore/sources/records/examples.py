@@ -24,7 +24,6 @@ from packstore.images.sniff import HeaderError
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import TAR_FAULTS, detect_compression, open_decompressor
 from packstore.sources.columns import ValueType, guess
-from packstore.sources.export_manifest import StoredBytes
 from packstore.sources.records import DamageError, RecordFiles, RecordIndex, WalkedSource
 from packstore.sources.records.facts import UNCHANGED, ExampleFacts, Numbering
 from packstore.sources.records.wire import (
@@ -38,6 +37,7 @@ from packstore.sources.records.wire import (
     verify_data,
 )
 from packstore.sources.schema import RELATIVE
+from packstore.stores.export_manifest import StoredBytes
 
 # Features that are the samples' keys if all their values differ.
 KEYS = ("key", "image/filename", "file_name", "filename", "image/file_name")

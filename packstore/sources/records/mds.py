@@ -25,11 +25,11 @@ from packstore.core.plainjson import load_json
 from packstore.sources.archives.tar import detect_compression
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.columns import ANY, BYTES, FILE, JSON, PIXELS, TEXT, ValueType, choose_main_image
-from packstore.sources.export_manifest import StoredBytes
 from packstore.sources.exported import ExportedRows, open_with
 from packstore.sources.records import INDEX, OpenFiles, find_indexes, find_named_file, read_index, refuse_damage
 from packstore.sources.records.typed import LEFT, NUMBERS, PICKLE, Shard, Span, TypedSource, to_array
 from packstore.sources.refusals import first_bytes
+from packstore.stores.export_manifest import StoredBytes
 
 # dtypes by their codes in arrays.
 _CODES = {8 * np.dtype(name).itemsize + "uif".index(name[0]): name for name in NUMBERS}

@@ -25,17 +25,22 @@ from packstore.core.files import device_and_inode, writing
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped
 from packstore.core.registry import FORMATS
 from packstore.core.shards import ShardTable
+from packstore.stores.builder.assembly import write_manifest_and_table
 from packstore.stores.builder.batch import KEY_HASHES, prepare_batch
-from packstore.stores.builder.interrupted import InterruptedRun, find_interrupted_run
-from packstore.stores.builder.journal import ConversionIdentity, Journal, SourcePosition
-from packstore.stores.builder.output_files import OutputFile, OutputFiles
-from packstore.stores.builder.publish import Staging
-from packstore.stores.builder.read_back import write_manifest_and_table
+from packstore.stores.builder.files import OutputFile, OutputFiles
 from packstore.stores.builder.splits import SplitRanges
 from packstore.stores.builder.spools import ColumnSpool, refuse_duplicates, to_flat_buffers
-from packstore.stores.builder.work_directory import COLUMNS, remove_run
 from packstore.stores.format import Format
-from packstore.stores.ownership import list_owned_files
+from packstore.stores.places.local import Staging
+from packstore.stores.places.owned import list_owned_files
+from packstore.stores.places.resuming import (
+    ConversionIdentity,
+    InterruptedRun,
+    Journal,
+    SourcePosition,
+    find_interrupted_run,
+)
+from packstore.stores.places.work import COLUMNS, list_runs, remove_run
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +52,7 @@ class StoreBuilder:
     Refuses equal keys, splits whose records are not consecutive, and files that read back differently.
 
     A context manager: leaving it without a commit, or by an exception, aborts. An abort removes everything but work
-    that another run can resume from, see :mod:`packstore.stores.builder.journal`. Not safe to use from several
+    that another run can resume from, see :mod:`packstore.stores.places.resuming`. Not safe to use from several
     threads. Memory does not grow with the number of records.
 
     Attributes:
@@ -334,7 +339,7 @@ class StoreBuilder:
         Begins this run's journal if there is an identity. Raises :class:`DestinationError`.
         """
         with writing(self._staging.destination):
-            runs = [run for run in self._staging.work.list_runs() if run != self._staging.run]
+            runs = [run for run in list_runs(self._staging.work.path) if run != self._staging.run]
         if identity is not None:
             run_to_resume = find_interrupted_run(runs, identity, self._format, self._columns, restart=restart)
             self._files.interrupted_run = run_to_resume

@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 
 from packstore.core.checksums import file_digest, join_records_digests
 from packstore.core.errors import StoreError, printable
+from packstore.core.files import MANIFEST_FILE
 from packstore.core.manifest import Column, Manifest, Skipped, Split
 from packstore.core.registry import FORMATS
 from packstore.core.shards import TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
 from packstore.core.urls import ShardPlace, UrlPath
+from packstore.stores.base import encode_manifest
 from packstore.stores.format import Format
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
@@ -205,7 +207,7 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
             name = f"{name}/{file}"
             shard = shard if isinstance(shard, UrlPath) else f"{shard}/{file}"
         if isinstance(shard, UrlPath):
-            from packstore.stores.remote.transfer import download_shard
+            from packstore.stores.remote.objects import download_shard
 
             download_shard(shard, Path(name), digest)
             copied += 1
@@ -221,6 +223,26 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
                 os.fsync(target.fileno())
             copied += 1
     return copied
+
+
+def write_manifest_and_table(directory: Path, manifest: Manifest) -> None:
+    """Writes the table and the manifest of a sharded store and reads both back. Raises :class:`StoreError` if they
+    differ.
+    """
+    assert manifest.shards is not None
+    for name, content in ((manifest.shards.file, manifest.shards.table.tobytes()),
+                          (MANIFEST_FILE, encode_manifest(manifest))):  # fmt: skip
+        (directory / name).write_bytes(content)
+        if (directory / name).read_bytes() != content:
+            raise differs_error(printable(str(directory)), name)
+
+
+def differs_error(shown: str, what: str) -> StoreError:
+    """Returns the error for ``what`` of the file ``shown``, which reads back differently than written."""
+    return StoreError(
+        f"{what} of {shown} reads back differently than written: the disk, the memory or the file system is faulty; "
+        "nothing is published"
+    )
 
 
 def merge_classes(name: str, columns: Sequence[tuple[str, Column]]) -> tuple[str, ...] | None:

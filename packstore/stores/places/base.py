@@ -14,7 +14,8 @@ from packstore.core.progress import ProgressCallback
 
 if TYPE_CHECKING:
     from packstore.stores.builder.assembly import ShardList
-    from packstore.stores.builder.owner import Owner
+    from packstore.stores.places.resuming import ConversionIdentity
+    from packstore.stores.places.work import Owner
 
 
 class Place(ABC):
@@ -45,22 +46,52 @@ class Place(ABC):
         """
 
     @abstractmethod
+    def new_export(self, *, overwrite: bool) -> AbstractContextManager[ExportDraft]:
+        """Yields a local path for a new export, and the function that publishes it.
+
+        A local path is yielded unchecked, since an interrupted export may have been published there. For a URL,
+        publishing with ``overwrite`` first deletes the old export: readers find no ``packstore.json`` until publishing
+        has ended. If it fails, it deletes the objects that it has created. What is not published is removed at the end
+        of the context.
+
+        Raises :class:`DestinationError` if a URL may not be written, has an export and ``overwrite`` is False, or has
+        objects that do not belong to one export.
+        """
+
+    @abstractmethod
     def grow(self) -> AbstractContextManager[Growth]:
         """Locks the store that is here against other writers of this machine, and yields what adds shards to it.
 
         Raises :class:`StoreError` if there is no store, and :class:`DestinationError` if it cannot grow.
         """
 
-    @abstractmethod
     def find_writer(self) -> Owner | None:
         """Returns the process that writes here. None if there is none, and for every URL."""
+        return None
 
-    @abstractmethod
-    def remove_finished_work(self) -> None:
+    def remove_finished_work(self) -> None:  # noqa: B027 - nothing lies beside a URL
         """Removes the work directory that a run left which was killed right after publishing.
 
         Keeps a directory from which another run can resume, that packstore did not make, or that a process uses.
         """
+
+    def was_killed_after_publishing(self) -> bool:
+        """Returns whether the store here is complete, but its run was killed before it removed its work directory.
+
+        False for every URL.
+        """
+        return False
+
+    def finish_published_run(self, identity: ConversionIdentity, *, overwrite: bool) -> Manifest | None:
+        """Removes the work directory of a conversion that was killed right after publishing its store.
+
+        Returns the store's manifest. None if no such conversion was killed, and for every URL. None also if another
+        conversion was killed and ``overwrite`` is set; its work directory stays.
+
+        Raises :class:`DestinationError` if another conversion made the store and ``overwrite`` is not set, or if a
+        process uses the work directory.
+        """
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +106,19 @@ class StoreDraft:
 
     path: Path
     publish: Callable[[Manifest, ProgressCallback], Manifest]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportDraft:
+    """A new export before it is published.
+
+    Attributes:
+        path: Where to write it: the destination itself for a local place.
+        publish: Uploads the complete export; does nothing for a local place.
+    """
+
+    path: Path
+    publish: Callable[[ProgressCallback], None]
 
 
 class Growth(ABC):

@@ -1,24 +1,279 @@
-"""Stores and exports on this machine: written in a work directory beside the destination, published by a rename."""
+"""Stores and exports on this machine: written in a work directory beside the destination, published by a rename.
+
+:class:`Staging` gives a new store or export its name. A store that grows gets its new shards beside the present ones,
+then a new manifest in one step: a reader opens the old store or the new one, since the manifest names the table, and
+the table the shards. Until then its directory holds files that the manifest does not name. A marker file in the work
+directory lists these. After a kill, the next run removes them by :meth:`WorkDirectory.undo_interrupted_publish`.
+
+Only files that packstore made in the work directory, or with ``overwrite`` a proven packstore store, are ever removed.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import json
+import logging
+import os
+import stat
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from packstore.core.errors import DestinationError, printable
+from packstore.core.errors import DestinationError, StoreError, printable
+from packstore.core.files import MANIFEST_FILE, device_and_inode, sync_directory, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback
-from packstore.stores.builder.assembly import ShardList, list_shards
-from packstore.stores.builder.growth import publish_growth
-from packstore.stores.builder.interrupted import remove_published_run
-from packstore.stores.builder.owner import Owner
-from packstore.stores.builder.publish import check_destination
-from packstore.stores.builder.work_directory import ADDED, KEPT, WorkDirectory, find_writer, work_path
+from packstore.core.registry import FORMATS
 from packstore.stores.opening import read_manifest
-from packstore.stores.ownership import list_owned_files
-from packstore.stores.places.base import Growth, Place, StoreDraft
+from packstore.stores.places.base import ExportDraft, Growth, Place, StoreDraft
+from packstore.stores.places.owned import NotAStoreError, list_owned_files
+from packstore.stores.places.resuming import ConversionIdentity, Receipt, read_receipt
+from packstore.stores.places.work import (
+    ADDED,
+    ASIDE,
+    GROWTH,
+    KEPT,
+    STORE,
+    Owner,
+    WorkDirectory,
+    find_writer,
+    list_runs,
+    read_owner,
+    work_path,
+)
+
+if TYPE_CHECKING:
+    from packstore.stores.builder.assembly import ShardList
+
+_log = logging.getLogger(__name__)
+
+_NOREPLACE = 1
+_EXCHANGE = 2
+_AT_FDCWD = -100
+# Errors of renameat2 if the kernel or the file system does not know the flag.
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
+
+_FSYNCED = 100
+"""Most shards to sync one by one, milliseconds each; for more, the whole file system is synced once."""
+
+
+ListOwned = Callable[[Path], list[Path]]
+"""Lists the files of a store. Raises :class:`NotAStoreError` if there is no store, and :class:`DestinationError` if
+its directory also holds foreign files."""
+
+
+class Staging:
+    """A store that is written in a work directory, and its move to the destination.
+
+    Replaces only a packstore store, and only with ``overwrite``. Refuses symbolic links.
+
+    Attributes:
+        destination: Path that the store gets.
+        work: The work directory, locked against other processes.
+        run: This run's directory in it.
+        path: Path of the store until it is published; the caller creates it.
+    """
+
+    def __init__(self, destination: Path, *, overwrite: bool, owned: ListOwned) -> None:
+        """Checks the destination, locks its work directory and creates this run's directory.
+
+        Undoes an interrupted publish of a killed run.
+
+        Args:
+            destination: A path that does not exist, or with ``overwrite`` a packstore store.
+            overwrite: Replace an existing store once the new one is complete.
+            owned: Lists the files of an existing store; raises :class:`DestinationError` for anything else.
+
+        Raises:
+            DestinationError: The destination may not be written.
+        """
+        self.destination = destination
+        self._owned = owned
+        self._check_destination = partial(check_destination, destination, overwrite=overwrite, owned=owned)
+        self._published = False
+        self._check_destination()
+        self.work = WorkDirectory(destination)
+        try:
+            with writing(destination):
+                if self.work.undo_interrupted_publish():
+                    self._check_destination()
+                self.run = self.choose_run_directory()
+            self.path = self.run / STORE
+        except BaseException:
+            self.work.release()
+            raise
+
+    def choose_run_directory(self) -> Path:
+        """Creates and returns this run's directory. An export overrides it to resume an earlier run."""
+        return self.work.create_run()
+
+    def publish(self, sync: Callable[[Path], None] = sync_tree) -> None:
+        """Syncs the staged file or directory, moves it to the destination in one step, and removes the work
+        directory.
+
+        With ``overwrite``, exchanges it with an existing store. That store is deleted with the work directory. Undoes
+        the move if the directory cannot be synced. Logs a warning if the work directory cannot be removed.
+
+        Raises:
+            DestinationError: The destination exists without ``overwrite``, is no store, was changed meanwhile, or
+                cannot be written. The staged store stays for :meth:`discard`.
+        """
+        with writing(self.destination):
+            sync(self.path)
+            if self._check_destination():
+                self._replace_store()
+            else:
+                _rename_new(self.path, self.destination)
+                try:
+                    sync_directory(self.destination.parent)
+                except OSError:
+                    self.destination.rename(self.path)  # the new name may not survive a power cut: undone
+                    raise
+                self._published = True
+        self.work.remove()
+        if self.work.path.exists():
+            _log.warning(
+                "%s could not be removed, or holds what packstore did not write", printable(str(self.work.path))
+            )
+
+    def discard(self) -> None:
+        """Removes the work directory with all runs. Does nothing after :meth:`publish`."""
+        if not self._published:
+            self.work.remove()
+
+    def keep(self) -> None:
+        """Unlocks the work directory and leaves its content, so that another run can resume."""
+        self.work.release()
+
+    def _replace_store(self) -> None:
+        """Exchanges the staged store and the store at the destination, and syncs their directory.
+
+        Exchanges them back if syncing fails, or if another process has replaced the destination meanwhile. Raises
+        :class:`DestinationError` in the latter case.
+        """
+        old = device_and_inode(self.destination)
+        self._owned(self.destination)
+        exchange_paths(self.path, self.destination)
+        # The old store is now at the staging path: prove that it is the one that was checked.
+        if device_and_inode(self.path) != old:
+            exchange_paths(self.path, self.destination)
+            raise DestinationError(f"{printable(str(self.destination))} was changed by somebody else meanwhile")
+        try:
+            sync_directory(self.destination.parent)
+        except OSError:
+            exchange_paths(self.path, self.destination)
+            raise
+        self._published = True
+
+
+def check_destination(destination: Path, *, overwrite: bool, owned: ListOwned) -> bool:
+    """Returns whether there is a store or an export to replace at a local path; False if nothing is there.
+
+    Raises :class:`DestinationError` for
+
+    - an impossible name, such as ``..``,
+    - a path whose directory does not exist,
+    - a symbolic link,
+    - anything that ``owned`` refuses; :class:`NotAStoreError` for anything but a store or an export,
+    - without ``overwrite``: anything that exists.
+    """
+    shown, parent = printable(str(destination)), destination.parent
+    if destination.name in ("", "..") or "\0" in str(destination):
+        raise DestinationError(f"{shown!r} cannot be the name of a store or an export")
+    if not parent.is_dir():
+        raise DestinationError(
+            f"{shown}: the directory {printable(str(parent.absolute()))} does not exist; make it first"
+        )
+    with writing(destination):
+        try:
+            mode = destination.lstat().st_mode
+        except FileNotFoundError:
+            return False
+    if stat.S_ISLNK(mode):
+        raise DestinationError(f"{shown} is a symbolic link; name the path that it points to, or another one")
+    try:
+        owned(destination)
+    except NotAStoreError:  # do not suggest --overwrite, which would not help
+        raise
+    except DestinationError:  # foreign files are in it
+        if overwrite:
+            raise
+    if not overwrite:
+        raise DestinationError(
+            f"{shown} exists already; choose another name, or --overwrite (Python: overwrite=True) to replace it"
+        )
+    return True
+
+
+def exchange_paths(a: Path, b: Path) -> None:
+    """Exchanges two existing paths: atomically if the system can, else by three renames.
+
+    Puts ``b`` back if the second rename fails. A kill between renames leaves ``b`` under the name :data:`ASIDE` beside
+    ``a``.
+    """
+    if _renameat2(a, b, _EXCHANGE):
+        return
+    aside = a.with_name(ASIDE)
+    b.rename(aside)
+    try:
+        a.rename(b)
+    except BaseException:
+        aside.rename(b)
+        raise
+    aside.rename(a)
+
+
+def _rename_new(source: Path, destination: Path) -> None:
+    """Renames a file or directory without ever replacing anything. Raises :class:`FileExistsError` if the new name is
+    taken.
+    """
+    if _renameat2(source, destination, _NOREPLACE):
+        return
+    if source.is_dir():
+        # rename(2) itself refuses to replace anything but an empty directory.
+        if os.path.lexists(destination):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination))
+        source.rename(destination)
+    else:
+        try:
+            os.link(source, destination)
+        except FileExistsError:
+            raise
+        except OSError:  # no hard links here
+            if os.path.lexists(destination):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(destination)) from None
+            source.rename(destination)
+        else:
+            source.unlink()
+
+
+def _renameat2(source: Path, destination: Path, flag: int) -> bool:
+    """Calls Linux' renameat2(2). Returns False if the system or the file system does not have it.
+
+    Raises :class:`OSError` for other failures.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    result = call(
+        ctypes.c_int(_AT_FDCWD),
+        ctypes.c_char_p(os.fsencode(source)),
+        ctypes.c_int(_AT_FDCWD),
+        ctypes.c_char_p(os.fsencode(destination)),
+        ctypes.c_uint(flag),
+    )
+    if result == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number), str(source), None, str(destination))
 
 
 class LocalPlace(Place):
@@ -33,6 +288,10 @@ class LocalPlace(Place):
     def new_store(self, *, overwrite: bool) -> Iterator[StoreDraft]:
         self.check_new_store(overwrite=overwrite)
         yield StoreDraft(self.path, lambda manifest, _: manifest)
+
+    @contextmanager
+    def new_export(self, *, overwrite: bool) -> Iterator[ExportDraft]:
+        yield ExportDraft(self.path, lambda _: None)
 
     @contextmanager
     def grow(self) -> Iterator[Growth]:
@@ -53,7 +312,41 @@ class LocalPlace(Place):
         return find_writer(self.path)
 
     def remove_finished_work(self) -> None:
-        remove_published_run(self.path)
+        work = work_path(self.path)
+        with suppress(FileNotFoundError, DestinationError):  # the run has just ended, or still holds it
+            if work.is_dir() and all(read_receipt(run) is None for run in list_runs(work)):
+                WorkDirectory(self.path).remove()
+
+    def was_killed_after_publishing(self) -> bool:
+        return self._find_published_receipt() is not None
+
+    def finish_published_run(self, identity: ConversionIdentity, *, overwrite: bool) -> Manifest | None:
+        receipt = self._find_published_receipt()
+        if receipt is None:
+            return None
+        differs = identity.describe_difference(receipt)
+        if differs is None:
+            WorkDirectory(self.path).remove()
+            return read_manifest(self.path)
+        if overwrite:
+            return None
+        raise DestinationError(
+            f"{printable(str(self.path))} exists already, made by another conversion ({differs}); choose another name "
+            "or replace it with --overwrite (Python: overwrite=True)"
+        )
+
+    def _find_published_receipt(self) -> Receipt | None:
+        """Returns the receipt of the run that published the store, or None if it is gone or another run made it."""
+        work = work_path(self.path)
+        if not work.is_dir() or read_owner(work) is None:
+            return None
+        try:
+            sealed = read_manifest(self.path).digest, device_and_inode(self.path)[1]
+            runs = list_runs(work)
+        except (StoreError, OSError):  # FileNotFoundError of the runs: the run was not killed, it has just ended
+            return None
+        receipts = (read_receipt(run) for run in runs)
+        return next((r for r in receipts if r is not None and (r.sealed, r.inode) == sealed), None)
 
 
 class _LocalGrowth(Growth):
@@ -75,8 +368,95 @@ class _LocalGrowth(Growth):
         return self._old
 
     def list_shards(self) -> ShardList:
+        from packstore.stores.builder.assembly import list_shards  # its package imports this module
+
         return list_shards(self._path, self._old)
 
     def publish(self, new: Manifest, parts: ShardList, request: Any, progress: ProgressCallback) -> None:
-        first_new = 0 if self._old.shards is None else int(self._old.shards.table["number"].max()) + 1
-        publish_growth(self._work, self._path, self._old, new, parts, first_new, request)
+        with writing(self._path):
+            staged = self._work.create_run() / STORE
+            staged.mkdir()
+            if self._old.shards is None:
+                self._exchange(staged, new, parts, request)
+            else:
+                self._add_shards(staged, new, parts, request)
+
+    def _exchange(self, staged: Path, new: Manifest, parts: ShardList, request: Any) -> None:
+        """Exchanges a store of one file for a directory of shards, which the end of :meth:`Place.grow` removes."""
+        from packstore.stores.builder.assembly import link_shards, write_manifest_and_table
+
+        inode = device_and_inode(self._path)
+        link_shards(parts, staged, FORMATS[new.format])
+        write_manifest_and_table(staged, new)
+        _sync_files(staged, [entry.name for entry in staged.iterdir()])
+        if device_and_inode(self._path) != inode:
+            raise self._changed_error()
+        list_owned_files(self._path)  # raises for foreign files, which would be removed with the old directory
+        self._refuse_changed()
+        self._mark(staged, new, [], [], request)
+        exchange_paths(staged, self._path)
+        _sync_directory(self._path.parent)
+
+    def _add_shards(self, staged: Path, new: Manifest, parts: ShardList, request: Any) -> None:
+        """Links new shards and their table into a sharded store, and replaces the store's manifest by the staged one.
+
+        After that, removes the old table and the shards that the new manifest lacks. If a step fails, removes the added
+        files instead. Raises :class:`DestinationError` if a file is in the way, or the store has changed.
+        """
+        from packstore.stores.builder.assembly import link_shards, write_manifest_and_table
+
+        old, store = self._old, self._path
+        assert old.shards is not None
+        assert new.shards is not None
+        write_manifest_and_table(staged, new)
+        before, after = old.shards.names(), new.shards.names()
+        known, remaining = set(before), set(after)
+        chosen = [i for i, name in enumerate(after) if name not in known]
+        names = [after[i] for i in chosen]
+        for name in (*names, new.shards.file):
+            if os.path.lexists(store / name):
+                raise DestinationError(
+                    f"{printable(str(store / name))} does not belong to the store; move it away first"
+                )
+        replaced = [old.shards.file, *(name for name in before if name not in remaining)]
+        self._mark(staged, new, [*names, new.shards.file], replaced, request)
+        sync_tree(staged.parent)
+        try:
+            link_shards(parts.take_shards(chosen), store, FORMATS[new.format])
+            (staged / new.shards.file).rename(store / new.shards.file)
+            _sync_files(store, names)
+            self._refuse_changed()
+            (staged / MANIFEST_FILE).replace(store / MANIFEST_FILE)
+            _sync_directory(store)
+        finally:
+            # Removes the old files, or the added ones if the manifest was not replaced: the present manifest decides.
+            self._work.undo_interrupted_publish()
+
+    def _mark(self, staged: Path, new: Manifest, added: list[str], replaced: list[str], request: Any) -> None:
+        """Writes the marker file, from which the next run cleans up after a kill."""
+        note = {"sealed": new.digest, "added": added, "replaced": replaced, "request": request}
+        (staged.parent / GROWTH).write_text(json.dumps(note), "ascii")
+
+    def _refuse_changed(self) -> None:
+        """Raises :class:`DestinationError` if the store's manifest is no longer the one that was read."""
+        if read_manifest(self._path).digest != self._old.digest:
+            raise self._changed_error()
+
+    def _changed_error(self) -> DestinationError:
+        """Returns the error for a store that another process changed while records were appended."""
+        return DestinationError(f"{printable(str(self._path))} was changed by somebody else meanwhile; append again")
+
+
+def _sync_files(directory: Path, names: list[str]) -> None:
+    """Syncs the files ``names`` and ``directory`` to the disk. Syncs the whole file system for over 100 files."""
+    if len(names) > _FSYNCED:
+        sync_file_system(directory)
+        return
+    for name in names:
+        sync_tree(directory / name)
+    sync_directory(directory)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Syncs the directory that has the new store's name. Tests replace this function to interrupt a publish."""
+    sync_directory(directory)

@@ -14,7 +14,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
 from packstore.stores.base import parse_manifest
-from packstore.stores.remote.names import (
+from packstore.stores.remote.objects import (
     VERSIONS,
     list_shard_files_of_copy,
     parse_version_number,

@@ -23,8 +23,7 @@ from packstore.objects import MissingObjectError, ObjectStore, refuse_requests
 from packstore.stores.base import Problem, Reader
 from packstore.stores.records import check_digest
 from packstore.stores.remote.head import RemoteHead, find_newest_version
-from packstore.stores.remote.names import SHARDS
-from packstore.stores.remote.transfer import hash_object
+from packstore.stores.remote.objects import SHARDS, hash_object
 from packstore.stores.sharded import ShardedReader, reserve_open_files
 
 _PATIENCE_SECONDS = 5.0

@@ -7,7 +7,7 @@ The store ``out.lmdb`` is written in ``.out.lmdb.packstore/``::
     added/        records to append to a store, packed as a store of their own, with its own work directory
 
 A killed run leaves the directory behind, unlocked. The next run with the same destination resumes from it, see
-:mod:`packstore.stores.builder.journal`. ``packstore clean`` removes it. A directory is packstore's own only if its
+:mod:`packstore.stores.places.resuming`. ``packstore clean`` removes it. A directory is packstore's own only if its
 ``owner`` names the destination beside it. Only files with names that packstore gives are removed from it.
 """
 
@@ -22,29 +22,22 @@ import socket
 import stat
 import time
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from packstore.core.errors import DestinationError, StoreError, printable
-from packstore.core.files import beyond_standard_streams, remove_empty, writing
-from packstore.stores.builder.owner import (
-    OWNER,
-    Owner,
-    is_held,
-    lock_owner_file,
-    process_exists,
-    read_owner,
-    write_owner,
-)
+from packstore.core.files import beyond_standard_streams, lock_file, remove_empty, writing
 from packstore.stores.opening import read_manifest
-from packstore.stores.ownership import remove_shards, remove_unfinished
+from packstore.stores.places.owned import remove_shards, remove_unfinished
 
 _log = logging.getLogger(__name__)
 
+OWNER = "owner"
+_MAGIC = "packstore work directory"
+_OWNER_BYTES = 4096
 STORE, JOURNAL, SHARDS, RECEIPT = "store", "journal", "shards", "receipt"
 COLUMNS = "columns"
 """Files with each column's values, and a ragged one's offsets, in the directory of a run that another can resume."""
@@ -59,7 +52,7 @@ EXPORT, PARTS = "export", "parts"
 ASIDE = f"{STORE}-old"
 """Store that is being replaced, in a run's directory, if the system cannot exchange two names in one step."""
 _RUN = re.compile(r"run-(\d{5})")
-_NAME = re.compile(r"\.(.+)\.packstore", re.DOTALL)
+NAME = re.compile(r"\.(.+)\.packstore", re.DOTALL)
 _LONGEST = 200
 _NAMING_SECONDS, _LOOK_SECONDS = 1.0, 0.05
 
@@ -73,6 +66,38 @@ def work_path(destination: Path) -> Path:
     if len(name) > _LONGEST:  # file names end at 255 bytes
         name = name[: _LONGEST - 17] + b"-" + xxhash.xxh3_64_hexdigest(name).encode("ascii")
     return destination.parent / f".{os.fsdecode(name)}.packstore"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Identity of the process that writes, or wrote, in a work directory.
+
+    Attributes:
+        destination: File name of the store, which is beside the work directory.
+        pid: Its process id.
+        host: Its machine.
+        started: Time of the start, in seconds since the epoch.
+    """
+
+    destination: str
+    pid: int
+    host: str
+    started: float
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {printable(self.host)}"
+
+    def may_run(self) -> bool:
+        """Returns whether the process may still run, for a file system without locks. True for any other machine."""
+        if self.host != socket.gethostname():
+            return True
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except (PermissionError, OverflowError):  # another user's, or a number too large to check
+            return True
+        return True
 
 
 class WorkDirectory:
@@ -99,13 +124,9 @@ class WorkDirectory:
             while not self._acquire():
                 continue
 
-    def list_runs(self) -> list[Path]:
-        """Lists the directories of all runs, oldest first."""
-        return list_runs(self.path)
-
     def create_run(self) -> Path:
         """Creates and returns the directory of a new run, numbered after the last one."""
-        runs = self.list_runs()
+        runs = list_runs(self.path)
         last = int(runs[-1].name[-5:]) if runs else 0
         path = self.path / f"run-{last + 1:05d}"
         path.mkdir()
@@ -115,10 +136,11 @@ class WorkDirectory:
         """Cleans up after a run that was killed while publishing. Returns whether it moved a store back.
 
         - A store that was moved aside: moves it back if nothing is at the destination, else removes it.
-        - A store that records were appended to: removes the files that its present manifest does not need.
+        - A store that records were appended to: removes the files that its present manifest does not need, which are
+          the added ones until the manifest is replaced, and then those that only the old one needed.
         """
         undone = False
-        for run in self.list_runs():
+        for run in list_runs(self.path):
             aside = run / ASIDE
             if os.path.lexists(aside):
                 if os.path.lexists(self._destination):
@@ -126,32 +148,20 @@ class WorkDirectory:
                 else:
                     aside.rename(self._destination)
                     undone = True
-            self._undo_growth(run / GROWTH)
+            growth = _read_growth(self._destination, run)
+            if growth is not None:
+                remove_shards(self._destination, growth["needless"])
+                if not growth["done"]:  # else it stays until the run is removed: it shows that the append is complete
+                    (run / GROWTH).unlink()
         return undone
 
     def find_finished_growth(self) -> object:
         """Returns the ``request`` of a run that was killed after it had appended to the store.
 
-        See :func:`packstore.stores.builder.growth.publish_growth`. None if there is no such run.
+        None if there is no such run.
         """
-        for run in self.list_runs():
-            growth = _read_growth(self._destination, run / GROWTH)
-            if growth is not None and growth["done"]:
-                return growth["request"]
-        return None
-
-    def _undo_growth(self, marker: Path) -> None:
-        """Removes the files that a killed append left in the store and that the store does not need.
-
-        - The manifest was not replaced: removes the added files and the marker.
-        - The manifest was replaced: removes the files that only the old manifest needed. The marker stays until the
-          run is removed.
-        """
-        growth = _read_growth(self._destination, marker)
-        if growth is not None:
-            remove_shards(self._destination, growth["needless"])
-            if not growth["done"]:  # else it stays until the run is removed: it shows that the append is complete
-                marker.unlink()
+        growths = (_read_growth(self._destination, run) for run in list_runs(self.path))
+        return next((growth["request"] for growth in growths if growth is not None and growth["done"]), None)
 
     def remove(self) -> None:
         """Calls :meth:`undo_interrupted_publish`, removes the directory with all runs, and unlocks it.
@@ -174,10 +184,18 @@ class WorkDirectory:
             self.release()
 
     def _remove_all(self) -> None:
-        """Calls :meth:`undo_interrupted_publish`, and removes the directory. Raises :class:`OSError` if that fails."""
+        """Calls :meth:`undo_interrupted_publish`, and removes the directory, but for files that are not packstore's."""
         self.undo_interrupted_publish()
-        if self.path.is_dir():
-            _remove_content(self.path)
+        for store in (self.path / ADDED, self.path / KEPT):
+            if work_path(store).is_dir():
+                WorkDirectory(store).remove()
+            remove_unfinished(store)
+        for run in list_runs(self.path):
+            remove_run(run)
+        if {entry.name for entry in self.path.iterdir()} <= {OWNER}:
+            # The owner last: it identifies the directory.
+            (self.path / OWNER).unlink(missing_ok=True)
+            remove_empty(self.path)
 
     def release(self) -> None:
         """Unlocks the directory and leaves its content. Idempotent."""
@@ -204,20 +222,24 @@ class WorkDirectory:
             except FileNotFoundError:
                 return False
         try:
-            locked = lock_owner_file(descriptor)
+            locked = lock_file(descriptor)
             if locked is False:  # verify and clean hold it for a moment, to see whether a process writes
                 time.sleep(_LOOK_SECONDS)
-                locked = lock_owner_file(descriptor)
+                locked = lock_file(descriptor)
             there = os.fstat(descriptor)
             try:
                 current = (self.path / OWNER).lstat()
             except FileNotFoundError:
                 current = None
-            if locked is False or (locked is None and self._is_owner_alive(descriptor)):
-                raise self._in_use_error(self._wait_for_owner())
+            owner = read_owner(self.path) if locked is None else None  # there are no locks here
+            own = owner is not None and (owner.host, owner.pid) == (socket.gethostname(), os.getpid())
+            if locked is False or (owner is not None and not own and owner.may_run()):
+                raise self._in_use_error()
             if current is None or (current.st_dev, current.st_ino) != (there.st_dev, there.st_ino):
                 return False  # another process removed it while we waited
-            write_owner(descriptor, self._destination.name)
+            owner = Owner(self._destination.name, os.getpid(), socket.gethostname(), time.time())
+            # Padded to one length and in one call, so that no reader ever sees an incomplete owner.
+            os.pwrite(descriptor, json.dumps({"what": _MAGIC, **asdict(owner)}).encode("ascii").ljust(_OWNER_BYTES), 0)
             self._descriptor, descriptor = descriptor, -1
             _held.add(self)
         finally:
@@ -237,45 +259,28 @@ class WorkDirectory:
         owner = read_owner(self.path)
         if owner is not None and owner.destination != self._destination.name:
             raise DestinationError(f"{shown} is the work directory of {printable(owner.destination)!r}; move it away")
-        if owner is None and not _has_no_owner(self.path):
+        if owner is None and not has_no_owner(self.path):
             raise DestinationError(f"{shown} holds files that packstore did not write; move it away")
 
-    def _is_owner_alive(self, descriptor: int) -> bool:
-        """Returns whether the owner may still run, for a file system without locks.
-
-        False without a valid owner file, and for this process itself. True for any other machine.
-        Reads the owner file by its path, not by ``descriptor``.
-        """
-        owner = read_owner(self.path)
-        if owner is None:
-            return False
-        if owner.host != socket.gethostname():
-            return True
-        return owner.pid != os.getpid() and process_exists(owner.pid)
-
-    def _wait_for_owner(self) -> Owner | None:
-        """Waits up to a second for a valid owner file, and returns the owner it names, or None."""
+    def _in_use_error(self) -> DestinationError:
+        """Returns the error for a destination that another process is writing. Waits up to a second for its name."""
         until = time.monotonic() + _NAMING_SECONDS
         while (owner := read_owner(self.path)) is None and time.monotonic() < until:
             time.sleep(0.005)
-        return owner
-
-    def _in_use_error(self, owner: Owner | None) -> DestinationError:
-        """Returns the error for a destination that another process is writing. Names ``owner`` unless that is None."""
         who = "another process" if owner is None else owner
         return DestinationError(
             f"{printable(str(self._destination))} is being written by {who}; wait for it or choose another name"
         )
 
 
-def _read_growth(destination: Path, marker: Path) -> dict[str, Any] | None:
+def _read_growth(destination: Path, run: Path) -> dict[str, Any] | None:
     """Reads the marker of a run that adds shards to a store, and compares it with the store's manifest.
 
     Adds ``done``, whether the run replaced the manifest, and ``needless``, the files that the store does not need.
     Returns None if there is no marker. Logs a warning and returns None if marker or manifest cannot be read.
     """
     try:
-        note: dict[str, Any] = json.loads(marker.read_text("ascii"))
+        note: dict[str, Any] = json.loads((run / GROWTH).read_text("ascii"))
         done = read_manifest(destination).digest == note["sealed"]
         return {**note, "done": done, "needless": note["replaced"] if done else note["added"]}
     except FileNotFoundError:
@@ -285,7 +290,7 @@ def _read_growth(destination: Path, marker: Path) -> dict[str, Any] | None:
         return None
 
 
-def _has_no_owner(path: Path) -> bool:
+def has_no_owner(path: Path) -> bool:
     """Returns whether a work directory holds at most an empty owner file.
 
     Such a directory is left by a run that was killed early, or by a power cut.
@@ -309,53 +314,45 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_release_in_child)
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A work directory that no process holds.
-
-    Attributes:
-        path: Path of the directory.
-        destination: The store or export that was being written.
-        owner: The process that wrote it. None if the directory is empty, or holds only an empty owner file.
-        nbytes: Bytes on disk.
-        in_store: Names of shards and tables that a killed append left in the store, and that the store does not need.
-    """
-
-    path: Path
-    destination: Path
-    owner: Owner | None
-    nbytes: int
-    in_store: tuple[str, ...] = ()
-
-
-def find_leftovers(directory: Path) -> Iterator[Leftover]:
-    """Yields the work directories directly in ``directory`` that packstore made and no process uses.
-
-    Raises :class:`OSError` if the directory cannot be listed.
-    """
-    for path in sorted(directory.iterdir()):
-        leftover = find_leftover(path)
-        if leftover is not None:
-            yield leftover
-
-
-def find_leftover(path: Path) -> Leftover | None:
-    """Returns the work directory at ``path`` if packstore made it and no process uses it, else None."""
-    name = _NAME.fullmatch(path.name)
-    if name is None or path.is_symlink() or not path.is_dir():
-        return None
-    owner = read_owner(path)
-    # Without an owner, the name must be one that work_path gives; a cut one stands for itself.
-    destination = path.parent / (name[1] if owner is None else owner.destination)
-    if work_path(destination) != path or is_held(path, owner):
+def read_owner(path: Path) -> Owner | None:
+    """Reads the owner file of the work directory at ``path``. Returns None if there is no valid owner file."""
+    try:
+        descriptor = os.open(path / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, ValueError):  # ValueError: a null byte in the path
         return None
     try:
-        if owner is None and not _has_no_owner(path):
+        plain = json.loads(os.read(descriptor, _OWNER_BYTES))
+        if plain["what"] != _MAGIC:
             return None
-    except (PermissionError, FileNotFoundError):  # another user's, or removed meanwhile
+        os.fsencode(str(plain["destination"]))
+        time.localtime(float(plain["started"]))
+        return Owner(str(plain["destination"]), int(plain["pid"]), str(plain["host"]), float(plain["started"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    nbytes = sum(p.lstat().st_blocks * 512 for p in path.rglob("*") if p.is_file())
-    return Leftover(path, destination, owner, nbytes, list_needless_files(destination))
+    finally:
+        os.close(descriptor)
+
+
+def is_held(path: Path, owner: Owner | None) -> bool:
+    """Returns whether a process holds the lock of the work directory.
+
+    - File system without locks: whether ``owner`` may still run. True for any other host, False for None.
+    - No permission to open the owner file: True.
+    - No owner file: False.
+    """
+    try:
+        descriptor = os.open(path / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except PermissionError:
+        return True  # another user's: cannot tell
+    except OSError:
+        return False
+    try:
+        locked = lock_file(descriptor, shared=True)
+        if locked is None:
+            return owner is not None and owner.may_run()
+        return not locked
+    finally:
+        os.close(descriptor)
 
 
 def find_writer(destination: Path) -> Owner | None:
@@ -372,22 +369,9 @@ def list_needless_files(destination: Path) -> tuple[str, ...]:
     """Lists the names of files that an interrupted append left in the store, and that the store does not need."""
     work = work_path(destination)
     runs = list_runs(work) if work.is_dir() else []
-    growths = [_read_growth(destination, run / GROWTH) for run in runs]
+    growths = [_read_growth(destination, run) for run in runs]
     names = (str(name) for each in growths if each is not None for name in each["needless"])
     return tuple(name for name in names if os.path.lexists(destination / name))
-
-
-def remove_leftover(leftover: Leftover) -> None:
-    """Removes a leftover work directory, after :meth:`WorkDirectory.undo_interrupted_publish`.
-
-    Raises :class:`DestinationError` if the directory is in use or cannot be removed whole.
-    """
-    with writing(leftover.path):
-        WorkDirectory(leftover.destination).remove()
-    if leftover.path.exists():
-        raise DestinationError(
-            f"{printable(str(leftover.path))} also holds files that packstore did not write; they are left"
-        )
 
 
 def list_runs(path: Path) -> list[Path]:
@@ -397,8 +381,7 @@ def list_runs(path: Path) -> list[Path]:
 
 def remove_run(path: Path) -> None:
     """Removes the directory of one run. Leaves files that packstore did not write, and the directory if it has any."""
-    (path / f"{RECEIPT}.new").unlink(missing_ok=True)
-    for name in (JOURNAL, SHARDS):
+    for name in (f"{RECEIPT}.new", JOURNAL, SHARDS):
         (path / name).unlink(missing_ok=True)
     if (path / COLUMNS).is_dir():
         for file in (path / COLUMNS).iterdir():
@@ -409,9 +392,9 @@ def remove_run(path: Path) -> None:
     if (path / EXPORT).is_file():
         for name in (ASIDE, PARTS, EXPORT):
             _remove_staged(path, name)
-    (path / GROWTH).unlink(missing_ok=True)
-    # Last: if this is killed half-way, the receipt still shows whether the conversion was complete.
-    (path / RECEIPT).unlink(missing_ok=True)
+    # The receipt last: if this is killed half-way, it still shows whether the conversion was complete.
+    for name in (GROWTH, RECEIPT):
+        (path / name).unlink(missing_ok=True)
     remove_empty(path)
 
 
@@ -426,17 +409,3 @@ def _remove_staged(run: Path, name: str) -> None:
         shutil.rmtree(path)
     else:
         remove_unfinished(path)
-
-
-def _remove_content(path: Path) -> None:
-    """Removes everything that packstore wrote in a work directory. Removes the directory if nothing else is in it."""
-    for name in (ADDED, KEPT):
-        if work_path(path / name).is_dir():
-            WorkDirectory(path / name).remove()
-        remove_unfinished(path / name)
-    for run in list_runs(path):
-        remove_run(run)
-    if {entry.name for entry in path.iterdir()} <= {OWNER}:
-        # The owner last: it identifies the directory.
-        (path / OWNER).unlink(missing_ok=True)
-        remove_empty(path)

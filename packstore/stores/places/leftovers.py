@@ -1,30 +1,43 @@
-"""Finds and removes objects that a store at a URL does not need: of killed runs, and of replaced versions.
+"""Finds and removes leftovers of killed runs: work directories on this machine, and objects at a URL.
 
-Removes only objects that packstore wrote. Shards and tables have digits of their SHA-256 in their names. All notes of a
-conversion are JSON that contains its own SHA-256.
+Of the objects at a URL, removes only those that packstore wrote and that no current version of the store needs. Shards
+and tables have digits of their SHA-256 in their names. Notes of a conversion are JSON that contains its own SHA-256.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from packstore.core.errors import ManifestError, MissingStoreError
+from packstore.core.errors import DestinationError, ManifestError, MissingStoreError, printable
+from packstore.core.files import writing
 from packstore.core.plainjson import parse_with_digest
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore
+from packstore.stores.places.work import (
+    NAME,
+    Owner,
+    WorkDirectory,
+    has_no_owner,
+    is_held,
+    list_needless_files,
+    read_owner,
+    work_path,
+)
 from packstore.stores.remote.head import read_version
-from packstore.stores.remote.names import (
+from packstore.stores.remote.objects import (
     SHARDS,
     TABLES,
     VERSIONS,
     WORK,
+    hash_object,
     parse_digest,
     parse_version_number,
     shard_object_names,
     table_name,
 )
-from packstore.stores.remote.transfer import hash_object
 
 GRACE_SECONDS = 7 * 86400.0
 """Seconds for which an unneeded object is kept: a run may be about to need it, or a reader may still read it."""
@@ -32,6 +45,68 @@ GRACE_SECONDS = 7 * 86400.0
 _RUN = re.compile(r"_work/(convert-[0-9a-f]{12})/(?:plan\.json|head\.json|done/\d{1,12}\.json)")
 _TEMPORARY = re.compile(r"_work/(?:upload|probe)-[0-9a-f]{32}")
 _MOST_JSON = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A work directory that no process holds.
+
+    Attributes:
+        path: Path of the directory.
+        destination: The store or export that was being written.
+        owner: The process that wrote it. None if the directory is empty, or holds only an empty owner file.
+        nbytes: Bytes on disk.
+        in_store: Names of shards and tables that a killed append left in the store, and that the store does not need.
+    """
+
+    path: Path
+    destination: Path
+    owner: Owner | None
+    nbytes: int
+    in_store: tuple[str, ...] = ()
+
+
+def find_leftovers(directory: Path) -> Iterator[Leftover]:
+    """Yields the work directories directly in ``directory`` that packstore made and no process uses.
+
+    Raises :class:`OSError` if the directory cannot be listed.
+    """
+    for path in sorted(directory.iterdir()):
+        leftover = find_leftover(path)
+        if leftover is not None:
+            yield leftover
+
+
+def find_leftover(path: Path) -> Leftover | None:
+    """Returns the work directory at ``path`` if packstore made it and no process uses it, else None."""
+    name = NAME.fullmatch(path.name)
+    if name is None or path.is_symlink() or not path.is_dir():
+        return None
+    owner = read_owner(path)
+    # Without an owner, the name must be one that work_path gives; a cut one stands for itself.
+    destination = path.parent / (name[1] if owner is None else owner.destination)
+    if work_path(destination) != path or is_held(path, owner):
+        return None
+    try:
+        if owner is None and not has_no_owner(path):
+            return None
+    except (PermissionError, FileNotFoundError):  # another user's, or removed meanwhile
+        return None
+    nbytes = sum(p.lstat().st_blocks * 512 for p in path.rglob("*") if p.is_file())
+    return Leftover(path, destination, owner, nbytes, list_needless_files(destination))
+
+
+def remove_leftover(leftover: Leftover) -> None:
+    """Removes a leftover work directory, after :meth:`WorkDirectory.undo_interrupted_publish`.
+
+    Raises :class:`DestinationError` if the directory is in use or cannot be removed whole.
+    """
+    with writing(leftover.path):
+        WorkDirectory(leftover.destination).remove()
+    if leftover.path.exists():
+        raise DestinationError(
+            f"{printable(str(leftover.path))} also holds files that packstore did not write; they are left"
+        )
 
 
 @dataclass(frozen=True, slots=True)
