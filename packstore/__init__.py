@@ -45,10 +45,9 @@ if TYPE_CHECKING:
     from packstore.exports.run import ExportReport, export
     from packstore.packing.append import AppendReport, append
     from packstore.packing.conversion import convert
-    from packstore.packing.index_store import IndexReport, add_index
     from packstore.packing.merge import MergeReport, merge
-    from packstore.packing.relink import RelinkReport, relink
     from packstore.packing.report import ConvertReport
+    from packstore.packing.rewriting import IndexReport, RelinkReport, add_index, relink
     from packstore.packing.select import select
     from packstore.packing.writer import Writer
     from packstore.stores import open_store
@@ -78,9 +77,8 @@ _LAZY = {
         "packstore.exports.run": "ExportReport export",
         "packstore.packing.append": "AppendReport append",
         "packstore.packing.conversion": "ConvertReport convert",
-        "packstore.packing.index_store": "IndexReport add_index",
         "packstore.packing.merge": "MergeReport merge",
-        "packstore.packing.relink": "RelinkReport relink",
+        "packstore.packing.rewriting": "IndexReport RelinkReport add_index relink",
         "packstore.packing.select": "select",
         "packstore.packing.writer": "Writer",
         "packstore.stores.base": "Problem Reader",

@@ -17,10 +17,10 @@ from packstore.checking.options import RepairOptions
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.packing.keys import hash_keys
 from packstore.packing.recorded_options import drop_record_counts
 from packstore.sources.base import Entry
 from packstore.stores import create_store
+from packstore.stores.keys import hash_keys
 from packstore.stores.sharded import ShardedReader
 
 _BATCH = 64

@@ -29,9 +29,9 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
 from packstore.core.urls import ShardPlace, UrlPath
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
-from packstore.packing.keys import hash_keys
 from packstore.stores.base import Problem
 from packstore.stores.builder.assembly import list_shards
+from packstore.stores.keys import hash_keys
 from packstore.stores.opening import open_reader
 from packstore.stores.places.remote import open_shard_file, upload_shard
 from packstore.stores.remote.head import read_head

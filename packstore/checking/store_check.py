@@ -31,8 +31,8 @@ from packstore.core.errors import PackstoreError, StoreError, UnreachableError, 
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.proof import Comparison, compare_rows, compute_rows
-from packstore.packing.keys import digest_keys
 from packstore.stores.base import Problem, Reader
+from packstore.stores.keys import digest_keys
 from packstore.stores.linked import LinkError
 from packstore.stores.places.work import Owner, find_writer, list_needless_files
 from packstore.stores.remote.reader import RemoteReader

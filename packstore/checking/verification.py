@@ -28,9 +28,9 @@ from packstore.images.decoders import Buffer, Decoder, get_decoder
 from packstore.images.engine import engine_problem
 from packstore.images.reading import Reading
 from packstore.images.seek_index import make_indexes
-from packstore.packing.keys import find_duplicates
 from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
+from packstore.stores.keys import find_duplicates
 from packstore.stores.opening import read_manifest
 
 _TRIES = 3

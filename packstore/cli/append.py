@@ -14,7 +14,7 @@ from packstore.core.errors import printable
 
 if TYPE_CHECKING:
     from packstore.packing.append import AppendReport
-    from packstore.packing.growing import AppendPlan
+    from packstore.packing.append_plan import AppendPlan
 
 
 @click.command(cls=Command, short_help="Add records to a store.")
@@ -74,7 +74,7 @@ def plan_rows(plan: AppendPlan) -> Rows:
     added = new_classes(plan.manifest.columns, plan.columns)
     rows.add("new classes", *map(format_column_classes, added, added.values()), new_classes=added)
     rows.add("duplicates", *if_any(plan.duplicates, "sample", " left out"), duplicates=plan.duplicates)
-    linked, size = plan.linked is not None, plan.estimate_bytes
+    linked, size = plan.linked > 0, plan.estimate_bytes
     said = "hard links only: the shards are reused unchanged" if linked else human_bytes(size)
     rows.add("estimate", said, estimate_bytes=0 if linked else size)
     rows.add_lines("nothing was written (--dry-run)")

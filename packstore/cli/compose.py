@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -135,13 +134,11 @@ def plan_rows(plan: Composition, duplicates: int = 0) -> Rows:
     Raises errors like :meth:`Composition.check_writable`.
     """
     plan.check_writable()
-    base, splits = plan.base, Counter[str]()
-    for piece in plan.pieces:
-        splits[piece.split] += piece.count
+    base, splits = plan.base, plan.count_by_split()
     rows = Rows(12)
     title = f"{printable(str(plan.destination))} ({FORMATS[base.format].title}, {base.encoding})"
     rows.add("destination", title, destination=str(plan.destination), format=base.format, encoding=base.encoding)
-    rows.add("records", f"{plan.records:,}", records=plan.records, splits=dict(splits))
+    rows.add("records", f"{plan.records:,}", records=plan.records, splits=splits)
     for name, count in splits.items():
         rows.add(f"  {printable(name):<10}", *([f"{count:,}"] if name else []))
     _add_moves(rows, "moved", plan.moved)

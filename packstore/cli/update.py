@@ -28,7 +28,7 @@ def index(store: Path, as_json: bool, quiet: bool) -> None:
       packstore index imagenet.lmdb
       packstore index s3://bucket/imagenet.lmdb
     """
-    from packstore.packing.index_store import add_index
+    from packstore.packing.rewriting import add_index
 
     with progress_bar(quiet or as_json) as progress:
         report = add_index(store, progress=progress)
@@ -58,7 +58,7 @@ def link(store: Path, rebase: tuple[str, str] | None, as_json: bool, quiet: bool
       packstore link train.lmdb --rebase s3://bucket/shards /data/shards
       packstore link train.lmdb --relative       to move STORE and files together
     """
-    from packstore.packing.relink import relink
+    from packstore.packing.rewriting import relink
 
     if not rebase and options["links"] is None:
         raise click.UsageError("give the change: --rebase OLD NEW, --relative or --absolute")

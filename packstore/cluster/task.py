@@ -22,12 +22,12 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
 from packstore.objects import ObjectStore
 from packstore.packing.batches import first_label
-from packstore.packing.keys import hash_keys
 from packstore.packing.plan import Plan
 from packstore.packing.run import pack_shard
 from packstore.sources import open_source
 from packstore.sources.base import Entry, Source
 from packstore.stores.format import Format
+from packstore.stores.keys import hash_keys
 from packstore.stores.opening import open_reader
 from packstore.stores.places.remote import upload_shard
 

@@ -17,6 +17,7 @@ from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
 from packstore.stores.joining import map_class_numbers
+from packstore.stores.keys import StoreKeys, find_repeated_keys
 from packstore.stores.link_files import Location
 
 
@@ -27,7 +28,9 @@ class AddedSource(Source):
     samples to add were chosen before.
 
     Attributes:
-        left_out: Keys of samples that are left out, prefix included.
+        source: The opened source itself.
+        split_of: Maps a split of the source to one of the store.
+        left_out: Keys of samples that surveys and entries leave out, prefix included.
     """
 
     def __init__(
@@ -51,19 +54,21 @@ class AddedSource(Source):
         super().__init__(source.path, source.options)
         self.kind = source.kind
         self.normalization = source.normalization
-        self.left_out: set[str] = set()
-        self._source = source
-        self._split_of = split_of
+        self.source = source
+        self.split_of = split_of
+        self.left_out: frozenset[str] = frozenset()
         self._survey = survey
         self._taken = next(iter(survey.splits)) if len(survey.splits) == 1 and "" not in survey.splits else None
         self._stamp = store
         self._prefix = key_prefix
         merged = {column.name: column for column in columns}
         self._numbers = [map_class_numbers(column, merged.get(column.name, column)) for column in survey.labels]
-        sampled = (
-            (c.name, map_class_numbers(c, merged.get(c.name, c))) for c in survey.columns if c.name in survey.sampled
-        )
-        self._sampled = {name: numbers for name, numbers in sampled if numbers is not None}
+        self._sampled = {
+            column.name: numbers
+            for column in survey.columns
+            if column.name in survey.sampled
+            and (numbers := map_class_numbers(column, merged.get(column.name, column))) is not None
+        }
         self._columns = tuple(
             replace(
                 c,
@@ -75,26 +80,19 @@ class AddedSource(Source):
             for c in survey.columns
         )
 
-    @property
-    def store(self) -> Reader | None:
-        """Reader of the wrapped store if all of a store is added, with its own keys; else None."""
-        if not isinstance(self._source, StoreSource) or self._taken is not None or self._prefix:
-            return None
-        return self._source.reader
-
-    def leave_out(self, keys: set[str]) -> None:
-        """Makes surveys and entries leave out the samples with these keys, prefix included. Replaces earlier keys."""
-        self.left_out = keys
+    def find_duplicates(self, reader: Reader) -> set[str]:
+        """Finds the keys that an open store has, too. Compares only hashes if all of a store is added as it is."""
+        if isinstance(self.source, StoreSource) and self._taken is None and not self._prefix:
+            return set(find_repeated_keys([reader, self.source.reader]))
+        keys = StoreKeys(reader)
+        return {entry.key for entry in self.entries() if entry.key in keys}
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Returns the survey with the store's classes and splits. Lists all entries if samples are left out.
-
-        Reports no progress.
-        """
+        """Returns the survey with the store's classes and splits. Lists all entries if samples are left out."""
         longer = len(self._prefix.encode("utf-8")) * self._survey.records
         survey = replace(self._survey, columns=self._columns, key_bytes=self._survey.key_bytes + longer)
         if not self.left_out:
-            return replace(survey, splits={self._split_of(name): count for name, count in survey.splits.items()})
+            return replace(survey, splits={self.split_of(name): count for name, count in survey.splits.items()})
         splits, sizes = Counter[str](), Counter[int]()
         size_bytes = key_bytes = 0
         for entry in self.entries():
@@ -109,7 +107,7 @@ class AddedSource(Source):
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields the entries to add, with the store's class numbers and splits and the key prefix."""
         same = all(numbers is None for numbers in self._numbers)
-        for entry in self._source.entries(self._taken):
+        for entry in self.source.entries(self._taken):
             key = self._prefix + entry.key
             if key in self.left_out:
                 continue
@@ -117,24 +115,24 @@ class AddedSource(Source):
             if not same:
                 pairs = zip(self._numbers, labels, strict=True)
                 labels = tuple(label if numbers is None else int(numbers[label]) for numbers, label in pairs)
-            yield entry._replace(key=key, split=self._split_of(entry.split), labels=labels)
+            yield entry._replace(key=key, split=self.split_of(entry.split), labels=labels)
 
     def annotation_frame(self, kind: str) -> str | None:
         """Returns the wrapped source's convention."""
-        return self._source.annotation_frame(kind)
+        return self.source.annotation_frame(kind)
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
         """Returns the wrapped source's name of an image file beside the main image, or None."""
-        return self._source.further_file_name(entry, column, number)
+        return self.source.further_file_name(entry, column, number)
 
     def locate(self, entry: Entry) -> Location | None:
         """Locates the entry's image in the wrapped source's files. Returns None if it is not one range of a file's
         bytes."""
-        return self._source.locate(self._restore_key(entry))
+        return self.source.locate(self._restore_key(entry))
 
     def read(self, entry: Entry) -> ImageData | Sample:
         """Reads the sample from the wrapped source; renumbers its classes and prefixes its key."""
-        content = self._source.read(self._restore_key(entry))
+        content = self.source.read(self._restore_key(entry))
         if not isinstance(content, Sample):
             return content
         if content.key is not None:
@@ -149,11 +147,11 @@ class AddedSource(Source):
 
     def stamp(self) -> str:
         """Returns the wrapped source's stamp, extended by the store's digest and the key prefix."""
-        return f"{self._source.stamp()} {self._stamp} {self._prefix}"
+        return f"{self.source.stamp()} {self._stamp} {self._prefix}"
 
     def close(self) -> None:
         """Closes the wrapped source."""
-        self._source.close()
+        self.source.close()
 
     def _restore_key(self, entry: Entry) -> Entry:
         """Returns the entry with its key in the wrapped source: without the prefix."""

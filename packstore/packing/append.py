@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from packstore.core.errors import DestinationError, printable
 from packstore.core.files import check_paths, check_space, refuse_empty
@@ -18,24 +19,18 @@ from packstore.core.manifest import Manifest, Skipped
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.urls import location
-from packstore.packing.append_conversion import max_shard_bytes
-from packstore.packing.append_plan import (
-    new_classes,
-    plan_append,
-    read_request,
-)
-from packstore.packing.composing import Composition, copy_split
+from packstore.packing.append_plan import AppendPlan, new_classes, plan_append, read_request
+from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, sum_columns
 from packstore.packing.conversion import run_plan
-from packstore.packing.growing import AddedShards, AppendPlan, build_grown_manifest, join_shards
 from packstore.packing.options import AppendOptions
-from packstore.packing.recorded_options import drop_record_counts
-from packstore.sources.store import StoreSource
-from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import list_shards
-from packstore.stores.linked import read_link_values, relative_link_folder
+from packstore.packing.plan import Plan
+from packstore.packing.recorded_options import drop_record_counts, record_counts
+from packstore.stores.builder.assembly import ShardList, build_sharded_manifest, list_shards
+from packstore.stores.opening import open_reader
 from packstore.stores.places import Growth, place_of
 from packstore.stores.places.owned import remove_unfinished
 from packstore.stores.places.remote import LostRaceError
+from packstore.stores.unify import join_answers
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +87,14 @@ class AppendArguments(AppendOptions):
     progress: bool | ProgressCallback = progress_option()
 
 
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """Shards to add to a store, with the samples that were left out as bad when they were packed."""
+
+    shards: LinkedShards
+    skipped: tuple[Skipped, ...]
+
+
 @takes(AppendArguments)
 def append(arguments: AppendArguments) -> AppendReport:
     """Adds the records of ``source`` to ``store`` as new shards, encoded like the store's records.
@@ -122,17 +125,14 @@ def append_source(
 
     If an interrupted run of the same request had published, returns a report without new records. If this run fails on
     a local store, the work directory keeps its packed records for the next run. At a URL, plans again if others publish
-    first.
-
-    Raises the errors of :func:`append`, and :class:`DestinationError` if ``store`` is a symbolic link. ``started``:
-    ``time.monotonic`` at the start; None for now.
+    first. ``started``: ``time.monotonic`` at the start; None for now.
     """
     started = time.monotonic() if started is None else started
     with place_of(store).grow() as growth:
         finished = growth.find_finished(lambda: read_request(source, options, store))
         if finished is not None:
             return AppendReport(store, finished, {}, 0, (), 0, 0, time.monotonic() - started)
-        before: tuple[AppendPlan, AddedShards | None] | None = None
+        before: tuple[AppendPlan, _Added | None] | None = None
         for _ in range(growth.tries):
             manifest = growth.read_manifest()
             plan = plan_append(store, source, options, progress, growth.added)
@@ -140,10 +140,10 @@ def append_source(
                 if plan.manifest.digest != manifest.digest:
                     continue
                 packed = before[1] if before is not None and _packs_same_records(before[0], plan) else None
-                packed = packed or _prepare_shards(plan, growth, progress)
+                packed = packed or _make_shards(plan, growth, progress)
                 before = plan, packed
                 try:
-                    return _publish_shards(plan, packed, growth, progress, started)
+                    return _publish(plan, packed, growth, progress, started)
                 except LostRaceError as error:
                     _log.info("%s: what is there now is read first", error)
     raise DestinationError(
@@ -154,85 +154,135 @@ def append_source(
 def _packs_same_records(plan: AppendPlan, other: AppendPlan) -> bool:
     """Tells if two plans, for two versions of the store, pack the same records, which can then be used again.
 
-    Compares columns, the keys left out, and the number of records of each split.
-
-    False for shards that are linked.
+    Compares columns, the keys left out, and the number of records of each split. False for shards that are linked.
     """
     columns = [[column.declaration for column in each.columns] for each in (plan, other)]
-    same = plan.linked is other.linked is None and (plan.conversion is None) is (other.conversion is None)
-    return same and columns[0] == columns[1] and (plan.left_out, plan.added) == (other.left_out, other.added)
+    same = not plan.linked and not other.linked and type(plan.addition) is type(other.addition)
+    same = same and plan.source.left_out == other.source.left_out and plan.added == other.added
+    return same and columns[0] == columns[1]
 
 
-def _prepare_shards(plan: AppendPlan, growth: Growth, progress: ProgressCallback) -> AddedShards | None:
+def _make_shards(plan: AppendPlan, growth: Growth, progress: ProgressCallback) -> _Added | None:
     """Converts samples to new shards, copies records to new shards, or takes the shards to link. Returns None if
     nothing is added.
 
-    First deletes what an interrupted run left; warns if that run had packed all samples. Raises
-    :class:`DestinationError` if the disk has no room for copies.
+    First deletes what an interrupted run left; warns if that run had packed all samples.
     """
+    addition, path = plan.addition, growth.added
     remove_unfinished(growth.kept)
-    if os.path.lexists(growth.added):
-        if plan.conversion is not None:
+    if os.path.lexists(path):
+        if isinstance(addition, Plan):
             _log.warning("starting afresh: an interrupted run had packed all samples, and not put them into the store")
-        remove_unfinished(growth.added)
-    if plan.conversion is not None:
-        report = run_plan(plan.conversion, progress)
-        parts = list_shards(growth.added, report.manifest)
-        return AddedShards(parts, report.manifest, report.manifest, report.skipped)
-    if not plan.added or not isinstance(plan.source, StoreSource):
+        remove_unfinished(path)
+    if addition is None:
         return None
-    origin = plan.source.manifest
-    if plan.linked is not None:
-        return AddedShards(plan.linked, origin, origin, origin.skipped)
-    copied = _copy_records(plan, plan.source.reader)
-    check_space(plan.store, copied.estimate_bytes)
-    links = partial(read_link_values, folder=relative_link_folder(plan.manifest, plan.store))
-    parts, manifest = copied.make_shards(growth.added, progress, links=links)
-    return AddedShards(parts, manifest or origin, origin, ())
+    if isinstance(addition, Plan):
+        report = run_plan(addition, progress)
+        return _Added(LinkedShards(list_shards(path, report.manifest), None, report.manifest), report.skipped)
+    check_space(plan.store, plan.estimate_bytes)
+    parts, manifest = addition.make_shards(path, progress)
+    return _Added(LinkedShards(parts, None, manifest or addition.base), addition.base.skipped)
 
 
-def _copy_records(plan: AppendPlan, reader: Reader) -> Composition:
-    """Plans copies of the records to add to new shards. ``reader``: the source, a store with equal columns.
-
-    Maps class numbers to the destination's. Leaves out the keys in ``plan.left_out``, and splits that are not
-    requested. Drops counts of records, and the list of skipped samples.
-    """
-    other, size = reader.manifest, max_shard_bytes(plan)
-    names = [split.name for split in other.splits if plan.options.split in (None, split.name)] or [""]
-    pieces = [copy_split(reader, name, plan.split_of(name), plan.columns, plan.left_out) for name in names]
-    base = replace(other, format=plan.manifest.format, options=drop_record_counts(other), skipped=())
-    return Composition(plan.store, base, plan.columns, tuple(pieces), True, size, False)
-
-
-def _publish_shards(
-    plan: AppendPlan,
-    added: AddedShards | None,
-    growth: Growth,
-    progress: ProgressCallback,
-    started: float,
+def _publish(
+    plan: AppendPlan, added: _Added | None, growth: Growth, progress: ProgressCallback, started: float
 ) -> AppendReport:
-    """Adds shards to the store, publishes it, and returns the report. Without shards, publishes nothing.
-
-    Raises :class:`LostRaceError` if another process published first. ``added``: the shards to add; None for none.
-    """
+    """Adds shards to the store, publishes it, and returns the report. Without shards, publishes nothing."""
     manifest, store = plan.manifest, plan.store
     if added is None:
         return AppendReport(store, manifest, {}, plan.duplicates, (), 0, 0, time.monotonic() - started)
-    parts, rewritten = join_shards(plan, growth.list_shards(), added.parts, growth.kept, progress)
-    head = build_grown_manifest(plan, parts, added)
+    parts, rewritten = _join_shards(plan, growth.list_shards(), added.shards.parts, growth.kept, progress)
+    grown = _build_manifest(plan, parts, added)
     progress(Progress("publish", 0, 1, 0))
-    growth.publish(head, parts, plan.request, progress)
+    growth.publish(grown, parts, plan.request, progress)
     counts = Counter[str]()
-    for name, count in (run for runs in added.parts.runs for run in runs):
+    for name, count in (run for runs in added.shards.parts.runs for run in runs):
         counts[name] += count
     return AppendReport(
         store,
-        head,
+        grown,
         dict(counts),
         plan.duplicates,
         added.skipped,
-        0 if plan.linked is None else len(plan.linked),
+        plan.linked,
         rewritten,
         time.monotonic() - started,
         new_classes(manifest.columns, plan.columns),
+    )
+
+
+def _join_shards(
+    plan: AppendPlan, own: ShardList, added: ShardList, path: Path, progress: ProgressCallback
+) -> tuple[ShardList, int]:
+    """Lists the store's shards ``own``, which keep their numbers, and the added ones, with each split together.
+
+    If a shard with several splits is in the way, rewrites each such shard as one shard per split, in a store at
+    ``path``. Also returns the number of rewritten records.
+    """
+    order = [split.name for split in plan.manifest.splits]
+    parts, rewritten = _add_shards(own, added).group_by_split(order), 0
+    if parts is None:
+        own, rewritten = _rewrite_mixed_shards(plan, own, path, progress)
+        parts = _add_shards(own, added).group_by_split(order)
+        assert parts is not None
+    return parts, rewritten
+
+
+def _add_shards(own: ShardList, added: ShardList) -> ShardList:
+    """Joins two lists; the added shards get the next numbers."""
+    first = _next_number(own)
+    return ShardList.join(own, added.renumber(range(first, first + len(added))))
+
+
+def _next_number(shards: ShardList) -> int:
+    """Returns the number after the highest of some shards, at least one."""
+    return int(shards.rows["number"].max()) + 1
+
+
+def _rewrite_mixed_shards(
+    plan: AppendPlan, own: ShardList, path: Path, progress: ProgressCallback
+) -> tuple[ShardList, int]:
+    """Copies the records of each shard with several splits to one shard per split, in a store at ``path``.
+
+    Returns the list of the store's shards with the new ones in place, and the number of copied records.
+    """
+    manifest = plan.manifest
+    with open_reader(plan.store) as reader:
+        if reader.manifest.digest != manifest.digest:
+            raise LostRaceError(f"{printable(str(plan.store))} was changed by somebody else meanwhile; append again")
+        pieces: list[Piece] = []
+        start = 0
+        for number, runs in enumerate(own.runs):
+            if len(runs) == 1:
+                pieces.append(LinkedShards(own.take_shards([number]), None, manifest))
+            for name, count in runs:
+                if len(runs) > 1:
+                    pieces.append(CopiedRecords(reader, np.arange(start, start + count), name, cut=True))
+                start += count
+        base = replace(manifest, options=drop_record_counts(manifest), skipped=())
+        composition = Composition(plan.store, base, manifest.columns, tuple(pieces), True, None, False)
+        parts, _ = composition.make_shards(path, progress, _next_number(own))
+    return parts, composition.copied_count
+
+
+def _build_manifest(plan: AppendPlan, parts: ShardList, added: _Added) -> Manifest:
+    """Builds the manifest of the store with all shards ``parts``, of which ``added`` are new.
+
+    Joins options, skipped samples and versions. Adds up counts of records if all records of the source are added.
+    """
+    manifest, other = plan.manifest, added.shards.manifest
+    options = {**manifest.options, **join_answers([(str(plan.store), manifest), (str(plan.source.path), other)])}
+    if added.shards.count == other.records:  # else nobody has counted its part
+        for name, count in record_counts(other).items():
+            options[name] = int(options.get(name) or 0) + count
+    versions = {name: dict.fromkeys(version.split(", ")) for name, version in manifest.versions.items()}
+    for name, version in other.versions.items():
+        versions.setdefault(name, {})[version] = None
+    return build_sharded_manifest(
+        manifest,
+        parts,
+        sum_columns(plan.columns, [added.shards], [manifest]),
+        options=options,
+        skipped=(*manifest.skipped, *added.skipped),
+        versions={name: ", ".join(known) for name, known in versions.items()},
     )

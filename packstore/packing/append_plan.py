@@ -5,37 +5,81 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from packstore.core.column import CROWD
+from packstore.core.arguments import convert_size
+from packstore.core.column import CROWD, SEEK_INDEX
 from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
+from packstore.core.modes import is_reading_option
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.shards import TABLE_ROW
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.packing.added_source import AddedSource
-from packstore.packing.append_conversion import plan_conversion
 from packstore.packing.column_answers import split_column_options
-from packstore.packing.composing import list_linkable_shards
-from packstore.packing.growing import AppendPlan
-from packstore.packing.keys import StoreKeys, find_repeated_keys
+from packstore.packing.composing import (
+    NO_LIMIT,
+    Composition,
+    LinkedShards,
+    copy_split,
+    largest_shard_bytes,
+    list_linkable_shards,
+)
 from packstore.packing.known_records import count_identical_samples
-from packstore.packing.options import AppendOptions
-from packstore.packing.recorded_options import options_to_record
+from packstore.packing.options import AppendOptions, ConvertOptions
+from packstore.packing.plan import Plan, plan_source
+from packstore.packing.recorded_options import drop_record_counts, options_to_record, restore_encode_options
+from packstore.packing.run import Run
 from packstore.sources import add_source_to_questions, ask_about_left, recorded_companions, take_frames
 from packstore.sources.base import Source, Survey
 from packstore.sources.frames import ClipsSource
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, merge_classes
-from packstore.stores.linked import relative_link_folder
+from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import open_reader, read_manifest
 from packstore.stores.places import place_of
 from packstore.stores.unify import join_answers
+
+
+@dataclass(frozen=True, slots=True)
+class AppendPlan:
+    """Plan of an append.
+
+    Attributes:
+        store: The store.
+        manifest: Its manifest.
+        columns: Its columns after the append, with all classes.
+        source: The opened source, adapted to the store.
+        options: The options.
+        request: Source and options, by which the same command is recognised when it runs again.
+        addition: What makes the new shards: the conversion of samples, or the links to shards and copies of records of
+            a store with equal columns. None if there is nothing to add.
+        added: Number of records by split, bad samples included.
+        duplicates: Number of samples that are left out because the store has their keys.
+        estimate_bytes: Estimated growth of the store on disk.
+    """
+
+    store: Path
+    manifest: Manifest
+    columns: tuple[Column, ...]
+    source: AddedSource
+    options: AppendOptions
+    request: Mapping[str, Any]
+    addition: Plan | Composition | None = None
+    added: Mapping[str, int] = field(default_factory=dict)
+    duplicates: int = 0
+    estimate_bytes: int = 0
+
+    @property
+    def linked(self) -> int:
+        """Number of shards that are linked unchanged."""
+        return self.addition.linked_shard_count if isinstance(self.addition, Composition) else 0
 
 
 def plan_append(
@@ -49,8 +93,6 @@ def plan_append(
 
     The caller closes the plan's source. Reads no keys if ``on_duplicate`` is ``unchecked``. If it is ``raise``, reads
     the samples whose keys the store has. The :class:`SourceError` then says how many of them have the same content.
-
-    Raises the errors of :func:`packstore.append`.
 
     ``place``: path at which the samples will be packed; None for a dry run.
     """
@@ -66,44 +108,40 @@ def plan_append(
         columns = _merge_columns(manifest, survey, str(store), str(source))
         if options.no_new_classes:
             _refuse_new_classes(new_classes(manifest.columns, columns), str(store), str(source))
-        request = _make_request(opened, survey, options)
-        plan = AppendPlan(
-            store, manifest, columns, opened, None, None, frozenset(), {}, 0, 0, options, request, split_of
-        )
-        wrapped = AddedSource(opened, plan.columns, split_of, survey, manifest.digest, options.key_prefix)
+        added = AddedSource(opened, columns, split_of, survey, manifest.digest, options.key_prefix)
+        plan = AppendPlan(store, manifest, columns, added, options, _make_request(opened, survey, options))
         beside = Path(tempfile.gettempdir()) if place_of(store).remote else store.parent
-        where = beside / f".{store.name}.added" if place is None else place
+        place = beside / f".{store.name}.added" if place is None else place
         if options.on_duplicate != "unchecked":
-            with open_reader(store) as reader:
-                keys = _find_duplicates(reader, wrapped)
-                if keys and options.on_duplicate == "raise":
-                    conversion = plan_conversion(plan, wrapped, where, progress)
-                    same = count_identical_samples(reader, conversion, keys, progress)
-                    raise _make_duplicates_error(plan, keys, same)
-                wrapped.leave_out(keys)
-        rest = wrapped.survey()
-        duplicates = survey.records - rest.records
-        plan = replace(
-            plan, added=rest.splits, duplicates=duplicates, left_out=frozenset(wrapped.left_out)
-        )  # fmt: skip
+            _leave_out_duplicates(plan, place, progress)
+        rest = added.survey()
+        plan = replace(plan, added=rest.splits, duplicates=survey.records - rest.records)
         if not rest.records:
             return replace(plan, added={})
         if isinstance(opened, StoreSource):
             join_answers([(str(store), manifest), (str(source), opened.manifest)])
             if not options.key_prefix and _can_copy(plan, opened.manifest):
-                linked = None if duplicates else _list_linkable_shards(plan, opened.reader)
-                nbytes = 0
-                if linked is None:
-                    whole = sum(column.nbytes for column in opened.manifest.columns)
-                    nbytes = whole * rest.records // opened.manifest.records
-                return replace(plan, linked=linked, estimate_bytes=nbytes)
-        conversion = plan_conversion(plan, wrapped, where, progress)
+                composition = _link_shards(plan, opened.reader) or _copy_records(plan, opened.reader)
+                nbytes = composition.estimate_bytes if composition.copied_count else 0
+                return replace(plan, addition=composition, estimate_bytes=nbytes)
+        conversion = _plan_conversion(plan, place, progress)
         asked = replace(manifest, options=options_to_record(conversion))
         join_answers([(str(store), manifest), (str(source), asked)])  # before anything is packed
-        return replace(plan, conversion=conversion, estimate_bytes=conversion.estimate_bytes)
+        return replace(plan, addition=conversion, estimate_bytes=conversion.estimate_bytes)
     except BaseException:
         opened.close()
         raise
+
+
+def _leave_out_duplicates(plan: AppendPlan, place: Path, progress: ProgressCallback) -> None:
+    """Makes the source leave out the samples whose keys the store has; raises :class:`SourceError` for them unless
+    they are to be skipped."""
+    with open_reader(plan.store) as reader:
+        keys = plan.source.find_duplicates(reader)
+        if keys and plan.options.on_duplicate == "raise":
+            same = count_identical_samples(reader, _plan_conversion(plan, place, progress), keys, progress)
+            raise _make_duplicates_error(plan, keys, same)
+    plan.source.left_out = frozenset(keys)
 
 
 def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> Source:
@@ -243,17 +281,17 @@ def _can_copy(plan: AppendPlan, other: Manifest) -> bool:
     )
 
 
-def _list_linkable_shards(plan: AppendPlan, reader: Reader) -> ShardList | None:
-    """Lists the shards of the source, an open store, with the splits that they get in the destination.
+def _link_shards(plan: AppendPlan, reader: Reader) -> Composition | None:
+    """Returns links to the shards of the source, an open store, with the splits that they get in the destination.
 
     Returns None in these cases:
     - They cannot be linked, see :func:`list_linkable_shards`.
+    - Records are left out, or a shard also contains records of a split that is not requested.
     - The destination has relative links.
-    - A shard also contains records of a split that is not requested.
     - The records of a split would not stay together.
     """
     manifest, split = plan.manifest, plan.options.split
-    if relative_link_folder(manifest, plan.store) is not None:
+    if plan.source.left_out or relative_link_folder(manifest, plan.store) is not None:
         return None
     added = list_linkable_shards(reader, manifest.format, plan.columns)
     if added is None:
@@ -262,20 +300,31 @@ def _list_linkable_shards(plan: AppendPlan, reader: Reader) -> ShardList | None:
         added = added.take_shards([number for number, runs in enumerate(added.runs) if split in dict(runs)])
         if any(len(runs) > 1 for runs in added.runs):
             return None
-    runs = [tuple((plan.split_of(name), count) for name, count in runs) for runs in added.runs]
+    runs = [tuple((plan.source.split_of(name), count) for name, count in runs) for runs in added.runs]
     added = replace(added, runs=runs)
     # A shard of the store with several splits will be rewritten as one shard per split.
     names = [split.name for split in manifest.splits] or [""]
     own = ShardList(np.zeros(len(names), TABLE_ROW), [""] * len(names), [((name, 1),) for name in names])
-    return None if (own + added).group_by_split(names) is None else added
+    if ShardList.join(own, added).group_by_split(names) is None:
+        return None
+    pieces = (LinkedShards(added, None, reader.manifest),)
+    return Composition(plan.store, reader.manifest, plan.columns, pieces, True, None, False)
 
 
-def _find_duplicates(reader: Reader, source: AddedSource) -> set[str]:
-    """Returns the keys that both source and store have."""
-    if source.store is not None:
-        return set(find_repeated_keys([reader, source.store]))
-    keys = StoreKeys(reader)
-    return {entry.key for entry in source.entries() if entry.key in keys}
+def _copy_records(plan: AppendPlan, reader: Reader) -> Composition:
+    """Returns copies of the records to add, of an open store with equal columns; maps their class numbers to the
+    destination's."""
+    other = reader.manifest
+    names = [split.name for split in other.splits if plan.options.split in (None, split.name)] or [""]
+    pieces = [
+        copy_split(reader, name, plan.source.split_of(name), plan.columns, plan.source.left_out) for name in names
+    ]
+    # Nobody has counted a part of the records.
+    options = other.options if sum(piece.count for piece in pieces) == other.records else drop_record_counts(other)
+    base = replace(other, format=plan.manifest.format, options=options, skipped=())
+    links = partial(read_link_values, folder=relative_link_folder(plan.manifest, plan.store))
+    size = _max_shard_bytes(plan)
+    return Composition(plan.store, base, plan.columns, tuple(pieces), True, size, False, links=links)
 
 
 def _make_duplicates_error(plan: AppendPlan, keys: set[str], same: int) -> SourceError:
@@ -291,3 +340,109 @@ def _make_duplicates_error(plan: AppendPlan, keys: set[str], same: int) -> Sourc
         f"{comparison} ({some}); "
         + (prefix if differ else f"leave these samples out with --on-duplicate skip; {prefix}")
     )
+
+
+def _plan_conversion(plan: AppendPlan, destination: Path, progress: ProgressCallback) -> Plan:
+    """Plans the conversion of samples to new shards."""
+    conversion = plan_source(plan.source, destination, _make_convert_options(plan), progress)
+    _refuse_other_columns(plan, conversion)
+    return replace(conversion, relative_link_folder=relative_link_folder(plan.manifest, plan.store))
+
+
+def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
+    """Makes the options of a conversion whose records are encoded like the store's.
+
+    Images of a store with the same encoding stay as they are: the options have no size, quality, normalisation and EXIF
+    handling.
+    """
+    manifest, options = plan.manifest, plan.options
+    opened = plan.source.source
+    other = opened.manifest if isinstance(opened, StoreSource) else None
+    encode = restore_encode_options(manifest)
+    shape: dict[str, Any] = {"progressive": encode.progressive}
+    if other is None or other.encoding != manifest.encoding:
+        quality = manifest.options.get("quality")
+        shape |= {
+            "size": encode.size,
+            "fit": encode.fit if encode.size is not None else None,
+            "resize": encode.resize,
+            "max_side": encode.max_side,
+            "quality": quality if type(quality) is int else None,
+            "normalize": manifest.normalization or ("none" if manifest.holds_floats else None),
+            "exif_transpose": encode.exif_transpose,
+        }  # fmt: skip
+    answered = Reading.restore(None, manifest.options)
+    return ConvertOptions(
+        encoding=manifest.encoding,
+        format=manifest.format,
+        shard_size=_max_shard_bytes(plan),
+        check=options.check,
+        on_error=options.on_error,
+        restart=options.restart,
+        workers=options.workers,
+        decoder=options.decoder,
+        max_pixels=options.max_pixels,
+        index=manifest.has_column(SEEK_INDEX.name),
+        link=manifest.is_linked,
+        mode=manifest.image.pixels.name,
+        depth=options.depth or answered.depth,
+        alpha=options.alpha or answered.alpha,
+        frames=options.frames if options.frames is not None else answered.frames,
+        pixels=options.pixels or ("pillow" if answered.by_pillow else None),
+        annotation_frame=options.annotation_frame,
+        columns=_collect_column_answers(plan),
+        **shape,
+    )
+
+
+def _collect_column_answers(plan: AppendPlan) -> tuple[str, ...]:
+    """Returns the options of single columns, as ``COLUMN.NAME=VALUE``. This append's options replace the store's."""
+    recorded = {name: value for name, value in plan.manifest.options.items() if "." in name and is_reading_option(name)}
+    given = split_column_options(plan.options.columns)[1]
+    own = {f"{column}.{name}": value for column, answers in given.items() for name, value in answers.items()}
+    return tuple(f"{name}={value}" for name, value in (recorded | own).items())
+
+
+def _max_shard_bytes(plan: AppendPlan) -> int:
+    """Returns the maximum bytes of images of a new shard.
+
+    It is the option, else the size of the store's largest shard. If the store is one file, returns a number that no
+    shard reaches.
+    """
+    size = convert_size(plan.options.shard_size)
+    return size if size is not None else largest_shard_bytes(plan.manifest) or NO_LIMIT
+
+
+def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
+    """Raises :class:`StoreError` if the new records would not fit the store.
+
+    Columns, their order, normalisation and EXIF handling must be equal.
+    """
+    manifest = plan.manifest
+    made = {column.name: column for column in Run(conversion).columns}
+    names = list(made)
+    for column in plan.columns:
+        other = made.pop(column.name, None)
+        if other is None:
+            raise StoreError(f"{printable(str(plan.store))} has a column {column.name!r}, the source has none")
+        if other.declaration != column.declaration:
+            raise StoreError(
+                f"column {column.name!r} of {printable(str(plan.store))} holds {_describe_column(column)}, of the "
+                f"source {_describe_column(other)}"
+            )
+    if made:
+        raise StoreError(f"the source has a column {next(iter(made))!r}, {printable(str(plan.store))} has none")
+    if names != [column.name for column in plan.columns]:
+        own = ", ".join(column.name for column in plan.columns)
+        raise StoreError(f"the columns of the source are in another order ({', '.join(names)}; the store has {own})")
+    settings = conversion.encode.normalization, conversion.encode.exif_transpose
+    if settings != (manifest.normalization, bool(manifest.options.get("exif_transpose"))):
+        raise StoreError(
+            f"normalisation or EXIF handling of the source's images differs from {printable(str(plan.store))}"
+        )
+
+
+def _describe_column(column: Column) -> str:
+    """Returns a column's type, dtype, shape and axes as text for an error."""
+    shape = " x ".join(map(str, column.shape)) or "one value"
+    return f"{column.type}, {column.kind} {column.dtype} {shape}" + (f" ({column.layout})" if column.layout else "")

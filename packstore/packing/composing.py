@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import join_hidden_boxes
+from packstore.core.column import LINK_LENGTH, join_hidden_boxes
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import check_space, sync_file_system, writing
 from packstore.core.manifest import Column, Manifest, Origin
@@ -19,12 +20,10 @@ from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
 from packstore.packing.copying import LinkGetter, RecordCopier, create_store_like
 from packstore.packing.recorded_options import EXIF_ORIENTED, drop_record_counts, record_counts
-from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import (
     ShardList,
     build_sharded_manifest,
-    empty_shard_list,
     link_shards,
     list_shards,
     write_manifest_and_table,
@@ -39,7 +38,8 @@ from packstore.stores.places.work import KEPT
 from packstore.stores.remote.objects import fetch_shard_manifest
 from packstore.stores.shard_columns import columns_match
 
-_NO_LIMIT = 1 << 60
+NO_LIMIT = 1 << 60
+"""Size of a shard that no shard reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +72,25 @@ class LinkedShards:
 
     Attributes:
         parts: The shards.
-        split: Their split in the new store; ``""`` for none.
+        split: Their split in the new store; ``""`` for none, None for the splits that they have.
         manifest: Manifest of the store that contains them.
     """
 
     parts: ShardList
-    split: str
+    split: str | None
     manifest: Manifest
 
     @property
     def count(self) -> int:
         """Number of records."""
         return int(self.parts.rows["records"].sum())
+
+    @property
+    def new_parts(self) -> ShardList:
+        """The shards with their split in the new store."""
+        if self.split is None:
+            return self.parts
+        return replace(self.parts, runs=[((self.split, count),) for count in self.parts.rows["records"].tolist()])
 
 
 Piece = CopiedRecords | LinkedShards
@@ -101,10 +108,12 @@ class Composition:
         columns: Its columns.
         pieces: Its records in order, split after split.
         sharded: Make a directory of shards even if nothing is linked.
-        shard_size: Bytes of images after which a new shard begins. None: a new shard begins only with a split or after
-            a linked shard.
+        shard_size: Bytes of images after which a new shard begins; each split begins one, too. None: a new shard
+            begins only after a linked shard, and with a piece that is marked ``cut``.
         overwrite: Replace a store at the destination.
         moved: Number of records that change their split, by (old split, new split).
+        links: Returns the links of copied records of a linked store. None keeps the files that they point to.
+        stage: Name of the copying in progress reports.
     """
 
     destination: Path
@@ -115,6 +124,8 @@ class Composition:
     shard_size: int | None
     overwrite: bool
     moved: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    links: LinkGetter | None = None
+    stage: str = "copy"
 
     @property
     def records(self) -> int:
@@ -136,14 +147,27 @@ class Composition:
         """Number of shards to link."""
         return sum(len(piece.parts) for piece in self.pieces if isinstance(piece, LinkedShards))
 
+    def count_by_split(self) -> dict[str, int]:
+        """Counts the records of each split; ``""`` stands for none."""
+        counts = Counter[str]()
+        for piece in self.pieces:
+            if isinstance(piece, CopiedRecords):
+                counts[piece.split] += piece.count
+            else:
+                for name, count in (run for runs in piece.new_parts.runs for run in runs):
+                    counts[name] += count
+        return dict(counts)
+
     @property
     def estimate_bytes(self) -> int:
         """Estimated size on disk of the new store, without linked shards."""
         total = int(FORMATS[self.base.format].overhead_bytes)
+        linked = any(column.name == LINK_LENGTH for column in self.columns)  # then the images take no space
         for piece in self.pieces:
             if isinstance(piece, CopiedRecords):
                 manifest = piece.reader.manifest
-                total += sum(c.nbytes for c in manifest.columns) * len(piece.records) // max(1, manifest.records)
+                nbytes = sum(column.nbytes for column in manifest.columns[1 if linked else 0 :])
+                total += nbytes * len(piece.records) // max(1, manifest.records)
         return total
 
     def check_writable(self) -> None:
@@ -170,47 +194,39 @@ class Composition:
         self._check_size()
         place = place_of(self.destination)
         with place.new_store(overwrite=self.overwrite) as draft:
-            if place.remote:  # the store moves, so its links to images are absolute
-                absolute = {k: "absolute" if k == "link" else v for k, v in self.base.options.items()}
-                drafted = replace(self, destination=draft.path, base=replace(self.base, options=absolute))
+            drafted = self
+            if place.remote:
+                base = self.base
+                if self.links is None:  # the store moves, so its links to images are absolute
+                    options = {k: "absolute" if k == "link" else v for k, v in base.options.items()}
+                    base = replace(base, options=options)
+                drafted = replace(self, destination=draft.path, base=base)
                 drafted._check_size()
-            else:
-                drafted = self
             return draft.publish(drafted._write_local(progress), progress)
 
     def _write_local(self, progress: ProgressCallback) -> Manifest:
         """Writes the store to a local destination. Returns its manifest."""
         if self.linked_shard_count:
             return self._link_and_publish(progress)
-        with self._create_builder(self.destination, overwrite=self.overwrite, sharded=self.sharded) as builder:
-            return self._copy_records_to(builder, progress)
+        return self._copy_records(self.destination, progress, overwrite=self.overwrite, sharded=self.sharded)
 
-    def _create_builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
-        """Creates a builder at ``path`` for the records to copy: one file, or shards of :attr:`shard_size` if
-        ``sharded``.
-        """
-        shard_size = (self.shard_size or _NO_LIMIT) if sharded else None
+    def _copy_records(self, path: Path, progress: ProgressCallback, *, overwrite: bool, sharded: bool) -> Manifest:
+        """Copies the records that are not linked to a new store at ``path``, and returns its manifest."""
+        links = self.links or partial(read_link_values, folder=relative_link_folder(self.base, self.destination))
         base = replace(self.base, options=drop_record_counts(self.base))  # shards have no counts of the whole store
-        return create_store_like(path, base, self.columns, overwrite=overwrite, sharded=sharded, shard_size=shard_size)
-
-    def _copy_records_to(
-        self, builder: StoreBuilder, progress: ProgressCallback, links: LinkGetter | None = None
-    ) -> Manifest:
-        """Copies to a builder the records that are not linked, and commits it. Returns the manifest of these records.
-
-        Begins a new shard after linked shards, and for a piece with ``cut``.
-        """
-        links = links or partial(read_link_values, folder=relative_link_folder(self.base, self.destination))
-        copier = RecordCopier(builder, self.copied_count, progress, links)
-        last: Piece | None = None
-        for piece in self.pieces:
-            if isinstance(piece, CopiedRecords):
-                if piece.cut or isinstance(last, LinkedShards):
-                    builder.cut()
-                copier.copy_records(piece.reader, piece.records, piece.split, piece.labels)
-            last = piece
-        oriented = self._count_oriented(copier.oriented, copier.unread)
-        return builder.commit(counted=record_counts(self.base) | oriented, skipped=self.base.skipped)
+        size = self.shard_size if sharded else None
+        building = {"overwrite": overwrite, "sharded": sharded, "shard_size": size}
+        with create_store_like(path, base, self.columns, **building) as builder:
+            copier = RecordCopier(builder, self.copied_count, progress, links, self.stage)
+            last: Piece | None = None
+            for piece in self.pieces:
+                if isinstance(piece, CopiedRecords):
+                    if piece.cut or isinstance(last, LinkedShards):
+                        builder.cut()
+                    copier.copy_records(piece.reader, piece.records, piece.split, piece.labels)
+                last = piece
+            oriented = self._count_oriented(copier.oriented, copier.unread)
+            return builder.commit(counted=record_counts(self.base) | oriented, skipped=self.base.skipped)
 
     def _count_oriented(self, counted: int, unread: int) -> dict[str, int]:
         """Returns the option with the number of turned photos: those ``counted`` of the copied records, and at most
@@ -230,14 +246,7 @@ class Composition:
         try:
             parts, copied = self.make_shards(staging.work.path / KEPT, progress)
             parts = parts.renumber(range(len(parts)))
-            totals = sum_linked_columns(self.columns, self.pieces)
-            for column in () if copied is None else copied.columns:
-                totals[column.name] += column.nbytes
-            written = [] if copied is None else [copied]
-            columns = [
-                replace(column, nbytes=totals[column.name], hides_boxes=self._find_hidden_boxes(column.name, written))
-                for column in self.columns
-            ]
+            columns = sum_columns(self.columns, self.pieces, [] if copied is None else [copied])
             oriented = {} if copied is None else {k: v for k, v in copied.options.items() if k == EXIF_ORIENTED}
             base = replace(self.base, options={**self.base.options, **(oriented or self._count_oriented(0, 0))})
             head = build_sharded_manifest(base, parts, columns, skipped=self.base.skipped)
@@ -252,38 +261,28 @@ class Composition:
             raise
         return head
 
-    def _find_hidden_boxes(self, name: str, written: Sequence[Manifest]) -> bool | None:
-        """Returns :attr:`Column.hides_boxes` of a column, by the manifests ``written`` and of linked shards' stores."""
-        linked = [piece.manifest for piece in self.pieces if isinstance(piece, LinkedShards)]
-        return join_hidden_boxes(manifest.column(name) for manifest in (*written, *linked))
-
-    def make_shards(
-        self, path: Path, progress: ProgressCallback, *, first: int = 0, links: LinkGetter | None = None
-    ) -> tuple[ShardList, Manifest | None]:
+    def make_shards(self, path: Path, progress: ProgressCallback, first: int = 0) -> tuple[ShardList, Manifest | None]:
         """Copies the records that are not linked to new shards at ``path``. Replaces an unfinished store there.
 
-        Returns all shards in order, and the manifest of the new ones. If there are no records to copy, writes nothing
-        and returns None for the manifest.
+        Returns all shards in order, and the manifest of the new ones: None if there are no records to copy.
 
         Args:
             path: A local path.
             progress: Called after each batch.
             first: Number of the first new shard.
-            links: Returns the links of copied records. None for links that fit a store at the destination.
         """
         if not self.copied_count:
-            return self._order_shards(empty_shard_list()), None
+            return self._order_shards(ShardList.join()), None
         remove_unfinished(path)
-        with self._create_builder(path, overwrite=False, sharded=True) as builder:
-            copied = self._copy_records_to(builder, progress, links)
+        copied = self._copy_records(path, progress, overwrite=False, sharded=True)
         fresh = list_shards(path, copied)
         return self._order_shards(fresh.renumber(range(first, first + len(fresh)))), copied
 
     def _order_shards(self, fresh: ShardList) -> ShardList:
         """Lists all shards of the new store in the order of the pieces. ``fresh`` has the shards of the copied
         records."""
-        taken: list[ShardList] = []
-        place = left = 0
+        ordered: list[ShardList] = []
+        place = left = 0  # of the shards in ``fresh``; of the records of the last pieces
         for piece in (*self.pieces, None):
             if isinstance(piece, CopiedRecords):
                 left += piece.count
@@ -292,51 +291,48 @@ class Composition:
             while left > 0:
                 left -= int(fresh.rows["records"][place])
                 place += 1
-            taken.append(fresh.take_shards(range(first, place)))
+            ordered.append(fresh.take_shards(range(first, place)))
             if piece is not None:
-                counts = piece.parts.rows["records"].tolist()
-                taken.append(replace(piece.parts, runs=[((piece.split, count),) for count in counts]))
-        return ShardList(
-            np.concatenate([parts.rows for parts in taken]),
-            [place for parts in taken for place in parts.places],
-            [runs for parts in taken for runs in parts.runs],
-        )
+                ordered.append(piece.new_parts)
+        return ShardList.join(*ordered)
 
 
-def sum_linked_columns(columns: Sequence[Column], pieces: Sequence[Piece]) -> dict[str, int]:
-    """Sums the bytes of each column in the linked shards.
+def sum_columns(columns: Sequence[Column], pieces: Iterable[Piece], written: Sequence[Manifest]) -> list[Column]:
+    """Returns the columns of a store with their bytes in all its shards: those linked, and those of the stores
+    ``written``.
 
     Reads the shards' manifests if only a part of a store is linked.
     """
-    totals = {column.name: 0 for column in columns}
+    totals = {column.name: sum(manifest.column(column.name).nbytes for manifest in written) for column in columns}
     stores: dict[int, list[LinkedShards]] = {}
     for piece in pieces:
         if isinstance(piece, LinkedShards):
             stores.setdefault(id(piece.manifest), []).append(piece)
     for linked in stores.values():
         whole, records = linked[0].manifest, sum(piece.count for piece in linked)
-        sizes: Mapping[str, int] | None = None
+        sizes = {column.name: column.nbytes for column in whole.columns}
+        if records != whole.records:
+            sizes = _sum_ragged_columns(whole, [piece.parts for piece in linked])
         for column in columns:
-            if column.kind == "fixed":
-                totals[column.name] += column.record_nbytes * records
-            elif column.name == "image":
-                totals[column.name] += sum(int(piece.parts.rows["image_nbytes"].sum()) for piece in linked)
-            elif records == whole.records:
-                totals[column.name] += whole.column(column.name).nbytes
-            else:
-                if sizes is None:
-                    sizes = _sum_ragged_columns(whole, [piece.parts for piece in linked])
-                totals[column.name] += sizes[column.name]
-    return totals
+            totals[column.name] += column.record_nbytes * records if column.kind == "fixed" else sizes[column.name]
+    manifests = [*written, *(linked[0].manifest for linked in stores.values())]
+    return [
+        replace(
+            column,
+            nbytes=totals[column.name],
+            hides_boxes=join_hidden_boxes(manifest.column(column.name) for manifest in manifests),
+        )
+        for column in columns
+    ]
 
 
-def _sum_ragged_columns(whole: Manifest, taken_parts: Sequence[ShardList]) -> dict[str, int]:
-    """Sums the bytes of each ragged column, without the main image, in some shards of a store.
+def _sum_ragged_columns(whole: Manifest, taken: Sequence[ShardList]) -> dict[str, int]:
+    """Sums the bytes of each ragged column in some shards of a store.
 
     Reads the manifests of these shards; at a URL, fetches the shards into the cache. If fewer shards of a local store
     are left out, reads their manifests instead and subtracts.
     """
-    shards = [pair for parts in taken_parts for pair in zip(parts.rows, parts.places, strict=True)]
+    shards = [pair for parts in taken for pair in zip(parts.rows, parts.places, strict=True)]
     places = [place for _, place in shards]
     fewer = False
     if isinstance(places[0], UrlPath):
@@ -349,9 +345,12 @@ def _sum_ragged_columns(whole: Manifest, taken_parts: Sequence[ShardList]) -> di
         others = sorted({f"{directory}/{name}" for name in names} - set(places))
         fewer = len(others) < len(places)
         manifests = [read_manifest(Path(place)) for place in (others if fewer else places)]
-    ragged = [column for column in whole.columns[1:] if column.kind == "ragged"]
-    read = {column.name: sum(manifest.column(column.name).nbytes for manifest in manifests) for column in ragged}
-    return {column.name: column.nbytes - read[column.name] if fewer else read[column.name] for column in ragged}
+    sizes = {"image": sum(int(row["image_nbytes"]) for row, _ in shards)}
+    for column in whole.columns[1:]:
+        if column.kind == "ragged":
+            read = sum(manifest.column(column.name).nbytes for manifest in manifests)
+            sizes[column.name] = column.nbytes - read if fewer else read
+    return sizes
 
 
 def describe_stores_origin(readers: Sequence[Reader]) -> Origin:
@@ -362,6 +361,11 @@ def describe_stores_origin(readers: Sequence[Reader]) -> Origin:
     names = [reader.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8") for reader in readers]
     digest = readers[0].manifest.dataset_digest if len(readers) == 1 else None
     return Origin("store", " + ".join(names)[:1000], 0, digest)
+
+
+def largest_shard_bytes(manifest: Manifest) -> int | None:
+    """Returns the bytes of images of a store's largest shard, at least 1. None for a store of one file."""
+    return None if manifest.shards is None else max(1, int(manifest.shards.table["image_nbytes"].max()))
 
 
 def list_linkable_shards(reader: Reader, format: str, columns: Sequence[Column]) -> ShardList | None:

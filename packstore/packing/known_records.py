@@ -12,9 +12,9 @@ from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.proof import Proof
 from packstore.packing.batches import PackedBatch, pack_batches
-from packstore.packing.keys import StoreKeys
 from packstore.packing.plan import Plan
 from packstore.stores.base import Reader
+from packstore.stores.keys import StoreKeys
 
 
 def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCallback) -> int:

@@ -17,20 +17,22 @@ from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import location
 from packstore.packing.composing import (
+    NO_LIMIT,
     Composition,
     LinkedShards,
     Piece,
     copy_split,
     describe_stores_origin,
+    largest_shard_bytes,
     list_linkable_shards,
 )
 from packstore.packing.composing_options import MergeOptions
-from packstore.packing.keys import find_repeated_keys, take_first_and_count
 from packstore.packing.plan import resolve_format
 from packstore.packing.recorded_options import record_counts, same_encoding_options
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList
 from packstore.stores.joining import join_columns
+from packstore.stores.keys import find_repeated_keys, take_first_and_count
 from packstore.stores.opening import open_reader
 from packstore.stores.unify import join_answers
 
@@ -154,13 +156,9 @@ def plan_merge(
     base = replace(
         first, format=format, origin=describe_stores_origin(readers), options=same | answers | counts, skipped=skipped
     )
-    plan = Composition(destination, base, columns, tuple(pieces), True, largest_shard_bytes(first), options.overwrite)
+    size = largest_shard_bytes(first) or NO_LIMIT
+    plan = Composition(destination, base, columns, tuple(pieces), True, size, options.overwrite)
     return plan, sum(map(len, left_out))
-
-
-def largest_shard_bytes(manifest: Manifest) -> int | None:
-    """Returns the bytes of images of a store's largest shard, at least 1. None for a store of one file."""
-    return None if manifest.shards is None else max(1, int(manifest.shards.table["image_nbytes"].max()))
 
 
 def _merge_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> tuple[Column, ...]:

@@ -32,11 +32,12 @@ from packstore.packing.composing import (
     LinkedShards,
     Piece,
     describe_stores_origin,
+    largest_shard_bytes,
     list_linkable_shards,
 )
 from packstore.packing.composing_options import SelectOptions
 from packstore.packing.drawing import draw_parts, draw_splits, hash_keys_with_seed, read_class_numbers
-from packstore.packing.merge import MergeReport, largest_shard_bytes, write_composition
+from packstore.packing.merge import MergeReport, write_composition
 from packstore.packing.plan import resolve_format
 from packstore.packing.recorded_options import EXIF_ORIENTED, drop_record_counts
 from packstore.packing.where import Where, parse_where
@@ -124,8 +125,9 @@ def _count_moves(manifest: Manifest, pieces: Sequence[Piece]) -> dict[tuple[str,
                 inside = (piece.records >= split.start) & (piece.records < split.stop)
                 counts[split.name, piece.split] += int(np.count_nonzero(inside))
         else:
-            for name, count in (run for runs in piece.parts.runs for run in runs):
-                counts[name, piece.split] += count
+            for runs, new in zip(piece.parts.runs, piece.new_parts.runs, strict=True):
+                for name, count in runs:
+                    counts[name, new[0][0]] += count
     return {(old, new): count for (old, new), count in counts.items() if count and old and old != new}
 
 

@@ -15,8 +15,8 @@ from packstore.checking.store_check import StoreFile, open_files
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import PackstoreError, StoreError, printable
 from packstore.core.manifest import Column, Manifest
-from packstore.packing.keys import digest_keys, find_duplicates
 from packstore.stores.base import Reader
+from packstore.stores.keys import digest_keys, find_duplicates
 
 _RECORDS = 1 << 14
 _MOST_ROWS = 5

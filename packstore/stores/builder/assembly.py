@@ -36,7 +36,7 @@ SplitRun = tuple[str, int]
 
 @dataclasses.dataclass(frozen=True)
 class ShardList:
-    """Shards in order, in any directories or at URLs. ``+`` joins two lists and keeps the numbers.
+    """Shards in order, in any directories or at URLs.
 
     Attributes:
         rows: A :data:`packstore.core.shards.TABLE_ROW` for each shard. Its ``number`` is that in the shard's name.
@@ -52,9 +52,14 @@ class ShardList:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __add__(self, other: ShardList) -> ShardList:
-        rows = np.concatenate([self.rows, other.rows])
-        return ShardList(rows, [*self.places, *other.places], [*self.runs, *other.runs])
+    @classmethod
+    def join(cls, *lists: ShardList) -> ShardList:
+        """Joins lists one after the other; the shards keep their numbers. Without lists, returns an empty one."""
+        return cls(
+            np.concatenate([np.zeros(0, TABLE_ROW), *(each.rows for each in lists)]),
+            [place for each in lists for place in each.places],
+            [runs for each in lists for runs in each.runs],
+        )
 
     def take_shards(self, chosen: Sequence[int]) -> ShardList:
         """Returns a list of the shards at these positions, in their order."""
@@ -106,11 +111,6 @@ class ShardList:
             return None
         stops = [first for _, first in starts[1:]] + [start]
         return tuple(Split(name, first, stop) for (name, first), stop in zip(starts, stops, strict=True) if name)
-
-
-def empty_shard_list() -> ShardList:
-    """Returns a list without shards."""
-    return ShardList(np.zeros(0, TABLE_ROW), [], [])
 
 
 def list_shards(path: Path, manifest: Manifest, places: list[ShardPlace] | None = None) -> ShardList:
