@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -200,17 +201,13 @@ class _FileRecords:
     def __len__(self) -> int:
         return len(self._splits)
 
-    def values(self, name: str) -> NDArray[np.generic]:
-        """Reads the values of a fixed column."""
+    def values(self, name: str) -> NDArray[Any]:
+        """Reads the values of a fixed column or the keys; knows the splits without reading."""
+        if name == "split":
+            return np.array(self._splits, object)
+        if name == "key":
+            return np.array([self._reader.key(i) for i in range(len(self))], object)
         return self._reader.fixed_column(name)
-
-    def keys(self) -> Sequence[str]:
-        """Reads the keys of all records."""
-        return [self._reader.key(i) for i in range(len(self))]
-
-    def splits(self) -> Sequence[str]:
-        """Returns the split name of each record; reads nothing."""
-        return self._splits
 
 
 def _split_names(manifest: Manifest) -> list[str]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -26,19 +27,15 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Column, Manifest
 
-Mask = NDArray[np.bool_]
-Truth = NDArray[np.int8]
-"""0 for false, 1 for unknown, 2 for true: ``and`` is the minimum, ``or`` the maximum."""
-
 _MAX_TEXT, _MAX_DEPTH, _MAX_DIGITS = 100_000, 100, 100
 _KEYWORDS = ("and", "or", "not", "in", "like")
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -58,16 +55,12 @@ class TestedRecords(Protocol):
     def __len__(self) -> int: ...
 
     def values(self, name: str) -> NDArray[Any]:
-        """Returns the values of a fixed column."""
+        """Returns the values of a fixed column, or of ``key`` or ``split`` as an array of objects."""
         ...
 
-    def keys(self) -> Sequence[str]:
-        """Returns the keys."""
-        ...
 
-    def splits(self) -> Sequence[str]:
-        """Returns the split name of each record."""
-        ...
+_Truth = Callable[[TestedRecords], NDArray[np.int8]]
+"""Returns for each record 0 for false, 1 for unknown, 2 for true: ``and`` is the minimum, ``or`` the maximum."""
 
 
 class _Token(NamedTuple):
@@ -89,17 +82,16 @@ class Where:
     """Parsed condition. Called with records, it returns which of them meet it.
 
     Attributes:
-        text: The condition as written.
         columns: Names of the columns that it reads.
     """
 
-    text: str
     columns: frozenset[str]
-    _matches: Callable[[TestedRecords], Mask]
+    _truth: _Truth
 
-    def __call__(self, rows: TestedRecords) -> Mask:
+    def __call__(self, rows: TestedRecords) -> NDArray[np.bool_]:
         """Tests all records; returns ``bool (N,)``."""
-        return self._matches(rows)
+        mask: NDArray[np.bool_] = self._truth(rows) == 2
+        return mask
 
 
 def parse_where(text: str, manifest: Manifest) -> Where:
@@ -111,135 +103,106 @@ def parse_where(text: str, manifest: Manifest) -> Where:
     if len(text) > _MAX_TEXT:
         raise UsageError(f"the condition has {len(text):,} characters; at most {_MAX_TEXT:,} are allowed")
     parser = _Parser(text, manifest)
-    matches = parser.parse()
-    return Where(text, frozenset(parser.columns), matches)
+    truth = parser.parse_or()
+    if parser.current.kind != "end":
+        raise parser.make_error("'and', 'or' or the end is expected")
+    return Where(frozenset(parser.columns), truth)
 
 
 class _Parser:
     """Recursive-descent parser of conditions. The parse methods consume tokens and return tests of records."""
 
     def __init__(self, text: str, manifest: Manifest) -> None:
-        """Splits the text into tokens, and raises the errors of :meth:`_tokenize`. :meth:`parse` does the rest."""
         self.text = text
         self.manifest = manifest
         self.columns: set[str] = set()
-        self.depth = 0
-        self.tokens = self._tokenize()
-        self.at = 0
+        self.depth = self.at = 0
+        self.tokens = list(self._tokenize())
 
-    def parse(self) -> Callable[[TestedRecords], Mask]:
-        """Parses the whole text into a test. Raises :class:`UsageError` if something follows the condition."""
-        condition = self.parse_or()
-        if self.current.kind != "end":
-            raise self.make_error("'and', 'or' or the end is expected")
-        return lambda rows: condition(rows) == 2
+    def parse_or(self) -> _Truth:
+        """Parses conditions joined by ``or``, each of conditions joined by ``and``."""
+        return self._parse_joined("or", np.maximum, lambda: self._parse_joined("and", np.minimum, self._parse_not))
 
-    def parse_or(self) -> Callable[[TestedRecords], Truth]:
-        """Parses conditions joined by ``or``."""
-        parts = [self.parse_and()]
-        while self.accept_token("or"):
-            parts.append(self.parse_and())
-        return lambda rows: functools.reduce(np.maximum, (part(rows) for part in parts))
+    def _parse_joined(self, word: str, join: Callable[[Any, Any], Any], parse_part: Callable[[], _Truth]) -> _Truth:
+        """Parses one or more parts with ``word`` between them."""
+        parts = [parse_part()]
+        while self._accept(word):
+            parts.append(parse_part())
+        return lambda rows: functools.reduce(join, (part(rows) for part in parts))
 
-    def parse_and(self) -> Callable[[TestedRecords], Truth]:
-        """Parses conditions joined by ``and``."""
-        parts = [self.parse_not()]
-        while self.accept_token("and"):
-            parts.append(self.parse_not())
-        return lambda rows: functools.reduce(np.minimum, (part(rows) for part in parts))
-
-    def parse_not(self) -> Callable[[TestedRecords], Truth]:
-        """Parses a negation, a condition in parentheses, or a comparison.
-
-        Raises :class:`UsageError` beyond 100 levels of nesting.
-        """
+    def _parse_not(self) -> _Truth:
+        """Parses a negation, a condition in parentheses, or a comparison."""
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             raise self.make_error(f"more than {_MAX_DEPTH} levels of parentheses")
-        try:
-            if self.accept_token("not"):
-                inner = self.parse_not()
-                return lambda rows: 2 - inner(rows)
-            if self.accept_token("("):
-                condition = self.parse_or()
-                self.expect_token(")")
-                return condition
-            return self.parse_comparison()
-        finally:
-            self.depth -= 1
+        if self._accept("not"):
+            inner = self._parse_not()
+            condition: _Truth = lambda rows: 2 - inner(rows)  # noqa: E731
+        elif self._accept("("):
+            condition = self.parse_or()
+            self._expect(")")
+        else:
+            condition = self._parse_comparison()
+        self.depth -= 1
+        return condition
 
-    def parse_comparison(self) -> Callable[[TestedRecords], Truth]:
-        """Parses a column, an operator and its values. The test is unknown for missing values.
-
-        Raises :class:`UsageError` for anything else, and for ``<``, ``<=``, ``>`` and ``>=`` with classes.
-        """
-        token = self.current
-        if token.kind != "word" or token.text in _KEYWORDS:
-            raise self.make_error("the name of a column is expected")
-        get, column = self.resolve_column(token)
-        self.at += 1
-        negative = self.accept_token("not")
+    def _parse_comparison(self) -> _Truth:
+        """Parses a column, an operator and its values. The test is unknown for missing values."""
+        name, column = self._parse_column()
+        negative = self._accept("not")
         sign = self.current
-        if self.accept_token("in"):
-            self.expect_token("(")
-            values = [self.parse_value(token.text, column)]
-            while self.accept_token(","):
-                values.append(self.parse_value(token.text, column))
-            self.expect_token(")")
-            test = _test_membership(get, values)
-        elif self.accept_token("like"):
-            test = self.parse_like(get, column)
+        if self._accept("in"):
+            self._expect("(")
+            values = [self._parse_value(name, column)]
+            while self._accept(","):
+                values.append(self._parse_value(name, column))
+            self._expect(")")
+            test = _is_among(values)
+        elif self._accept("like"):
+            test = self._parse_pattern(column)
         elif not negative and sign.kind == "sign" and sign.text in _COMPARISONS:
             self.at += 1
             place = self.current
-            value = self.parse_value(token.text, column)
+            value = self._parse_value(name, column)
             if column is not None and column.classes is not None and sign.text not in ("==", "!="):
                 raise self.make_error(f"classes have no order; use == or in instead of {sign.text}", place)
             compare = _COMPARISONS[sign.text]
-            test = lambda rows: np.asarray(compare(get(rows), value), np.bool_)  # noqa: E731
+            test = lambda found: np.asarray(compare(found, value), np.bool_)  # noqa: E731
         else:
             expected = "'in' or 'like'" if negative else "==, !=, <, <=, >, >=, in, not in or like"
             raise self.make_error(f"{expected} is expected")
-        valid = None if column is None or not column.nullable else column.valid_name
 
-        def compare_rows(rows: TestedRecords) -> Truth:
-            truth: Truth = (test(rows) != negative).astype(np.int8) * 2
-            if valid is not None:
-                truth[~rows.values(valid)] = 1
+        def compare_rows(rows: TestedRecords) -> NDArray[np.int8]:
+            truth: NDArray[np.int8] = (test(rows.values(name)) != negative).astype(np.int8) * 2
+            if column is not None and column.nullable:
+                truth[~rows.values(column.valid_name)] = 1
             return truth
 
         return compare_rows
 
-    def resolve_column(self, token: _Token) -> tuple[Callable[[TestedRecords], NDArray[Any]], Column | None]:
-        """Returns a getter of the column's values, and the column. The column is None for ``key`` and ``split``.
-
-        Adds the name to :attr:`columns` and consumes no token. Raises :class:`UsageError` if there is no such column,
-        or if it has several values a record.
-        """
-        name = token.text
+    def _parse_column(self) -> tuple[str, Column | None]:
+        """Consumes the name of a column; returns it and the column, which is None for ``key`` and ``split``."""
+        name = self.current.text
+        if self.current.kind != "word" or name in _KEYWORDS:
+            raise self.make_error("the name of a column is expected")
         known = [c.name for c in self.manifest.columns if c.kind == "fixed" and c.shape == () and c.layout is None]
-        if name not in ("key", "split") and name not in known:
+        if name not in ("key", "split", *known):
             raise self.make_error(f"no column {name!r} to compare; there are: {', '.join(['key', 'split', *known])}")
+        self.at += 1
         self.columns.add(name)
-        if name == "key":
-            return lambda rows: np.array(rows.keys(), object), None
-        if name == "split":
-            return lambda rows: np.array(rows.splits(), object), None
-        return lambda rows: rows.values(name), self.manifest.column(name)
+        return name, None if name in ("key", "split") else self.manifest.column(name)
 
-    def parse_value(self, name: str, column: Column | None) -> Any:
+    def _parse_value(self, name: str, column: Column | None) -> Any:
         """Consumes a token and returns the value to compare with.
 
         - ``key`` and ``split``: the text.
         - A column with classes: the class number, by name or as written.
         - Another column: a number; for booleans also ``true`` or ``false``.
-
-        Raises :class:`UsageError` for another token, and for an unknown split or class.
         """
         token = self.current
         if token.kind not in ("word", "string") or (token.kind == "word" and token.text in _KEYWORDS):
             raise self.make_error("a value is expected")
-        text = _unquote(token.text) if token.kind == "string" else token.text
+        text = _unquote(token)
         value: Any = text
         if column is None:
             splits = [split.name for split in self.manifest.splits]
@@ -260,41 +223,34 @@ class _Parser:
         self.at += 1
         return value
 
-    def parse_like(
-        self, get: Callable[[TestedRecords], NDArray[Any]], column: Column | None
-    ) -> Callable[[TestedRecords], Mask]:
-        """Parses the pattern of ``like``, with ``*`` and ``?``. Returns the test of keys, splits or names of classes.
-
-        Raises :class:`UsageError` for a column without class names, and if no pattern follows.
-        """
+    def _parse_pattern(self, column: Column | None) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
+        """Parses the pattern of ``like``, with ``*`` and ``?``. Returns the test of keys, splits or class numbers."""
         token = self.current
         if column is not None and column.classes is None:
             raise self.make_error(f"column {column.name!r} holds numbers; like is for key, split and classes")
         if token.kind not in ("word", "string"):
             raise self.make_error("a pattern is expected")
         self.at += 1
-        text = _unquote(token.text) if token.kind == "string" else token.text
-        pattern = re.compile(re.sub(r"(\\\*)+", ".*", re.escape(text)).replace(r"\?", "."), re.DOTALL)
+        text = re.sub(r"(\\\*)+", ".*", re.escape(_unquote(token))).replace(r"\?", ".")
+        matches = re.compile(text, re.DOTALL).fullmatch
         if column is not None:
-            assert column.classes is not None
-            numbers = [i for i, name in enumerate(column.classes) if pattern.fullmatch(name)]
-            return _test_membership(get, numbers)
-        return lambda rows: np.fromiter((pattern.fullmatch(v) is not None for v in get(rows)), np.bool_, len(rows))
+            return _is_among([i for i, name in enumerate(column.classes or ()) if matches(name)])
+        return lambda found: np.fromiter((matches(value) is not None for value in found), np.bool_, len(found))
 
     @property
     def current(self) -> _Token:
         """Current token."""
         return self.tokens[self.at]
 
-    def accept_token(self, text: str) -> bool:
+    def _accept(self, text: str) -> bool:
         """Consumes the current token if it is the word or sign ``text``. Returns whether it was."""
         matches = self.current.kind in ("word", "sign") and self.current.text == text
         self.at += matches
         return matches
 
-    def expect_token(self, text: str) -> None:
+    def _expect(self, text: str) -> None:
         """Consumes the token ``text``. Raises :class:`UsageError` for any other token."""
-        if not self.accept_token(text):
+        if not self._accept(text):
             raise self.make_error(f"{text!r} is expected")
 
     def make_error(self, what: str, token: _Token | None = None) -> UsageError:
@@ -303,44 +259,35 @@ class _Parser:
         where = "at the end" if token.kind == "end" else f"at character {token.place + 1}, {printable(token.text)!r}"
         return UsageError(f"the condition {printable(self.text)!r:.300} is wrong {where}: {what}")
 
-    def _tokenize(self) -> list[_Token]:
-        """Splits the text into tokens, an end token last.
-
-        Raises :class:`UsageError` for ``=``, for ``!`` alone, and for a quote that does not end.
-        """
-        tokens: list[_Token] = []
-        at = 0
-        while not tokens or tokens[-1].kind != "end":
+    def _tokenize(self) -> Iterator[_Token]:
+        """Splits the text into tokens, an end token last."""
+        at, kind = 0, ""
+        while kind != "end":
             match = _TOKEN.match(self.text, at)
             if match is None:
                 at += len(self.text[at:]) - len(self.text[at:].lstrip())
-                what = "write == for equal" if self.text[at] == "=" else "the quote does not end"
-                what = "write != for different, or not" if self.text[at] == "!" else what
+                mistakes = {"=": "write == for equal", "!": "write != for different, or not"}
+                what = mistakes.get(self.text[at], "the quote does not end")
                 raise self.make_error(what, _Token("word", self.text[at : at + 10], at))
-            kind = str(match.lastgroup)
-            tokens.append(_Token(kind, match[kind], match.start(kind)))
-            at = match.end()
-        return tokens
+            kind, at = str(match.lastgroup), match.end()
+            yield _Token(kind, match[kind], match.start(kind))
 
 
-def _test_membership(
-    get: Callable[[TestedRecords], NDArray[Any]], values: list[Any]
-) -> Callable[[TestedRecords], Mask]:
-    """Returns a test that is true for records whose value is among ``values``."""
+def _is_among(values: list[Any]) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
+    """Returns a test that is true for values that are among ``values``."""
     chosen = set(values)
 
-    def test(rows: TestedRecords) -> Mask:
-        column = get(rows)
-        if column.dtype == object:
-            return np.fromiter((value in chosen for value in column), np.bool_, len(rows))
-        return np.isin(column, values)
+    def test(found: NDArray[Any]) -> NDArray[np.bool_]:
+        if found.dtype == object:
+            return np.fromiter((value in chosen for value in found), np.bool_, len(found))
+        return np.isin(found, values)
 
     return test
 
 
-def _unquote(text: str) -> str:
-    """Removes the quotes around a string token, and the backslashes of its escapes."""
-    return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
+def _unquote(token: _Token) -> str:
+    """Returns the text of a token; of a string, without the quotes and the backslashes of its escapes."""
+    return re.sub(r"\\(.)", r"\1", token.text[1:-1], flags=re.DOTALL) if token.kind == "string" else token.text
 
 
 def _make_unknown_message(what: str, name: str, known: Sequence[str]) -> str:

@@ -31,6 +31,8 @@ MANIFEST = Manifest(
 
 class Rows:
     columns: ClassVar[dict[str, Any]] = {
+        "key": np.array(["a/0.jpg", "a/1.jpg", "b/2.png", "b/[3].png", "c/4\n.png", "ü*5"], object),
+        "split": np.array(["train"] * 4 + ["my val"] * 2, object),
         "label": np.arange(6),
         "score": np.array([0.1, 0.5, 0.9, 0, 0, 1], np.float32),
         "score_valid": np.array([1, 1, 1, 0, 1, 1], bool),
@@ -42,12 +44,6 @@ class Rows:
 
     def values(self, name: str) -> Any:
         return self.columns[name]
-
-    def keys(self) -> list[str]:
-        return ["a/0.jpg", "a/1.jpg", "b/2.png", "b/[3].png", "c/4\n.png", "ü*5"]
-
-    def splits(self) -> list[str]:
-        return ["train"] * 4 + ["my val"] * 2
 
 
 def chosen(text: str) -> list[int]:

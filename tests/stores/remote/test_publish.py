@@ -474,7 +474,7 @@ class TestAppend:
             (second / "train" / "ant").rename(second / "train" / "aardvark")
         url = stores[1]
         publish, raced, packed = publish_module.upload_and_publish, False, 0
-        pack = append_module._prepare_shards
+        pack = append_module._make_shards
 
         def late(*arguments: Any) -> int:
             nonlocal raced
@@ -490,7 +490,7 @@ class TestAppend:
 
         with monkeypatch.context() as patch:
             patch.setattr("packstore.stores.places.remote.upload_and_publish", late)
-            patch.setattr(append_module, "_prepare_shards", counted)
+            patch.setattr(append_module, "_make_shards", counted)
             packstore.append(url, third)
         assert packed == (3 if new_class else 2)
         assert find_newest_version(open_objects(url)) == 3
