@@ -15,8 +15,9 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 HEADER = struct.Struct("<QHHHH")  # page number, pad, flags, lower, upper
 NODE = struct.Struct("<HHHH")  # low and high half of the size (or page number), flags, key size
@@ -76,25 +77,30 @@ class WalkedColumn(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """The main database of a mapped file, as the newer of the two header pages describes it.
+class Tree(ctypes.Structure):
+    """The main database of a mapped file, as the newer of the two header pages describes it: ``struct lmdb_tree``.
 
     Attributes:
-        data: The file.
+        data: The map.
+        address: Address of its first byte.
         page_size: Bytes of a page.
+        depth: Levels of the tree, at least 1.
         last_page: Number of the last page in use.
         root: Number of the root page.
-        depth: Levels of the tree, at least 1.
         entries: Number of entries.
     """
 
     data: mmap.mmap
+    address: int
     page_size: int
+    depth: int
     last_page: int
     root: int
-    depth: int
     entries: int
+    _fields_ = (
+        *(("address", ctypes.c_void_p), ("page_size", ctypes.c_int64), ("depth", ctypes.c_int64)),
+        *(("last_page", ctypes.c_uint64), ("root", ctypes.c_uint64)),
+    )
 
 
 def read_newest_tree(data: mmap.mmap) -> Tree:
@@ -118,9 +124,11 @@ def read_newest_tree(data: mmap.mmap) -> Tree:
         _, _, depth, _, _, _, entries, root = _DB.unpack_from(data, start + _META_DB + _DB.size)
         last_page, transaction = struct.unpack_from("<QQ", data, start + _META_END)
         if newest is None or transaction > newest[0]:
-            newest = transaction, Tree(data, page_size, last_page, root, depth, entries)
+            newest = transaction, Tree(None, page_size, depth, last_page, root)
+            newest[1].entries = entries
     assert newest is not None
     tree = newest[1]
+    tree.data, tree.address = data, np.frombuffer(data, np.uint8).ctypes.data
     if (tree.last_page + 1) * page_size > len(data):
         raise PageError(f"data.mdb has {len(data)} bytes, its header says {(tree.last_page + 1) * page_size}")
     if not 1 <= tree.depth <= 32:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from packstore.core import compiled
 from packstore.stores.lmdb import nodes
-from packstore.stores.lmdb.nodes import Gap, PageError, TreeEntry, WalkedColumn, WrongSize
+from packstore.stores.lmdb.nodes import Gap, PageError, Tree, TreeEntry, WalkedColumn, WrongSize
 
 DATA_FILE = "data.mdb"
 _ROWS = 1 << 10
@@ -31,29 +31,17 @@ _Value = ctypes.c_int64 * 5
 """``struct lmdb_value``: start, size, page, level or node, and code."""
 
 
-class _Tree(ctypes.Structure):
-    """``struct lmdb_tree``."""
-
-    _fields_ = (
-        ("map", ctypes.c_void_p),
-        ("page_size", ctypes.c_int64),
-        ("depth", ctypes.c_int64),
-        ("last_page", ctypes.c_uint64),
-        ("root", ctypes.c_uint64),
-    )
-
-
 class _Lookup(ctypes.Structure):
     """``struct lmdb_lookup``."""
 
-    _fields_ = (("tree", _Tree), ("prefix_size", ctypes.c_int64), ("prefix", ctypes.c_char * 72))
+    _fields_ = (("tree", Tree), ("prefix_size", ctypes.c_int64), ("prefix", ctypes.c_char * 72))
 
 
 class _Walk(ctypes.Structure):
     """``struct lmdb_walk``."""
 
     _fields_ = (
-        ("tree", _Tree),
+        ("tree", Tree),
         ("seen", ctypes.c_void_p),
         ("columns", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("column_count", "records", "overflow")),
@@ -84,16 +72,10 @@ class Pages:
         self.tree = nodes.read_newest_tree(data)
         self.entries = self.tree.entries
         self.map: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
-        self._engine_tree = self.make_engine_tree(self.map)
         # Values of single records come from a map of its own, without readahead: it would be wasted on random access.
         self.random = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         if hasattr(mmap, "MADV_RANDOM"):
             self.random.madvise(mmap.MADV_RANDOM)
-
-    def make_engine_tree(self, data: NDArray[np.uint8]) -> _Tree:
-        """Returns the tree for the engine, over one of the maps."""
-        tree = self.tree
-        return _Tree(data.ctypes.data, tree.page_size, tree.depth, tree.last_page, tree.root)
 
     def find_value(self, key: bytes) -> NDArray[np.uint8] | None:
         """Returns the value of ``key`` as a view of the map, or None if there is no such key.
@@ -105,7 +87,7 @@ class Pages:
             place = nodes.find_value(self.tree, key)
         else:
             value = _Value()
-            library.packstore_engine_find_lmdb_value(ctypes.byref(self._engine_tree), key, len(key), value)
+            library.packstore_engine_find_lmdb_value(ctypes.byref(self.tree), key, len(key), value)
             place = self.read_result(value)
         return None if place is None else self.map[place[0] : place[0] + place[1]]
 
@@ -137,7 +119,7 @@ class Pages:
             yield from nodes.walk(self.tree, columns, records, overflow)
             return
         seen, rows = np.zeros(self.tree.last_page // 8 + 1, np.uint8), np.empty((_ROWS, 4), np.uint64)
-        walk = _Walk(self._engine_tree, seen.ctypes.data, ctypes.addressof(columns), len(columns), records, overflow)
+        walk = _Walk(self.tree, seen.ctypes.data, ctypes.addressof(columns), len(columns), records, overflow)
         while not walk.ended:
             count = library.packstore_engine_walk_lmdb(ctypes.byref(walk), rows.ctypes.data, _ROWS, _NODES)
             for code, a, b, c in rows[:count].tolist():
@@ -184,9 +166,9 @@ class RecordLookup:
         self._pages = pages
         self._key = prefix + b"%010d"
         self.data = memoryview(pages.random)
-        tree = pages.make_engine_tree(np.frombuffer(pages.random, np.uint8))
-        self.address: int = tree.map
-        self._lookup = _Lookup(tree, len(prefix), prefix)
+        self.address = np.frombuffer(pages.random, np.uint8).ctypes.data
+        self._lookup = _Lookup(pages.tree, len(prefix), prefix)
+        self._lookup.tree.address = self.address
         self._lookup_at = ctypes.addressof(self._lookup)
         library = compiled.load_with_gil()
         self._locate_one = None if library is None else library.packstore_engine_locate_lmdb_record
@@ -214,8 +196,11 @@ class RecordLookup:
         library = compiled.load_once()[0]
         if library is not None:
             numbers, value = np.ascontiguousarray(records, np.int64), _Value()
-            pointers = numbers.ctypes.data, len(numbers), starts.ctypes.data, sizes.ctypes.data
-            return starts, sizes, library.packstore_engine_locate_lmdb_records(self._lookup_at, *pointers, value)
+            at, nbytes = places.ctypes.data, starts.nbytes
+            count = library.packstore_engine_locate_lmdb_records(
+                self._lookup_at, numbers.ctypes.data, len(numbers), at, at + nbytes, value
+            )
+            return starts, sizes, count
         for count, record in enumerate(records.tolist()):
             try:
                 place = nodes.find_value(self._pages.tree, self._key % record)

@@ -27,11 +27,7 @@ import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import (
-    Buffer,
-    Ragged,
-    WholeColumn,
-)
+from packstore.core.columns import Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, file_size_limit, sync_file
 from packstore.core.manifest import Column, Manifest
