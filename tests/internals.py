@@ -37,14 +37,6 @@ if TYPE_CHECKING:
     from packstore.cli.rows import Rows, human_bytes, wrap_row
     from packstore.cli.sheet import parse_graphics, terminal_graphics
     from packstore.cli.source_info import format_column, sample_keys, source_rows
-    from packstore.cluster import driver, pending_tasks, runners, task
-    from packstore.cluster.driver import Driver
-    from packstore.cluster.on_ray import RayRunner
-    from packstore.cluster.pending_tasks import PendingTasks
-    from packstore.cluster.receipts import TaskReceipt
-    from packstore.cluster.run import ClusterRun
-    from packstore.cluster.runners import LocalRunner, Outcome, ProcessRunner
-    from packstore.cluster.task import ClusterJob
     from packstore.core import compiled, urls
     from packstore.core import files as scratch
     from packstore.core.checksums import (
@@ -265,6 +257,12 @@ if TYPE_CHECKING:
     from packstore.packing.append_plan import plan_append
     from packstore.packing.composing_options import SelectOptions
     from packstore.packing.conversion import convert
+    from packstore.packing.distribute import driver, runners, task
+    from packstore.packing.distribute.cluster_run import ClusterRun, TaskReceipt
+    from packstore.packing.distribute.driver import Driver, PendingTasks
+    from packstore.packing.distribute.on_ray import RayRunner
+    from packstore.packing.distribute.runners import LocalRunner, Outcome, ProcessRunner
+    from packstore.packing.distribute.task import ClusterJob
     from packstore.packing.options import AppendOptions, ConvertOptions
     from packstore.packing.plan import Plan, make_plan
     from packstore.packing.report import ConvertReport

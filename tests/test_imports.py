@@ -46,8 +46,7 @@ ROOMS = (
     ),
     # An export writes what a source reads: their wire formats (TFRecord, RecordIO, YAML) stand once, in sources.
     Room("exports", "core images objects stores sources", "numpy h5py zarr pyarrow xxhash"),
-    Room("packing", "core images objects stores sources cluster", "numpy xxhash"),
-    Room("cluster", "core images objects stores sources packing", "numpy ray"),
+    Room("packing", "core images objects stores sources", "numpy xxhash"),
     Room("checking", "core images objects stores sources packing", "numpy xxhash h5py pyarrow zstandard"),
     Room("training", "core images stores", "numpy torch PIL torchvision"),
     Room("seeing", "core images stores checking training", "numpy torch PIL matplotlib h11 starlette uvicorn"),
@@ -84,8 +83,12 @@ TOOLS = (
 )
 """Distributions of the extras test and wheel that nothing in the package imports."""
 
-BRIDGES, BRIDGED = "sources/bridges/", "PIL datasets datumaro fiftyone tensorflow_datasets torchvision"
-"""Folder of the bridges, and the libraries that they import: those that read a source. No extra brings them."""
+ONLY_IN = {
+    # The libraries that read a source. No extra brings them.
+    "sources/bridges/": "PIL datasets datumaro fiftyone tensorflow_datasets torchvision",
+    "packing/distribute/": "ray",
+}
+"""Libraries that only one folder of a room may import."""
 
 MAY_PRINT = ("cli", "face", "testing")
 """Rooms that talk to a person and end the process; the library raises, logs and reports progress instead."""
@@ -170,7 +173,9 @@ def violations(file: str, text: str, files: frozenset[str]) -> list[str]:
             other = room_of(target)
             if other is None or other.name not in {room.name, *room.rooms.split()}:
                 found.append(f"{file}:{line}: {room.name} may not import {name} ({target})")
-        elif top not in room.libraries.split() and not (file.startswith(BRIDGES) and top in BRIDGED.split()):
+        elif top not in room.libraries.split() and not any(
+            file.startswith(folder) and top in libraries.split() for folder, libraries in ONLY_IN.items()
+        ):
             found.append(f"{file}:{line}: {room.name} may not import the library {top}")
     if room.name not in MAY_PRINT:
         found += [f"{file}:{line}: {what} outside cli/" for line, what in outbreaks]
@@ -219,6 +224,7 @@ def test_a_file_imports_what_its_room_may() -> None:
         ("stores/base.py", "from packstore.sources.base import X", "stores may not import packstore.sources"),
         ("sources/a.py", "import importlib\nimportlib.import_module('cv2')", "may not import the library cv2"),
         ("packing/a.py", "from packstore.cli import main", "packing may not import packstore.cli.main"),
+        ("packing/a.py", "import ray", "packing may not import the library ray"),
         ("training/a.py", "import requests", "training may not import the library requests"),
         ("packing/a.py", "if True:\n    print('done')", "packing/a.py:2: print() outside cli/"),
         ("packing/a.py", "import sys\nsys.exit(1)", "packing/a.py:2: sys.exit outside cli/"),

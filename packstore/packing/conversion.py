@@ -164,7 +164,8 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     started = time.monotonic() if started is None else started
     place = place_of(plan.destination)
     if place.remote:
-        from packstore.cluster.driver import run_on_cluster
+        # Processes, object stores and ray: only here are they needed.
+        from packstore.packing.distribute.driver import run_on_cluster
 
         return run_on_cluster(plan, progress, started)
     check_space(plan.destination, plan.estimate_bytes)

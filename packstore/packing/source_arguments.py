@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from packstore.core.options import option
 from packstore.core.progress import ProgressCallback, no_progress
@@ -145,40 +145,17 @@ class SourceArguments:
     )
 
     def open_source(
-        self,
-        path: Path,
-        *,
-        columns: Sequence[str] | None = None,
-        frames: str | None = None,
-        packed_as: Manifest | None = None,
-        skip_bad: bool = False,
-        crowds: bool | None = None,
-        progress: ProgressCallback = no_progress,
+        self, path: Path, *, packed_as: Manifest | None = None, progress: ProgressCallback = no_progress, **more: Any
     ) -> Source:
-        """Opens the source at ``path`` with these options, see :func:`packstore.sources.open_source`. ``columns``
-        replaces the option of this name, unless it is None."""
-        from packstore.sources import open_source
+        """Opens the source at ``path`` with these options, see :func:`packstore.sources.open_source`.
 
-        return open_source(
-            path,
-            kind=self.source_kind,
-            labels=self.labels,
-            max_pixels=self.max_pixels,
-            packed_as=packed_as,
-            skip_bad=skip_bad,
-            image_key=self.image_key,
-            label_key=self.label_key,
-            layout=self.layout,
-            ignore=self.ignore,
-            splits=self.splits,
-            pair=self.pair,
-            sidecar=self.sidecar,
-            masks=self.masks,
-            columns=self.columns if columns is None else columns,
-            frames=frames,
-            crowds=crowds,
-            progress=progress,
-        )
+        ``more``: further fields of :class:`packstore.sources.base.SourceOptions`, or others than these options.
+        """
+        from packstore.sources import SourceOptions, open_source
+
+        given = {each.name: getattr(self, each.name) for each in fields(SourceArguments) if each.name != "source_kind"}
+        options = SourceOptions(**given | more)
+        return open_source(path, options, kind=self.source_kind, packed_as=packed_as, progress=progress)
 
     def open_packed(self, path: Path, manifest: Manifest, progress: ProgressCallback) -> Source:
         """Opens the source at ``path`` again, from which the store of ``manifest`` was packed. Skips bad samples if any

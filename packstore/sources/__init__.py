@@ -15,7 +15,6 @@ from typing import Any
 
 from packstore.core.column import CROWD
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, UsageError, printable
-from packstore.core.files import check_paths
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
@@ -57,10 +56,10 @@ _ALIKE = ((".json", ".jsonl"), (".csv", ".tsv"), (".yaml", ".yml"))
 
 def open_source(
     path: Path,
+    options: SourceOptions | None = None,
     *,
     kind: str | None = None,
     packed_as: Manifest | None = None,
-    frames: str | None = None,
     progress: ProgressCallback = no_progress,
     **given: Any,
 ) -> Source:
@@ -70,6 +69,9 @@ def open_source(
         path: A file or directory; a bridge, see :mod:`packstore.sources.bridges`; or a URL as a :class:`UrlPath`.
             A file that describes a folder of images (``data.yaml``) opens that folder. Folders of images and stores at
             a URL are read directly; other sources are first fetched into the local cache.
+        options: Options of the source. Any source takes the columns ``keep=geo``, which adds a column ``geo`` of
+            GeoTIFF tags, and ``encoding=cp1252``, the encoding of all texts that are not UTF-8. None makes them of
+            ``given``.
         kind: The name of its kind, one of :data:`packstore.core.registry.SOURCES`; None recognises the kind. A name
             settles an ambiguous folder: ``imagefolder`` takes all top folders as classes, even if some have names of
             splits and others contain images.
@@ -77,12 +79,8 @@ def open_source(
             ambiguous. Its options for arrays, ``ignore``, ``splits``, ``columns``, companions and ``frames`` replace
             those that are not given. If the source is itself a store or an export of a store, only ``frames``
             replaces, and only if the images are files.
-        frames: ``all`` makes each frame of the image files a sample. ``clips`` makes each file of frames, or each
-            folder of numbered frames, a sample; see :class:`ClipsSource`.
         progress: Called when an object is fetched.
-        given: Options of :class:`SourceOptions`; a single text stands for a tuple. Any source takes the columns
-            ``keep=geo``, which adds a column ``geo`` of GeoTIFF tags, and ``encoding=cp1252``, the encoding of all
-            texts that are not UTF-8.
+        given: Fields of :class:`SourceOptions`; a single text stands for a tuple.
 
     Raises:
         AmbiguousSourceError: ``kind`` is None, and several kinds match, or none reads all annotations of the images.
@@ -90,16 +88,16 @@ def open_source(
             for ``labels`` at a URL.
         SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
-    check_paths(given.get("labels"))
+    options = replace(SourceOptions(**given) if options is None else options, named=kind is not None)
     place = _as_remote_path(path) if isinstance(path, UrlPath) else path
     files_as = None if packed_as is not None and _is_packed(place) else packed_as
-    options = SourceOptions(**given, named=kind is not None)
+    frames = options.frames  # which the wrappers below apply
     recorded: dict[str, Any] = {
         name: _recorded_texts(files_as, name) for name in TEXT_OPTIONS if not getattr(options, name)
     }
     if packed_as is not None and options.crowds is None and not packed_as.has_column(CROWD):
         recorded["crowds"] = False
-    options = replace(options, **recorded)
+    options = replace(options, **recorded, frames=None)
     columns, encoding = options.columns, find_encoding(options.columns)
     options = replace(options, columns=tuple(each for each in columns if each != GEO and not each.startswith(ENCODING)))
     packed_frames = None if packed_as is None else packed_as.options.get("frames")

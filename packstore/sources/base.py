@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 from packstore.core.arguments import check_texts
 from packstore.core.columns import ImageData
 from packstore.core.errors import NotInSourceError, SourceError, UsageError, printable
-from packstore.core.files import Location
+from packstore.core.files import Location, check_paths
 from packstore.core.manifest import Column, Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
@@ -113,6 +113,7 @@ class SourceOptions:
         for name, check in TEXT_OPTIONS.items():
             object.__setattr__(self, name, check(getattr(self, name)))
         if self.labels is not None:
+            check_paths(self.labels)
             object.__setattr__(self, "labels", Path(self.labels))
         if self.layout is not None and not self.says_boxes:
             from packstore.sources.arrays.stored import parse_layout

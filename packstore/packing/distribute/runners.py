@@ -20,9 +20,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from packstore.cluster.receipts import TaskReceipt
-from packstore.cluster.task import ClusterJob, run_task
 from packstore.core.errors import PackstoreError, StoreError
+from packstore.packing.distribute.cluster_run import TaskReceipt
+from packstore.packing.distribute.task import ClusterJob, run_task
 from packstore.sources.base import Entry
 
 TRIES = 3
@@ -176,14 +176,14 @@ class ProcessRunner(Runner):
         The process has a session of its own: Ctrl-C reaches only the driver.
         """
         ours, theirs = socket.socketpair()
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(__file__).resolve().parents[3])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with theirs:
             process = subprocess.Popen(
                 [
                     sys.executable,
                     "-c",
-                    f"from packstore.cluster.runners import serve_tasks; serve_tasks({theirs.fileno()})",
+                    f"from packstore.packing.distribute.runners import serve_tasks; serve_tasks({theirs.fileno()})",
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import packstore
-from tests.internals import PendingTasks, ProcessRunner, RayRunner, pending_tasks, runners
+from tests.internals import PendingTasks, ProcessRunner, RayRunner, driver, runners
 from tests.makers.clusters import KillingObjects, assert_same, drive
 
 PASSING: dict[str, Any] = {"shard_size": 30_000, "workers": 1}
@@ -26,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_what_is_late(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_tasks, "LEAST_SECONDS", 4.0)
+    monkeypatch.setattr(driver, "LEAST_SECONDS", 4.0)
     tasks = PendingTasks()
     for number in range(4):
         tasks.add_copy(number, ())
@@ -50,7 +50,7 @@ def test_what_is_late(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 not in tasks
     clock[0] += 100
     assert [number for number, _ in tasks.choose_stragglers(1)] == [1]  # all are late, and no worker is idle
-    for _ in range(pending_tasks.COPIES - 1):
+    for _ in range(driver.COPIES - 1):
         tasks.add_copy(1, ())
     clock[0] += 100
     assert [number for number, _ in tasks.choose_stragglers(9)] == [2, 3, 7]
@@ -63,7 +63,7 @@ def test_no_task_is_late_at_once(clock: list[float]) -> None:
     tasks.add_copy(1, ())
     clock[0] = 0.01
     tasks.remove_task(0)
-    clock[0] = pending_tasks.LEAST_SECONDS
+    clock[0] = driver.LEAST_SECONDS
     assert tasks.choose_stragglers(9) == []
     clock[0] += 1
     assert [number for number, _ in tasks.choose_stragglers(9)] == [1]
@@ -80,7 +80,7 @@ def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(pending_tasks, "LEAST_SECONDS", 0.2)
+    monkeypatch.setattr(driver, "LEAST_SECONDS", 0.2)
     monkeypatch.setattr(runners, "ENDING_SECONDS", 1000.0)
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from packstore.cluster.receipts import TaskReceipt, select_receipts_with_records, sum_counts
-from packstore.cluster.run import ClusterRun
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, shards_to_rows
 from packstore.core.tally import sum_tallies
 from packstore.objects import ObjectStore
+from packstore.packing.distribute.cluster_run import ClusterRun, TaskReceipt, select_receipts_with_records, sum_counts
 from packstore.packing.plan import Plan
 from packstore.packing.run import Run
 from packstore.stores.base import encode_manifest

@@ -7,10 +7,10 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from packstore.cluster.receipts import TaskReceipt
-from packstore.cluster.runners import ENDING_SECONDS, TRIES, Outcome, Runner, try_pickled_task
-from packstore.cluster.task import ClusterJob
 from packstore.core.errors import StoreError, UsageError, printable
+from packstore.packing.distribute.cluster_run import TaskReceipt
+from packstore.packing.distribute.runners import ENDING_SECONDS, TRIES, Outcome, Runner, try_pickled_task
+from packstore.packing.distribute.task import ClusterJob
 from packstore.sources.base import Entry
 
 

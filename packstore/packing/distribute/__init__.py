@@ -1,7 +1,6 @@
 """Conversions by many processes or machines: a shared plan, a task for each shard, a receipt for each task, one commit.
 
-May import ``core``, ``images``, ``objects``, ``stores``, ``sources`` and ``packing``. The protocol, under
-``_work/<run>/`` at the destination:
+The protocol, under ``_work/<run>/`` at the destination:
 
 1. The driver writes ``plan.json`` if there is none. It refuses a different plan.
 2. A task packs one shard, uploads it under its digest, and creates its receipt ``done/000042.json``. A task may run any

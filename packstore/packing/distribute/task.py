@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import packstore
-from packstore.cluster.receipts import TaskReceipt, create_receipt, encode_keys
-from packstore.cluster.run import ClusterRun
 from packstore.core.checksums import file_digest
 from packstore.core.errors import StoreError
 from packstore.core.files import scratch_folder
@@ -22,10 +20,11 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
 from packstore.objects import ObjectStore
 from packstore.packing.batches import first_label
+from packstore.packing.distribute.cluster_run import ClusterRun, TaskReceipt, create_receipt, encode_keys
 from packstore.packing.plan import Plan
 from packstore.packing.run import pack_shard
 from packstore.sources import open_source
-from packstore.sources.base import Entry, Source
+from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.stores.format import Format
 from packstore.stores.keys import hash_keys
 from packstore.stores.opening import open_reader
@@ -52,15 +51,9 @@ class ClusterJob:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Replaces the source by its options, with which :func:`_rebuild_job` opens it again."""
-        source = self.plan.source
-        options = source.options
-        opening: dict[str, Any] = {"path": source.path, "kind": source.kind, "labels": options.labels}
-        opening |= {"max_pixels": options.max_pixels, "skip_bad": options.skip_bad, "ignore": options.ignore}
-        opening["splits"] = options.splits
-        opening |= {**options.array_names, "columns": options.columns, "frames": options.frames}
-        opening |= {"crowds": options.crowds, **options.companions}
+        source, plan = self.plan.source, replace(self.plan, source=cast("Source", None))
         versions = list_library_versions(self.plan)
-        return _rebuild_job, (replace(self.plan, source=cast("Source", None)), self.run, opening, versions)
+        return _rebuild_job, (plan, self.run, source.path, source.kind, source.options, versions)
 
 
 def list_library_versions(plan: Plan) -> dict[str, str]:
@@ -68,7 +61,9 @@ def list_library_versions(plan: Plan) -> dict[str, str]:
     return {"packstore": packstore.__version__} | plan.make_encoder().versions()
 
 
-def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions: dict[str, str]) -> ClusterJob:
+def _rebuild_job(
+    plan: Plan, run: ClusterRun, path: Path, kind: str, options: SourceOptions, versions: dict[str, str]
+) -> ClusterJob:
     """Unpickles a job in another process, and opens its source. A process opens the source of a run once, and keeps it.
 
     Raises :class:`StoreError` if versions of the software differ from the driver's: records might differ too. Errors of
@@ -87,7 +82,7 @@ def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions:
         )
     key = run.objects.url, run.name
     if key not in _sources:
-        source = _sources[key] = open_source(**opening)
+        source = _sources[key] = open_source(path, options, kind=kind)
         source.read_as(plan.encode.reading)
     return ClusterJob(replace(plan, source=_sources[key]), run)
 
