@@ -168,11 +168,7 @@ class Cache:
         url: str,
         on_damage: Callable[[], None] = lambda: None,
     ) -> int:
-        """Opens a cached object, or fetches it. Raises errors like :meth:`open`.
-
-        Tries again if another process fetched the object meanwhile. Tries again up to three times if the cache's folder
-        was removed meanwhile. ``digest`` is None if it is unknown.
-        """
+        """Opens a cached object, or fetches it, as :meth:`open`; ``digest`` is None if it is unknown."""
         removed = 0
         while True:
             try:
@@ -180,6 +176,7 @@ class Cache:
                 if descriptor is None:
                     descriptor = self._fetch_object(name, nbytes, fetch, digest, url)
             except CacheError as error:
+                # The cache's folder was removed meanwhile: it is made again, a few times.
                 removed += isinstance(error.__cause__, FileNotFoundError)
                 if not isinstance(error.__cause__, FileNotFoundError) or removed > _TRIES:
                     raise
@@ -188,12 +185,7 @@ class Cache:
                 return descriptor
 
     def _open_cached(self, name: str, nbytes: int, digest: str | None, on_damage: Callable[[], None]) -> int | None:
-        """Opens and locks a cached object. Returns None if there is none.
-
-        Removes a damaged object with a warning, calls ``on_damage``, and returns None. If ``digest`` is None, an object
-        is damaged unless its date stamp is valid. Raises :class:`CacheError` for a damaged object in a cache that is
-        read only.
-        """
+        """Opens and locks a cached object; returns None if there is none, or none that is sound."""
         descriptor = self._folder.open_object(name)
         if descriptor is None:
             return None
@@ -216,13 +208,7 @@ class Cache:
                 os.close(descriptor)
 
     def _is_sound(self, descriptor: int, name: str, nbytes: int, digest: str | None) -> bool:
-        """Returns whether an object has its size and is proven. Marks a proven object with its date stamp and the time
-        of its use.
-
-        - An object with a date stamp from after the last boot is proven.
-        - Without such a stamp, its bytes are read and must have the digest. If ``digest`` is None, it is not proven.
-        - If the object may not be marked, this process remembers that it is proven.
-        """
+        """Tells if an object has its size and is proven, and marks a proven one."""
         state = os.fstat(descriptor)
         if state.st_size != nbytes:
             return False
@@ -238,16 +224,11 @@ class Cache:
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EPERM, errno.EACCES):
                 raise
-            _proven.add(key)
+            _proven.add(key)  # it may not be marked, so this process remembers it
         return True
 
     def _fetch_object(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int | None:
-        """Fetches an absent object, evicting others if need be. Returns its descriptor. Raises errors like
-        :meth:`open`.
-
-        Returns None if another process has fetched the object meanwhile, or has given up fetching it: try again. Raises
-        :class:`CacheFullError` for an object larger than the budget, and :class:`CacheError` if the cache is read only.
-        """
+        """Fetches an absent object and returns its descriptor; None if another process has fetched it, or given up."""
         folder = self._folder
         if nbytes > self.budget:
             raise CacheFullError(nbytes, self.budget, 0, self.root)
@@ -279,11 +260,7 @@ class Cache:
                 folder.remove_claimed_file(descriptor, path)
 
     def _write_fetched(self, descriptor: int, nbytes: int, fetch: Fetch, digest: str | None) -> None:
-        """Writes the fetched bytes to a file; fetches up to three times.
-
-        Raises :class:`DamagedObjectError` if size or digest are wrong each time. Raises errors of ``fetch`` like
-        :meth:`open`.
-        """
+        """Writes the fetched bytes to a file; fetches up to three times."""
         for left in reversed(range(_TRIES)):
             os.lseek(descriptor, 0, os.SEEK_SET)
             sha, size = hashlib.sha256(), 0
@@ -311,11 +288,7 @@ class Cache:
         raise DamagedObjectError(f"an object of {nbytes:,} bytes came damaged {_TRIES} times, {last}")
 
     def _write_bytes(self, descriptor: int, view: memoryview, nbytes: int) -> None:
-        """Writes all bytes to a file. Raises :class:`DiskFullError` if the disk is full, and :class:`CacheError` for
-        other errors of the system.
-
-        ``nbytes``: size of the object, for the message of :class:`DiskFullError`.
-        """
+        """Writes all bytes to the file of an object of ``nbytes``."""
         with self._folder.raise_as_cache_errors():
             while view:
                 try:
@@ -342,10 +315,7 @@ def _hash_file(descriptor: int) -> str:
 
 @functools.cache
 def _read_boot_time() -> float:
-    """Reads the time of the last boot, in seconds since 1970. Returns the present time if the system does not tell it.
-
-    Caches the result.
-    """
+    """Reads the time of the last boot, in seconds since 1970; the present time if the system does not tell it."""
     try:
         match = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text("ascii"), re.MULTILINE)
     except OSError:
@@ -376,10 +346,9 @@ def default_cache() -> Cache:
 
 
 def _find_user_folder() -> Path:
-    """Returns the folder ``packstore`` in the user's cache folder: in XDG_CACHE_HOME, else in ``~/.cache``. On macOS,
-    in ``~/Library/Caches``."""
+    """Returns the folder ``packstore`` in the user's cache folder."""
     if sys.platform == "darwin":
         return Path.home() / "Library/Caches/packstore"
     given = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG standard ignores a relative one.
+    # The XDG standard ignores a relative path.
     return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "packstore"

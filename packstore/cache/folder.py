@@ -329,7 +329,7 @@ class CacheFolder:
         return files.count_free_bytes(there) + sum(each.st_size for _, each in self._list_objects())
 
     def _remove_dead_parts(self) -> int:
-        """Removes part files that no process has locked; returns their bytes. Call it while the cache is locked."""
+        """Removes part files that no process has locked, while the cache is locked; returns their bytes."""
         return sum(status.st_size for path, status in files.list_files(self.part, _PART) if self._evict(path))
 
     def _count_used_bytes(self) -> int:
@@ -345,10 +345,7 @@ class CacheFolder:
         return sorted(self._list_objects(), key=lambda each: each[1].st_atime_ns)
 
     def _evict(self, path: Path) -> bool:
-        """Removes a file. Returns False if a process has locked it, it is absent, or this user may not remove it.
-
-        Call it while the cache is locked.
-        """
+        """Removes a file, while the cache is locked, unless a process has locked it; returns if it was removed."""
         descriptor = self._open_to_lock(path)
         if descriptor is None:
             return False
@@ -363,8 +360,7 @@ class CacheFolder:
         return True
 
     def _is_locked(self, path: Path) -> bool:
-        """Returns whether another process, or another descriptor of this process, has a file locked. False for a file
-        that is absent or may not be opened."""
+        """Tells if another process, or another descriptor of this process, has a file locked."""
         descriptor = self._open_to_lock(path)
         if descriptor is None:
             return False
@@ -374,10 +370,7 @@ class CacheFolder:
             unlock_and_close(descriptor)
 
     def _try_lock(self, descriptor: int) -> bool:
-        """Locks a file exclusively without waiting. Returns False if it is locked already.
-
-        Returns False, too, if NFS refuses to lock a file that is open only for reading.
-        """
+        """Locks a file exclusively without waiting, and returns if it did."""
         try:
             return try_lock(descriptor, self.root)
         except OSError as error:
@@ -387,8 +380,7 @@ class CacheFolder:
             return False
 
     def _open_to_lock(self, path: Path) -> int | None:
-        """Opens and registers a file, for writing if possible. Returns None if it is absent or not permitted. Raises
-        :class:`OSError` for a link."""
+        """Opens and registers a file, for writing if possible; returns None if it is absent or not permitted."""
         for flags in (os.O_RDWR, os.O_RDONLY):
             try:
                 return register_descriptor(self._open_file(path, flags))
@@ -400,11 +392,10 @@ class CacheFolder:
         return None
 
     def _create_file(self, path: Path) -> int:
-        """Opens a file for reading and writing, creating it if need be. Registers and returns the descriptor."""
+        """Opens and registers a file for reading and writing, creating it if need be."""
         return register_descriptor(self._open_file(path, os.O_RDWR | os.O_CREAT))
 
     def _open_file(self, path: Path, flags: int) -> int:
-        """Opens a file; returns a descriptor above 2 that programs started by this process do not inherit. Raises
-        :class:`OSError`, also for a link."""
+        """Opens a file, but no link; returns a descriptor above 2 that other programs do not inherit."""
         with beyond_standard_streams():
             return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

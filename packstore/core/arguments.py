@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -71,7 +70,7 @@ def check_numbers(
 
 
 def _is_within(number: Any, most: int) -> bool:
-    """Tells if a number is from ``-most`` to ``most``. False for NaN."""
+    """Tells if a number is from ``-most`` to ``most``, which NaN is not."""
     return bool(number == number and -most <= number <= most)  # some versions of numpy warn of NaN in <=
 
 
@@ -83,32 +82,14 @@ def refuse_numbers(name: str, value: Any, expected: str) -> None:
 
 
 def _iterate_values(value: Any) -> Iterator[Any]:
-    """Yields the values in lists, tuples and mappings of up to 1,000 values, at any depth; else the value itself.
-
-    Longer ones are lists of indices.
-    """
+    """Yields the values in lists, tuples and mappings, at any depth; else the value itself."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
         if not isinstance(each, list | tuple | Mapping):
             yield each
-        elif len(each) <= _MOST_VALUES:
+        elif len(each) <= _MOST_VALUES:  # longer ones are lists of indices
             waiting.extend(each.values() if isinstance(each, Mapping) else each)
-
-
-def parse_numbers(name: str, values: Any) -> tuple[float, ...]:
-    """Converts numbers in a list, tuple or array to floats.
-
-    Accepts infinity, and texts of numbers in a list. Raises :class:`UsageError` for no numbers, for NaN, and for
-    anything else.
-    """
-    try:
-        numbers = () if isinstance(values, str | bytes) else tuple(map(float, values))
-    except (TypeError, ValueError, OverflowError):
-        numbers = ()
-    if not numbers or any(map(math.isnan, numbers)):
-        raise UsageError(f"{name} should be a list of numbers, got {show_value(values)}")
-    return numbers
 
 
 def show_value(value: Any) -> str:
@@ -133,21 +114,6 @@ def check_texts(**values: Any) -> None:
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{name} should be text or None, got {show_value(value)}")
-
-
-def refuse_class(name: str, value: Any) -> None:
-    """Raises :class:`UsageError` for a class whose objects can be called: one of them is meant."""
-    if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
-        title = value.__name__
-        raise UsageError(f"{name} should be a function, got the class {title}: make an object of it, {title}(...)")
-
-
-def check_callables(**values: Any) -> None:
-    """Raises :class:`UsageError` unless each value is callable or None, and for a class of callable objects."""
-    for name, value in values.items():
-        refuse_class(name, value)
-        if value is not None and not callable(value):
-            raise UsageError(f"{name} should be a function or None, got {show_value(value)}")
 
 
 def convert_size(size: int | str | None) -> int | None:

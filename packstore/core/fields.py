@@ -125,10 +125,7 @@ _AXES = {2: "HW", 3: "CHW", 4: "DCHW"}
 
 
 def _spatial_column(name: str, field: Array) -> Column:
-    """Creates the mask, volume or clip column of an array that is cropped and mirrored like the image.
-
-    Raises :class:`ManifestError` for impossible axes, shape or dtype, for ``ragged``, and for ``smooth`` with ``HW``.
-    """
+    """Creates the mask, volume or clip column of an array that is cropped and mirrored like the image."""
     shape = tuple(map(as_index, field.shape))
     layout = field.spatial if isinstance(field.spatial, str) else _AXES.get(len(shape) or 2, "")
     dtypes = MASK_DTYPES if layout == "HW" else VOLUME_DTYPES

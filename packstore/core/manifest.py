@@ -364,11 +364,8 @@ class Manifest:
 
 
 def _replace_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
-    """Returns a manifest's JSON with another encoding instead of ``seekable``, which only packstore 0.1 wrote.
-
-    The new encoding is ``jpeg`` if images were resized, else ``original``. Leaves out options that no longer exist.
-    Returns ``plain`` unchanged if its options are not a dict.
-    """
+    """Returns a manifest's JSON with ``jpeg`` or ``original`` instead of ``seekable``, which only packstore 0.1
+    wrote."""
     options = plain.get("options")
     if not isinstance(options, dict):
         return plain
@@ -385,14 +382,7 @@ def _has_own_digest(text: bytes, digest: object) -> bool:
 
 
 def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
-    """Checks columns against the encoding and each other.
-
-    Raises :class:`ManifestError` in these cases:
-    - A column of packstore's own has another form than the encoding demands.
-    - A companion column is missing.
-    - Only some of the columns of links exist, or the images are not files kept unchanged.
-    - A column that describes objects, such as labels of boxes, does not have one row for each.
-    """
+    """Raises :class:`ManifestError` for columns that do not fit the encoding or each other."""
     image = columns["image"]
     good = image.holds_one_image
     if encoding in ENCODINGS.built_in:  # those that hold arrays have the names of their dtypes

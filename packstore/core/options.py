@@ -277,9 +277,7 @@ def initializes(
 def _take(
     arguments: Callable[..., Any], function: Callable[..., Any], unknown: Callable[[str], Exception] | None
 ) -> Callable[..., Any]:
-    """Returns a function with the fields of ``arguments`` as its arguments. All arguments of ``function`` but the last
-    come before them. If ``function`` has only one argument, its docstring gets a description of the fields.
-    """
+    """Returns a function whose last arguments are the fields of ``arguments``, described in its docstring."""
     first = [*inspect.signature(function).parameters.values()][:-1]
     taken = inspect.signature(arguments).parameters
     signature = inspect.signature(function).replace(parameters=[*first, *taken.values()])
@@ -315,8 +313,8 @@ def describes(arguments: Callable[..., Any]) -> Callable[[type[Made]], type[Made
 
 
 def _add_arguments(described: Any, arguments: Callable[..., Any]) -> None:
-    """Inserts ``Args`` into a docstring, before its first section. Leaves an interpreter without docstrings alone."""
-    if described.__doc__ is None:
+    """Inserts ``Args`` into a docstring, before its first section."""
+    if described.__doc__ is None:  # an interpreter without docstrings
         return
     lines = ["Args:"]
     options = {each.name: each.metadata["option"] for each in fields(cast("Any", arguments))}

@@ -151,13 +151,13 @@ class _Flow(Generic[R]):
             self._room.notify_all()
 
     def _wait_for_room(self, pieces: _Pieces[R]) -> bool:
-        """Waits until the worker of an item may compute a piece. Returns False if the consumer has stopped."""
+        """Waits until the worker of an item may compute a piece; returns False if the consumer has stopped."""
         with self._room:
             while not self._stopped and self._held >= self._budget and (self._turn is not pieces or pieces.ready):
                 self._room.wait()
             return not self._stopped
 
     def _wake_consumer(self, pieces: _Pieces[R]) -> None:
-        """Wakes the consumer if it waits for this item. The caller holds the lock."""
+        """Wakes the consumer if it waits for this item, while the caller holds the lock."""
         if pieces is self._turn:
             self._news.notify()

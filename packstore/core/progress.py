@@ -88,7 +88,7 @@ def active_progress() -> ProgressCallback:
 
 
 class _Bars:
-    """Draws tqdm bars with images/s, MB/s and time left. One bar for each stage, or a single bar that counts stages."""
+    """Draws tqdm bars with images/s, MB/s and time left: one for each stage, or a single one that counts stages."""
 
     def __init__(self, count_stages: bool) -> None:
         self.count_stages = count_stages
@@ -129,8 +129,7 @@ class _Bars:
 
 
 def _has_terminal_size() -> bool:
-    """Returns False if standard error is a terminal of unknown size. True for other terminals, and without a
-    terminal."""
+    """Returns False if standard error is a terminal of unknown size."""
     try:
         return os.get_terminal_size(2).columns > 0
     except OSError:
@@ -138,9 +137,8 @@ def _has_terminal_size() -> bool:
 
 
 def _import_tqdm() -> Any:
-    """Imports and returns tqdm's class. For a notebook if IPython is loaded, else for a terminal, which loads
-    faster."""
-    if "IPython" not in sys.modules:
+    """Imports and returns tqdm's class for a notebook or a terminal."""
+    if "IPython" not in sys.modules:  # tqdm.auto loads slower
         return import_module("tqdm").tqdm
     with warnings.catch_warnings():
         # Without ipywidgets tqdm warns and draws a bar of text, which is good enough.

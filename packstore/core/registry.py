@@ -100,10 +100,7 @@ class Registry:
         return tuple(self._places)
 
     def _read_entry_points(self) -> dict[str, EntryPoint]:
-        """Returns the group's entry points by name; reads them once.
-
-        Leaves out those with a built-in name, and logs a warning for each.
-        """
+        """Returns the group's entry points by name, without those that have a built-in name; reads them once."""
         if self._found is None:
             from importlib.metadata import entry_points  # 30 ms, which no help text needs
 
@@ -130,8 +127,7 @@ class Registry:
             yield point.name, point.dist.name if point.dist is not None else "", problem
 
     def _load_plugin(self, point: EntryPoint) -> Any:
-        """Imports the object of an entry point. Raises :class:`UsageError` if that fails, or if the object has a wrong
-        class."""
+        """Imports the object of an entry point; raises :class:`UsageError` if that fails or its class is wrong."""
         try:
             value = point.load()
         except Exception as error:

@@ -95,10 +95,7 @@ class Agent:
 
     @contextlib.contextmanager
     def _borrow_connection(self) -> Iterator[Connection]:
-        """Yields an idle connection, or a new one. Keeps it for the next request, or closes it after an interruption.
-
-        Raises :class:`RemoteError` if the agent has ended, and forgets the agent: the next request starts another one.
-        """
+        """Yields a connection to the agent, which later requests use again."""
         connection: Connection | None = None
         done = False
         try:
@@ -118,10 +115,10 @@ class Agent:
                 with _lock:
                     self._free.append(connection)
             elif connection is not None:
-                connection.close()  # it may hold an unread answer
+                connection.close()  # interrupted: it may hold an unread answer
 
     def _open_connection(self) -> Connection:
-        """Opens another connection to the agent. Raises :class:`BrokenPipeError` if the agent has ended."""
+        """Opens another connection to the agent."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             socket.send_fds(self._control, [b"+"], [theirs.fileno()])
@@ -152,7 +149,7 @@ def get_agent_if_forked() -> Agent | None:
 
 
 def _forget_agent(ended: Agent) -> None:
-    """Closes an agent that has ended: the next request starts another one. Does nothing for a forgotten agent."""
+    """Closes an agent that has ended, so that the next request starts another one."""
     global _agent
     with _lock:
         if _agent is ended:
@@ -162,10 +159,7 @@ def _forget_agent(ended: Agent) -> None:
 
 
 def _after_fork() -> None:
-    """Makes a forked child forget its parent's agent.
-
-    The child's first request starts an agent of its own if obstore is loaded.
-    """
+    """Makes a forked child forget its parent's agent."""
     global _agent, _forked, _lock
     _lock = threading.Lock()
     _forked = _forked or "obstore" in sys.modules
@@ -217,7 +211,7 @@ def _serve_connection(connection: Connection) -> None:
 
 
 def _send_result(connection: Connection, method: str, value: Any) -> None:
-    """Sends a method's result. Sends yielded values in batches, and an empty batch at the end."""
+    """Sends a method's result; sends yielded values in batches, and an empty batch at the end."""
     if method not in AT_ONCE:
         connection.send((False, value))
         return

@@ -137,13 +137,7 @@ _CLOUDS = {
 
 
 def _find_credentials(location: ParsedUrl) -> dict[str, Any]:
-    """Checks that there are credentials. Returns the settings of the AWS profile for S3, and ``{}`` for other clouds.
-
-    The settings are arguments for a store of obstore, which reads the environment itself. If environment and files
-    have no credentials, asks the cloud's metadata service, for a second at most.
-
-    Does not try the credentials. Needs none if the environment asks to go without, as by ``AWS_SKIP_SIGNATURE``.
-    """
+    """Returns arguments for obstore's client, or raises :class:`RemoteError` if there are no credentials."""
     # Without credentials and outside a cloud, obstore would query the cloud's metadata address for minutes.
     cloud = _CLOUDS[location.scheme]
     profile = _read_profile(location) if location.scheme == "s3" else {}
@@ -159,6 +153,7 @@ def _find_credentials(location: ParsedUrl) -> dict[str, Any]:
         return profile
     if location.scheme == "gs" and Path("~/.config/gcloud/application_default_credentials.json").expanduser().exists():
         return profile
+    # Else only the service of a machine in the cloud can have them. They are not tried.
     address = os.environ.get(cloud.metadata) or cloud.usual
     if not _has_metadata_service(address if "//" in address else f"http://{address}", *cloud.probe):
         raise RemoteError(
@@ -169,10 +164,8 @@ def _find_credentials(location: ParsedUrl) -> dict[str, Any]:
 
 
 def _check_endpoint(name: str, url: str | None) -> None:
-    """Raises :class:`RemoteError` for an address without ``http://`` or ``https://``, or with a user name.
-
-    obstore panics for such an address. Ignores None and "".
-    """
+    """Raises :class:`RemoteError` for an address at which obstore would panic."""
+    # Without http:// or https://, or with a user name.
     if url and not re.match(r"https?://[^/@]+(/|$)", url, re.IGNORECASE):
         raise RemoteError(
             f"{name} should be the URL of a server, such as http://127.0.0.1:9000, without a user name or a password"
@@ -180,14 +173,7 @@ def _check_endpoint(name: str, url: str | None) -> None:
 
 
 def _read_profile(location: ParsedUrl) -> dict[str, Any]:
-    """Reads region, endpoint and keys of the AWS profile in use from the files of the AWS tools.
-
-    Leaves out settings that the environment has. The region defaults to ``us-east-1``. For a profile that signs in,
-    assumes a role or calls a program, ``credential_provider`` asks boto3 for keys.
-
-    Raises :class:`RemoteError` if a file cannot be read, if boto3 is needed and missing, or if ``AWS_PROFILE`` names an
-    unknown profile.
-    """
+    """Reads region, endpoint and keys of the AWS profile in use, except what the environment has."""
     name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
     settings: dict[str, str] = {}
     for variable, usual, section in (
@@ -221,7 +207,7 @@ def _read_profile(location: ParsedUrl) -> dict[str, Any]:
 
 
 def _use_boto3(location: ParsedUrl, profile: str) -> Any:
-    """Returns boto3's provider of credentials. Raises :class:`RemoteError` naming ``profile`` if boto3 is missing."""
+    """Returns boto3's provider of credentials for a profile."""
     if importlib.util.find_spec("boto3") is None:
         raise RemoteError(
             f"{location.display_url()}: the AWS profile {profile!r} has no keys of its own (it signs in); install "
@@ -233,10 +219,7 @@ def _use_boto3(location: ParsedUrl, profile: str) -> Any:
 
 
 def _has_metadata_service(url: str, method: str, path: str, headers: dict[str, str]) -> bool:
-    """Returns whether a cloud's metadata service answers a request with status 200. Waits for a second at most.
-
-    Proxies and firewalls answer with another status.
-    """
+    """Tells if a cloud's metadata service answers a request within a second."""
     import http.client  # imported here: with ssl it takes a tenth of the start of a small conversion
 
     parts = urlsplit(url)
@@ -244,6 +227,7 @@ def _has_metadata_service(url: str, method: str, path: str, headers: dict[str, s
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=_METADATA_SECONDS)
         with closing(connection):
             connection.request(method, path, headers=headers)
+            # Proxies and firewalls answer with another status.
             return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, ValueError, http.client.HTTPException):
         return False

@@ -95,11 +95,7 @@ class Direct:
         return (piece for _, piece in self._stream_pieces(name) if piece)
 
     def _stream_pieces(self, name: str) -> Iterator[tuple[ObjectInfo, memoryview]]:
-        """Yields an object's facts with each piece of its bytes. The first piece is empty.
-
-        Requests the rest if the connection breaks off, as long as each request returns some bytes. Raises
-        :class:`RemoteError` if the object was replaced meanwhile, or ends early.
-        """
+        """Yields an object's facts with each piece of its bytes, of which the first is empty."""
         # obstore itself resumes only within its time limit, counted from the first byte.
         from obstore.exceptions import GenericError, PreconditionError
 
@@ -200,12 +196,7 @@ class Direct:
                 self._client.delete([self._full_name(name) for name in some])
 
     def _create_in_one_put(self, name: str, data: bytes | Path) -> bool | None:
-        """Creates an object with one conditional put. Returns True if this call created it, None if it exists already.
-
-        Repeats a put that timed out, for :data:`~packstore.objects.connection.RETRY_SECONDS`. If the reply to a put is
-        lost, the retry finds the object of the first attempt. After such a failure, an object with equal content
-        counts as created by this call.
-        """
+        """Creates an object with one conditional put; returns True, or None if it exists already."""
         from obstore.exceptions import AlreadyExistsError, GenericError
 
         lost = False
@@ -215,11 +206,13 @@ class Direct:
                 source = data.read_bytes() if isinstance(data, Path) else data
                 self._client.put(self._full_name(name), source, mode="create")
             except AlreadyExistsError as error:
+                # If the reply to a put was lost, its retry finds the object that it made.
                 if not (lost or _was_retried(error)):
                     return None
                 return True if self._is_same(name, data, len(source)) else None
             except GenericError as error:
-                # obstore does not retry a put that timed out.
+                # obstore does not retry a put that timed out. It may have succeeded nevertheless: then an object with
+                # equal content counts as created by this call.
                 if "Timeout" not in str(error) or time.monotonic() > until:
                     raise
                 lost = True
@@ -228,19 +221,14 @@ class Direct:
                 return True
 
     def _create_in_parts(self, name: str, data: bytes | Path, nbytes: int) -> bool | None:
-        """Creates an object by an upload in parts. Returns True if this call created it, None if it exists already.
-
-        An upload in parts could overwrite. The parts therefore go to a temporary object, which is copied to the name if
-        the name is free, and deleted. Probes first whether the server makes such a copy.
-
-        S3 cannot copy more than 5 GiB. A larger object is uploaded directly to its name, and replaces one that another
-        writer created meanwhile.
-        """
+        """Creates an object by an upload in parts; returns True, or None if it exists already."""
         from obstore.exceptions import AlreadyExistsError
 
         if self._exists(name):
             return None
         self._probe_conditional_writes("copy")
+        # An upload in parts may overwrite. So the parts go to a temporary object, which is copied to the name if that
+        # is free. S3 cannot copy more than 5 GiB: a larger object replaces one that another writer creates meanwhile.
         part = max(_PART_BYTES, -(-nbytes // _PARTS))
         copies = self.location.scheme != "s3" or nbytes <= _COPY_BYTES
         target = f"{WORK}/upload-{uuid.uuid4().hex}" if copies else name
@@ -264,14 +252,12 @@ class Direct:
             self.delete([target])
 
     def _probe_conditional_writes(self, way: str) -> None:
-        """Raises :class:`RemoteError` if a conditional ``put`` or ``copy`` (``way``) overwrites or is not supported.
-
-        Such a server would let two writers overwrite each other. Tries each way once, with an object that it deletes.
-        Does nothing for local files and memory.
-        """
+        """Raises :class:`RemoteError` if the server does not refuse a conditional ``put`` or ``copy`` over an
+        object."""
         from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedError
 
         self._refuse_read_only()
+        # Such a server would let two writers overwrite each other. Each way is tried once.
         if way in self._probed or self.location.scheme in ("file", "memory"):
             return
         made = self._client
@@ -324,7 +310,7 @@ class Direct:
             return all(file.read(len(piece)) == piece for piece in self.stream(name)) and not file.read(1)
 
     def _sync_local_file(self, name: str) -> None:
-        """Syncs a local file and its directory. Does nothing for other stores."""
+        """Syncs a file and its directory, if the store is local."""
         if self.location.scheme == "file":
             path = Path(self.location.prefix, name)
             sync_file(path)

@@ -34,10 +34,7 @@ def raise_as_remote_error(location: ParsedUrl, name: str, doing: str) -> Iterato
 
 
 def _to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str) -> RemoteError:
-    """Converts an error of obstore to a :class:`RemoteError` with a plain explanation.
-
-    Returns a :class:`MissingObjectError` if the object is absent, but not if its bucket is absent.
-    """
+    """Converts an error of obstore to a :class:`RemoteError` with a plain explanation."""
     text = str(error)
     shown = location.display_url(name)
     code = re.search(r"<Code>([^<]*)</Code>", text)
@@ -49,10 +46,7 @@ def _to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: st
 
 
 def _explain_reason(text: str, location: ParsedUrl) -> str:
-    """Returns the reason of a known failure in plain words, with advice.
-
-    For any other failure, returns at most 300 characters of the server's message without secrets.
-    """
+    """Returns the reason of a known failure with advice, else the beginning of the server's message."""
     first = text.partition("\n\nDebug source")[0].strip()
     code = re.search(r"<Code>([^<]*)</Code>", text)
     status = re.search(r"status(?: code)?: (\d{3})", text)

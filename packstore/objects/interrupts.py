@@ -90,7 +90,7 @@ def iterate_interruptibly(values: Iterator[Any], count: int, *, ahead: bool = Fa
 
 
 def _submit_request(future: Future[Any], function: Callable[[], Any]) -> None:
-    """Lets an idle or new worker thread compute ``future``. Raises :class:`RemoteError` while requests are refused."""
+    """Lets an idle or new worker thread compute ``future``."""
     _pending.add(future)
     if _refusals:  # checked after adding to _pending: refuse_requests aborts what it finds there
         raise RemoteError("interrupted")
@@ -103,13 +103,10 @@ def _submit_request(future: Future[Any], function: Callable[[], Any]) -> None:
 
 
 def _wait_for_result(future: Future[Any]) -> Any:
-    """Returns the result of a request or raises its error.
-
-    Once :func:`interrupt` was called, aborts a request that takes over three seconds.
-    """
+    """Returns the result of a request or raises its error."""
     try:
         return future.result(_LAST_SECONDS if _interrupted.is_set() else None)
-    except TimeoutError:
+    except TimeoutError:  # the program is about to end
         _abort_request(future)
         return future.result()
 
@@ -121,13 +118,13 @@ def _abort_pending() -> None:
 
 
 def _abort_request(future: Future[Any]) -> None:
-    """Raises :class:`RemoteError` in the thread that waits for a request. Does nothing for an answered request."""
+    """Raises :class:`RemoteError` in the thread that waits for a request."""
     with suppress(InvalidStateError):  # it has just been answered
         future.set_exception(RemoteError("interrupted"))
 
 
 class _RequestThread(threading.Thread):
-    """Runs one call after another. Does not keep the process from ending."""
+    """Runs one call after another, and does not keep the process from ending."""
 
     def __init__(self) -> None:
         super().__init__(name="packstore-request", daemon=True)

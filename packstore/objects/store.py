@@ -39,10 +39,7 @@ def open_objects(url: str | os.PathLike[str]) -> ObjectStore:
 
 
 def _requested(method: Callable[Concatenate[Direct, P], Result]) -> Callable[Concatenate[ObjectStore, P], Result]:
-    """Returns a method that calls one of :class:`Direct` in another thread, while this thread handles signals.
-
-    In a forked process, the agent calls it.
-    """
+    """Returns a method that calls one of :class:`Direct` in another thread or, in a forked process, in the agent."""
 
     @functools.wraps(method)
     def request(self: ObjectStore, /, *arguments: P.args, **keywords: P.kwargs) -> Result:

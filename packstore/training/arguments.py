@@ -1,5 +1,5 @@
 """Errors for unknown arguments, which name the argument of this library for names from torch, torchvision and
-others."""
+others; checks of arguments that only training has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -274,3 +275,33 @@ def _unknown_argument(called: Callable[..., Any], name: str, title: str, meant: 
         alike = difflib.get_close_matches(name, _list_arguments(called), 1)
         meant = f"did you mean {alike[0]}=?" if alike else f"help(packstore.{title}) lists its arguments"
     return UnknownArgumentError(f"{title} has no argument {name}: {meant}")
+
+
+def parse_numbers(name: str, values: Any) -> tuple[float, ...]:
+    """Converts numbers in a list, tuple or array to floats.
+
+    Accepts infinity, and texts of numbers in a list. Raises :class:`UsageError` for no numbers, for NaN, and for
+    anything else.
+    """
+    try:
+        numbers = () if isinstance(values, str | bytes) else tuple(map(float, values))
+    except (TypeError, ValueError, OverflowError):
+        numbers = ()
+    if not numbers or any(map(math.isnan, numbers)):
+        raise UsageError(f"{name} should be a list of numbers, got {show_value(values)}")
+    return numbers
+
+
+def refuse_class(name: str, value: Any) -> None:
+    """Raises :class:`UsageError` for a class whose objects can be called: one of them is meant."""
+    if isinstance(value, type) and any("__call__" in vars(base) for base in value.__mro__):
+        title = value.__name__
+        raise UsageError(f"{name} should be a function, got the class {title}: make an object of it, {title}(...)")
+
+
+def check_callables(**values: Any) -> None:
+    """Raises :class:`UsageError` unless each value is callable or None, and for a class of callable objects."""
+    for name, value in values.items():
+        refuse_class(name, value)
+        if value is not None and not callable(value):
+            raise UsageError(f"{name} should be a function or None, got {show_value(value)}")

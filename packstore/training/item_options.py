@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from packstore.core.arguments import check_bools, check_callables, show_value
+from packstore.core.arguments import check_bools, show_value
 from packstore.core.column import INTERNAL, find_class_column
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.encode.options import keeps_exif, readers_transpose
 from packstore.images.reading import Reading
+from packstore.training.arguments import check_callables
 from packstore.training.augment.base import Operation
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.per_image import check_function, flatten_transforms, is_of_torchvision, iterate_parts

@@ -222,12 +222,9 @@ class Column:
         )  # fmt: skip
 
 
-@lru_cache(16)
+@lru_cache(16)  # shards of a store share one tuple
 def _check_classes(classes: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the class names if each is a string and occurs once; else raises :class:`ManifestError`.
-
-    Caches 16 tuples: shards of a store share one.
-    """
+    """Returns the class names if each is a string and occurs once; else raises :class:`ManifestError`."""
     check(all(type(c) is str for c in classes), "class names", classes)
     check(len(set(classes)) == len(classes), "class names: some are the same", classes)
     return classes

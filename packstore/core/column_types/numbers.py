@@ -86,7 +86,7 @@ class Label(Field):
 
 
 class _ClassesType(ArrayType):
-    """Base of types of class numbers. If the classes have names, refuses a number without a class."""
+    """Base of types of class numbers, which refuse a number without a class."""
 
     has_classes = True
 
@@ -272,8 +272,7 @@ class KeypointsType(ArrayType):
 
 
 def _class_names(classes: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Returns class names as a tuple; None if classes have no names. Raises :class:`ManifestError` for a single
-    string."""
+    """Returns class names as a tuple; None if classes have no names."""
     if classes is None:
         return None
     if isinstance(classes, str):
@@ -282,8 +281,7 @@ def _class_names(classes: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _boxes_name(of: str | bool | None) -> str | None:
-    """Returns the name of the boxes column in ``of``; None for False and None. Raises :class:`ManifestError`
-    for True."""
+    """Returns the name of the boxes column in ``of``; None for False and None."""
     if of is True:
         raise ManifestError("of should be the name of the boxes")
     return of or None

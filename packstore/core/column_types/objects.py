@@ -180,10 +180,7 @@ def to_bytes(column: Column, value: Any) -> bytes:
 
 
 def _find_hidden_boxes(name: str, values: Iterable[Buffer]) -> bool:
-    """Tells if one of the stored values of the JSON column ``name`` seems to contain boxes or points.
-
-    Stops at the first. ``name`` counts as a key.
-    """
+    """Tells if a stored value of the JSON column ``name``, which counts as a key, seems to contain boxes or points."""
     named = _names_shape(name)
     for value in values:
         raw = bytes(value)
@@ -237,7 +234,7 @@ def _simplify(key: str) -> str:
 
 
 def _count_numbers(value: Any) -> int:
-    """Counts the numbers in a JSON value, at any depth. Returns 2 if there are more. Counts those in texts, too."""
+    """Counts the numbers in a JSON value, and in its texts, up to 2."""
     found, waiting = 0, [value]
     while waiting and found < 2:
         each = waiting.pop()

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from packstore.core.arguments import parse_numbers
 from packstore.core.errors import UsageError
+from packstore.training.arguments import parse_numbers
 from packstore.training.augment.base import Crops, GeometricOperation, Size
 from packstore.training.augment.crop_arithmetic import where, with_window
 from packstore.training.augment.program_operation import check_probability, parse_range

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from packstore.core.arguments import parse_numbers
 from packstore.core.errors import UsageError
+from packstore.training.arguments import parse_numbers
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Size, join_columns
 from packstore.training.augment.crop import crop
 from packstore.training.augment.crop_arithmetic import (

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from packstore.core.arguments import parse_numbers
 from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, join_programs, pad_program
+from packstore.training.arguments import parse_numbers
 from packstore.training.augment.base import GeometricOperation, Operation, Size
 from packstore.training.augment.distributions import chance, permutation
 from packstore.training.augment.program_operation import (

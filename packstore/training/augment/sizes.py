@@ -13,8 +13,8 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import Tensor
 
-from packstore.core.arguments import parse_numbers
 from packstore.core.errors import UsageError
+from packstore.training.arguments import parse_numbers
 from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, PaddingMode, Size, join_columns
 from packstore.training.augment.crop import source_index
 from packstore.training.augment.crop_arithmetic import visible_box, where, with_window
