@@ -17,7 +17,6 @@ from packstore.checking.store_check import Batch, try_key
 from packstore.core.columns import NUMPY_DTYPE, Buffer
 from packstore.core.errors import PackstoreError, SourceError, StoreError, UnreachableError, UsageError, printable
 from packstore.core.manifest import Manifest
-from packstore.core.urls import UrlPath
 from packstore.images.encode import Encoder
 from packstore.images.encode.options import readers_transpose
 from packstore.packing.frames import restore_aligner
@@ -27,6 +26,7 @@ from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.ledger import Role
 from packstore.stores.base import Problem, Reader
+from packstore.stores.places import place_of
 
 BATCH_RECORDS = 16
 ValueGetter = Callable[[str, int], Any]
@@ -201,7 +201,7 @@ class Comparison:
         - Its files have more different suffixes than packstore's list holds.
         """
         path, ledger = self.source.path, self.survey.ledger
-        if isinstance(path, UrlPath) or ledger.total < 2 or ("" in ledger.suffixes and len(ledger.suffixes) >= _CAPPED):
+        if place_of(path).remote or ledger.total < 2 or ("" in ledger.suffixes and len(ledger.suffixes) >= _CAPPED):
             return
         counts = count_independently(path)
         rows = counts.get(ROWS)

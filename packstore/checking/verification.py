@@ -23,7 +23,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, progress_callback
-from packstore.core.urls import UrlPath, find_bridge, location
+from packstore.core.urls import find_bridge, location
 from packstore.images.decoders import Buffer, Decoder, get_decoder
 from packstore.images.engine import engine_problem
 from packstore.images.reading import Reading
@@ -32,6 +32,7 @@ from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
 from packstore.stores.keys import find_duplicates
 from packstore.stores.opening import read_manifest
+from packstore.stores.places import place_of
 
 _TRIES = 3
 """Most times that a store is checked which other processes replace meanwhile."""
@@ -118,8 +119,7 @@ def verify(arguments: VerifyArguments) -> VerifyReport:
     check_paths(arguments.labels)
     against = None if arguments.against is None else location(arguments.against)
     # Checked now, not after the whole store has been read.
-    elsewhere = against is None or isinstance(against, UrlPath) or find_bridge(against) is not None
-    if not elsewhere and not os.path.lexists(str(against)):
+    if against is not None and find_bridge(against) is None and place_of(against).is_empty():
         raise UsageError(f"{printable(str(against))}: no such file or directory")
     with progress_callback(arguments.progress) as progress:
         for left in reversed(range(_TRIES)):
@@ -138,7 +138,7 @@ def verify(arguments: VerifyArguments) -> VerifyReport:
 def _was_replaced(reader: Reader) -> bool:
     """Returns whether another store is now at the path of an open one. False for a URL, whose objects stay."""
     try:
-        return not isinstance(reader.path, UrlPath) and read_manifest(reader.path).digest != reader.manifest.digest
+        return not place_of(reader.path).remote and read_manifest(reader.path).digest != reader.manifest.digest
     except StoreError:
         return False
 

@@ -50,11 +50,11 @@ def prefetch(url: Path, workers: int, quiet: bool) -> None:
     """
     from packstore.core.parallel import ordered_map
     from packstore.core.progress import Progress
-    from packstore.core.urls import UrlPath
     from packstore.stores.opening import open_reader
+    from packstore.stores.places import place_of
     from packstore.stores.remote.reader import RemoteReader
 
-    if not isinstance(url, UrlPath):
+    if not place_of(url).remote:
         raise UsageError(f"{printable(str(url))} is on this machine; only stores at URLs are cached")
     with closing(open_reader(url)) as reader:
         if not isinstance(reader, RemoteReader):  # one object, which opening has fetched

@@ -15,7 +15,6 @@ from packstore.cli.common import StorePath
 from packstore.cli.options import Command, json_option
 from packstore.cli.rows import LISTED, Rows, human_bytes, join_names, pluralize
 from packstore.core.errors import UsageError, printable
-from packstore.core.urls import UrlPath
 
 if TYPE_CHECKING:
     from packstore.stores.places.leftovers import Leftover
@@ -50,14 +49,16 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool,
       packstore clean imagenet.lmdb --yes      this store's, without asking
       packstore clean s3://bucket/imagenet.lmdb
     """
+    from packstore.stores.places import place_of
 
     if as_json and not (yes or dry_run):
         raise UsageError("--json asks nothing; add --yes to remove, or --dry-run to list")
     rows = Rows()
     rows.values = {"leftovers": [], "urls": []}
-    for url in (place for place in places if isinstance(place, UrlPath)):
+    urls = [place for place in places if place_of(place).remote]
+    for url in urls:
         rows.values["urls"].append(_clean_url(url, older_than * 86400, yes, dry_run, as_json))
-    local = [place for place in places if not isinstance(place, UrlPath)]
+    local = [place for place in places if place not in urls]
     if local or not places:
         leftovers = _find_leftovers(local or [Path()])
         for leftover in leftovers:
@@ -150,7 +151,7 @@ def _confirm(yes: bool) -> bool:
     return False
 
 
-def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool, as_json: bool) -> dict[str, Any]:
+def _clean_url(url: Path, grace_seconds: float, yes: bool, dry_run: bool, as_json: bool) -> dict[str, Any]:
     """Lists the objects that no version of the store at a URL needs, and removes them after asking, unless ``dry_run``.
     Prints them unless ``as_json``, and returns their JSON values.
 

@@ -40,7 +40,6 @@ from packstore.cli.source_info import INTERNAL_MEANINGS, format_column, user_col
 from packstore.core.errors import printable
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS, FORMATS
-from packstore.core.urls import UrlPath
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Manifest
@@ -251,9 +250,10 @@ def _read_common_shape(report: ConvertReport) -> list[int] | None:
     with masks, boxes and the like.
     """
     from packstore.stores.opening import open_reader
+    from packstore.stores.places import place_of
 
     manifest = report.manifest
-    if manifest.holds_files or manifest.image.kind == "fixed" or isinstance(report.destination, UrlPath):
+    if manifest.holds_files or manifest.image.kind == "fixed" or place_of(report.destination).remote:
         return None
     if any(column.traits.moves or column.traits.has_images for column in manifest.columns if column.name != "image"):
         return None

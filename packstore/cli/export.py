@@ -14,7 +14,6 @@ from packstore.cli.common import StorePath, progress_bar, shell_quote, suggest_p
 from packstore.cli.options import Command, OptionsOf, cache_options, dry_run_option, json_option, quiet_option
 from packstore.cli.rows import Rows, bold, human_bytes, if_any, pluralize
 from packstore.core.errors import UsageError, printable
-from packstore.core.urls import UrlPath
 
 if TYPE_CHECKING:
     from packstore.exports.plan import ExportPlan
@@ -53,7 +52,7 @@ def export(store: Path, dest: Path, dry_run: bool, as_json: bool, quiet: bool, *
 
     started = time.monotonic()
     with progress_bar(quiet or as_json) as progress, ExitStack() as stack:
-        if not isinstance(store, UrlPath) and not store.exists():
+        if place_of(store).is_empty():
             raise UsageError(f"{printable(str(store))}: no such file or directory")
         with suggest_packing(store):
             draft = stack.enter_context(place_of(dest).new_export(overwrite=options["overwrite"]))

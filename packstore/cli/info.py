@@ -77,9 +77,10 @@ def info(
       packstore info s3://bucket/imagenet      a source
       packstore info s3://bucket/imagenet.lmdb --cost --nodes 8
     """
-    from packstore.core.urls import UrlPath, find_bridge
+    from packstore.core.urls import find_bridge
     from packstore.objects import RemoteError
     from packstore.stores.opening import open_reader
+    from packstore.stores.places import place_of
 
     if plot is not None:
         from packstore.seeing.charts import check_chart
@@ -93,7 +94,7 @@ def info(
         reader = open_reader(path)
     except StoreError as error:
         missing = isinstance(error, MissingStoreError)
-        if missing is not isinstance(path, UrlPath) and isinstance(error, (MissingStoreError, RemoteError)):
+        if missing is not place_of(path).remote and isinstance(error, (MissingStoreError, RemoteError)):
             raise
         _refuse_chart(plot)
         if missing and _is_unfinished(path):

@@ -13,7 +13,6 @@ from packstore.cli.common import StorePath, progress_bar, shell_quote, suggest_p
 from packstore.cli.options import Command, OptionsOf, cache_options, json_option, quiet_option
 from packstore.cli.rows import Rows, bold, human_bytes, if_any, pluralize, red
 from packstore.core.errors import MissingStoreError, StoreError, printable
-from packstore.core.urls import UrlPath
 
 if TYPE_CHECKING:
     from packstore.checking.verification import VerifyReport
@@ -110,13 +109,15 @@ def report_rows(report: VerifyReport, quiet: bool = False) -> Rows:
 
 def _advise(report: VerifyReport, another: bool, quiet: bool) -> list[str]:
     """Returns the advice for a store with problems. ``another``: every record differs from the source."""
+    from packstore.stores.places import place_of
+
     there, count = shell_quote(report.path), report.problem_count
     if count == report.double_keys:
         command = f"packstore audit {there} --json audit.json, then packstore select {there} --drop audit.json"
         return [
             f"every record is undamaged; to leave out repeated keys: {command} --drop-kinds double_key -o NEW",
         ]
-    if isinstance(report.path, UrlPath):
+    if place_of(report.path).remote:
         return [f"to replace damaged shards from the source or another store: packstore repair {there} --from SOURCE"]
     if quiet:
         return []

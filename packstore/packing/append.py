@@ -27,9 +27,8 @@ from packstore.packing.plan import Plan
 from packstore.packing.recorded_options import drop_record_counts, record_counts
 from packstore.stores.builder.assembly import ShardList, build_sharded_manifest, list_shards
 from packstore.stores.opening import open_reader
-from packstore.stores.places import Growth, place_of
+from packstore.stores.places import Growth, LostRaceError, place_of
 from packstore.stores.places.owned import remove_unfinished
-from packstore.stores.places.remote import LostRaceError
 from packstore.stores.unify import join_answers
 
 _log = logging.getLogger(__name__)
@@ -145,6 +144,8 @@ def append_source(
                 try:
                     return _publish(plan, packed, growth, progress, started)
                 except LostRaceError as error:
+                    if growth.tries == 1:
+                        raise
                     _log.info("%s: what is there now is read first", error)
     raise DestinationError(
         f"{printable(str(store))} was changed by others {growth.tries} times while this was appended; append again"

@@ -21,7 +21,6 @@ from packstore.core.errors import (
 )
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS
-from packstore.core.urls import UrlPath
 from packstore.images.encode import EncodeOptions
 from packstore.images.losses import PixelLossError, examine_losses, exceeds_rgb, losses_error
 from packstore.images.orientation import read_orientation
@@ -35,6 +34,7 @@ from packstore.packing.options import ConvertOptions
 from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.tree import Tree
+from packstore.stores.places import place_of
 
 _FEW, _MANY, _SHARE = 128, 2_000, 64
 """Number of images that are looked at: 128, a 64th of a large source, 2,000."""
@@ -134,9 +134,10 @@ def survey_headers(source: Source, survey: Survey, reading: Reading, split: str 
 
 def _choose_entries(source: Source, survey: Survey, split: str | None) -> Iterator[Entry]:
     """Yields some entries, ready for reading: every n-th, and the first 16 of each suffix."""
-    most = _REMOTE if isinstance(source.path, UrlPath) else max(_FEW, min(_MANY, survey.records // _SHARE))
+    remote = place_of(source.path).remote
+    most = _REMOTE if remote else max(_FEW, min(_MANY, survey.records // _SHARE))
     listed = isinstance(getattr(source, "tree", None), Tree) and type(source).fetch is Source.fetch
-    if not listed or isinstance(source.path, UrlPath) or survey.records > _LISTED:
+    if not listed or remote or survey.records > _LISTED:
         most = min(most, _FEW // 4)
         yield from islice(source.pick_entries(split, min(survey.records, most), most), most)
         return

@@ -228,7 +228,7 @@ def _check_paths(source: Path, destination: Path) -> None:
     """
     if find_bridge(source) is not None:
         return  # only the library knows where its files lie
-    if not place_of(source).remote and not source.exists():
+    if place_of(source).is_empty():
         raise UsageError(f"{printable(str(source))}: no such file or directory")
     refuse_nested_paths(destination, source)
 

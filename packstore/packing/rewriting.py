@@ -188,7 +188,7 @@ def _absolute_path(path: str | os.PathLike[str]) -> str:
     """
     refuse_empty(path)
     place = location(path)
-    return str(place) if isinstance(place, UrlPath) else os.path.abspath(place)  # noqa: PTH100 - it removes `..`
+    return str(place) if place_of(place).remote else os.path.abspath(place)  # noqa: PTH100 - it removes `..`
 
 
 def _move_path(place: str, moves: tuple[str, str] | None) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from packstore.core.urls import UrlPath
-from packstore.stores.places.base import Growth, Place, StoreDraft
+from packstore.stores.places.base import ExportDraft, Growth, LostRaceError, Place, StoreDraft
 
-__all__ = ["Growth", "Place", "StoreDraft", "place_of"]
+__all__ = ["ExportDraft", "Growth", "LostRaceError", "Place", "StoreDraft", "place_of"]
 
 
 def place_of(path: Path) -> Place:

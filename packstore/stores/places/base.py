@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from packstore.core.errors import DestinationError
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from packstore.stores.builder.assembly import ShardList
     from packstore.stores.places.resuming import ConversionIdentity
     from packstore.stores.places.work import Owner
+
+
+class LostRaceError(DestinationError):
+    """Another process created the same version first; read that version before trying again."""
 
 
 class Place(ABC):
@@ -64,6 +69,10 @@ class Place(ABC):
 
         Raises :class:`StoreError` if there is no store, and :class:`DestinationError` if it cannot grow.
         """
+
+    def is_empty(self) -> bool:
+        """Returns whether nothing is here. False for every URL, which is not asked."""
+        return False
 
     def find_writer(self) -> Owner | None:
         """Returns the process that writes here. None if there is none, and for every URL."""

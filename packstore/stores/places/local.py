@@ -308,6 +308,9 @@ class LocalPlace(Place):
         finally:
             work.remove()
 
+    def is_empty(self) -> bool:
+        return not os.path.exists(self.path)  # noqa: PTH110 - where it may not look, there is nothing
+
     def find_writer(self) -> Owner | None:
         return find_writer(self.path)
 

@@ -29,7 +29,7 @@ from packstore.stores.builder.assembly import ShardList, build_sharded_manifest,
 from packstore.stores.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
 from packstore.stores.export_manifest import ROWS_FILE, RecordLines, parse_export_manifest
 from packstore.stores.opening import read_manifest
-from packstore.stores.places.base import ExportDraft, Growth, Place, StoreDraft
+from packstore.stores.places.base import ExportDraft, Growth, LostRaceError, Place, StoreDraft
 from packstore.stores.places.owned import read_manifest_of_file, refuse_foreign_names, remove_unfinished
 from packstore.stores.places.work import ADDED, KEPT, WorkDirectory
 from packstore.stores.remote.head import find_newest_version, read_head, read_version, read_writable_head
@@ -185,10 +185,6 @@ def _lock_upload_folder(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
         remove_empty(folder)
 
 
-class LostRaceError(DestinationError):
-    """Another process created the same version first; read that version before trying again."""
-
-
 def check_url(objects: ObjectStore, *, overwrite: bool) -> int:
     """Checks that a new store may be written at a URL. Returns the number of its newest version, or 0.
 
@@ -279,49 +275,33 @@ def publish_version(objects: ObjectStore, manifest: Manifest, previous: int) -> 
     """Publishes ``manifest``, whose shards are at the URL, as the version after ``previous``. Returns its number.
 
     Uploads the table of shards before, and replaces the hint after. Raises :class:`LostRaceError` if another process
-    created that version, and :class:`StoreError` if a shard is missing.
+    created that version, and :class:`StoreError` if a shard is missing or has another size.
     """
     assert manifest.shards is not None
     upload_table(objects, manifest.shards)
-    refuse_missing_shards(objects, manifest.shards)
+    there = {info.name: info.nbytes for info in objects.list(SHARDS)}
+    for shard in manifest.shards:  # packstore clean may have removed it as unneeded
+        if there.get(shard_object_name(shard)) != shard.nbytes:
+            raise StoreError(f"{objects.url}/{shard_object_name(shard)} no longer exists; run this again")
     return create_version(objects, manifest, previous)
 
 
-def refuse_missing_shards(objects: ObjectStore, table: ShardTable) -> None:
-    """Lists the shards at a URL. Raises :class:`StoreError` if one of the table is missing or has another size.
+def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> None:
+    """Uploads the data file of a shard to a name with its digest. Replaces a damaged object of that name.
 
-    ``packstore clean`` may have removed it as unneeded.
+    Raises :class:`StoreError` if the file does not have the shard's size and digest.
     """
-    there = {info.name: info.nbytes for info in objects.list(SHARDS)}
-    for shard in table:
-        if there.get(shard_object_name(shard)) != shard.nbytes:
-            raise StoreError(f"{objects.url}/{shard_object_name(shard)} no longer exists; run this again")
-
-
-def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> str:
-    """Uploads the data file of a shard to a name with its digest, and returns the name.
-
-    Replaces a damaged object of that name, and logs a warning. Raises :class:`StoreError` if the file does not have the
-    shard's size and digest.
-    """
-    name = shard_object_name(shard)
     nbytes, digest = file_digest(file)
     if (nbytes, digest) != (shard.nbytes, shard.digest):
         raise StoreError(
             f"{printable(str(file))} has changed since it was written: its SHA-256 is {digest}, expected {shard.digest}"
         )
-    _create_by_content(objects, name, file)
-    return name
+    _create_by_content(objects, shard_object_name(shard), file)
 
 
-def upload_table(objects: ObjectStore, table: ShardTable) -> str:
-    """Uploads a table to a name with its digest, and returns the name.
-
-    Replaces a damaged object of that name, and logs a warning.
-    """
-    name = table_name(table)
-    _create_by_content(objects, name, table.table.tobytes())
-    return name
+def upload_table(objects: ObjectStore, table: ShardTable) -> None:
+    """Uploads a table of shards to a name with its digest. Replaces a damaged object of that name."""
+    _create_by_content(objects, table_name(table), table.table.tobytes())
 
 
 def _create_by_content(objects: ObjectStore, name: str, data: bytes | Path) -> None:
