@@ -55,7 +55,7 @@ class Database:
                 self._pages = Pages(file.fileno())
         except (PageError, OSError) as error:
             raise SourceError(f"{printable(str(path))} is not a readable LMDB, or is damaged: {error}") from None
-        self.entries = self._pages.entries
+        self.entries = self._pages.tree.entries
 
     def walk_entries(self) -> Iterator[TreeEntry]:
         """Yields the keys in sorted order, each with the size of its value."""

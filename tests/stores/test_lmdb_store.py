@@ -450,7 +450,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         data[start + 16 : start + lower] = struct.pack("<H", lower) * 300
         data[start + lower : start + lower + 8] = struct.pack("<HHHH", 0, 0, 0, 3000)
         file.write_bytes(data)
-        assert pages.entries > 300
+        assert pages.tree.entries > 300
         with open_store(path) as reader:
             assert list(reader.spans()) == [] or len(spanned(reader)) < 400
             problems = list(reader.check_structure())
@@ -475,6 +475,19 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         for name in ("label", "checksum", "weight"):
             assert reader.fixed_column(name).flags.aligned
         assert np.array_equal(reader.fixed_column("weight"), weights)
+
+
+def test_closing_frees_the_maps(tmp_path: Path) -> None:
+    write(tmp_path / "a.lmdb", make_records())
+    reader = open_store(tmp_path / "a.lmdb")
+    view, maps = reader.view(0), Path("/proc/self/maps")
+    assert maps.read_text().count("a.lmdb/data.mdb") == 2
+    reader.close()
+    gc.collect()
+    assert maps.read_text().count("a.lmdb/data.mdb") == 1
+    del view
+    gc.collect()
+    assert "a.lmdb/data.mdb" not in maps.read_text()
 
 
 def test_what_is_needed_soon_may_be_said_of_any_value(tmp_path: Path) -> None:

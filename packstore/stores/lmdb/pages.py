@@ -58,7 +58,6 @@ class Pages:
     Attributes:
         map: The whole file, ``uint8``; arrays over it keep the map alive.
         tree: Facts about the tree, from the newer header page.
-        entries: Number of entries, from the same page.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -70,7 +69,6 @@ class Pages:
             raise PageError("data.mdb is empty")
         data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         self.tree = nodes.read_newest_tree(data)
-        self.entries = self.tree.entries
         self.map: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
         # Values of single records come from a map of its own, without readahead: it would be wasted on random access.
         self.random = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -130,8 +128,8 @@ class Pages:
                 else:
                     yield self._describe_fault(code, a, b)
             report()
-        if walk.entries != self.entries:
-            yield nodes.describe_count(walk.entries, self.entries)
+        if walk.entries != self.tree.entries:
+            yield nodes.describe_count(walk.entries, self.tree.entries)
 
     def walk_entries(self) -> Iterator[TreeEntry | str]:
         """Yields all entries in key order, and a line of text for each fault."""
@@ -158,12 +156,13 @@ class RecordLookup:
     """Locates values whose keys are a prefix and a record number in ten digits.
 
     Attributes:
+        pages: Pages of the file.
         data: The map of the file without readahead, in which the values are.
         address: Address of its first byte in memory.
     """
 
     def __init__(self, pages: Pages, prefix: bytes) -> None:
-        self._pages = pages
+        self.pages = pages
         self._key = prefix + b"%010d"
         self.data = memoryview(pages.random)
         self.address = np.frombuffer(pages.random, np.uint8).ctypes.data
@@ -180,13 +179,13 @@ class RecordLookup:
         wait for the disk under the GIL.
         """
         if self._locate_one is None:
-            place = nodes.find_value(self._pages.tree, self._key % record)
+            place = nodes.find_value(self.pages.tree, self._key % record)
         else:
             value = _Value()
             if self._locate_one(self._lookup_at, record, value):
                 start: int = value[0]
                 return self.data[start : start + value[1]]
-            place = self._pages.read_result(value)
+            place = self.pages.read_result(value)
         return None if place is None else self.data[place[0] : place[0] + place[1]]
 
     def locate(self, records: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
@@ -203,7 +202,7 @@ class RecordLookup:
             return starts, sizes, count
         for count, record in enumerate(records.tolist()):
             try:
-                place = nodes.find_value(self._pages.tree, self._key % record)
+                place = nodes.find_value(self.pages.tree, self._key % record)
             except PageError:
                 place = None
             if place is None:

@@ -71,30 +71,25 @@ class LmdbPart(Part):
         """``descriptor`` is an open file descriptor of ``data.mdb``, or None. The caller may close it afterwards."""
         pages = _map_pages(path, descriptor)
         super().__init__(path, _read_stored_manifest(pages, path))
-        self._pages: Pages | None = pages
-        self._images = RecordLookup(pages, b"")
+        self._images: RecordLookup | None = RecordLookup(pages, b"")
         self._records = self.manifest.records
         image = self.manifest.image
         self._width = image.record_nbytes if image.kind == "fixed" else None
         self._columns: dict[str, ColumnData] = {}
         one_by_one = len(_numbered_columns(self.manifest))
         expected = self._records * one_by_one + len(_named_keys(self.manifest))
-        if pages.entries > len(pages.map) // _ENTRY_BYTES:
-            raise StoreError(
-                f"{printable(str(path))} is damaged: it says it has {pages.entries} entries in {len(pages.map)} bytes"
-            )
-        if pages.entries != expected:
-            raise StoreError(
-                f"{printable(str(path))} is damaged: it has {pages.entries} entries, its manifest says {expected}"
-            )
+        entries, shown = pages.tree.entries, printable(str(path))
+        if entries > len(pages.map) // _ENTRY_BYTES:
+            raise StoreError(f"{shown} is damaged: it says it has {entries} entries in {len(pages.map)} bytes")
+        if entries != expected:
+            raise StoreError(f"{shown} is damaged: it has {entries} entries, its manifest says {expected}")
 
     def view(self, row: int) -> memoryview:
         if not 0 <= row < self._records:
             raise IndexError(f"record {row} of {self._records}")
-        if self._pages is None:
-            self._require_open()
+        images = self._images or self._require_open()
         try:
-            value = self._images.find_value(row)
+            value = images.find_value(row)
         except PageError as error:
             raise Fault(int(row), self.path, f"is damaged: {error}") from None
         if value is None:
@@ -106,26 +101,26 @@ class LmdbPart(Part):
     def views(self, rows: NDArray[np.int64]) -> Sequence[Buffer]:
         if len(rows) < _FEWEST_TOGETHER:
             return [self.view(row) for row in rows.tolist()]
-        data, starts, sizes = self.locate(rows)
-        return MappedValues(data, self._images.address, starts, sizes)
+        return MappedValues(self._require_open().data, self._require_open().address, *self.locate(rows)[1:])
 
     def locate(self, rows: NDArray[np.int64]) -> Spans:
-        self._require_open()
+        images = self._require_open()
         if len(rows) and not 0 <= rows.min() <= rows.max() < self._records:
             raise IndexError(f"records {rows.min()} to {rows.max()} of {self._records}")
-        starts, sizes, count = self._images.locate(rows)
+        starts, sizes, count = images.locate(rows)
         wrong = [] if self._width is None else np.flatnonzero(sizes[:count] != self._width).tolist()
         if count < len(rows) or wrong:
             self.view(int(rows[(*wrong, count)[0]]))  # raises the fault
-        return Spans(self._images.data, starts, sizes)
+        return Spans(images.data, starts, sizes)
 
     def will_need(self, view: Buffer) -> None:
         # The map has no readahead: without this, an image would be read page by page.
-        if hasattr(mmap, "MADV_WILLNEED") and isinstance(view, memoryview) and len(view) and self._pages is not None:
-            address = np.frombuffer(view, np.uint8).ctypes.data - self._images.address
+        images = self._images
+        if hasattr(mmap, "MADV_WILLNEED") and isinstance(view, memoryview) and len(view) and images is not None:
+            address = np.frombuffer(view, np.uint8).ctypes.data - images.address
             start, stop = address // mmap.PAGESIZE * mmap.PAGESIZE, address + len(view)
-            if 0 <= start < stop <= len(self._pages.random):  # else it is of other memory
-                self._pages.random.madvise(mmap.MADV_WILLNEED, start, stop - start)
+            if 0 <= start < stop <= len(images.data):  # else it is of other memory
+                images.pages.random.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def column(self, name: str) -> ColumnData:
         columns = self._columns  # read once: another thread may close the part meanwhile
@@ -134,7 +129,7 @@ class LmdbPart(Part):
             if name == "image":
                 raise StoreError("an LMDB has no array of all images; read them one by one")
             if column.one_by_one:
-                read = _make_read(self._require_open(), name, self.path)
+                read = _make_read(self._require_open().pages, name, self.path)
                 columns[name] = make_lazy_column(column, self._records, read)
             elif column.kind == "fixed":
                 columns[name] = self._map_array(name, NUMPY_DTYPE[column.dtype], (self._records, *column.shape))
@@ -144,7 +139,7 @@ class LmdbPart(Part):
         return columns[name]
 
     def close(self) -> None:
-        self._pages = None
+        self._images = None
         self._columns = {}
 
     def faults(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
@@ -156,7 +151,7 @@ class LmdbPart(Part):
 
         ``quick`` skips the overflow pages of long values. Raises :class:`StoreError` if the part is closed.
         """
-        pages = self._require_open()
+        pages = self._require_open().pages
         for fault in find_header_faults(pages.tree):
             yield Problem(f"{fault}: LMDB itself may not read it")
         yield from _check_entries(pages, self.manifest, quick, progress)
@@ -168,18 +163,18 @@ class LmdbPart(Part):
                     yield Problem(str(error))
         progress(Progress("structure", self._records, self._records, self.manifest.image.nbytes))
 
-    def _require_open(self) -> Pages:
-        """Returns the pages. Raises :class:`StoreError` if the part is closed."""
-        pages = self._pages  # read once: another thread may close the part meanwhile
-        if pages is None:
+    def _require_open(self) -> RecordLookup:
+        """Returns the lookup of images. Raises :class:`StoreError` if the part is closed."""
+        images = self._images  # read once: another thread may close the part meanwhile
+        if images is None:
             raise StoreError(f"{printable(str(self.path))} is closed")
-        return pages
+        return images
 
     def _map_array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """Returns the array in the ``.npy`` value ``name`` as a view of the map, or as a copy if it is not aligned."""
         shown = printable(str(self.path))
         try:
-            value = self._require_open().find_value(name.encode("ascii"))
+            value = self._require_open().pages.find_value(name.encode("ascii"))
         except PageError as error:
             raise StoreError(f"{shown} is damaged: {error}") from None
         where = f"column {name!r} of {shown}"
@@ -357,7 +352,7 @@ class LmdbReader(Reader):
 
     def spans(self) -> Iterator[Spans]:
         """Yields the locations of images from record 0 on, up to the first fault, in the map with readahead."""
-        pages = self._part._require_open()
+        pages = self._part._require_open().pages
         for first in range(0, len(self), _SPAN):
             try:
                 located = self._part.locate(np.arange(first, min(first + _SPAN, len(self))))
