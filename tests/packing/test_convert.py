@@ -53,15 +53,6 @@ def test_every_encoding_in_every_format_verifies_against_its_source(
     assert verified.problems == ()
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_original_keeps_every_file_byte_for_byte(photos: Path, tmp_path: Path, suffix: str) -> None:
-    packstore.convert(photos, tmp_path / f"out{suffix}", encoding="original")
-    with packstore.open(tmp_path / f"out{suffix}") as store:
-        assert len(store) == 24
-        for i in range(len(store)):
-            assert bytes(store.read(i)) == (photos / store.key(i)).read_bytes()
-
-
 def test_records_come_split_by_split_and_class_by_class_as_in_imagefolder(photos: Path, tmp_path: Path) -> None:
     packstore.convert(photos, tmp_path / "out.h5")
     with packstore.open(tmp_path / "out.h5") as store:

@@ -164,22 +164,13 @@ def test_select_and_index_keep_links(tmp_path: Path) -> None:
         with open_store(path) as reader:
             assert len(reader) == count
             assert reader.manifest.is_linked
-    with open_store(store) as reader:
-        assert reader.manifest.has_column("seek_index")
-    with pytest.raises(UsageError, match=r"can be left out; there are: label, seek_index$"):
-        packstore.select(store, tmp_path / "less.lmdb", drop_columns=["link_offset"])
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_an_index_is_added_as_if_it_had_been_packed(tmp_path: Path, format: str) -> None:
-    source = make_source(tmp_path, "tar")
-    store = link(source, tmp_path / f"a.{format}", index=False)
-    packed = link(source, tmp_path / f"b.{format}")
-    packstore.add_index(store)
-    with open_store(store) as one, open_store(packed) as other:
+    with open_store(store) as one, open_store(link(source, tmp_path / "indexed.lmdb")) as other:
+        assert one.manifest.has_column("seek_index")
         assert [c.name for c in one.manifest.columns] == [c.name for c in other.manifest.columns]
     packstore.append(store, make_more(tmp_path / "more", 20))
     assert packstore.verify(store, decode=True).ok
+    with pytest.raises(UsageError, match=r"can be left out; there are: label, seek_index$"):
+        packstore.select(store, tmp_path / "less.lmdb", drop_columns=["link_offset"])
 
 
 def test_salvage_refuses(tmp_path: Path) -> None:

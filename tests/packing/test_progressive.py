@@ -19,7 +19,7 @@ from packstore.cli import cli
 from packstore.images.decoders import get_decoder
 from packstore.images.engine import get_engine
 from packstore.stores import open_store
-from tests.internals import Progress, UsageError, batches, journal, progressive, sniff, turbojpeg_library
+from tests.internals import UsageError, progressive, sniff, turbojpeg_library
 from tests.makers.engine_checks import good, noisy, save
 from tests.makers.images import whole_images
 from tests.makers.stores import content
@@ -146,26 +146,6 @@ def test_the_same_bytes_each_time(progressive_folder: Path, tmp_path: Path, suff
 
 class CutError(BaseException):
     """Ends a run as an interrupt does."""
-
-
-@pytest.mark.parametrize("suffix", ["h5", "lmdb"])
-def test_a_run_that_goes_on_makes_the_same(
-    progressive_folder: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(batches, "PASS_RECORDS", 1)
-    monkeypatch.setattr(batches, "DECODE_RECORDS", 1)
-    pack(progressive_folder, tmp_path / f"whole.{suffix}")
-
-    def progress(report: Progress) -> None:
-        if report.stage == "pack" and report.done >= 5:
-            raise CutError
-
-    with pytest.raises(CutError):
-        pack(progressive_folder, tmp_path / f"a.{suffix}", progress=progress)
-    report = pack(progressive_folder, tmp_path / f"a.{suffix}")
-    assert report.resumed or suffix == "lmdb"
-    assert content(tmp_path / f"a.{suffix}") == content(tmp_path / f"whole.{suffix}")
 
 
 def test_what_comes_out_with_other_pixels_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
