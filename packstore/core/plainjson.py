@@ -174,6 +174,8 @@ def _compile(kind: Any) -> Any:
 
 def _convert(schema: Any, plain: Any, where: str) -> Any:
     """Converts a value by a schema, as :func:`from_plain`."""
+    if type(plain) is schema:
+        return plain  # first, since most values are numbers and texts
     if dataclasses.is_dataclass(schema):
         fields = _compile_fields(cast("type", schema))
         if not isinstance(plain, dict) or plain.keys() | _optional_names(cast("type", schema)) != fields.keys():
