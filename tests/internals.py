@@ -158,11 +158,13 @@ if TYPE_CHECKING:
     )
     from packstore.diagnose.doctor.jpeg import decoder_facts, rate_facts
     from packstore.diagnose.doctor.probes import probe
-    from packstore.exports import mds, parquet, run, webdataset, zips
+    from packstore.exports import archives as export_archives
+    from packstore.exports import base as exports_base
+    from packstore.exports import mds, parquet, run
     from packstore.exports.archives import TarWriter
     from packstore.exports.base import Export, Record, ShardWriter
     from packstore.exports.folder import image_file
-    from packstore.exports.objects import ObjectsExport
+    from packstore.exports.labels.base import LabelsExport
     from packstore.exports.options import ExportOptions
     from packstore.exports.plan import plan_export
     from packstore.exports.run import export

@@ -78,8 +78,8 @@ def report_rows(report: AuditReport, only: tuple[str, ...] | None = None, failin
         if only is None or kind in only:
             mark = red(kind) if kind in failing else bold(kind)
             rows.add_lines(f"{mark}  {pluralize(count, 'finding')}: {kinds[kind]}")
-            rows.add_lines(*(f"  {_format_finding(finding)}" for finding in report.of(kind)[:_LISTED]))
-            rows.add_lines(*([f"  … and {count - _LISTED:,} more (--json lists them)"] if count > _LISTED else []))
+            listed = [_format_finding(finding) for finding in report.of(kind)[:_LISTED]]
+            rows.add_some(None, listed, count, _LISTED)
     if only is None:
         total = sum(report.counts.values())
         summary = pluralize(total, "finding") if total else "nothing found"

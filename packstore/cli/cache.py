@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ import click
 
 from packstore.cli.common import BYTE_SIZE, StorePath, progress_bar
 from packstore.cli.options import cache_options, quiet_option
-from packstore.cli.rows import Rows, human_bytes, pluralize
+from packstore.cli.rows import Rows, format_time, human_bytes, pluralize
 from packstore.core.errors import StoreError, UsageError, printable
 
 
@@ -100,8 +99,7 @@ def list_entries(as_json: bool) -> None:
     entries = folder.entries()
     used, rows = sum(entry.nbytes for entry in entries), Rows()
     for entry in entries:
-        then = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        where, size = printable(entry.url or entry.name), human_bytes(entry.nbytes)
+        where, size, then = printable(entry.url or entry.name), human_bytes(entry.nbytes), format_time(entry.used)
         rows.add_lines(f"{where}  {size:>8}  {then}{'  in use' if entry.in_use else ''}")
     total = f"{pluralize(len(entries), 'object')}, {human_bytes(used)} of {human_bytes(folder.budget)}"
     rows.add_lines(f"{printable(str(folder.root))}: {total}", cache=str(folder.root), budget=folder.budget, used=used)

@@ -13,7 +13,7 @@ import click
 
 from packstore.cli.common import StorePath
 from packstore.cli.options import Command, json_option
-from packstore.cli.rows import LISTED, Rows, human_bytes, join_names, pluralize
+from packstore.cli.rows import LISTED, Rows, format_time, human_bytes, join_names, pluralize
 from packstore.core.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _add_leftover(rows: Rows, leftover: Leftover) -> dict[str, Any]:
     path, owner, inside = printable(str(leftover.path)), leftover.owner, leftover.in_store
     said = "empty"
     if owner is not None:
-        began = _format_time(owner.started)
+        began = format_time(owner.started)
         said = f"{human_bytes(leftover.nbytes)} of {printable(owner.destination)}, started {began} by {owner}"
     rows.add_lines(f"{path}: {said}")
     if inside:
@@ -126,11 +126,6 @@ def _remove(leftovers: Sequence[Leftover], quiet: bool) -> None:
         remove_leftover(leftover)
         if not quiet:
             click.echo(f"removed {printable(str(leftover.path))}")
-
-
-def _format_time(seconds: float) -> str:
-    """Formats a time in seconds since the epoch as local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def _confirm(yes: bool) -> bool:
@@ -176,7 +171,7 @@ def _clean_url(url: Path, grace_seconds: float, yes: bool, dry_run: bool, as_jso
         click.echo(f"{url}: {printable(name)} is not packstore's, so it stays", err=True)
     found, nbytes = unneeded.objects, unneeded.nbytes
     for info in found[:LISTED]:
-        since = _format_time(info.modified)
+        since = format_time(info.modified)
         rows.add_lines(f"{url}/{printable(info.name)}: {human_bytes(info.nbytes)}, written {since}")
     rows.add_lines(*([f"… and {len(found) - LISTED:,} more"] if len(found) > LISTED else []))
     total = f"{pluralize(len(found), 'object')} of {human_bytes(nbytes)} that no version needs"

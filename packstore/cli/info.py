@@ -292,9 +292,7 @@ def _add_origin(rows: Rows, m: Manifest) -> None:
         roles = (files.packed, "packed"), (files.annotation + files.evidence, "read"), (files.left, "left out")
         rows.add("files", ", ".join(f"{count:,} {what}" for count, what in roles if count))
     rows.add("skipped", *if_any(len(m.skipped), "sample", ":"))
-    rows.add("", *(f"{printable(s.key)}: {printable(s.reason)}" for s in m.skipped[:LISTED]))
-    if len(m.skipped) > LISTED:
-        rows.add("", f"… and {len(m.skipped) - LISTED:,} more (--json lists them)")
+    rows.add_some("", [f"{printable(s.key)}: {printable(s.reason)}" for s in m.skipped], len(m.skipped), LISTED)
 
 
 def format_linked_files(reader: Reader) -> str:

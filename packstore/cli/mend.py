@@ -102,8 +102,8 @@ def repair_rows(report: RepairReport) -> Rows:
     if not report.problem_count:
         rows.add_lines(f"{damaged}: undamaged, so nothing was written")
         return rows
-    rows.add_problems("replaced", [*map(format_problem, report.replaced)], len(report.replaced))
-    rows.add_problems("lost", [*map(format_problem, report.lost)], len(report.lost))
+    rows.add_some("replaced", [*map(format_problem, report.replaced)], len(report.replaced))
+    rows.add_some("lost", [*map(format_problem, report.lost)], len(report.lost))
     same = "; the digest is that of the undamaged store"
     if (shards := report.shards) is not None:
         said = f"{pluralize(report.problem_count, 'damaged shard')}, {shards.replaced:,} replaced in place"
@@ -134,7 +134,7 @@ def salvage_rows(report: SalvageReport) -> Rows:
         ("unproven", report.unproven, report.unproven_count),
         ("missing", report.missing, report.missing_count),
     ):
-        rows.add_problems(name, [*map(format_problem, problems)], count)
+        rows.add_some(name, [*map(format_problem, problems)], count)
         rows.values |= {f"{name}_count": count, name: [asdict(problem) for problem in problems]}
     missing = f"{report.missing_count:,} missing"
     if not (report.complete or report.missing_count or report.unproven_count):

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -66,11 +67,15 @@ class Rows:
         self.add(yellow("skipped"), *if_any(len(skipped), "sample", ":"), skipped=listed)
         self.add_lines(*(f"    {printable(each.key)}: {printable(each.reason)}" for each in skipped))
 
-    def add_problems(self, name: str, problems: Sequence[str], count: int, most: int = 50) -> None:
-        """Adds a row for each of at most ``most`` problems, and a row that counts the others of ``count``."""
-        self.add(name, *problems[:most])
-        if count > most:
-            self.add(name, f"… and {count - most:,} more (--json lists them)")
+    def add_some(self, name: str | None, texts: Sequence[str], count: int, most: int = 50) -> None:
+        """Adds a row for each of the first ``most`` texts, and one that counts the others of ``count``.
+
+        With None for ``name``, adds lines, indented by two.
+        """
+        indent = "  " if name is None else ""
+        texts = [f"{indent}{text}" for text in texts[:most]]
+        more = [f"{indent}… and {count - most:,} more (--json lists them)"] if count > most else []
+        self._rows += [(name, text) for text in (*texts, *more)]
 
     @property
     def text(self) -> str:
@@ -168,6 +173,11 @@ def human_bytes(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.3g} {unit}"
         n /= 1000
     raise AssertionError("not reached")
+
+
+def format_time(seconds: float) -> str:
+    """Formats a time in seconds since the epoch as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def pluralize(n: int, noun: str, plural: str | None = None) -> str:

@@ -94,7 +94,7 @@ def report_rows(report: VerifyReport, quiet: bool = False) -> Rows:
         and len(differing) == min(manifest.records, len(report.problems))  # not all problems are kept
     )
     listed = [format_problem(problem) for problem in report.problems]
-    rows.add_problems("problem", listed, count, _LISTED_OF_ANOTHER if another else 50)
+    rows.add_some("problem", listed, count, _LISTED_OF_ANOTHER if another else 50)
     path = printable(str(report.path))
     if report.ok:
         size = human_bytes(manifest.image_bytes)

@@ -9,6 +9,7 @@ sizes, vary in length: HDF5 holds each as a variable-length value; an npz holds 
 from __future__ import annotations
 
 import io
+import shutil
 import tempfile
 import zipfile
 from abc import abstractmethod
@@ -24,8 +25,14 @@ from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Manifest
-from packstore.exports.base import BLOCK_BYTES, Export, Record, ShardWriter
-from packstore.exports.names import can_be_strings, safe_name, shorten_name
+from packstore.exports.base import (
+    BLOCK_BYTES,
+    Export,
+    Record,
+    ShardWriter,
+    can_be_strings,
+    name_shard,
+)
 from packstore.stores.hdf5.output import FailureHidingFile
 
 IMAGES, OFFSETS, SHAPES, CLASSES = "images", "images_offsets", "images_shape", "class_names"
@@ -83,8 +90,7 @@ class _ShardFilesExport(ArraysExport):
 
     def begin(self, number: int, split: str) -> ShardWriter:
         """Returns the writer of a shard, named by split and number."""
-        name = f"{shorten_name(safe_name(split))}-{number:06}" if split else f"{number:06}"
-        return self.writer(self.path, f"{name}.{self.extension}", self.manifest, self.array_columns)
+        return self.writer(self.path, name_shard(split, number, self.extension), self.manifest, self.array_columns)
 
 
 class _ArraysWriter(ShardWriter):
@@ -96,7 +102,7 @@ class _ArraysWriter(ShardWriter):
         self.path = folder / name
         self.manifest = manifest
         self.columns = columns
-        self._images: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - until the shard ends
+        self.images: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - until the shard ends
         self._values = {column.name: bytearray() for column in columns}
         self._ends = [0]
         self._shapes: list[tuple[int, ...]] = []
@@ -106,7 +112,7 @@ class _ArraysWriter(ShardWriter):
         mapping."""
         image = record.image
         data = image.tobytes() if isinstance(image, np.ndarray) else image
-        self._images.write(data)
+        self.images.write(data)
         self._ends.append(self._ends[-1] + len(data))
         if isinstance(image, np.ndarray):
             self._shapes.append(image.shape)
@@ -116,15 +122,15 @@ class _ArraysWriter(ShardWriter):
 
     def close(self) -> None:
         """Writes the shard. Deletes the temporary file, also after an error."""
-        self._images.seek(0)
+        self.images.seek(0)
         try:
             self.write_shard()
         finally:
-            self._images.close()
+            self.images.close()
 
     def abort(self) -> None:
         """Deletes the temporary file. Writes no shard."""
-        self._images.close()
+        self.images.close()
 
     @abstractmethod
     def write_shard(self) -> None:
@@ -161,15 +167,10 @@ class _ArraysWriter(ShardWriter):
             values = np.frombuffer(bytes(self._values[column.name]), NUMPY_DTYPE[column.dtype])
             yield array_name(column.name), values.reshape(self.record_count, *column.shape)
 
-    def read_image_blocks(self) -> Iterator[bytes]:
-        """Yields the bytes of the temporary file from the present place on, in blocks."""
-        while data := self._images.read(_BLOCK_BYTES):
-            yield data
-
     def read_next_image(self, number: int) -> bytes:
         """Reads the next image from the temporary file. ``number``, its number in the shard from 0, gives only its
         size."""
-        return self._images.read(self._ends[number + 1] - self._ends[number])
+        return self.images.read(self._ends[number + 1] - self._ends[number])
 
 
 def array_name(column: str) -> str:
@@ -199,8 +200,7 @@ class _NpzWriter(_ArraysWriter):
                     self._add_array(archive, OFFSETS, self.image_offsets)
                 with archive.open(_make_npy_entry(IMAGES), "w", force_zip64=True) as file:
                     file.write(_build_npy_header(shape, dtype))
-                    for block in self.read_image_blocks():
-                        file.write(block)
+                    shutil.copyfileobj(self.images, file, _BLOCK_BYTES)
                 for name, array in self.small_arrays():
                     self._add_array(archive, name, array)
                 if (names := storable_class_names(self.manifest)) is not None:
@@ -213,8 +213,7 @@ class _NpzWriter(_ArraysWriter):
     def _add_array(self, archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
         """Adds an array to the archive as an ``.npy`` file."""
         with archive.open(_make_npy_entry(name), "w", force_zip64=True) as file:
-            file.write(_build_npy_header(array.shape, array.dtype))
-            file.write(np.ascontiguousarray(array).tobytes())
+            npy.write_array(file, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
 
 
 def _make_npy_entry(name: str) -> zipfile.ZipInfo:

@@ -8,19 +8,21 @@ records and verifies their checksums, resumes, publishes, and fills the export m
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_hexdigest
 
 from packstore.core.column import INTERNAL, Column
 from packstore.core.columns import from_stored
-from packstore.core.files import open_file, sync_tree
+from packstore.core.files import drop, open_file, sync_tree
 from packstore.core.manifest import Manifest
 from packstore.images.sniff import HeaderError, sniff
 from packstore.stores.base import Reader
@@ -68,9 +70,16 @@ class Record:
         column = self.columns[name]
         if not self.has_value(name):
             return None
-        has_shape = column.kind == "ragged" and column.layout is not None
-        shape = tuple(self.stored[column.shape_name].tolist()) if has_shape else None
-        return from_stored(column, self.stored[name], shape)
+        return from_stored(column, self.stored[name], self.shape_of(column) if has_varying_shapes(column) else None)
+
+    def shape_of(self, column: Column) -> tuple[int, ...]:
+        """Returns the shape of the record's value if arrays of the column may differ in shape, else the column's."""
+        return tuple(self.stored[column.shape_name].tolist()) if has_varying_shapes(column) else column.shape
+
+    def stored_bytes(self, name: str) -> bytes:
+        """Returns the stored value of a column as bytes."""
+        raw = self.stored[name]
+        return raw if isinstance(raw, bytes) else np.asarray(raw).tobytes()
 
     def has_value(self, name: str) -> bool:
         """Tells if the record has a value in a column. True for every column without missing values."""
@@ -124,6 +133,25 @@ class ShardWriter(ABC):
     def abort(self) -> None:
         """Closes open files after an error. Deletes nothing that another run needs. By default does nothing."""
         return
+
+
+class FileWriter(ShardWriter):
+    """Base of writers that write a shard to one file, which stays open until its end. Creating it creates the file."""
+
+    file: str
+
+    def __init__(self, folder: Path, file: str) -> None:
+        self.file = file
+        self.out: IO[bytes] = open_file(folder / file, "wb")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self.out.close()
+
+    def abort(self) -> None:
+        """Closes the file, which stays incomplete."""
+        if not self.out.closed:
+            drop(self.out)
 
 
 class Export(ABC):
@@ -215,11 +243,15 @@ class Export(ABC):
         """
         return 40 if self.shard_bytes is not None else self.estimate_block_padding(BLOCK_BYTES)
 
-    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes the files that follow all shards, such as class lists. Then writes the export manifest unless
-        :attr:`bare`.
+    def documents(self, export_manifest: ExportManifest, lines: Path | None) -> Mapping[str, Iterable[bytes]]:
+        """Returns the contents, in pieces, of the files that follow all shards, such as class lists, by path.
 
-        This base writes only the export manifest.
+        By default there are none. Arguments: see :meth:`finish`.
+        """
+        return {}
+
+    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Writes the files that :meth:`documents` returns, and the export manifest unless :attr:`bare`.
 
         Args:
             export_manifest: The export manifest with all shards.
@@ -229,9 +261,15 @@ class Export(ABC):
         Returns:
             The export manifest as written, with :attr:`ExportManifest.files`.
         """
+        files = self.documents(export_manifest, lines)
+        for path, pieces in files.items():
+            (self.path / path).parent.mkdir(parents=True, exist_ok=True)
+            with open_file(self.path / path, "wb") as out:
+                out.writelines(pieces)
+        export_manifest = replace(export_manifest, files=(*export_manifest.files, *files))
         if not self.bare:
-            with open_file(self.path / MANIFEST_FILE, "wb") as file:
-                file.write(export_manifest.to_json().encode("ascii") + b"\n")
+            with open_file(self.path / MANIFEST_FILE, "wb") as out:
+                out.write(export_manifest.to_json().encode("ascii") + b"\n")
         return export_manifest
 
     def undo_finish(self) -> None:
@@ -283,3 +321,55 @@ class Export(ABC):
         columns = [column for column in self.manifest.columns if column.name not in INTERNAL]
         companions = {each.name for column in columns for each in column.companions}
         return tuple(column for column in columns if column.name not in companions)
+
+
+def name_shard(split: str, number: int, extension: str) -> str:
+    """Returns the usual name of a shard: ``train-000000.tar``; ``000000.tar`` in a store without splits."""
+    return f"{shorten_name(safe_name(split))}-{number:06}.{extension}" if split else f"{number:06}.{extension}"
+
+
+_LONGEST = 200
+"""Most bytes of a name: file systems take 255, and an extension may follow."""
+_BAD = re.compile(r'[\x00-\x1f\x7f%/\\:*?"<>|\ud800-\udfff]')
+"""Characters to escape: control characters, those that Windows refuses, slashes, bytes that are not UTF-8, and ``%``,
+which begins an escape."""
+
+
+def safe_name(text: str) -> str:
+    """Converts ``text`` to the name of a file or folder. Different texts get different names. Common names are
+    unchanged.
+
+    Unsafe characters become ``%`` and their code, like in URLs. A long name is cut, and ends with a hash of the whole
+    name.
+    """
+    name = _BAD.sub(_percent_encode, text)
+    if name in ("", ".", ".."):
+        name = name.replace(".", "%2E") or "%"
+    return shorten_name(name)
+
+
+def can_be_lines(names: Sequence[str]) -> bool:
+    """Tells if each name can be a line of a text file: printable, not empty, without space at its ends."""
+    return all(name.strip() == name != "" and name.isprintable() for name in names)
+
+
+def can_be_strings(names: Sequence[str]) -> bool:
+    """Tells if each name can be a string in other languages: no NUL, and no byte that is not UTF-8."""
+    return not any(re.search("[\0\ud800-\udfff]", name) for name in names)
+
+
+def shorten_name(name: str) -> str:
+    """Returns ``name`` if it has at most 200 bytes in UTF-8. Otherwise returns its beginning and a hash of the whole
+    name."""
+    raw = name.encode("utf-8", "surrogateescape")
+    if len(raw) <= _LONGEST:
+        return name
+    kept = raw[: _LONGEST - 17].decode("utf-8", "ignore")
+    return f"{kept}-{xxh3_64_hexdigest(raw)}"
+
+
+def _percent_encode(match: re.Match[str]) -> str:
+    """Returns ``%`` and the hexadecimal code of the matched character. A surrogate has the code of the byte that it
+    replaces."""
+    code = ord(match[0])
+    return f"%{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02X}"

@@ -1,16 +1,37 @@
-"""Export of an image folder, ``root/split/class/name``."""
+"""Exports with images as files, and the paths of these files: ``split/class/name``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path, PurePosixPath
 
 import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from packstore.core.files import open_file, sync_file_system
-from packstore.exports.base import Export, Record, ShardWriter
-from packstore.exports.paths import ClassFolders, RecordPaths
+from packstore.core.manifest import Manifest
+from packstore.exports.base import EXTENSIONS, Export, Record, ShardWriter, safe_name, shorten_name
+from packstore.stores.base import Reader
+
+IMAGE_SUFFIXES = frozenset({*EXTENSIONS.values(), "jpeg", "tiff", "pgm", "pbm", "heif", "j2k", "jpx", "jpf"})
+_SUFFIXES = IMAGE_SUFFIXES | {"txt", "json", "xml"}
+"""Suffixes of images, and of label files that have an image's name (YOLO, LabelMe, Pascal VOC)."""
+_YEAR = re.compile(r"(19|20)\d\d$")
+"""The year that COCO appends to names of splits: ``train2017``."""
+_SAME = {
+    "jpeg": "jpg",
+    "tiff": "tif",
+    "pgm": "ppm",
+    "pbm": "ppm",
+    "heif": "heic",
+    **dict.fromkeys(("j2k", "jpx", "jpf"), "jp2"),
+}
+_LONGEST = 1000
+"""Most bytes of a path below its class: systems take 1,024 or 4,096 for the full path."""
+UNLABELLED = "unlabelled"
+"""The folder of images whose label is missing."""
 
 
 class FilesExport(Export):
@@ -41,40 +62,63 @@ class FilesExport(Export):
         return RecordPaths(self.manifest, self.reader, recoded=self.recoded)
 
 
-class ImageFolderExport(FilesExport):
-    """A folder with a file for each image, in folders of splits and classes."""
+class FolderExport(FilesExport):
+    """Base of exports of a folder with a file for each image, and perhaps further files for it."""
 
-    name = "imagefolder"
-    help = "an image folder, root/split/class/file"
     shard_bytes = None
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Returns a writer of image files. Ignores ``number`` and ``split``: shards leave no trace in the folder."""
-        return _FolderWriter(self.path, self.record_paths)
+        """Returns a writer of files. Ignores ``number`` and ``split``: shards leave no trace in the folder."""
+        return _FolderWriter(self)
 
     def sync(self, shard: ShardWriter) -> None:
         """Flushes the whole file system, whatever the shard, since each image is a file."""
         sync_file_system(self.path)
 
+    def image_path(self, record: Record) -> str:
+        """Returns the path of a record's image in the export."""
+        return self.record_paths(record)
+
+    def write_beside(self, record: Record, image: str, data: bytes) -> Mapping[str, str]:
+        """Writes further files of a record. Returns entries of its line in ``packstore.rows.jsonl``.
+
+        By default writes none. ``image``: path of its image in the export. ``data``: the image.
+        """
+        return {}
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Writes the file ``path`` of the export; replaces a file that exists. Creates its folder if needed."""
+        folder = path.rpartition("/")[0]
+        if folder not in self._folders:
+            (self.path / folder).mkdir(parents=True, exist_ok=True)
+            self._folders.add(folder)
+        with open_file(self.path / path, "wb") as file:
+            file.write(data)
+
+    @cached_property
+    def _folders(self) -> set[str]:
+        """Folders that exist."""
+        return set()
+
+
+class ImageFolderExport(FolderExport):
+    """A folder with a file for each image, in folders of splits and classes."""
+
+    name = "imagefolder"
+    help = "an image folder, root/split/class/file"
+
 
 class _FolderWriter(ShardWriter):
-    """Writes each image as a file below ``root``; creates folders as needed."""
+    """Writes each image as a file, and lets the export write what belongs beside it."""
 
-    def __init__(self, root: Path, paths: RecordPaths) -> None:
-        self._root = root
-        self._paths = paths
-        self._folders: set[PurePosixPath] = set()
+    def __init__(self, export: FolderExport) -> None:
+        self._export = export
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the image file and returns its path as ``{"file": path}``. Creates its folder if needed."""
-        path = self._paths(record)
-        folder = PurePosixPath(path).parent
-        if folder not in self._folders:
-            (self._root / folder).mkdir(parents=True, exist_ok=True)
-            self._folders.add(folder)
-        with open_file(self._root / path, "wb") as file:
-            file.write(image_file(record))
-        return {"file": path}
+        """Writes the image. Returns ``{"file": path}``, and the entries of :meth:`FolderExport.write_beside`."""
+        data, path = image_file(record), self._export.image_path(record)
+        self._export.write_file(path, data)
+        return {"file": path, **self._export.write_beside(record, path, data)}
 
     def close(self) -> None:
         """Does nothing: each file is closed once it is written."""
@@ -85,3 +129,214 @@ def image_file(record: Record) -> bytes:
     """Returns the image file of a record. An array fails an assertion."""
     assert not isinstance(record.image, np.ndarray)
     return record.image
+
+
+class ClassFolders:
+    """Folder names of the classes of the column ``label``. Reads all labels.
+
+    Without names of classes, folders are numbers with leading zeros.
+
+    Attributes:
+        names: Folder name by class number. None in a store without labels. Without names of classes, None also if a
+            label is below 0, or 2^20 or more.
+        missing: Name of the folder of images whose label is missing.
+        renamed: Number of classes whose folder has another name than the class.
+        has_missing: Some images have no label.
+    """
+
+    def __init__(self, manifest: Manifest, reader: Reader) -> None:
+        self.names: list[str] | None = None
+        self.missing = UNLABELLED
+        self.renamed = 0
+        self.has_missing = False
+        self._counts: list[NDArray[np.int64]] = []
+        if not manifest.has_label:
+            return
+        labels = reader.fixed_column("label")
+        if manifest.classes is not None:
+            self.names = make_distinct([safe_name(name) for name in manifest.classes])
+            self.renamed = sum(a != b for a, b in zip(self.names, manifest.classes, strict=True))
+        else:
+            lowest, most = int(labels.min()), int(labels.max())
+            if lowest < 0 or most >= 1 << 20:
+                return  # not class numbers
+            self.names = [f"{number:0{len(str(most))}}" for number in range(most + 1)]
+        while self.missing in self.names:
+            self.missing += "_"
+        ranges = [(split.start, split.stop) for split in manifest.splits] or [(0, len(labels))]
+        valid = (
+            reader.fixed_column("label_valid") if manifest.column("label").nullable else np.ones(len(labels), np.bool_)
+        )
+        self.has_missing = not valid.all()
+        self._counts = [np.bincount(labels[a:b][valid[a:b]], minlength=len(self.names)) for a, b in ranges]
+
+    def losses(self) -> list[str]:
+        """Returns a text for each loss with torchvision's ``ImageFolder``, which numbers folders by name. Returns none
+        without labels.
+
+        Losses are numbers and names of classes, missing labels, and classes without images.
+        """
+        if self.names is None:
+            return []
+        lost = []
+        if sorted(self.names) != self.names:
+            lost.append("numbers of classes: readers number folders in the order of their names")
+        if self.renamed:
+            lost.append(f"names of {self.renamed:,} classes: they cannot be names of folders, so they are changed")
+        if self.has_missing:
+            lost.append(f"missing labels: such images are in a folder {self.missing!r}, which readers take for a class")
+        empty = max(int((counts == 0).sum()) for counts in self._counts)
+        if empty:
+            lost.append(f"classes without images ({empty:,} in a split): readers number only folders that exist")
+        return lost
+
+
+class RecordPaths:
+    """Chooses the path of each record's file: ``split/class/name``. Paths are unique even if case is ignored.
+
+    Unsafe characters are escaped. Long names end with a hash. A repeated path gets ``~`` and the record's number.
+    """
+
+    def __init__(self, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
+        """``recoded``: files were re-encoded, and suffixes in keys may be wrong. Reads all keys and labels."""
+        self.classes = ClassFolders(manifest, reader)
+        names = [split.name for split in manifest.splits]
+        self._splits = dict(zip(names, make_distinct([safe_name(name) for name in names]), strict=True))
+        self._recoded = recoded or not manifest.holds_files
+        self._ends = [(split.stop, split.name) for split in manifest.splits] or [(manifest.records, "")]
+        self._repeated = self._unique_suffixes(reader)
+
+    def __call__(self, record: Record) -> str:
+        """Returns the path of a record's file, with ``/``.
+
+        Keeps the key's suffix if it is a suffix of images. The suffix of a re-encoded file must also fit the content.
+        Otherwise adds the usual suffix of the content.
+        """
+        label = self._read_label(record)
+        stem, suffix = _split_suffix(self._build_stem(record.key, record.split, label))
+        kept = suffix.lower() and not (self._recoded and _SAME.get(suffix.lower(), suffix.lower()) != record.extension)
+        stem += self._repeated.get(record.number, "")
+        return f"{_shorten_file_name(stem)}.{suffix if kept else record.extension}"
+
+    def _read_label(self, record: Record) -> int | None:
+        """Returns the label of a record, -1 if it is missing, or None in a store without labels."""
+        if self.classes.names is None:
+            return None
+        return int(record.stored["label"]) if record.has_value("label") else -1
+
+    def _build_stem(self, key: str, split: str, label: int | None) -> str:
+        """Returns the path for a key, with the folders of its split and class. A path that is too long becomes a hash.
+
+        If the key begins with these folders, the path does not repeat them. Nor does it repeat YOLO's ``images/train``
+        or COCO's ``train2017`` for the split ``train``.
+
+        ``label``: -1 if it is missing, None in a store without labels.
+        """
+        folders, parts = [], key.split("/")
+        if split:
+            folders.append(self._splits[split])
+            if len(parts) > 2 and sorted(map(str.lower, parts[:2])) == sorted([split.lower(), "images"]):
+                del parts[:2]  # YOLO's images/train
+            elif len(parts) > 1 and split.lower() in (parts[0].lower(), _YEAR.sub("", parts[0].lower())):
+                parts.pop(0)
+        if label is not None and self.classes.names is not None:
+            folder = self.classes.names[label] if label >= 0 else self.classes.missing
+            folders.append(folder)
+            if len(parts) > 1 and safe_name(parts[0]) == folder:
+                parts.pop(0)
+        rest = "/".join(map(safe_name, parts))
+        if len(rest.encode()) > _LONGEST:
+            rest = xxh3_128_hexdigest(key.encode("utf-8", "surrogateescape"))
+        return "/".join([*folders, rest])
+
+    def _unique_suffixes(self, reader: Reader) -> dict[int, str]:
+        """Maps records to suffixes that make their paths unique: records whose path an earlier record or a folder has.
+        Leaves out other records.
+
+        Compares paths without file extensions, since these may change. Reads all keys; a second time if there are such
+        records. Memory: 8 bytes a record.
+        """
+        hashes = np.empty(len(reader), np.uint64)
+        labels = valid = None
+        if self.classes.names is not None:
+            labels = reader.fixed_column("label")
+            valid = reader.fixed_column("label_valid") if reader.manifest.column("label").nullable else None
+        folders, folder = set[int](), ""
+        for number, stem in enumerate(self._list_stems(reader, labels, valid)):
+            hashes[number] = _hash_path(stem)
+            if not stem.startswith(f"{folder}/") or "/" in stem[len(folder) + 1 :]:
+                folder = stem.rpartition("/")[0]
+                folders.update(_hash_file_like_folders(folder))
+        blocked = np.flatnonzero(np.isin(hashes, np.array(sorted(folders), np.uint64))).tolist()
+        order = np.argsort(hashes, kind="stable")
+        hashes = hashes[order]
+        again = {*order[1:][hashes[1:] == hashes[:-1]].tolist(), *blocked}
+        suffixes: dict[int, str] = {}
+        for number, stem in enumerate(self._list_stems(reader, labels, valid)) if again else ():
+            if number in again:
+                added = f"~{number}"
+                while _contains_sorted(hashes, _hash_path(stem + added)) or _hash_path(stem + added) in folders:
+                    added += "~"
+                suffixes[number] = added
+        return suffixes
+
+    def _list_stems(
+        self, reader: Reader, labels: NDArray[np.int64] | None, valid: NDArray[np.bool_] | None
+    ) -> Sequence[str] | map[str]:
+        """Returns the paths of all records in order, without image suffixes. Reads each key when its path is taken."""
+
+        def stem(number: int) -> str:
+            split = next(name for stop, name in self._ends if number < stop)
+            label = None if labels is None else int(labels[number]) if valid is None or valid[number] else -1
+            return _split_suffix(self._build_stem(reader.key(number), split, label))[0]
+
+        return map(stem, range(len(reader)))
+
+
+def make_distinct(names: Sequence[str]) -> list[str]:
+    """Returns ``names``, with ``~`` and a number appended to each that repeats an earlier one. Ignores case."""
+    used: set[str] = set()
+    unique_names = []
+    for name in names:
+        unique, count = name, 1
+        while unique.casefold() in used:
+            count += 1
+            unique = f"{name}~{count}"
+        used.add(unique.casefold())
+        unique_names.append(unique)
+    return unique_names
+
+
+def _split_suffix(path: str) -> tuple[str, str]:
+    """Splits a path into stem and image suffix. If it has no image suffix, the suffix is ``""``."""
+    stem, dot, suffix = path.rpartition(".")
+    if not dot or suffix.lower() not in IMAGE_SUFFIXES or stem.endswith("/") or not stem:
+        return path, ""
+    return stem, suffix
+
+
+def _shorten_file_name(stem: str) -> str:
+    """Shortens the file name in a path if it is too long for file systems. Folders are unchanged."""
+    folder, slash, name = stem.rpartition("/")
+    return f"{folder}{slash}{shorten_name(name)}"
+
+
+def _hash_path(stem: str) -> int:
+    """Hashes a path. Ignores case. A long file name is shortened before."""
+    return xxh3_64_intdigest(_shorten_file_name(stem).casefold().encode("utf-8", "surrogatepass"))
+
+
+def _hash_file_like_folders(folder: str) -> Iterator[int]:
+    """Yields a hash of a folder, and of each of its parents, without suffix. Leaves out names that do not end like
+    files of an export."""
+    while folder:
+        stem, _, suffix = folder.rpartition(".")
+        if suffix.lower() in _SUFFIXES:
+            yield _hash_path(stem)
+        folder = folder.rpartition("/")[0]
+
+
+def _contains_sorted(hashes: NDArray[np.uint64], value: int) -> bool:
+    """Tells if the sorted array ``hashes`` contains ``value``."""
+    at = int(np.searchsorted(hashes, np.uint64(value)))
+    return at < len(hashes) and int(hashes[at]) == value

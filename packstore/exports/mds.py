@@ -13,8 +13,7 @@ import math
 import shutil
 import tempfile
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,9 +22,8 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
-from packstore.core.files import drop, open_file, sync_directory
-from packstore.exports.base import Export, Record, ShardWriter, has_varying_shapes
-from packstore.exports.names import safe_name, shorten_name
+from packstore.core.files import sync_directory
+from packstore.exports.base import Export, FileWriter, Record, ShardWriter, safe_name, shorten_name
 from packstore.stores.export_manifest import ExportManifest
 
 _INDEX = "index.json"
@@ -88,20 +86,20 @@ class MdsExport(Export):
         super().sync(shard)
         sync_directory(self.path)
 
-    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``index.json`` for each split that has records. Adds these files to the export manifest. Writes the
-        export manifest unless the export is bare."""
+    def documents(self, export_manifest: ExportManifest, lines: Path | None) -> Mapping[str, Iterable[bytes]]:
+        """Returns ``index.json`` for each split that has records."""
         shards: dict[str, list[dict[str, Any]]] = {}
         for file, _, records in export_manifest.shards:
             folder, _, name = file.rpartition("/")
             size = (self.path / file).stat().st_size
             said = {"samples": records, "raw_data": {"basename": name, "bytes": size, "hashes": {}}, "zip_data": None}
             shards.setdefault(folder, []).append(_describe_columns(self._choose_encodings()) | said)
-        files = [f"{folder}/{_INDEX}" if folder else _INDEX for folder in shards]
-        for file, listed in zip(files, shards.values(), strict=True):
-            with open_file(self.path / file, "wb") as out:
-                out.write(json.dumps({"version": 2, "shards": listed}, sort_keys=True).encode("ascii"))
-        return super().finish(replace(export_manifest, files=tuple(files)), lines)
+        return {
+            f"{folder}/{_INDEX}" if folder else _INDEX: [
+                json.dumps({"version": 2, "shards": listed}, sort_keys=True).encode("ascii")
+            ]
+            for folder, listed in shards.items()
+        }
 
     def _choose_encodings(self) -> dict[str, str]:
         """Returns the MDS encoding of key, image, each column, and each ``NAME_valid``, sorted by name like in the
@@ -118,16 +116,15 @@ class MdsExport(Export):
         return dict(sorted(encodings.items()))
 
 
-class _MdsWriter(ShardWriter):
+class _MdsWriter(FileWriter):
     """Collects samples in a temporary file until the shard ends: the shard's header needs their number.
 
     Creating it creates this file and the shard's file. Closing a shard of 4 GiB or more raises :class:`UsageError`.
     """
 
     def __init__(self, folder: Path, file: str, columns: Sequence[Column], encodings: Mapping[str, str]) -> None:
-        self.file = file
+        super().__init__(folder, file)
         self._columns, self._encodings = columns, encodings
-        self._out = open_file(folder / file, "wb")
         self._samples = tempfile.TemporaryFile(dir=(folder / file).parent)  # noqa: SIM115 - until the shard ends
         self._ends = array("Q", [0])
 
@@ -140,11 +137,7 @@ class _MdsWriter(ShardWriter):
         else:
             values["image"] = image
         for column in self._columns:
-            raw = record.stored[column.name]
-            shape = record.stored[column.shape_name].tolist() if has_varying_shapes(column) else column.shape
-            values[column.name] = _encode_value(
-                column, raw if isinstance(raw, bytes) else np.asarray(raw).tobytes(), shape
-            )
+            values[column.name] = _encode_value(column, record.stored_bytes(column.name), record.shape_of(column))
             if column.nullable:
                 values[column.valid_name] = bytes([record.has_value(column.name)])
         data = [values[name] for name in self._encodings]
@@ -168,19 +161,18 @@ class _MdsWriter(ShardWriter):
             raise UsageError(
                 f"an MDS shard of {begin + self._ends[-1]} bytes is too large; give a smaller --shard-size"
             )
-        self._out.write(np.uint32(count).tobytes())
-        self._out.write((np.frombuffer(self._ends, np.uint64) + np.uint64(begin)).astype("<u4").tobytes())
-        self._out.write(described)
+        self.out.write(np.uint32(count).tobytes())
+        self.out.write((np.frombuffer(self._ends, np.uint64) + np.uint64(begin)).astype("<u4").tobytes())
+        self.out.write(described)
         self._samples.seek(0)
-        shutil.copyfileobj(self._samples, self._out, 1 << 20)
+        shutil.copyfileobj(self._samples, self.out, 1 << 20)
         self._samples.close()
-        self._out.close()
+        super().close()
 
     def abort(self) -> None:
         """Deletes the temporary file and closes the shard's file, which stays incomplete."""
         self._samples.close()
-        if not self._out.closed:
-            drop(self._out)
+        super().abort()
 
 
 def _describe_columns(encodings: Mapping[str, str]) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import importlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,10 +23,8 @@ from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.fields import BOXES_ARE
-from packstore.core.files import drop, open_file
 from packstore.core.manifest import Manifest
-from packstore.exports.base import Export, Record, ShardWriter
-from packstore.exports.names import shorten_name
+from packstore.exports.base import Export, FileWriter, Record, ShardWriter, shorten_name
 from packstore.sources.yamltext import format_yaml_string
 from packstore.stores.base import Reader
 from packstore.stores.export_manifest import ExportManifest
@@ -76,18 +74,18 @@ class ParquetExport(Export):
         )
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Renames the shards to ``…-of-00002.parquet``, also in the export manifest. Writes the dataset card
-        (``README.md``), and the export manifest unless the export is bare."""
+        """Renames the shards to ``…-of-00002.parquet``, also in the export manifest. Then does as the base."""
         counts = Counter(shard.split for shard in export_manifest.shards)
         shards = []
         for shard in export_manifest.shards:
             file = shard.file.replace(".parquet", f"-of-{counts[shard.split]:05}.parquet")
             (self.path / shard.file).rename(self.path / file)
             shards.append(shard._replace(file=file))
-        export_manifest = replace(export_manifest, shards=tuple(shards), files=(CARD,))
-        with open_file(self.path / CARD, "wb") as card:
-            card.write(self._format_card(export_manifest).encode("utf-8", "replace"))
-        return super().finish(export_manifest, lines)
+        return super().finish(replace(export_manifest, shards=tuple(shards)), lines)
+
+    def documents(self, export_manifest: ExportManifest, lines: Path | None) -> Mapping[str, Iterable[bytes]]:
+        """Returns the dataset card, ``README.md``."""
+        return {CARD: [self._format_card(export_manifest).encode("utf-8", "replace")]}
 
     def undo_finish(self) -> None:
         """Renames ``…-of-00002.parquet`` back to names without the number of shards."""
@@ -128,7 +126,7 @@ class ParquetExport(Export):
         return f"---{head}\n---\n\nExported by packstore: {self.manifest.records:,} records.\n"
 
 
-class _ParquetWriter(ShardWriter):
+class _ParquetWriter(FileWriter):
     """Writes a Parquet file. Collects records in memory and writes them as a row group.
 
     A row group ends when its images have 16 MiB. With at least 100 records, it ends at 1 MiB. Creating the writer
@@ -136,17 +134,16 @@ class _ParquetWriter(ShardWriter):
     """
 
     def __init__(self, folder: Path, file: str, schema: Any, columns: Sequence[Column]) -> None:
-        self.file = file
+        super().__init__(folder, file)
         self._columns = columns
         self._schema = schema
         self._rows: list[Record] = []
         self._nbytes = 0
-        self._out: IO[bytes] = open_file(folder / file, "wb")
         inside = {"file": ".bytes", "files": ".list.element.bytes"}
         files = [column.name + inside[column.form] for column in columns if column.form in inside]
         named = [name for name in _list_leaf_paths(schema) if name not in ("image.bytes", *files)]
         self._writer = _import_pyarrow("pyarrow.parquet").ParquetWriter(
-            self._out, schema, compression="none", use_dictionary=False, write_statistics=named
+            self.out, schema, compression="none", use_dictionary=False, write_statistics=named
         )
 
     def add(self, record: Record) -> Mapping[str, str]:
@@ -170,12 +167,12 @@ class _ParquetWriter(ShardWriter):
         if self._rows:
             self._write_rows()
         self._writer.close()
-        self._out.close()
+        super().close()
 
     def abort(self) -> None:
         """Closes the file without its end. The collected records are lost."""
-        if not self._out.closed:
-            drop(self._out)
+        if not self.out.closed:
+            super().abort()
             self._writer.is_open = False  # otherwise garbage collection would write the file's end
 
     def _write_rows(self) -> None:

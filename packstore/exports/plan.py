@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,16 +10,16 @@ from pathlib import Path
 from xxhash import xxh3_128_hexdigest
 
 from packstore import __version__
-from packstore.core.column import UPRIGHT
+from packstore.core.column import UPRIGHT, Column
+from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths, free_bytes, refuse_empty, refuse_nested_paths
 from packstore.core.manifest import Manifest
 from packstore.core.plainjson import to_canonical_json
 from packstore.core.registry import EXPORTS
 from packstore.exports.base import Export
-from packstore.exports.estimate import estimate_bytes
 from packstore.exports.options import ExportOptions
-from packstore.exports.recoding import Recoding, plan_recoding
+from packstore.exports.recoding import Recode, Recoding, image_from_stored, plan_recoding
 from packstore.exports.staging import was_published
 from packstore.images.encode.options import keeps_exif, readers_transpose
 from packstore.stores import Reader
@@ -26,6 +27,12 @@ from packstore.stores.export_manifest import ExportManifest
 from packstore.stores.opening import open_reader
 from packstore.stores.places.local import check_destination
 from packstore.stores.places.owned import find_owned_files
+from packstore.stores.records import ProvenRecords
+
+_FIXED_BYTES = 8192
+"""Bytes of each split, and of ``packstore.json``, in an export of few records."""
+_SAMPLE_IMAGES = 16
+"""Images that are encoded to estimate the size; sizes differ by tens of percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +155,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
         check_destination(destination, overwrite=options.overwrite, owned=find_owned_files)
     return replace(
         plan,
-        estimate_bytes=estimate_bytes(trial, held, plan.has_lines, recoding.recode),
+        estimate_bytes=_estimate_bytes(trial, held, plan.has_lines, recoding.recode),
         free_bytes=free_bytes(destination) or 0,
     )
 
@@ -187,3 +194,53 @@ def _resolve_kind(destination: Path, to: str | None) -> type[Export]:
         f"{printable(str(destination))}: the name has no suffix of an export; choose the kind with --to: "
         f"{', '.join(kind.name for kind in kinds)}"
     )
+
+
+def _estimate_bytes(export: Export, held: Sequence[str], has_lines: bool, recode: Recode | None) -> int:
+    """Estimates the bytes of an export on disk.
+
+    With ``recode``, re-encodes up to 16 images. Raises :class:`SampleError` if that fails, and
+    :class:`CorruptRecordError` for a damaged record.
+
+    Args:
+        export: The export, before it writes.
+        held: Names of the columns that the format holds exactly.
+        has_lines: The export has ``packstore.rows.jsonl``.
+        recode: Re-encodes an image; None if images are written unchanged.
+    """
+    manifest, reader = export.manifest, export.reader
+    image = reader.manifest.image.nbytes
+    if recode is not None:
+        image = int(image * _estimate_size_ratio(reader, recode))
+    kept = [each for column in export.columns if column.name in held for each in (column, *column.companions)]
+    values = sum(column.size_of(manifest.records) for column in kept)
+    total = image + values + manifest.records * export.overhead() + _FIXED_BYTES * (1 + len(manifest.splits))
+    if has_lines:
+        keys = 0 if export.keeps_keys else export.mean_key_bytes
+        files = 0 if held or export.shard_bytes is not None else export.mean_key_bytes
+        line = len('{"key":"","file":""}\n') + keys + files
+        rest = [each for column in export.columns if column.name not in held for each in (column, *column.companions)]
+        total += manifest.records * line + sum(_estimate_line_bytes(column, manifest.records) for column in rest)
+    return total
+
+
+def _estimate_line_bytes(column: Column, records: int) -> int:
+    """Estimates the bytes of a column's values in ``packstore.rows.jsonl``."""
+    size = records * (len(column.name) + 6)
+    if column.kind == "fixed" and column.shape == () and NUMPY_DTYPE[column.dtype].kind in "biu":
+        return size
+    values = column.size_of(records)
+    return size + (values if column.form == "text" else values * 4 // 3)
+
+
+def _estimate_size_ratio(reader: Reader, recode: Recode) -> float:
+    """Estimates the quotient of new and old size of re-encoded images. Re-encodes up to 16 images from all over the
+    store."""
+    records = ProvenRecords(reader)
+    before = after = 0
+    for number in range(0, len(reader), -(-len(reader) // _SAMPLE_IMAGES)):
+        image = records.read_image(number)
+        before += len(image)
+        shape = records.read_row(number).get("shape")
+        after += len(recode(reader.key(number), image_from_stored(reader.manifest, image, shape)))
+    return after / max(1, before)

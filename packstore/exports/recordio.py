@@ -13,8 +13,7 @@ import numpy as np
 
 from packstore.core.errors import SampleError
 from packstore.core.files import drop, open_file, sync_tree
-from packstore.exports.base import Export, Record, ShardWriter
-from packstore.exports.names import safe_name, shorten_name
+from packstore.exports.base import Export, Record, ShardWriter, name_shard
 from packstore.sources.records.recordio import HEADER, frame_record
 from packstore.stores.export_manifest import ExportManifest
 
@@ -64,8 +63,7 @@ class RecordioExport(Export):
 
     def begin(self, number: int, split: str) -> ShardWriter:
         """Creates the three files of a shard, named by split and number. Replaces files that exist."""
-        name = f"{shorten_name(safe_name(split))}-{number:06}.rec" if split else f"{number:06}.rec"
-        return _RecWriter(self.path, name, self._holds_label)
+        return _RecWriter(self.path, name_shard(split, number, "rec"), self._holds_label)
 
     def sync(self, shard: ShardWriter) -> None:
         """Makes the shard's three files durable."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,9 +19,7 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.column_types.pictures import frame
 from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.files import drop, open_file
-from packstore.exports.base import Export, Record, ShardWriter, has_varying_shapes
-from packstore.exports.names import can_be_lines
+from packstore.exports.base import Export, FileWriter, Record, ShardWriter, can_be_lines, has_varying_shapes
 from packstore.sources.records.wire import PACKED, frame_record, write_example
 from packstore.stores.export_manifest import ExportManifest
 
@@ -86,13 +83,11 @@ class TfdsExport(Export):
         """Creates a TFRecord file, named by the split's name in TensorFlow Datasets. Replaces a file that exists."""
         return _RecordWriter(self.path, f"{_NAME}-{self._split_name(split)}.tfrecord-{number:05}", self.columns)
 
-    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``dataset_info.json``, ``features.json`` and files of class names.
+    def documents(self, export_manifest: ExportManifest, lines: Path | None) -> Mapping[str, Iterable[bytes]]:
+        """Returns ``dataset_info.json``, ``features.json`` and files of class names.
 
         A column has such a file if each of its class names fits on one line. If every record must have a label, image
         and label become the supervised keys.
-
-        Adds the files to the export manifest. Writes the manifest unless the export is bare.
         """
         splits: dict[str, dict[str, Any]] = {}
         for file, split, records in export_manifest.shards:
@@ -113,10 +108,7 @@ class TfdsExport(Export):
         for column in self.columns:
             if column.classes and can_be_lines(column.classes):
                 files[f"{column.name}.labels.txt"] = "".join(f"{name}\n" for name in column.classes).encode("utf-8")
-        for name, data in files.items():
-            with open_file(self.path / name, "wb") as out:
-                out.write(data)
-        return super().finish(replace(export_manifest, files=tuple(files)), lines)
+        return {name: [data] for name, data in files.items()}
 
     @property
     def _split_names(self) -> dict[str, str]:
@@ -158,13 +150,12 @@ class TfdsExport(Export):
         return _make_feature("featuresDict", {"features": features})
 
 
-class _RecordWriter(ShardWriter):
+class _RecordWriter(FileWriter):
     """Writes a TFRecord file with a ``tf.train.Example`` for each record. Creating it creates the file."""
 
     def __init__(self, folder: Path, name: str, columns: Sequence[Column]) -> None:
-        self.file = name
+        super().__init__(folder, name)
         self._columns = columns
-        self._out = open_file(folder / name, "wb")
 
     def add(self, record: Record) -> Mapping[str, str]:
         """Writes the record as an example with its key, image and all columns. Returns an empty mapping."""
@@ -175,24 +166,13 @@ class _RecordWriter(ShardWriter):
         else:
             example["image"] = [image]
         for column in self._columns:
-            shape = record.stored[column.shape_name].tolist() if has_varying_shapes(column) else ()
-            raw = record.stored[column.name]
-            if column.form == "files" and not record.has_value(column.name):
-                raw = frame([])
-            example |= _encode_value(column, raw if isinstance(raw, bytes) else np.asarray(raw).tobytes(), shape)
+            empty = column.form == "files" and not record.has_value(column.name)
+            raw = frame([]) if empty else record.stored_bytes(column.name)
+            example |= _encode_value(column, raw, record.shape_of(column))
             if column.nullable:
                 example[column.valid_name] = np.array([int(record.has_value(column.name))])
-        self._out.write(frame_record(write_example(example)))
+        self.out.write(frame_record(write_example(example)))
         return {}
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._out.close()
-
-    def abort(self) -> None:
-        """Closes the file, which stays incomplete."""
-        if not self._out.closed:
-            drop(self._out)
 
 
 def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str, Any]:

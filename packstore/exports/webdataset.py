@@ -9,8 +9,7 @@ A missing value has no file.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,10 +17,18 @@ import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from packstore.core.column import Column
-from packstore.core.files import drop, open_file
 from packstore.exports.archives import TarWriter
-from packstore.exports.base import Export, Record, ShardWriter, image_extension
-from packstore.exports.names import can_be_lines, safe_name, shorten_name
+from packstore.exports.base import (
+    Export,
+    FileWriter,
+    Record,
+    ShardWriter,
+    can_be_lines,
+    image_extension,
+    name_shard,
+    safe_name,
+    shorten_name,
+)
 from packstore.stores.export_manifest import ExportManifest
 
 CLASSES = "classnames.txt"
@@ -68,17 +75,12 @@ class WebDatasetExport(Export):
 
     def begin(self, number: int, split: str) -> ShardWriter:
         """Creates a tar, named by split and number. Replaces a file that exists."""
-        name = f"{shorten_name(safe_name(split))}-{number:06}.tar" if split else f"{number:06}.tar"
-        return _SampleWriter(self.path, name, self.columns)
+        return _SampleWriter(self.path, name_shard(split, number, "tar"), self.columns)
 
-    def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``classnames.txt`` if there are class names and each can be a line. Adds it to the export manifest.
-        Writes the export manifest unless the export is bare."""
-        if self._lists_classes:
-            with open_file(self.path / CLASSES, "wb") as file:
-                file.write("".join(f"{name}\n" for name in self.manifest.classes or ()).encode("utf-8"))
-            export_manifest = replace(export_manifest, files=(CLASSES,))
-        return super().finish(export_manifest, lines)
+    def documents(self, export_manifest: ExportManifest, lines: Path | None) -> Mapping[str, Iterable[bytes]]:
+        """Returns ``classnames.txt`` if there are class names and each can be a line."""
+        names = self.manifest.classes or ()
+        return {CLASSES: (f"{name}\n".encode() for name in names)} if self._lists_classes else {}
 
     @property
     def _lists_classes(self) -> bool:
@@ -87,15 +89,14 @@ class WebDatasetExport(Export):
         return classes is not None and can_be_lines(classes)
 
 
-class _SampleWriter(ShardWriter):
+class _SampleWriter(FileWriter):
     """Writes a tar with one or more files for each record. Creating it creates the tar."""
 
     def __init__(self, folder: Path, name: str, columns: Sequence[Column]) -> None:
-        self.file = name
+        super().__init__(folder, name)
         self._columns = columns
         self._names: set[str] = set()
-        self._out = open_file(folder / name, "wb")
-        self._tar = TarWriter(self._out)
+        self._tar = TarWriter(self.out)
 
     def add(self, record: Record) -> Mapping[str, str]:
         """Writes the files of a record: its image, and a file for each value. A list of images has a file for each
@@ -123,12 +124,7 @@ class _SampleWriter(ShardWriter):
     def close(self) -> None:
         """Writes the end of the tar and closes it."""
         self._tar.close()
-        self._out.close()
-
-    def abort(self) -> None:
-        """Closes the tar without its end."""
-        if not self._out.closed:
-            drop(self._out)
+        super().close()
 
     def _unique_name(self, record: Record) -> str:
         """Returns a unique path without extension for the files of a record. It is the key without the image's suffix,

@@ -20,8 +20,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.files import sync_file_system
 from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name, storable_class_names
-from packstore.exports.base import Record, ShardWriter
-from packstore.exports.names import safe_name, shorten_name
+from packstore.exports.base import Record, ShardWriter, safe_name, shorten_name
 from packstore.stores.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, ExportShard
 
 _CHUNK_BYTES = 4 << 20

@@ -8,8 +8,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import packstore
 from tests.makers.command import run
+
+pytestmark = pytest.mark.slow
 
 
 def report(code: int, *arguments: object, cwd: Path) -> dict[str, Any]:

@@ -15,25 +15,12 @@ from PIL import Image
 
 from packstore import convert, export
 from packstore.stores import open_store
-from packstore.testing import ExportSuite
 from packstore.testing.export_base import contents
 from packstore.testing.export_interrupts import kill
-from tests.internals import EXPORT_MANIFEST_FILE as MANIFEST_FILE
 from tests.internals import ExportStaging, SourceError, work_path
+from tests.makers.annotated import without_export_manifest
 from tests.makers.images import tiny
 from tests.makers.typed import COLUMNS, make_typed
-
-
-class TestNpz(ExportSuite):
-    kind = "npz"
-
-
-class TestHdf5(ExportSuite):
-    kind = "hdf5"
-
-
-class TestZarr(ExportSuite):
-    kind = "zarr"
 
 
 def make_images(path: Path) -> Path:
@@ -66,9 +53,7 @@ def test_pixels_are_one_array(kind: str, tmp_path: Path) -> None:
             assert found["labels"].tolist() == [int(reader.value("label", i)) for i in numbers]
             assert [n.decode() if isinstance(n, bytes) else n for n in found["class_names"].tolist()] == ["a", "b"]
     # Without the export manifest it is a source like any other, of the same images, labels, classes and splits.
-    for name in (MANIFEST_FILE, "packstore.rows.jsonl"):
-        (tmp_path / "out" / name).unlink()
-    manifest = convert(tmp_path / "out", tmp_path / "again.h5").manifest
+    manifest = convert(without_export_manifest(tmp_path / "out"), tmp_path / "again.h5").manifest
     assert manifest.origin.kind == kind
     assert manifest.classes == ("a", "b")
     with open_store(tmp_path / "in.h5") as old, open_store(tmp_path / "again.h5") as new:
@@ -144,9 +129,7 @@ def test_zarrs_library_reads_it(size: int | None, tmp_path: Path) -> None:
             for i, image in zip(numbers, images, strict=True):
                 assert np.array_equal(image, reader.array(i)) if size else image == bytes(reader.read(i))
             assert group[f"{split.name}/labels"][:].tolist() == [int(reader.value("label", i)) for i in numbers]
-    for name in (MANIFEST_FILE, "packstore.rows.jsonl"):
-        (tmp_path / "out.zarr" / name).unlink()
-    manifest = convert(tmp_path / "out.zarr", tmp_path / "again.h5").manifest
+    manifest = convert(without_export_manifest(tmp_path / "out.zarr"), tmp_path / "again.h5").manifest
     assert (manifest.origin.kind, manifest.classes, manifest.records) == ("zarr", ("a", "b"), 9)
 
 

@@ -118,9 +118,9 @@ def test_run_lengths_of_crowds_come_back_in_coco(store: Path, tmp_path: Path) ->
 
 def test_every_export_of_objects_is_tried() -> None:
     """A new one has to say what it does with crowds."""
-    from tests.internals import ObjectsExport
+    from tests.internals import LabelsExport
 
-    kinds = [name for name in EXPORTS if isinstance(EXPORTS[name], type) and issubclass(EXPORTS[name], ObjectsExport)]
+    kinds = [name for name in EXPORTS if isinstance(EXPORTS[name], type) and issubclass(EXPORTS[name], LabelsExport)]
     assert sorted(kinds) == sorted([*MARKING, *LEAVING, "masks"])
 
 

@@ -1,4 +1,4 @@
-"""Exports as image folders, tars and zips: the contract, and what others read."""
+"""Exports as image folders, tars and export_archives: the contract, and what others read."""
 
 from __future__ import annotations
 
@@ -13,24 +13,10 @@ import pytest
 
 import packstore
 from packstore.stores import open_store
-from packstore.testing import ExportSuite
 from packstore.testing.export_base import picture
 from packstore.testing.export_interrupts import Stop
-from tests.internals import Writer, convert, export, run, zips
+from tests.internals import Writer, convert, export, export_archives, run
 from tests.makers.torchvision import import_torchvision
-
-
-class TestImageFolder(ExportSuite):
-    kind = "imagefolder"
-
-
-class TestTar(ExportSuite):
-    kind = "tar"
-
-
-class TestZip(ExportSuite):
-    kind = "zip"
-
 
 HOSTILE = [
     "../../x.jpg",
@@ -204,8 +190,8 @@ def test_what_torchvision_would_number_otherwise_is_said(tmp_path: Path) -> None
 
 def test_a_large_zip_has_fields_of_zip64(cats_and_dogs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = convert(cats_and_dogs, tmp_path / "in.lmdb").manifest.dataset_digest
-    monkeypatch.setattr(zips, "_LARGE", 900)
-    monkeypatch.setattr(zips, "_MANY", 3)
+    monkeypatch.setattr(export_archives, "_LARGE", 900)
+    monkeypatch.setattr(export_archives, "_MANY", 3)
     export(tmp_path / "in.lmdb", tmp_path / "out.zip")
     with zipfile.ZipFile(tmp_path / "out.zip") as opened:
         assert opened.testzip() is None

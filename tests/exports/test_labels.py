@@ -14,10 +14,9 @@ import pytest
 import packstore
 from packstore.sources import open_source
 from packstore.stores import open_store
-from packstore.testing import ExportSuite
 from packstore.testing.export_base import picture
 from tests.internals import EXPORTS, NotAStoreError, Writer, convert, export
-from tests.makers.annotated import coco, fill, jpeg, voc, yolo
+from tests.makers.annotated import coco, fill, jpeg, voc, without_export_manifest, yolo
 from tests.makers.torchvision import import_torchvision
 
 KINDS = {
@@ -29,50 +28,7 @@ TAGGED = ["labelme", "cvat", "label_studio", "datumaro", "fiftyone", "csv"]
 POLYGONS = ["labelme", "cvat", "label_studio", "datumaro", "fiftyone"]
 
 
-class TestVoc(ExportSuite):
-    kind = "voc"
-
-
-class TestLabelStudio(ExportSuite):
-    kind = "label_studio"
-
-
-class TestLabelMe(ExportSuite):
-    kind = "labelme"
-
-
-class TestCsv(ExportSuite):
-    kind = "csv"
-
-
-class TestKitti(ExportSuite):
-    kind = "kitti"
-
-
-class TestCvat(ExportSuite):
-    kind = "cvat"
-
-
-class TestDatumaro(ExportSuite):
-    kind = "datumaro"
-
-
-class TestFiftyOne(ExportSuite):
-    kind = "fiftyone"
-
-
-class TestOpenImages(ExportSuite):
-    kind = "open_images"
-
-
 MAKERS = {"coco": coco, "yolo": yolo, "voc": voc}
-
-
-def without_export_manifest(root: Path) -> Path:
-    """An export as others see it."""
-    for name in ("packstore.json", "packstore.rows.jsonl"):
-        (root / name).unlink()
-    return root
 
 
 def samples(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
@@ -96,7 +52,7 @@ def samples(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
     return kind, found
 
 
-@pytest.mark.parametrize("to", KINDS)
+@pytest.mark.parametrize("to", [*KINDS, "coco", "yolo"])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_sets_with_objects_come_back(kind: str, to: str, tmp_path: Path) -> None:
     manifest = convert(MAKERS[kind](tmp_path / "set"), tmp_path / "in.lmdb").manifest
@@ -287,7 +243,7 @@ def test_records_without_boxes(tmp_path: Path) -> None:
     assert [len(task["annotations"]) for task in tasks] == [1, 0, 1]
 
 
-@pytest.mark.parametrize("to", ["voc", "kitti", "open_images"])
+@pytest.mark.parametrize("to", ["voc", "kitti", "open_images", "coco", "yolo"])
 def test_a_store_without_boxes_is_said(to: str, tmp_path: Path) -> None:
     fill(tmp_path / "set", {"a/1.jpg": picture(1), "b/2.jpg": picture(2)})
     convert(tmp_path / "set", tmp_path / "in.lmdb")
@@ -318,10 +274,6 @@ def test_datumaro_reads_it(tmp_path: Path) -> None:
         found = datumaro.Dataset.import_from(str(tmp_path / to), name)
         boxes = [each for item in found for each in item.annotations if each.type.name in ("bbox", "polygon")]
         assert len(boxes) == 8, to
-
-
-class TestMasks(ExportSuite):
-    kind = "masks"
 
 
 @pytest.mark.parametrize("dtype", [None, "uint8", "uint16", "int32"])

@@ -12,34 +12,11 @@ import pytest
 
 import packstore
 from packstore.sources import open_source
-from packstore.testing import ExportSuite
 from packstore.testing.export_base import picture
 from tests.internals import UsageError, Writer, convert, export, load_yaml
-from tests.makers.annotated import coco, fill, voc, yolo
-
-
-class TestCoco(ExportSuite):
-    kind = "coco"
-
-
-class TestYolo(ExportSuite):
-    kind = "yolo"
-
+from tests.makers.annotated import coco, fill, voc, without_export_manifest, yolo
 
 MAKERS = {"coco": coco, "yolo": yolo, "voc": voc}
-
-
-@pytest.mark.parametrize("to", ["coco", "yolo"])
-@pytest.mark.parametrize("kind", MAKERS)
-def test_sets_with_objects_come_back(kind: str, to: str, tmp_path: Path) -> None:
-    manifest = convert(MAKERS[kind](tmp_path / "set"), tmp_path / "in.lmdb").manifest
-    report = export(tmp_path / "in.lmdb", tmp_path / "out", to=to)
-    lost = "\n".join(report.losses)
-    assert "'boxes'" not in lost
-    assert "'labels'" not in lost
-    again = convert(tmp_path / "out", tmp_path / "again.h5").manifest
-    assert again.dataset_digest == manifest.dataset_digest
-    export(tmp_path / "in.lmdb", tmp_path / "out", to=to, overwrite=True)  # all its files are known as its own
 
 
 @pytest.mark.parametrize(
@@ -55,13 +32,6 @@ def test_what_is_written_of_coco_s_json_is_said(to: str, said: str, tmp_path: Pa
     assert any(
         said.partition(" 'json'")[2] in loss for loss in export(tmp_path / "in.lmdb", tmp_path / to, to=to).losses
     )
-
-
-def without_export_manifest(root: Path) -> Path:
-    """An export as others see it."""
-    for name in ("packstore.json", "packstore.rows.jsonl"):
-        (root / name).unlink()
-    return root
 
 
 def samples(path: Path, kind: str) -> dict[str, dict[str, Any]]:
@@ -176,15 +146,6 @@ def test_names_of_classes_that_yaml_would_change(tmp_path: Path) -> None:
     assert load_yaml((tmp_path / "yolo/data.yaml").read_bytes())["names"] == {
         str(number): name for number, name in enumerate(names)
     }
-
-
-def test_a_store_without_boxes_is_said(tmp_path: Path) -> None:
-    fill(tmp_path / "set", {"a/1.jpg": picture(1), "b/2.jpg": picture(2)})
-    convert(tmp_path / "set", tmp_path / "in.lmdb")
-    for to in ("coco", "yolo"):
-        report = export(tmp_path / "in.lmdb", tmp_path / to, to=to)
-        assert report.losses[0] == "objects: the store has no boxes"
-        assert "the column 'label'" in report.losses
 
 
 @pytest.mark.parametrize("to", ["coco", "yolo", "voc"])

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from packstore import PackedDataset, convert, export
-from packstore.testing import ExportSuite
 from tests.internals import UsageError, parquet
 from tests.makers.images import tiny
 
@@ -18,10 +17,6 @@ pq = pytest.importorskip("pyarrow.parquet")
 yaml = pytest.importorskip("yaml")
 
 WRITTEN = Path(__file__).parents[1] / "corpus" / "parquet"
-
-
-class TestParquet(ExportSuite):
-    kind = "parquet"
 
 
 def write_store(folder: Path, splits: dict[str, dict[str, list[int]]]) -> Path:

@@ -25,8 +25,8 @@ from tests.internals import (
     WorkDirectory,
     convert,
     export,
+    exports_base,
     plan_export,
-    webdataset,
     writing,
 )
 
@@ -140,15 +140,15 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
         def write(self, data: Any) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    real = webdataset.open_file
+    real = exports_base.open_file
     names: list[str] = []
 
     def limited(path: Path, mode: str) -> Any:
         names.append(path.name)
         return Full() if len(names) == 3 else real(path, mode)
 
-    monkeypatch.setattr(webdataset, "open_file", limited)
-    monkeypatch.setattr(webdataset, "drop", lambda file: file.close())
+    monkeypatch.setattr(exports_base, "open_file", limited)
+    monkeypatch.setattr(exports_base, "drop", lambda file: file.close())
     with pytest.raises(DestinationError, match="No space left on device") as caught:
         export(tmp_path / "in.lmdb", out, to="webdataset", shard_size=1000)
     assert "run the same command again" in "".join(caught.value.__notes__)

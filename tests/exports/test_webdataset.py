@@ -13,14 +13,9 @@ import numpy as np
 import pytest
 
 from packstore.stores import open_store
-from packstore.testing import ExportSuite
 from packstore.testing.records import make_records, write
 from tests.internals import convert, export
 from tests.makers.typed import COLUMNS, make_typed
-
-
-class TestWebDataset(ExportSuite):
-    kind = "webdataset"
 
 
 def samples(path: Path) -> list[tuple[str, dict[str, bytes]]]:

@@ -118,3 +118,10 @@ def yolo(root: Path, samples: int = 6) -> Path:
         if n % 3:
             files[f"labels/{split}/{n:05}.txt"] = "1 0.5 0.5 0.25 0.5\n0 0.25 0.5 0.5 1\n" if n % 3 == 1 else ""
     return fill(root, files)
+
+
+def without_export_manifest(root: Path) -> Path:
+    """An export as others see it: without what packstore adds."""
+    for name in ("packstore.json", "packstore.rows.jsonl"):
+        (root / name).unlink()
+    return root

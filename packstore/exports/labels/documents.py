@@ -1,0 +1,318 @@
+"""Formats with a document of many images: CVAT, Datumaro, FiftyOne, Label Studio, CSV, Open Images.
+
+An object becomes a polygon if it has exactly one and the format has polygons; else its box is written.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+from urllib.parse import quote
+
+from packstore.exports.base import Record
+from packstore.exports.labels.base import DocumentExport
+from packstore.exports.labels.objects import (
+    LabelledImage,
+    LabelledObject,
+    escape_xml,
+    find_single_polygon,
+    format_json,
+    format_number,
+    join_texts,
+    pair_coordinates,
+)
+from packstore.stores.export_manifest import RecordLines
+
+_BOX = ["width", "height", "class", "xmin", "ymin", "xmax", "ymax"]
+_OPEN_IMAGES = [
+    *("ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax"),
+    *("IsOccluded", "IsTruncated", "IsGroupOf", "IsDepiction", "IsInside"),
+]
+
+
+class ToolExport(DocumentExport):
+    """Base of formats of tools that annotate, which have polygons and classes of images."""
+
+    tags = True
+    polygons = True
+
+    @cached_property
+    def class_numbers(self) -> dict[str, int]:
+        """Maps each class name to its number in the document. Classes of objects and of images share the numbers."""
+        names = dict.fromkeys([*(self.object_classes if self.object_columns.boxes else ()), *self.image_classes])
+        return {name: number for number, name in enumerate(names)}
+
+
+class CvatExport(ToolExport):
+    """CVAT for images (https://docs.cvat.ai/docs/dataset_management/formats/format-cvat/): boxes, polygons and tags in
+    one XML file; splits become subsets."""
+
+    name = "cvat"
+    help = "CVAT for images: images and annotations.xml"
+    document = "annotations.xml"
+
+    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
+        """Yields the XML: the class names of objects and images, and an element for each image."""
+        names = map(escape_xml, self.class_numbers)
+        labels = "".join(f"<label><name>{name}</name><attributes></attributes></label>" for name in names)
+        yield (
+            '<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n'
+            f"<meta><task><name>packstore</name><size>{self.manifest.records}</size><labels>{labels}</labels></task>"
+            "</meta>\n"
+        )
+        yield from join_texts(map(self._format_image, images), "\n")
+        yield "\n</annotations>\n"
+
+    def _format_image(self, image: LabelledImage) -> str:
+        """Returns the element ``<image>`` with its tag, boxes and polygons."""
+        name = escape_xml(image.file.removeprefix("images/"))
+        subset = f' subset="{escape_xml(image.split)}"' if image.split else ""
+        lines = [f'<image id="{image.number}" name="{name}"{subset} width="{image.width}" height="{image.height}">']
+        if image.tag is not None:
+            lines.append(f'<tag label="{escape_xml(image.tag)}" source="manual"></tag>')
+        for obj in image.objects or ():
+            known = f'label="{escape_xml(self.class_name(obj))}" source="manual" occluded="0"'
+            polygon = find_single_polygon(obj)
+            if polygon is not None:
+                points = ";".join(f"{format_number(x)},{format_number(y)}" for x, y in pair_coordinates(polygon))
+                lines.append(f'<polygon {known} points="{points}" z_order="0"></polygon>')
+            else:
+                corners = zip(("xtl", "ytl", "xbr", "ybr"), map(format_number, obj.box), strict=True)
+                box = " ".join(f'{side}="{value}"' for side, value in corners)
+                lines.append(f'<box {known} {box} z_order="0"></box>')
+        return "\n".join([*lines, "</image>"])
+
+
+class DatumaroExport(ToolExport):
+    """Datumaro (https://open-edge-platform.github.io/datumaro): boxes, polygons and classes of images; a JSON document
+    for each split, ``annotations/train.json`` with ``images/train``."""
+
+    name = "datumaro"
+    help = "Datumaro: images and annotations/*.json"
+    document = "annotations/{split}.json"
+    no_split = "default"
+    crowds = True
+
+    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
+        """Yields the JSON: the class names, and an item for each image."""
+        labels = [{"name": name, "parent": "", "attributes": []} for name in self.class_numbers]
+        categories = {"label": {"labels": labels, "attributes": []}}
+        head = f'"dm_format_version":"1.0","media_type":2,"info":{{}},"categories":{format_json(categories)}'
+        yield f'{{{head},"items":[\n'
+        yield from join_texts(map(self._format_item, images))
+        yield "\n]}\n"
+
+    def _format_item(self, image: LabelledImage) -> str:
+        """Returns the item of an image. Its id is the image's path below the split's folder, without extension."""
+        rest: dict[str, Any] = {"attributes": {}, "group": 0}
+        made = [self._format_object(obj, n) | rest for n, obj in enumerate(image.objects or ())]
+        if self.object_columns.crowds:  # as Datumaro's converter from COCO writes it
+            for entry, obj in zip(made, image.objects or (), strict=True):
+                entry["attributes"] = {"is_crowd": obj.crowd}
+        if image.tag is not None:
+            made.append({"id": 0, "type": "label", "label_id": self.class_numbers[image.tag]} | rest)
+        path = image.file.removeprefix("images/")
+        path = path.partition("/")[2] if image.split else path
+        media = {"path": path, "size": [image.height, image.width]}
+        return format_json({"id": path.rpartition(".")[0], "annotations": made, "attr": {}, "image": media})
+
+    def _format_object(self, obj: LabelledObject, number: int) -> dict[str, Any]:
+        """Returns the annotation of an object."""
+        polygon, (left, top, right, bottom) = find_single_polygon(obj), obj.box
+        shape: dict[str, Any] = {"type": "bbox", "bbox": [left, top, right - left, bottom - top]}
+        if polygon is not None:
+            shape = {"type": "polygon", "points": polygon}
+        return {"id": number, **shape, "label_id": self.class_numbers.get(self.class_name(obj)), "z_order": 0}
+
+
+class FiftyOneExport(ToolExport):
+    """FiftyOne (https://docs.voxel51.com/user_guide/export_datasets.html): detections, polylines (polygons) and
+    classifications in ``samples.json``; splits are tags of samples.
+
+    ``metadata.json`` has no version, so FiftyOne reads the folder as a ``FiftyOneDataset``, which can have any fields.
+    """
+
+    name = "fiftyone"
+    help = "FiftyOne: data, samples.json and metadata.json"
+    images = "data"
+    document = "samples.json"
+    crowds = True
+
+    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
+        """Yields the JSON of all samples."""
+        yield '{"samples":[\n'
+        yield from join_texts(map(self._format_sample, images))
+        yield "\n]}\n"
+
+    def format_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
+        """Adds ``metadata.json``. If the store has boxes, it has the class names of objects."""
+        info = {"classes": self.object_classes} if self.object_columns.boxes else {}
+        metadata = format_json({"media_type": "image", "info": info}) + "\n"
+        return {**super().format_documents(rows), "metadata.json": [metadata]}
+
+    def _format_sample(self, image: LabelledImage) -> str:
+        """Returns the sample of an image. Coordinates are fractions of the image's sides."""
+        sample: dict[str, Any] = {"filepath": image.file, "tags": [image.split] if image.split else []}
+        if image.tag is not None:
+            sample["ground_truth_class"] = {"_cls": "Classification", "label": image.tag}
+        if image.objects is None:
+            return format_json(sample)
+        boxes: list[dict[str, Any]] = []
+        shapes: list[dict[str, Any]] = []
+        across, down = 1 / max(1, image.width), 1 / max(1, image.height)
+        for obj in image.objects:
+            label, polygon = self.class_name(obj), find_single_polygon(obj)
+            # As FiftyOne's importer of COCO writes it.
+            crowd = {"iscrowd": int(obj.crowd)} if self.object_columns.crowds else {}
+            if polygon is None:
+                left, top, right, bottom = obj.box
+                box = [left * across, top * down, (right - left) * across, (bottom - top) * down]
+                boxes.append({"_cls": "Detection", "label": label, "bounding_box": box} | crowd)
+            else:
+                points = [[(x * across, y * down) for x, y in pair_coordinates(polygon)]]
+                line = {"_cls": "Polyline", "label": label, "points": points, "closed": True, "filled": True}
+                shapes.append(line | crowd)
+        sample["ground_truth"] = {"_cls": "Detections", "detections": boxes}
+        if shapes:
+            sample["ground_truth_polygons"] = {"_cls": "Polylines", "polylines": shapes}
+        return format_json(sample)
+
+
+class LabelStudioExport(ToolExport):
+    """Label Studio (https://labelstud.io/guide/export): tasks for images that it serves from the export's folder, and
+    its labelling configuration. Each split has a JSON file of tasks, with percentages of the image's sides."""
+
+    name = "label_studio"
+    help = "Label Studio: images, tasks and label_config.xml"
+    document = "tasks_{split}.json"
+
+    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
+        """Yields the JSON array of tasks."""
+        yield "["
+        yield from join_texts(map(self._format_task, images))
+        yield "]\n"
+
+    def format_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
+        """Adds ``label_config.xml``, the labelling configuration with all class names."""
+        labels = "".join(f'<Label value="{escape_xml(name)}"/>' for name in self.object_classes)
+        lines = ["<View>", '<Image name="image" value="$image"/>']
+        if self.object_columns.boxes:
+            for kind, name in (("Rectangle", "box"), ("Polygon", "polygon")):
+                lines.append(f'<{kind}Labels name="{name}" toName="image">{labels}</{kind}Labels>')
+        if choices := "".join(f'<Choice value="{escape_xml(name)}"/>' for name in self.image_classes):
+            lines.append(f'<Choices name="class" toName="image">{choices}</Choices>')
+        return {**super().format_documents(rows), "label_config.xml": ["\n".join([*lines, "</View>", ""])]}
+
+    def _format_task(self, image: LabelledImage) -> str:
+        """Returns the task of an image. Without boxes and class, the task has no annotation."""
+        annotated = image.objects is not None or image.tag is not None
+        results = [self._format_result(image, obj, n) for n, obj in enumerate(image.objects or ())]
+        if image.tag is not None:
+            value = {"choices": [image.tag]}
+            results.append({"id": "c", "type": "choices", "from_name": "class", "to_name": "image", "value": value})
+        number = image.number + 1
+        made = [{"id": number, "was_cancelled": False, "ground_truth": False, "result": results}] if annotated else []
+        served = f"/data/local-files/?d={quote(image.file, errors='surrogateescape')}"
+        return format_json({"id": number, "annotations": made, "data": {"image": served}})
+
+    def _format_result(self, image: LabelledImage, obj: LabelledObject, number: int) -> dict[str, Any]:
+        """Returns the result for an object, in percent of the image's sides."""
+        across, down = 100 / max(1, image.width), 100 / max(1, image.height)
+        polygon, label = find_single_polygon(obj), [self.class_name(obj)]
+        if polygon is None:
+            left, top, right, bottom = obj.box
+            kind = "rectanglelabels"
+            value: dict[str, Any] = {"x": left * across, "y": top * down}
+            value |= {"width": (right - left) * across, "height": (bottom - top) * down, "rotation": 0}
+        else:
+            kind = "polygonlabels"
+            value = {"points": [(x * across, y * down) for x, y in pair_coordinates(polygon)], "closed": True}
+        return {
+            "id": f"r{number}",
+            "type": kind,
+            "from_name": "polygon" if polygon else "box",
+            "to_name": "image",
+            "original_width": image.width,
+            "original_height": image.height,
+            "image_rotation": 0,
+            "value": value | {kind: label},
+        }
+
+
+class CsvExport(DocumentExport):
+    """``annotations.csv`` in the form that TensorFlow's object detection reads: a row for each object.
+
+    If the store has no boxes, a row for each image with its class.
+    """
+
+    name = "csv"
+    help = "images and annotations.csv, a row for each box or image"
+    document = "annotations.csv"
+    tags = True
+
+    @property
+    def tag_column(self) -> str | None:
+        """None if the store has boxes: a row then has the class of a box."""
+        return None if self.object_columns.boxes else super().tag_column
+
+    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
+        """Yields the names of the columns, and the rows of each image. An image without objects has empty cells."""
+        columns = ["filename", "split"] if self.manifest.splits else ["filename"]
+        yield _format_line([*columns, *(_BOX if self.object_columns.boxes else ["label"])])
+        for image in images:
+            first = [image.file, image.split] if self.manifest.splits else [image.file]
+            if not self.object_columns.boxes:
+                yield _format_line([*first, image.tag or ""])
+                continue
+            size = [str(image.width), str(image.height)]
+            rows = [[*size, self.class_name(each), *map(format_number, each.box)] for each in image.objects or ()]
+            yield from (_format_line([*first, *row]) for row in rows or [[*size, *[""] * 5]])
+
+
+class OpenImagesExport(DocumentExport):
+    """``train-annotations-bbox.csv`` and ``class-descriptions-boxable.csv``, with boxes as fractions of the sides.
+
+    Source: https://storage.googleapis.com/openimages/web/download_v7.html. An ``ImageID`` is the path of an image below
+    its split's folder, without suffix.
+    """
+
+    name = "open_images"
+    help = "Open Images: images, annotations-bbox.csv and class descriptions"
+    document = "{split}-annotations-bbox.csv"
+    crowds = True
+
+    def image_path(self, record: Record) -> str:
+        """Returns a path in the folder of the split; in ``images`` if the store has no splits."""
+        return self.record_paths(record) if record.split else super().image_path(record)
+
+    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
+        """Yields the names of the columns, and a line for each box; ``IsGroupOf`` is 1 for a crowd region."""
+        yield _format_line(_OPEN_IMAGES)
+        for image in images:
+            name = image.file.partition("/")[2].rpartition(".")[0]
+            across, down = 1 / max(1, image.width), 1 / max(1, image.height)
+            for obj in image.objects or ():
+                left, top, right, bottom = obj.box
+                corners = map(repr, [left * across, right * across, top * down, bottom * down])
+                flags = ["0", "0", str(int(obj.crowd)), "0", "0"]
+                yield _format_line([name, "xclick", _class_identifier(obj.label), "1", *corners, *flags])
+
+    def format_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
+        """Adds ``class-descriptions-boxable.csv``, which maps class identifiers to names."""
+        lines = (_format_line([_class_identifier(number), name]) for number, name in enumerate(self.object_classes))
+        return {**super().format_documents(rows), "class-descriptions-boxable.csv": lines}
+
+
+def _class_identifier(number: int) -> str:
+    """Returns the machine-readable identifier of a class, like ``/m/01g317`` in Open Images."""
+    return f"/packstore/{number}"
+
+
+def _format_line(cells: Sequence[str]) -> str:
+    """Formats cells as a line of CSV."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(cells)
+    return out.getvalue()
