@@ -269,7 +269,7 @@ if TYPE_CHECKING:
     from packstore.packing.plan import Plan, make_plan
     from packstore.packing.report import ConvertReport
     from packstore.packing.run import Run, pack_shard
-    from packstore.packing.shard_rule import ShardCuts, ShardRule
+    from packstore.packing.sizing import ShardCuts, ShardRule
     from packstore.packing.where import parse_where
     from packstore.packing.writer import Writer
     from packstore.seeing import notebook, sheet

@@ -20,8 +20,8 @@ from packstore.core.manifest import Manifest
 from packstore.images.encode import Encoder
 from packstore.images.encode.options import readers_transpose
 from packstore.packing.frames import restore_aligner
-from packstore.packing.probing import make_encoder
 from packstore.packing.recorded_options import restore_encode_options, same_encoding_options
+from packstore.packing.sizing import make_encoder
 from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.ledger import Role

@@ -19,7 +19,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.packing.recorded_options import drop_record_counts
 from packstore.sources.base import Entry
-from packstore.stores import create_store
+from packstore.stores import StoreBuilder
 from packstore.stores.keys import hash_keys
 from packstore.stores.sharded import ShardedReader
 
@@ -96,7 +96,7 @@ def _make_template(reader: ShardedReader, number: int, intact: Sequence[int]) ->
 
 def _pack_shard(donor: Donor, template: Manifest, entries: Sequence[Entry], path: Path) -> None:
     """Packs samples as a store of one file at ``path``, with columns and facts of ``template``."""
-    with create_store(path, format=template.format, encoding=template.encoding, columns=template.columns) as builder:
+    with StoreBuilder(path, format=template.format, encoding=template.encoding, columns=template.columns) as builder:
         for split, run in groupby(entries, lambda entry: entry.split):
             some = list(run)
             for start in range(0, len(some), _BATCH):

@@ -36,7 +36,7 @@ from packstore.core.urls import UrlPath, location
 from packstore.images.encode.options import keeps_exif
 from packstore.images.orientation import count_oriented
 from packstore.packing.recorded_options import EXIF_ORIENTED
-from packstore.stores import create_store, format_of
+from packstore.stores import format_of
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.linked import read_link_values, relative_link_folder
@@ -114,7 +114,7 @@ def _repair_files(
     with open_damaged(damaged) as reader:
         manifest = reader.manifest
         check_destination_name(destination, manifest.format)
-        builder = create_store(
+        builder = StoreBuilder(
             destination,
             format=manifest.format,
             encoding=manifest.encoding,

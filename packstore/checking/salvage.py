@@ -32,10 +32,9 @@ from packstore.images.encode.options import keeps_exif
 from packstore.images.orientation import count_oriented
 from packstore.images.seek_index import index_values
 from packstore.packing.recorded_options import EXIF_ORIENTED
-from packstore.stores import create_store
 from packstore.stores.base import Problem
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.builder.fitting import check_batch
+from packstore.stores.builder.batch import check_batch
 from packstore.stores.scavenge import ScavengedData
 
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
@@ -121,7 +120,7 @@ def salvage(
             "packstore convert SOURCE OUT --link"
         )
     check_destination_name(destination, manifest.format)
-    builder = create_store(
+    builder = StoreBuilder(
         destination,
         format=manifest.format,
         encoding=manifest.encoding,

@@ -22,7 +22,7 @@ from packstore.packing.frames import FrameAligner
 from packstore.packing.further_images import FileChecks, FileLossError
 from packstore.packing.plan import Plan
 from packstore.packing.recorded_options import EXIF_ORIENTED
-from packstore.packing.shard_rule import ShardCuts
+from packstore.packing.sizing import ShardCuts
 from packstore.packing.values import UnfitValueError, ValueConverter, count_stored_bytes, stack_values
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.stores.builder import StoreBuilder

@@ -23,10 +23,10 @@ from packstore.packing.header_survey import ask_about_lossy_image
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, check_new_store, make_plan, plan_source, resolve_format
 from packstore.packing.report import ConvertReport, make_report
-from packstore.packing.run import Run
-from packstore.packing.shard_rule import ShardCuts
+from packstore.packing.run import Run, with_statistics
+from packstore.packing.sizing import ShardCuts
 from packstore.sources.base import SourceOptions
-from packstore.stores import create_store
+from packstore.stores import StoreBuilder
 from packstore.stores.places import place_of
 
 _SMALL_FILE = 16 << 10
@@ -170,10 +170,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         return run_on_cluster(plan, progress, started)
     check_space(plan.destination, plan.estimate_bytes)
     workers = plan.options.workers or plan.source.workers()
-    if plan.auto_normalize:
-        from packstore.packing.statistics import with_statistics
-
-        plan = with_statistics(plan, workers, progress)
+    plan = with_statistics(plan, workers, progress)
     run = Run(plan)
     if run.encoder.passes_through and not plan.index and not place_of(plan.source.path).remote:
         # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for
@@ -190,7 +187,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         published = place.finish_published_run(identity, overwrite=plan.options.overwrite)
         if published is not None:
             return make_report(plan, published, Tally(), started, published.records)
-    builder = create_store(
+    builder = StoreBuilder(
         plan.destination,
         format=plan.format,
         encoding=plan.encode.encoding,

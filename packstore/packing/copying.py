@@ -21,7 +21,7 @@ from packstore.images.encode.options import keeps_exif
 from packstore.images.orientation import count_oriented
 from packstore.images.seek_index import index_values, reads_gray
 from packstore.packing.recorded_options import EXIF_ORIENTED
-from packstore.stores import StoreBuilder, create_store
+from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
 from packstore.stores.linked import read_link_values
 from packstore.stores.records import DamagedCopies
@@ -39,10 +39,10 @@ def create_store_like(path: Path, manifest: Manifest, columns: Iterable[Column],
         path: The new store.
         manifest: Manifest of the other store.
         columns: Columns of the new store.
-        building: Further arguments of :func:`packstore.stores.create_store`.
+        building: Further arguments of :class:`packstore.stores.StoreBuilder`.
     """
     blank = [replace(column, nbytes=0, digest=None) for column in columns]
-    builder = create_store(path, format=manifest.format, encoding=manifest.encoding, columns=blank, **building)
+    builder = StoreBuilder(path, format=manifest.format, encoding=manifest.encoding, columns=blank, **building)
     builder.describe(
         origin=manifest.origin,
         normalization=manifest.normalization,

@@ -92,7 +92,7 @@ class ReadingOptions:
     shard_size: int | str | None = option(
         None,
         "Approximate bytes of images in a shard, as a number or as text (``2MB``). Shards are cut before packing, by "
-        "the sizes in the source, see :class:`packstore.packing.shard_rule.ShardRule`. None for a store of one file; "
+        "the sizes in the source, see :class:`packstore.packing.sizing.ShardRule`. None for a store of one file; "
         "at a URL, for 256 MiB.",
         "Approximate size of shards, e.g. 1GiB, measured by the images' bytes in SOURCE.",
         group="Store",

@@ -21,8 +21,7 @@ from packstore.packing.further_images import resolve_column_modes
 from packstore.packing.header_survey import find_pixel_question, survey_headers
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
-from packstore.packing.probing import SampleProbe, make_encoder, resolve_uniform_shape
-from packstore.packing.shard_rule import ShardRule
+from packstore.packing.sizing import SampleProbe, ShardRule, make_encoder, resolve_uniform_shape
 from packstore.sources import add_source_to_questions, ask_about_classes, ask_about_left
 from packstore.sources.base import Source, Survey
 from packstore.stores import format_of

@@ -5,25 +5,30 @@ The protocol of resuming is in :mod:`packstore.stores.places.resuming`.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import asdict, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xxhash
 
 import packstore
 from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.column import CHECKSUM, KEY, LINK_COLUMNS, SEEK_INDEX
-from packstore.core.errors import StoreError, printable
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.errors import SampleError, StoreError, printable
 from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.modes import is_reading_option
+from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.tally import Tally
 from packstore.images.reading import EXPECTED
 from packstore.packing.batches import (
+    DECODE_BYTES,
+    DECODE_RECORDS,
     PASS_BYTES,
     PASS_RECORDS,
     PackedBatch,
@@ -34,13 +39,15 @@ from packstore.packing.batches import (
 )
 from packstore.packing.plan import Plan
 from packstore.packing.recorded_options import options_to_record
-from packstore.packing.shard_rule import ShardCuts
+from packstore.packing.sizing import ShardCuts, make_encoder
 from packstore.packing.values import count_stored_bytes
 from packstore.sources.base import Entry
 from packstore.sources.ledger import file_counts
-from packstore.stores import create_store
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.places.resuming import ConversionIdentity, InterruptedRun, SourcePosition
+
+if TYPE_CHECKING:
+    from packstore.images.encode.statistics import DatasetStatistics
 
 _log = logging.getLogger(__name__)
 
@@ -112,14 +119,14 @@ class Run:
                 f"{name}?": options.get(name)
                 for name in dict.fromkeys([*EXPECTED, "pixels", *filter(is_reading_option, options)])
             },
-            "normalization": dataclasses.asdict(normalization) if normalization else None,
+            "normalization": asdict(normalization) if normalization else None,
             "check": plan.encode.check,
             "max pixels": plan.encode.max_pixels,
             "shard size": plan.options.shard_bytes,
-            "shards": dataclasses.asdict(plan.shards) if plan.shards else None,
+            "shards": asdict(plan.shards) if plan.shards else None,
             "libraries": self.encoder.versions(),
             "packstore": packstore.__version__,
-            "columns": [dataclasses.asdict(column) for column in self.columns],
+            "columns": [asdict(column) for column in self.columns],
         }
 
     @property
@@ -173,7 +180,7 @@ class Run:
         batches."""
         if interrupted is not None:
             before = interrupted.position
-            self.tally = dataclasses.replace(before.tally, entries=0, source_bytes=0, skipped=[])
+            self.tally = replace(before.tally, entries=0, source_bytes=0, skipped=[])
             self._counted_upto = before.counted_upto
             entries = yield from self._replay(interrupted, entries)
             # The interrupted run has counted these images, but their records are lost.
@@ -279,7 +286,7 @@ def pack_shard(
 
     Args:
         plan: The plan, its normalisation already computed.
-        entries: Entries of the shard, see :meth:`packstore.packing.shard_rule.ShardRule.split_entries`.
+        entries: Entries of the shard, see :meth:`packstore.packing.sizing.ShardRule.split_entries`.
         path: Destination of the shard.
         progress: Called after each batch.
 
@@ -287,8 +294,61 @@ def pack_shard(
         The shard's manifest, or None without records; and counts of the samples.
     """
     run, manifest = Run(plan), None
-    with create_store(path, format=plan.format, encoding=plan.encode.encoding, columns=run.columns) as builder:
+    with StoreBuilder(path, format=plan.format, encoding=plan.encode.encoding, columns=run.columns) as builder:
         run.pack(builder, entries, plan.options.workers or plan.source.workers(), progress)
         if builder.records:
             manifest = builder.commit()
     return manifest, run.tally
+
+
+def with_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Plan:
+    """Returns the plan with the mean and standard deviation of its images, if it asks for ``auto`` normalisation.
+
+    Else returns the plan unchanged and reads nothing.
+    """
+    if not plan.auto_normalize:
+        return plan
+    normalization = _compute_statistics(plan, workers, progress).normalization()
+    return replace(plan, encode=replace(plan.encode, normalization=normalization), auto_normalize=False)
+
+
+def _compute_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:
+    """Computes mean and standard deviation over the training split: the first whose name begins with ``train``.
+
+    Takes all records if there is no such split. Reads every image, resized and cropped as it will be stored. Under
+    ``on_error="skip"`` leaves out bad samples, else raises :class:`SampleError`. Reports progress.
+    """
+    from packstore.images.encode.statistics import DatasetStatistics  # which loads fractions
+
+    names = list(plan.survey.splits)
+    split = next((name for name in names if name.lower().startswith("train")), None)
+    total = plan.survey.splits[split] if split else plan.survey.records
+    mode = plan.encode.reading.pixels
+    pixels = make_encoder(replace(plan.encode, encoding=mode.dtype, normalization=None), plan.survey, plan.shape)
+    source, skip = plan.source, plan.options.on_error == "skip"
+
+    def measure(batch: list[Entry]) -> tuple[int, int, DatasetStatistics]:
+        statistics = DatasetStatistics(mode)
+        for entry in batch:
+            try:
+                record, shape, *_ = pixels(entry.key, source.image(entry))
+            except SampleError:
+                if not skip:
+                    raise
+                continue  # it is counted and named when the conversion itself meets it
+            values = np.frombuffer(record, NUMPY_DTYPE[mode.dtype])
+            if shape is not None and mode.dtype == "float32":  # kept with the channels first
+                height, width, channels = shape
+                values = values.reshape(channels, height, width).transpose(1, 2, 0)
+            statistics.update(values.reshape(shape or pixels.columns()[0].shape))
+        return len(batch), sum(map(source.nbytes, batch)), statistics
+
+    statistics = DatasetStatistics(mode)
+    done = done_bytes = 0
+    entries = source.fetch(source.entries(split or plan.options.split))
+    pieces = group_entries(entries, DECODE_RECORDS, DECODE_BYTES, source.nbytes)
+    for count, nbytes, part in ordered_map(measure, pieces, workers):
+        statistics.merge(part)
+        done, done_bytes = done + count, done_bytes + nbytes
+        progress(Progress("statistics", done, total, done_bytes))
+    return statistics

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import MissingStoreError, UsageError
-from packstore.core.files import check_paths, refuse_empty
-from packstore.core.manifest import Column
-from packstore.core.registry import FORMATS
+from packstore.core.files import refuse_empty
 from packstore.core.urls import location
 from packstore.stores import opening
 from packstore.stores.base import FileWriter, Problem, Reader
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.places import place_of
-from packstore.stores.places.resuming import ConversionIdentity
 
 Checksums = Literal["auto", "always", "never"]
 """Checks of a record when it is read: those that cost little, all, or none."""
@@ -31,7 +27,6 @@ __all__ = [
     "Ragged",
     "Reader",
     "StoreBuilder",
-    "create_store",
     "format_of",
     "is_store",
     "open_store",
@@ -103,52 +98,3 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 def format_of(path: str | os.PathLike[str]) -> str | None:
     """Returns the format of a name's suffix, such as ``.h5``, in any case. None for another suffix. Reads no file."""
     return opening.format_of(Path(path))
-
-
-def create_store(
-    path: str | os.PathLike[str],
-    *,
-    format: str,
-    encoding: str,
-    columns: Sequence[Column],
-    overwrite: bool = False,
-    sharded: bool = False,
-    shard_size: int | None = None,
-    identity: ConversionIdentity | None = None,
-    restart: bool = False,
-) -> StoreBuilder:
-    """Begins a new store in a work directory beside ``path``. :meth:`StoreBuilder.commit` publishes it at ``path``.
-
-    Args:
-        path: The destination, in an existing directory.
-        format: ``lmdb``, ``hdf5``, ``pth`` or a plug-in's name.
-        encoding: Encoding of the image column.
-        columns: All columns without size and digest, ``image`` first. ``key`` (ragged) and ``checksum`` (uint64) are
-            required, and ``shape`` (int32, ``(3,)``) for raw pixels of varying size.
-        overwrite: Replace a store at ``path``, once the new one is complete. Nothing else is ever replaced.
-        sharded: Make ``path`` a directory of shards, each ended by :meth:`StoreBuilder.cut`.
-        shard_size: Make shards with at most this many bytes of images each. The end of a split also ends a shard. An
-            image that is larger is alone in its shard.
-        identity: With an identity, an interrupted run leaves its work beside ``path``. Another run with an equal
-            identity can resume from this work, see :mod:`packstore.stores.places.resuming`. None leaves nothing behind.
-        restart: Do not resume an interrupted run.
-
-    Raises:
-        UsageError: An unknown format, an empty path, or a URL.
-        DestinationError: The destination exists without ``overwrite``, is no store, cannot be written, or is being
-            written by another process.
-        StoreError: Columns or a shard size that no store can have.
-    """
-    check_paths(path)
-    FORMATS[format]  # raises UsageError for an unknown format
-    return StoreBuilder(
-        Path(path),
-        format=format,
-        encoding=encoding,
-        columns=columns,
-        overwrite=overwrite,
-        sharded=sharded,
-        shard_size=shard_size,
-        identity=identity,
-        restart=restart,
-    )

@@ -34,7 +34,7 @@ from packstore.seeing.sheet import write_sheet
 from packstore.seeing.sheet_options import SheetOptions
 from packstore.seeing.view.images import BrowserImages
 from packstore.seeing.view.record import describe_record
-from packstore.stores import create_store, open_store
+from packstore.stores import StoreBuilder, open_store
 from packstore.training.loader.options import Collate
 
 
@@ -76,7 +76,7 @@ class ColumnTypeSuite:
         """Writes an LMDB like :meth:`write`, of numbers, without the checks of packing."""
         image = Column("image", "ragged", "uint8", type="image")
         columns = (image, column, *column.companions, KEY, CHECKSUM)
-        with create_store(path, format="lmdb", encoding="original", columns=columns) as builder:
+        with StoreBuilder(path, format="lmdb", encoding="original", columns=columns) as builder:
             for number, value in enumerate(values):
                 array = np.asarray(value, NUMPY_DTYPE[column.dtype])
                 row = {"value": [array.tobytes()] if column.kind == "ragged" else array[None], "key": [str(number)]}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from packstore.core.column import ITEM_SIZE, ROW_CHECKSUM
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.manifest import Column, Manifest, Origin, Skipped
-from packstore.stores import Ragged, Reader, StoreBuilder, create_store, format_of
+from packstore.stores import Ragged, Reader, StoreBuilder, format_of
 
 ORIGIN = Origin("flat", "somewhere")
 CLASSES = ("ant", "bee", "cat")
@@ -173,7 +173,7 @@ def begin(path: Path, records: Records, **options: Any) -> StoreBuilder:
     """Creates a store at ``path`` for ``records`` and returns its builder. Appends no records."""
     format = options.pop("format", None) or format_of(path)
     assert format is not None
-    return create_store(path, format=format, encoding=records.encoding, columns=records.columns, **options)
+    return StoreBuilder(path, format=format, encoding=records.encoding, columns=records.columns, **options)
 
 
 def append(builder: StoreBuilder, records: Records, batch: int = 3) -> None:

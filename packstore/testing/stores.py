@@ -25,7 +25,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.registry import FORMATS
-from packstore.stores import create_store, format_of, is_store, open_store
+from packstore.stores import StoreBuilder, format_of, is_store, open_store
 from packstore.stores.format import Format
 from packstore.testing.records import (
     ORIGIN,
@@ -422,7 +422,7 @@ class StoreSuite(StoreFilesSuite):
         refused."""
         count = 100_000
         columns = make_records().columns
-        with create_store(path, format=self.format, encoding="original", columns=columns) as builder:
+        with StoreBuilder(path, format=self.format, encoding="original", columns=columns) as builder:
             for start in range(0, count, 1000):
                 keys = [f"{i:020d}" for i in range(start, start + 1000)]
                 builder.append([b"x"] * 1000, {"label": np.zeros(1000, np.int32), "key": keys}, "")

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import packstore
-from packstore.stores import create_store
+from packstore.stores import StoreBuilder
 from tests.internals import (
     CHECKSUM,
     CROPS,
@@ -269,7 +269,7 @@ def test_masks_of_another_size_and_boxes_that_are_none(tmp_path: Path, name: str
     columns = [column for column in COLUMNS if column.name in (name, "boxes")]
     companions = [companion for column in columns for companion in column.companions]
     all_columns = [IMAGE, *columns, KEY, CHECKSUM, ROW_CHECKSUM, *companions]
-    with create_store(tmp_path / "x.h5", format="hdf5", encoding="original", columns=all_columns) as builder:
+    with StoreBuilder(tmp_path / "x.h5", format="hdf5", encoding="original", columns=all_columns) as builder:
         for number in range(3):
             image, values = record(number)
             if number == 1:

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import packstore
-from packstore.stores import create_store, open_store
+from packstore.stores import StoreBuilder, open_store
 from packstore.testing.records import append, make_records, write
 from tests.internals import CorruptRecordError, StoreError, build_headers
 from tests.internals import base as column_module
@@ -275,7 +275,7 @@ def test_a_damaged_checksum_and_a_damaged_image_are_told_apart(source: Path, tmp
 def test_a_store_without_row_checksums(tmp_path: Path) -> None:
     """Older stores have none: a damaged label is then found by its column's digest, without a record."""
     records = make_records("uint8", 7)
-    with create_store(tmp_path / "a.h5", format="hdf5", encoding=records.encoding, columns=records.columns) as builder:
+    with StoreBuilder(tmp_path / "a.h5", format="hdf5", encoding=records.encoding, columns=records.columns) as builder:
         append(builder, records)
         builder.commit(origin=packstore.Manifest.from_json(manifest_text(tmp_path)).origin)
     assert packstore.verify(tmp_path / "a.h5").ok

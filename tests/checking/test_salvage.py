@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import packstore
-from packstore.stores import create_store, open_store
+from packstore.stores import StoreBuilder, open_store
 from packstore.testing.records import append, make_records
 from tests.internals import (
     Column,
@@ -277,7 +277,7 @@ def test_lmdb_columns_without_an_entry_are_found_by_their_digest(tmp_path: Path,
     """Small columns lie in the leaf pages: one changed byte of a key, or of what is before it, hides one."""
     records = make_records("ragged-uint8", 9)
     store = tmp_path / "a.lmdb"
-    with create_store(store, format="lmdb", encoding="uint8", columns=records.columns) as builder:
+    with StoreBuilder(store, format="lmdb", encoding="uint8", columns=records.columns) as builder:
         append(builder, records)
         builder.commit(origin=Origin("flat", "somewhere"))
     data = (store / "data.mdb").read_bytes()
@@ -395,7 +395,7 @@ def test_a_store_without_row_checksums(tmp_path: Path) -> None:
     """There a sound column proves all its values, and a damaged one none."""
     records = make_records("uint8", 7)
     store = tmp_path / "a.h5"
-    with create_store(store, format="hdf5", encoding="uint8", columns=records.columns) as builder:
+    with StoreBuilder(store, format="hdf5", encoding="uint8", columns=records.columns) as builder:
         append(builder, records)
         builder.commit(origin=Origin("flat", "somewhere"))
     assert packstore.salvage(store, tmp_path / "one.h5").complete

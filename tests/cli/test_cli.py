@@ -579,7 +579,7 @@ def test_closed_standard_streams_do_no_harm(tmp_path: Path, closed: str, suffix:
 
 @pytest.mark.slow
 def test_a_store_may_lie_about_its_labels(tmp_path: Path) -> None:
-    from packstore.stores import create_store
+    from packstore.stores import StoreBuilder
     from tests.internals import Column, Origin
 
     columns = (
@@ -588,7 +588,7 @@ def test_a_store_may_lie_about_its_labels(tmp_path: Path) -> None:
         Column("key", "ragged", "uint8", type="text"),
         Column("checksum", "fixed", "uint64"),
     )
-    with create_store(tmp_path / "a.h5", format="hdf5", encoding="original", columns=columns) as builder:
+    with StoreBuilder(tmp_path / "a.h5", format="hdf5", encoding="original", columns=columns) as builder:
         builder.append([b"x"] * 4, {"label": [0, 0, 1, 1], "key": ["1", "2", "3", "4"]}, "")
         builder.commit(origin=Origin("flat", "\x1b[31mevil\x1b[0m"))
     import h5py

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packstore.stores import create_store, open_store
+from packstore.stores import StoreBuilder, open_store
 from tests.makers.jpegs import segments
 
 HEAD = 20
@@ -89,7 +89,7 @@ def with_changes(store: Path, copy: Path, change: Callable[[bytes, bytes], tuple
         labels = np.array([reader.value("label", i) for i in numbers])
         values = {"key": [bytes(reader.key(i).encode()) for i in numbers], "label": labels}
         manifest = reader.manifest
-        with create_store(copy, format=manifest.format, encoding="original", columns=manifest.columns) as builder:
+        with StoreBuilder(copy, format=manifest.format, encoding="original", columns=manifest.columns) as builder:
             builder.describe(origin=manifest.origin, normalization=None, options=manifest.options, versions={})
             files, indexes = ([*each] for each in zip(*changed, strict=True))
             builder.append(files, values | {"seek_index": indexes}, "")

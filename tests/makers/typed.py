@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.stores import create_store
+from packstore.stores import StoreBuilder
 from tests.internals import CHECKSUM, KEY, ROW_CHECKSUM, Column, Origin, shape_to_stored, to_stored
 
 IMAGE = Column("image", "ragged", "uint8", type="image")
@@ -134,7 +134,7 @@ def make_typed(
         size: Height and width of all images; None for sizes that differ.
         encoding: ``original`` (PNG) or ``uint8``.
         columns: Where the columns are looked up.
-        options: For :func:`packstore.stores.create_store`."""
+        options: For :class:`packstore.stores.StoreBuilder`."""
     chosen = [column for column in columns if column.name in names]
     image = IMAGE
     if encoding == "uint8":
@@ -144,7 +144,7 @@ def make_typed(
     format = {".lmdb": "lmdb", ".h5": "hdf5", ".pth": "pth"}[path.suffix]
     made = Typed(path=path)
     all_columns = [image, *chosen, KEY, CHECKSUM, ROW_CHECKSUM, *others]
-    with create_store(path, format=format, encoding=encoding, columns=all_columns, **options) as builder:
+    with StoreBuilder(path, format=format, encoding=encoding, columns=all_columns, **options) as builder:
         for number in range(count):
             pixels, values = record(number, size)
             made.images.append(pixels)
@@ -159,7 +159,7 @@ def spoilt(path: Path, changes: dict[int, dict[str, Any]], names: Sequence[str],
     columns = [column for column in COLUMNS if column.name in names]
     made = Typed(path=path)
     all_columns = [IMAGE, *columns, KEY, CHECKSUM, *(c for x in columns for c in x.companions)]
-    with create_store(path, format="hdf5", encoding="original", columns=all_columns) as builder:
+    with StoreBuilder(path, format="hdf5", encoding="original", columns=all_columns) as builder:
         for number in range(4):
             pixels, values = record(number, (44, 52))
             at_rest: dict[str, Any] = {"key": [f"{number:04}.png"]}

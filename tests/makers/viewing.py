@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlencode
 import numpy as np
 from PIL import Image
 
-from packstore.stores import create_store, open_store
+from packstore.stores import StoreBuilder, open_store
 from tests.internals import (
     CHECKSUM,
     FORMATS,
@@ -139,7 +139,7 @@ def make_large(path: Path, shards: int, records: int) -> None:
     image = Column("image", "fixed", "uint8", (4, 4, 3), "HWC", type="image")
     label = Column("label", "fixed", "int64", (), None, classes, type="label")
     numbers = np.arange(records, dtype=np.int64)
-    with create_store(first, format="lmdb", encoding="uint8", columns=(image, label, KEY, CHECKSUM, ROW_CHECKSUM)) as b:
+    with StoreBuilder(first, format="lmdb", encoding="uint8", columns=(image, label, KEY, CHECKSUM, ROW_CHECKSUM)) as b:
         b.append(
             [bytes([i * 37 % 256] * 48) for i in range(records)],
             {"key": [f"photo-{i:05}.jpg" for i in range(records)], "label": numbers % 10},
@@ -175,7 +175,7 @@ def make_hostile(path: Path) -> None:
     Image.new("RGB", (9, 9), "red").save(out, "PNG")
     keys = [f"{HTML}.png", "..\\..//\x1b[31m\udcff", '"; alert(1)']
     images = [out.getvalue(), out.getvalue(), HTML.encode()]
-    with create_store(path, format="lmdb", encoding="original", columns=columns) as builder:
+    with StoreBuilder(path, format="lmdb", encoding="original", columns=columns) as builder:
         builder.append(images, {"key": keys, "label": np.array([0, 1, 0]), "caption": [HTML] * 3}, f"a{HTML}")
         builder.commit(origin=Origin("made", HTML))
 

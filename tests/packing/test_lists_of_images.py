@@ -14,7 +14,7 @@ import torch
 import packstore
 from packstore.augment import ColorJitter, RandomHorizontalFlip, RandomResizedCrop
 from packstore.images.decoders import get_decoder
-from packstore.stores import create_store
+from packstore.stores import StoreBuilder
 from tests.conftest import Simulate
 from tests.internals import (
     CHECKSUM,
@@ -161,7 +161,7 @@ def test_each_image_is_checked(store: Path, tmp_path: Path) -> None:
 def hostile(path: Path, values: list[bytes]) -> Path:
     """A store whose checksums and digests fit values of any kind."""
     columns = [Column(name, "ragged", "uint8", type=type) for name, type in (("image", "image"), ("pages", "images"))]
-    with create_store(path, format="lmdb", encoding="original", columns=[*columns, KEY, CHECKSUM]) as builder:
+    with StoreBuilder(path, format="lmdb", encoding="original", columns=[*columns, KEY, CHECKSUM]) as builder:
         keys = [str(n) for n in range(len(values))]
         builder.append([jpeg(n) for n in range(len(values))], {"pages": values, "key": keys}, "")
         builder.commit(origin=Origin("made", "x"), versions={})

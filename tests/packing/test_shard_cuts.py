@@ -30,7 +30,7 @@ from packstore.core.progress import no_progress
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
 from packstore.packing.run import pack_shard
-from packstore.packing.statistics import with_statistics
+from packstore.packing.run import with_statistics
 source, store, options, folder, *numbers = sys.argv[1:]
 for number in map(int, numbers):
     plan = with_statistics(make_plan(Path(source), Path(store), ConvertOptions(**json.loads(options))), 1, no_progress)

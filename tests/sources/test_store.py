@@ -12,7 +12,7 @@ import pytest
 
 import packstore
 from packstore.sources import Entry, open_source
-from packstore.stores import create_store
+from packstore.stores import StoreBuilder
 from packstore.testing import SourceSuite
 from tests.internals import (
     ROW_CHECKSUM,
@@ -50,7 +50,7 @@ def write(
 ) -> Path:
     """A store with as many records a split as there are images."""
     columns = (image, *more, KEY, CHECKSUM)
-    with create_store(path, format=format, encoding=encoding, columns=columns, shard_size=shard_size) as builder:
+    with StoreBuilder(path, format=format, encoding=encoding, columns=columns, shard_size=shard_size) as builder:
         for split in splits or ("",):
             count = len(images)
             given: dict[str, Any] = {

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.stores import Ragged, create_store, format_of, is_store, open_store
+from packstore.stores import Ragged, StoreBuilder, format_of, is_store, open_store
 from packstore.testing.records import (
     ORIGIN,
     Records,
@@ -167,13 +167,13 @@ def test_unusable_arguments(tmp_path: Path) -> None:
     records = make_records()
     good = {"encoding": "original", "columns": records.columns}
     with pytest.raises(UsageError, match="unknown format 'zarr'; use one of: lmdb, hdf5, pth"):
-        create_store(tmp_path / "x", format="zarr", **good)
+        StoreBuilder(tmp_path / "x", format="zarr", **good)
     with pytest.raises(StoreError, match="shard size must be at least 1 byte, got 0"):
-        create_store(tmp_path / "x", format="hdf5", **good, shard_size=0)
+        StoreBuilder(tmp_path / "x", format="hdf5", **good, shard_size=0)
     with pytest.raises(ManifestError, match="encoding"):
-        create_store(tmp_path / "x", format="hdf5", encoding="no name", columns=records.columns)
+        StoreBuilder(tmp_path / "x", format="hdf5", encoding="no name", columns=records.columns)
     with pytest.raises(ManifestError, match="column names"):
-        create_store(tmp_path / "x", format="hdf5", encoding="original", columns=records.columns[1:])
+        StoreBuilder(tmp_path / "x", format="hdf5", encoding="original", columns=records.columns[1:])
     assert listing(tmp_path) == set()
 
 
@@ -478,7 +478,7 @@ def test_shapes_must_be_those_of_the_images(tmp_path: Path) -> None:
             builder.append(images, values, "")
     without = [c for c in records.columns if c.name != "shape"]
     with pytest.raises(ManifestError, match="'shape' column"):
-        create_store(tmp_path / "x.h5", format="hdf5", encoding="uint8", columns=without)
+        StoreBuilder(tmp_path / "x.h5", format="hdf5", encoding="uint8", columns=without)
 
 
 def test_splits_follow_each_other(tmp_path: Path) -> None:
@@ -663,7 +663,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from packstore.core.errors import DestinationError
-from packstore.stores import create_store
+from packstore.stores import StoreBuilder
 from packstore.testing.records import ORIGIN, make_records
 path, shard_size = Path(sys.argv[1]), int(sys.argv[2]) or None
 columns, failed = make_records().columns, 0
@@ -671,7 +671,7 @@ for limit in (1000, 4096, 9000, 12288, 20000, 40000, 70000, 100000, 150000, 2000
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     for batch in (50, 3000):
         try:
-            with create_store(path, format=sys.argv[3], encoding="original", columns=columns,
+            with StoreBuilder(path, format=sys.argv[3], encoding="original", columns=columns,
                               shard_size=shard_size) as builder:
                 for start in range(0, 3000, batch):
                     keys = [f"{i:0100d}" for i in range(start, start + batch)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from packstore import verify
-from packstore.stores import create_store, format_of, open_store
+from packstore.stores import StoreBuilder, format_of, open_store
 from packstore.testing.records import assert_holds, make_records, write
 from tests.internals import (
     CHECKSUM,
@@ -135,7 +135,7 @@ def build(path: Path, given: list[tuple[Column, list[Any]]], count: int, shard_s
     format = format_of(path)
     assert format is not None
     options: dict[str, Any] = {"encoding": "original", "shard_size": shard_size}
-    with create_store(path, format=format, columns=[*columns, KEY, CHECKSUM, ROW_CHECKSUM], **options) as builder:
+    with StoreBuilder(path, format=format, columns=[*columns, KEY, CHECKSUM, ROW_CHECKSUM], **options) as builder:
         builder.append([b"%d" % i for i in range(count)], at_rest, "")
         builder.commit(origin=Origin("made", "any"))
 
@@ -174,7 +174,7 @@ def test_values_that_do_not_fit_each_other(tmp_path: Path, what: str) -> None:
     values = {key: value for key, value in values.items() if key not in ("checksum", "row_checksum")}
     values[name] = values[name].copy()
     values[name][3] = value
-    with create_store(tmp_path / "x.h5", format="hdf5", encoding="original", columns=records.columns) as builder:
+    with StoreBuilder(tmp_path / "x.h5", format="hdf5", encoding="original", columns=records.columns) as builder:
         with pytest.raises(StoreError, match=message):
             builder.append(images, values, "")
         assert builder.records == 0
@@ -245,7 +245,7 @@ def test_memory_while_an_array_is_large(tmp_path: Path, suffix: str, monkeypatch
     tracemalloc.start()
     try:
         columns = [IMAGE, array, KEY, CHECKSUM, ROW_CHECKSUM]
-        with create_store(path, format=str(format_of(path)), encoding="original", columns=columns) as builder:
+        with StoreBuilder(path, format=str(format_of(path)), encoding="original", columns=columns) as builder:
             for i in range(96):
                 arrays = np.full((16, 128, 128), i, np.float32)
                 builder.append([b"x"] * 16, {"key": [f"{i}/{j}" for j in range(16)], "array": arrays}, "")
@@ -276,7 +276,7 @@ def test_memory_while_a_column_is_large(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
     tracemalloc.start()
     try:
-        with create_store(path, format=str(format_of(path)), encoding="original", columns=columns) as builder:
+        with StoreBuilder(path, format=str(format_of(path)), encoding="original", columns=columns) as builder:
             for i in range(96):
                 masks = [bytes([i]) * 65536] * 16
                 builder.append([b"x"] * 16, {"key": [f"{i}/{j}" for j in range(16)], "mask": masks}, "")

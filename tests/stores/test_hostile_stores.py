@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.stores import create_store, open_store
+from packstore.stores import StoreBuilder, open_store
 from tests.internals import (
     MAX_JSON_BYTES,
     Column,
@@ -474,7 +474,7 @@ def test_manifests_and_columns_of_any_number(count: int, columns: int, tmp_path:
         Column("label", "fixed", "int64", classes=classes, type="label"),
     ]
     all_columns = [*base, Column("key", "ragged", "uint8", type="text"), Column("checksum", "fixed", "uint64"), *extra]
-    with create_store(path, format="hdf5", encoding="original", columns=all_columns) as builder:
+    with StoreBuilder(path, format="hdf5", encoding="original", columns=all_columns) as builder:
         values = {c.name: np.array([int(c.name[7:])]) for c in extra}
         builder.append([b"x"], {"label": np.array([0]), "key": [b"k"], **values}, "train")
         manifest = builder.commit(origin=Origin("flat", "x"))
@@ -609,7 +609,7 @@ def test_an_lmdb_whose_tree_is_a_maze(tmp_path: Path) -> None:
         Column("key", "ragged", "uint8", type="text"),
         Column("checksum", "fixed", "uint64"),
     ]
-    with create_store(path, format="lmdb", encoding="original", columns=columns) as builder:
+    with StoreBuilder(path, format="lmdb", encoding="original", columns=columns) as builder:
         builder.append([b"x" * 40] * 3000, {"key": [b"%d" % i for i in range(3000)]}, "")
         builder.commit(origin=Origin("flat", "x"))
 

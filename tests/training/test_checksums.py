@@ -19,7 +19,7 @@ from PIL import Image
 import packstore
 from packstore import CorruptRecordError, PackedDataset, PackedLoader, StoreError
 from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
-from packstore.stores import create_store, open_store
+from packstore.stores import StoreBuilder, open_store
 from packstore.testing.records import make_records, write
 from tests.internals import ARRAY_SHARE, ChecksumPolicy, Column, Origin, SparinglyCheckedReader, sparingly_checked
 from tests.internals import base as column_module
@@ -313,7 +313,7 @@ def test_a_label_that_is_no_class_does_not_pass(tmp_path: Path, suffix: str, che
     ]
     path = tmp_path / f"a.{suffix}"
     format = {"h5": "hdf5"}.get(suffix, suffix)
-    with create_store(path, format=format, encoding="uint8", columns=columns) as builder:
+    with StoreBuilder(path, format=format, encoding="uint8", columns=columns) as builder:
         spool = builder._spools["label"]
         spool.column = replace(columns[1], classes=None)  # it would refuse them
         images = [bytes([i]) * 48 for i in range(20)]

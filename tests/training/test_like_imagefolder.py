@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import packstore
 from packstore import PackedDataset, UsageError
 from packstore.augment import CenterCrop, Cutout, Draws, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from packstore.stores import create_store
+from packstore.stores import StoreBuilder
 from tests.internals import Fact, RepairReport, Report, SalvageReport
 from tests.makers.datasets import make_folder
 from tests.makers.stores import damage
@@ -159,7 +159,7 @@ def test_reprs_are_short(png_folder: Path, store: Path, tmp_path: Path) -> None:
     assert isinstance(repaired, RepairReport)
     loader = packstore.PackedLoader(ds, 4)
     with packstore.open(store) as reader, packstore.open(store, checksums="always") as checked:
-        builder = create_store(tmp_path / "d.lmdb", format="lmdb", encoding="original", columns=reader.manifest.columns)
+        builder = StoreBuilder(tmp_path / "d.lmdb", format="lmdb", encoding="original", columns=reader.manifest.columns)
         with builder:
             things: list[Any] = [
                 report, whole, packstore.verify(tmp_path / "a.lmdb"), saved, repaired, ds.manifest, ds.keys,

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from packstore import DecodeError, PackedDataset, StoreError, UsageError
 from packstore.augment import InPlace
-from packstore.stores import create_store
+from packstore.stores import StoreBuilder
 from tests.makers import typed
 from tests.makers.torchvision import import_torchvision, skip_before
 from tests.makers.typed import COLUMNS, Typed, make_typed
@@ -256,7 +256,7 @@ def store_of(path: Path, name: str, value: Any, present: bool | None = None, **c
     values = {"key": ["a.png"], name: [value] if column.kind == "ragged" else np.array([value])}
     if present is not None:
         values[column.valid_name] = np.array([present])
-    with create_store(path, format="hdf5", encoding="original", columns=columns) as builder:
+    with StoreBuilder(path, format="hdf5", encoding="original", columns=columns) as builder:
         builder.append([typed.png(made.images[0])], values, "")
         builder.commit(origin=typed.ORIGIN)
     return path

@@ -35,7 +35,7 @@ from packstore.augment import (
     ScaleJitter,
     recipe,
 )
-from packstore.stores import create_store
+from packstore.stores import StoreBuilder
 from tests.internals import CHECKSUM, KEY, ROW_CHECKSUM, BatchBoxes, DrawnOperations, Draws, Padded, parse_augment
 from tests.makers.stores import change
 from tests.makers.torchvision import import_torchvision, skip_before
@@ -356,7 +356,7 @@ def test_a_mosaic_shows_four_images_with_their_boxes_and_masks(tmp_path: Path, s
     """Each image has one colour, with a box around it, and a mask of its number."""
     rng, chosen = np.random.default_rng(3), [c for c in COLUMNS if c.name in ("raw", "boxes", "labels", "image_id")]
     path, given = tmp_path / "a.lmdb", []
-    with create_store(
+    with StoreBuilder(
         path,
         format="lmdb",
         encoding="original",

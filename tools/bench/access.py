@@ -28,7 +28,7 @@ from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.column import CHECKSUM, KEY
 from packstore.core.manifest import Column, Origin
 from packstore.images.decoders import get_decoder
-from packstore.stores import create_store
+from packstore.stores import StoreBuilder
 
 OPEN = """
 import json, resource, sys, time
@@ -54,7 +54,7 @@ def make_store(path: Path, format: str, records: int) -> None:
         CHECKSUM,
         ROW_CHECKSUM,
     )
-    with create_store(path, format=format, encoding="uint8", columns=columns) as builder:
+    with StoreBuilder(path, format=format, encoding="uint8", columns=columns) as builder:
         for start in range(0, records, 10_000):
             numbers = range(start, min(start + 10_000, records))
             images = [i.to_bytes(48, "little") for i in numbers]

@@ -31,7 +31,7 @@ from packstore.core.errors import ManifestError
 from packstore.core.manifest import Column, Manifest, Origin, Split
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
-from packstore.stores import create_store, open_store
+from packstore.stores import StoreBuilder, open_store
 from packstore.stores.builder.files import write_manifest_and_table
 
 STEP = """
@@ -73,7 +73,7 @@ def make_shard(path: Path, format: str, records: int) -> Manifest:
         ROW_CHECKSUM,
     )
     numbers = range(records)
-    with create_store(path, format=format, encoding="uint8", columns=columns) as builder:
+    with StoreBuilder(path, format=format, encoding="uint8", columns=columns) as builder:
         images = [i.to_bytes(48, "little") for i in numbers]
         keys = [f"train/n{i % 1000:08}/n{i % 1000:08}_{i}.JPEG" for i in numbers]
         builder.append(images, {"key": keys, "label": np.array(numbers, np.int64) % 1000}, "train")

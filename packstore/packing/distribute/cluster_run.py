@@ -24,8 +24,7 @@ from packstore.core.shards import Shard
 from packstore.core.tally import Tally
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore
 from packstore.packing.plan import Plan
-from packstore.packing.run import EntriesDigest, Run
-from packstore.packing.statistics import with_statistics
+from packstore.packing.run import EntriesDigest, Run, with_statistics
 from packstore.stores.places.resuming import describe_difference
 
 WORK = "_work/"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,14 +22,13 @@ from packstore.core.checksums import (
 from packstore.core.column import LINK_LENGTH
 from packstore.core.columns import Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
-from packstore.core.files import device_and_inode, writing
+from packstore.core.files import check_paths, device_and_inode, writing
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped
 from packstore.core.registry import FORMATS
 from packstore.core.shards import ShardTable
 from packstore.stores.builder.assembly import write_manifest_and_table
-from packstore.stores.builder.batch import KEY_HASHES, prepare_batch
+from packstore.stores.builder.batch import KEY_HASHES, SplitRanges, prepare_batch
 from packstore.stores.builder.files import OutputFile, OutputFiles
-from packstore.stores.builder.splits import SplitRanges
 from packstore.stores.builder.spools import ColumnSpool, refuse_duplicates, to_flat_buffers
 from packstore.stores.format import Format
 from packstore.stores.places.local import Staging
@@ -62,7 +62,7 @@ class StoreBuilder:
 
     def __init__(
         self,
-        path: Path,
+        path: str | os.PathLike[str],
         *,
         format: str,
         encoding: str,
@@ -75,14 +75,34 @@ class StoreBuilder:
     ) -> None:
         """Checks the destination and locks its work directory. Removes the work of dead runs except one to resume from.
 
-        See :func:`packstore.stores.create_store` for arguments and errors.
+        Args:
+            path: The destination, in an existing directory.
+            format: ``lmdb``, ``hdf5``, ``pth`` or a plug-in's name.
+            encoding: Encoding of the image column.
+            columns: All columns without size and digest, ``image`` first. ``key`` (ragged) and ``checksum`` (uint64)
+                are required, and ``shape`` (int32, ``(3,)``) for raw pixels of varying size.
+            overwrite: Replace a store at ``path``, once the new one is complete. Nothing else is ever replaced.
+            sharded: Make ``path`` a directory of shards, each ended by :meth:`cut`.
+            shard_size: Make shards with at most this many bytes of images each. The end of a split also ends a shard.
+                An image that is larger is alone in its shard.
+            identity: With an identity, an interrupted run leaves its work beside ``path``. Another run with an equal
+                identity can resume from this work, see :mod:`packstore.stores.places.resuming`. None leaves nothing
+                behind.
+            restart: Do not resume an interrupted run.
+
+        Raises:
+            UsageError: An unknown format, an empty path, or a URL.
+            DestinationError: The destination exists without ``overwrite``, is no store, cannot be written, or is being
+                written by another process.
+            StoreError: Columns or a shard size that no store can have.
         """
+        check_paths(path)
+        self._format: Format = FORMATS[format]  # raises for an unknown format
         if shard_size is not None and shard_size < 1:
             raise StoreError(f"a shard size must be at least 1 byte, got {shard_size}")
         blank = tuple(dataclasses.replace(c, nbytes=0, digest=None, hides_boxes=None) for c in columns)
         # Raises for anything that a manifest cannot hold.
         Manifest(format, encoding, 0, blank, Origin("", ""))
-        self._format: Format = FORMATS[format]
         self._encoding = encoding
         self._columns = blank
         self._cut_splits = shard_size is not None

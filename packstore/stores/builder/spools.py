@@ -18,7 +18,6 @@ from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragg
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Column
-from packstore.stores.builder.fitting import check_classes
 
 _KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes
 
@@ -232,6 +231,16 @@ def _value_bytes(value: Buffer) -> bytes | memoryview:
     """Views a value as flat bytes. Returns ``b""`` for an empty one."""
     view = memoryview(value)
     return view.cast("B") if view.nbytes else b""  # a view with an empty dimension cannot be cast
+
+
+def check_classes(column: Column, numbers: NDArray[Any]) -> None:
+    """Raises :class:`StoreError` if one of ``numbers`` is negative, or not below the column's number of classes."""
+    count = len(column.classes or ())
+    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
+        raise StoreError(
+            f"column {column.name!r} has {count} classes (0 to {count - 1}), "
+            f"got labels from {numbers.min()} to {numbers.max()}"
+        )
 
 
 def open_kept_column(column: Column, directory: Path) -> Callable[[int], Any]:
