@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from packstore.core.errors import CacheError, printable
+from packstore.core.files import lock_file
 
 try:
     import fcntl
@@ -28,8 +29,6 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _URL = "user.packstore.url"
 _NO_ATTRIBUTE = (errno.ENOTSUP, errno.ENODATA, errno.EPERM, errno.ENOENT, errno.ELOOP, errno.E2BIG, errno.ERANGE)
 
-# Errors of flock(2) on a file system without locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _LONGEST_PAUSE = 0.05
 
 _held: set[int] = set()
@@ -167,25 +166,17 @@ def try_lock(descriptor: int, root: Path, *, shared: bool = False, seconds: floa
         NoLocksError: The file system of ``root`` has no locks.
         OSError: Locking failed for another reason.
     """
-    if fcntl is None:
-        raise NoLocksError(root)
     end = time.monotonic() + seconds
     pause = 0.0005
-    while True:
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            left = end - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                raise NoLocksError(root) from error
-            raise
-        else:
-            return True
+    while not (locked := lock_file(descriptor, shared=shared)):
+        if locked is None:
+            raise NoLocksError(root)
+        left = end - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    return True
 
 
 def _close_in_child() -> None:

@@ -438,7 +438,7 @@ def _remove_scratch(directory: Path, prefix: str) -> None:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
             with (folder / _SCRATCH_LOCK).open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # in use, or just removed by its process
+                if lock_file(lock.fileno()):
+                    shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # just removed by its process
             continue

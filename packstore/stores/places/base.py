@@ -23,6 +23,13 @@ class LostRaceError(DestinationError):
     """Another process created the same version first; read that version before trying again."""
 
 
+def exists_error(shown: str, what: str = "URL") -> DestinationError:
+    """Returns the error for a destination that exists and is not to be replaced. ``what``: what else to choose."""
+    return DestinationError(
+        f"{shown} exists already; choose another {what}, or --overwrite (Python: overwrite=True) to replace it"
+    )
+
+
 class Place(ABC):
     """A local path or a URL, at which a store or an export is or will be.
 

@@ -29,7 +29,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback
 from packstore.core.registry import FORMATS
 from packstore.stores.opening import read_manifest
-from packstore.stores.places.base import ExportDraft, Growth, Place, StoreDraft
+from packstore.stores.places.base import ExportDraft, Growth, Place, StoreDraft, exists_error
 from packstore.stores.places.owned import NotAStoreError, list_owned_files
 from packstore.stores.places.resuming import ConversionIdentity, Receipt, read_receipt
 from packstore.stores.places.work import (
@@ -203,9 +203,7 @@ def check_destination(destination: Path, *, overwrite: bool, owned: ListOwned) -
         if overwrite:
             raise
     if not overwrite:
-        raise DestinationError(
-            f"{shown} exists already; choose another name, or --overwrite (Python: overwrite=True) to replace it"
-        )
+        raise exists_error(shown, "name")
     return True
 
 

@@ -29,7 +29,7 @@ from packstore.stores.builder.assembly import ShardList, build_sharded_manifest,
 from packstore.stores.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
 from packstore.stores.export_manifest import ROWS_FILE, RecordLines, parse_export_manifest
 from packstore.stores.opening import read_manifest
-from packstore.stores.places.base import ExportDraft, Growth, LostRaceError, Place, StoreDraft
+from packstore.stores.places.base import ExportDraft, Growth, LostRaceError, Place, StoreDraft, exists_error
 from packstore.stores.places.owned import read_manifest_of_file, refuse_foreign_names, remove_unfinished
 from packstore.stores.places.work import ADDED, KEPT, WorkDirectory
 from packstore.stores.remote.head import find_newest_version, read_head, read_version, read_writable_head
@@ -78,9 +78,7 @@ class RemotePlace(Place):
         folder = {info.name for info in objects.list()}
         taken = {name} if any(info.name == name for info in above.list(name)) else set()
         if (EXPORT_MANIFEST_FILE in folder or taken) and not overwrite:
-            raise DestinationError(
-                f"{shown} exists already; choose another URL, or --overwrite (Python: overwrite=True) to replace it"
-            )
+            raise exists_error(shown)
         if folder:
             _refuse_other_objects(objects, folder, shown)
         if taken:
@@ -200,10 +198,7 @@ def check_url(objects: ObjectStore, *, overwrite: bool) -> int:
     newest = find_newest_version(objects)
     if newest:
         if not overwrite:
-            raise DestinationError(
-                f"{objects.url} exists already; choose another URL, or --overwrite (Python: overwrite=True) to replace "
-                "it"
-            )
+            raise exists_error(objects.url)
         try:
             read_head(objects)
         except (RemoteError, MissingStoreError):
