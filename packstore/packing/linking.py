@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from packstore.core.column import Link
@@ -26,9 +27,13 @@ class Linker:
     def __init__(self, source: Source, folder: Path | None) -> None:
         """``folder`` is the base of relative links; None for absolute links."""
         self._source = source
-        self._folder = folder
         self._files = LinkedFiles()
-        self._shown: dict[str, str] = {}
+
+        @lru_cache(_KNOWN_PATHS)  # an archive's path is asked for often
+        def stored_path(path: str) -> str:
+            return path if folder is None else make_relative_link(path, folder)
+
+        self._stored_path = stored_path
 
     def locate(self, entry: Entry, states: dict[str, FileState]) -> Location:
         """Locates a sample before it is read, and notes the state of its file in ``states``.
@@ -63,15 +68,7 @@ class Linker:
             if offset < 0:
                 raise self._make_unlinkable_error(key)
         nbytes, modified = states[path]
-        return Link(self._shown.get(path) or self._to_stored_path(path), offset, len(record), nbytes, modified)
-
-    def _to_stored_path(self, path: str) -> str:
-        """Converts a path to the form that stores keep: relative to ``folder`` if there is one.
-        Caches the results, since an archive's path is asked for often."""
-        if len(self._shown) >= _KNOWN_PATHS:
-            self._shown.clear()
-        shown = self._shown[path] = path if self._folder is None else make_relative_link(path, self._folder)
-        return shown
+        return Link(self._stored_path(path), offset, len(record), nbytes, modified)
 
     def _make_unlinkable_error(self, key: str) -> UsageError:
         """Makes the error for a sample that is no plain range of a file's bytes."""

@@ -141,7 +141,11 @@ def plan_merge(
     left_out = _find_duplicates(readers, options.on_duplicate)
     first = readers[0].manifest
     names = list(dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)) or [""]
-    parts = [_linkable_shards(reader, format, columns, left_out[i]) for i, reader in enumerate(readers)]
+    parts: list[ShardList | None] = []
+    for reader, gone in zip(readers, left_out, strict=True):
+        linkable = None if gone else list_linkable_shards(reader, format, columns)
+        one_split = linkable is not None and all(len(runs) == 1 for runs in linkable.runs)
+        parts.append(linkable if one_split else None)
     pieces: list[Piece] = []
     for name in names:
         for i, reader in enumerate(readers):
@@ -230,15 +234,6 @@ def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
             gone |= repeats & seen
             seen |= repeats
     return left_out
-
-
-def _linkable_shards(reader: Reader, format: str, columns: Sequence[Column], left_out: set[str]) -> ShardList | None:
-    """Returns the shards of a store if all can be linked unchanged, see :func:`list_linkable_shards`, else None.
-
-    Each shard must have one split, and no record may be left out.
-    """
-    parts = None if left_out else list_linkable_shards(reader, format, columns)
-    return parts if parts is not None and all(len(runs) == 1 for runs in parts.runs) else None
 
 
 def _make_split_pieces(

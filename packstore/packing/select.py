@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -292,33 +293,24 @@ def _make_pieces(
     parts: ShardList | None,
     labels: Mapping[str, NDArray[np.int64]],
 ) -> list[Piece]:
-    """Returns the pieces of the new store. Links each shard whose records are all chosen, and copies the other records.
+    """Returns the pieces of the new store: links to the shards whose records are all chosen, copies of other records.
 
     ``parts``: the store's shards; None to copy all records.
     """
     pieces: list[Piece] = []
-    starts = reader.manifest.shards.starts if reader.manifest.shards is not None else np.array([0, len(reader)])
+    starts = np.array([0, len(reader)])
+    if parts is not None and reader.manifest.shards is not None:
+        starts = reader.manifest.shards.starts
     for split, records in chosen.items():
-        if parts is None:
-            pieces.append(CopiedRecords(reader, records, split, labels))
-            continue
         edges = np.searchsorted(records, starts)
-        whole_shards = np.diff(edges) == np.diff(starts)
-        first = 0  # of the records that are neither linked nor copied yet
-        number = 0
-        while number < len(parts):
-            if not whole_shards[number]:
-                number += 1
-                continue
-            last = number
-            while last < len(parts) and whole_shards[last]:
-                last += 1
-            if edges[number] > first:
-                pieces.append(CopiedRecords(reader, records[first : edges[number]], split, labels))
-            pieces.append(LinkedShards(parts.take_shards(range(number, last)), split, reader.manifest))
-            first, number = int(edges[last]), last
-        if first < len(records):
-            pieces.append(CopiedRecords(reader, records[first:], split, labels))
+        whole = (np.diff(edges) == np.diff(starts)).tolist()
+        for linked, run in groupby(range(len(whole)), key=whole.__getitem__):
+            numbers = [*run]
+            some = records[edges[numbers[0]] : edges[numbers[-1] + 1]]
+            if linked and parts is not None:
+                pieces.append(LinkedShards(parts.take_shards(numbers), split, reader.manifest))
+            elif len(some):
+                pieces.append(CopiedRecords(reader, some, split, labels))
     return pieces
 
 
