@@ -13,6 +13,7 @@ from packstore.stores import open_store
 from packstore.testing import ExportSuite
 from tests.internals import LONGEST, MAGIC, convert
 from tests.internals import recordio_frame_record as frame_record
+from tests.makers.annotated import without_export_manifest
 from tests.makers.images import tiny
 
 
@@ -52,8 +53,7 @@ class TestRecordio(ExportSuite):
     def test_it_is_recordio_without_the_manifest(self, store: Path, tmp_path: Path) -> None:
         out = self.destination(tmp_path)
         self.export(store, out)
-        (out / "packstore.json").unlink()
-        (out / "packstore.rows.jsonl").unlink()
+        without_export_manifest(out)
         assert self.import_back(out, tmp_path).origin.kind == "recordio"
         with open_store(store) as reader, open_store(tmp_path / "again-0.h5") as other:
             assert other.manifest.splits == reader.manifest.splits
