@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from packstore import augment as augment
     from packstore.checking.audit import AuditReport, audit
     from packstore.checking.repair import repair
-    from packstore.checking.repair_report import RepairReport
-    from packstore.checking.salvage import SalvageReport, salvage
-    from packstore.checking.verification import VerifyReport, verify
+    from packstore.checking.reports import RepairReport, SalvageReport, VerifyReport
+    from packstore.checking.salvage import salvage
+    from packstore.checking.verification import verify
     from packstore.core.fields import Array, Boxes, Bytes, Image, Images, Json, Keypoints, Label, Labels, Mask, Text
     from packstore.core.manifest import Manifest
     from packstore.exports.run import ExportReport, export
@@ -69,9 +69,9 @@ _LAZY = {
     for module, names in {
         "packstore.checking.audit": "AuditReport audit",
         "packstore.checking.repair": "repair",
-        "packstore.checking.repair_report": "RepairReport",
-        "packstore.checking.salvage": "SalvageReport salvage",
-        "packstore.checking.verification": "VerifyReport verify",
+        "packstore.checking.reports": "RepairReport SalvageReport VerifyReport",
+        "packstore.checking.salvage": "salvage",
+        "packstore.checking.verification": "verify",
         "packstore.core.fields": "Array Boxes Bytes Field Image Images Json Keypoints Label Labels Mask Text",
         "packstore.core.manifest": "Manifest",
         "packstore.exports.run": "ExportReport export",

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from packstore.cache import files, folder
     from packstore.cache.files import compute_date_stamp
     from packstore.checking import against
-    from packstore.checking import repair as repair_module
+    from packstore.checking import mending as repair_module
     from packstore.checking.audit import same
     from packstore.checking.audit.same import RecordHashes, find_nearest_before, group_equal
     from packstore.checking.independent import count_independently, suffix_of
     from packstore.checking.repair import repair as repair_store
-    from packstore.checking.repair_report import RepairReport
-    from packstore.checking.salvage import SalvageReport
+    from packstore.checking.reports import RepairReport, SalvageReport
     from packstore.checking.verification import verify
     from packstore.cli.append import report_rows as append_report_rows
     from packstore.cli.audit import report_rows as audit_report_rows

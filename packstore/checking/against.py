@@ -2,89 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from itertools import islice, pairwise
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from packstore.checking.independent import ROWS, count_independently
-from packstore.checking.store_check import Batch, try_key
+from packstore.checking.reports import Difference, try_key
+from packstore.checking.source_records import KeyIndex, SourceRecords, reading_source
+from packstore.checking.store_check import COMPARED_RECORDS, Batch, ValueGetter, open_files
 from packstore.core.columns import NUMPY_DTYPE, Buffer
-from packstore.core.errors import PackstoreError, SourceError, StoreError, UnreachableError, UsageError, printable
-from packstore.core.manifest import Manifest
-from packstore.images.encode import Encoder
-from packstore.images.encode.options import readers_transpose
-from packstore.packing.frames import restore_aligner
-from packstore.packing.recorded_options import restore_encode_options, same_encoding_options
-from packstore.packing.sizing import make_encoder
-from packstore.packing.values import ValueConverter
-from packstore.sources.base import Entry, Sample, Source, Survey
+from packstore.core.errors import PackstoreError, StoreError, printable
+from packstore.sources.base import Entry, Sample, Source
 from packstore.sources.ledger import Role
-from packstore.stores.base import Problem, Reader
+from packstore.stores.base import Reader
 from packstore.stores.places import place_of
 
-BATCH_RECORDS = 16
-ValueGetter = Callable[[str, int], Any]
 _CAPPED = 256
 """Most suffixes that a ledger counts."""
 
 
-def read_source_split(manifest: Manifest) -> str | None:
-    """Reads from the manifest which split of its source a store was packed from. None for the whole source."""
-    split = manifest.options.get("split")
-    return split if isinstance(split, str) else None
-
-
-def make_encoder_for(manifest: Manifest, source: Source, survey: Survey, decoder: str) -> Encoder:
-    """Makes the encoder that turns a source's images into a store's records, with the options in the manifest.
-
-    If the source is a store that was encoded with the same options, the encoder does not resize again. Raises
-    :class:`UsageError` if the source's images cannot become such records.
-    """
-    image = manifest.image
-    shape = (*image.shape[1:], image.shape[0]) if image.layout == "CHW" else image.shape
-    encode = restore_encode_options(manifest, decoder, source.options.max_pixels)
-    store = survey.store
-    alike = False
-    if store is not None and same_encoding_options(manifest, store):
-        alike = True
-        # The source's images have their final shape already, except that readers may have to rotate them.
-        turn = encode.exif_transpose and readers_transpose(store)
-        encode = replace(encode, size=None, resize=None, max_side=None, exif_transpose=turn)
-    try:
-        return make_encoder(encode, survey, shape or None, reencode=not alike)
-    except UsageError as error:
-        raise UsageError(f"{source.path} cannot be compared with the store: {error}") from None
-
-
-@contextmanager
-def reading_source(source: Source) -> Iterator[None]:
-    """Turns a :class:`StoreError` of a source that is itself a store into a :class:`SourceError` that names it.
-
-    Without that, it would look like a fault of the store that is checked.
-    """
-    try:
-        yield
-    except SourceError:
-        raise
-    except StoreError as error:
-        raise SourceError(
-            f"the source {printable(str(source.path))} cannot be read: {error}; repair that first, or give another one"
-        ) from error
-
-
-class Difference(Problem):
-    """Problem that is a difference from the source and not damage."""
-
-    __slots__ = ()
-
-
-class Comparison:
+class Comparison(SourceRecords):
     """Compares the records of an open store with the entries of a source; also their order, columns, classes, and
     lists and counts of files.
 
@@ -92,22 +34,11 @@ class Comparison:
     after it still match. Leaves out samples that packing skipped. Memory is 17 bytes a record.
     """
 
-    def __init__(self, reader: Reader, source: Source, decoder: str, annotation_frame: str | None = None) -> None:
-        """Surveys the source. Raises :class:`UsageError` if its images cannot become records of the store.
-
-        ``annotation_frame``: as for :func:`packstore.packing.frames.restore_aligner`."""
-        manifest = reader.manifest
+    def __init__(self, source: Source, reader: Reader, decoder: str, annotation_frame: str | None = None) -> None:
+        super().__init__(source, reader.manifest, decoder, annotation_frame)
         self.reader = reader
-        self.source = source
-        self.split = read_source_split(manifest)
-        with reading_source(source):
-            self.survey = source.survey(self.split)
-            self.encoder = make_encoder_for(manifest, source, self.survey, decoder)
-        self.has_shapes = manifest.has_column("shape")
-        self.splits = {s.name: s for s in manifest.splits}
-        self.labels = {c.name for c in self.survey.columns if manifest.has_column(c.name)}
-        aligner = restore_aligner(manifest, source, self.survey, self.split, annotation_frame)
-        self.to_stored = ValueConverter(self.survey, aligner=aligner)
+        self.splits = {s.name: s for s in self.manifest.splits}
+        self.labels = {c.name for c in self.survey.columns if self.manifest.has_column(c.name)}
         self._seen = np.zeros(len(reader), np.bool_)
         self._in_order = True
         self._counts_agree = False
@@ -128,10 +59,10 @@ class Comparison:
         A batch also has the entries without a record. The last batches have the records without an entry. Notes which
         records had an entry, for :meth:`compare_coverage`. Notes if the records have another order than the source.
         """
-        hashes, order = self._sort_keys()
+        index = KeyIndex(self._hash_keys())
         previous = -1
         for entries in self._batch_entries():
-            located = self._find_records(entries, hashes, order)
+            located = [(index.find(entry.key), entry) for entry in entries]
             records = [record for record, _ in located if record is not None]
             for record in records:
                 self._in_order = self._in_order and record > previous
@@ -139,8 +70,8 @@ class Comparison:
             self._seen[records] = True
             yield Batch([*dict.fromkeys(records)], located)
         missing = np.flatnonzero(~self._seen).tolist()
-        for start in range(0, len(missing), BATCH_RECORDS):
-            yield Batch(missing[start : start + BATCH_RECORDS])
+        for start in range(0, len(missing), COMPARED_RECORDS):
+            yield Batch(missing[start : start + COMPARED_RECORDS])
 
     def compare_batch(self, batch: Batch, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[Difference]:
         """Compares a batch's records with their entries; yields the differences in labels, splits, values and images.
@@ -176,13 +107,13 @@ class Comparison:
         Compares counts. Compares names, too, if the source has the same name as at packing. Compares nothing without a
         list of files on both sides, or for another kind of source.
         """
-        then, now = self.reader.manifest.origin.files, self.survey.ledger
-        if then is None or not now.total or self.reader.manifest.origin.kind != self.source.kind:
+        then, now = self.manifest.origin.files, self.survey.ledger
+        if then is None or not now.total or self.manifest.origin.kind != self.source.kind:
             return
         roles = (Role.PACKED, Role.ANNOTATION, Role.EVIDENCE)
         same = (then.packed, then.annotation, then.evidence) == tuple(map(now.count, roles))
         # If the source has another name (an archive of the folder, or a folder in it), paths begin differently.
-        renamed = self.reader.manifest.origin.name != self.source.path.resolve().name
+        renamed = self.manifest.origin.name != self.source.path.resolve().name
         if not same or (then.used != now.used and not renamed):
             read = now.count(Role.ANNOTATION) + now.count(Role.EVIDENCE)
             yield Difference(
@@ -225,7 +156,7 @@ class Comparison:
         Says if other files are left out than at packing. After :meth:`compare_summaries`, also says if an independent
         count agrees.
         """
-        then, now = self.reader.manifest.origin.files, self.survey.ledger
+        then, now = self.manifest.origin.files, self.survey.ledger
         if not now.total:
             return None
         left = now.count(Role.LEFT)
@@ -244,7 +175,7 @@ class Comparison:
         Compares the shards' SHA-256 in the two manifests and opens no shard. False if the store was packed from one
         split.
         """
-        other, own = self.survey.store, self.reader.manifest
+        other, own = self.survey.store, self.manifest
         if other is None or self.split is not None or other.shards is None or own.shards is None:
             return False
         digests = own.shards.table["digest"], other.shards.table["digest"]
@@ -255,69 +186,38 @@ class Comparison:
 
         Also yields a difference if the store has labels and the source has no columns at all.
         """
-        manifest = self.reader.manifest
         for column in self.survey.columns:
-            if not manifest.has_column(column.name):
+            if not self.manifest.has_column(column.name):
                 yield Difference(f"the source has a column {column.name!r}, the store does not")
-            elif manifest.column(column.name).classes != column.classes:
+            elif self.manifest.column(column.name).classes != column.classes:
                 yield Difference(f"the classes of {column.name!r} differ from the source's")
-        if manifest.has_column("label") and not self.survey.columns:
+        if self.manifest.has_column("label") and not self.survey.columns:
             yield Difference(
                 "the store has labels, the source has none: say what they were packed from with --labels CSV"
             )
 
-    def _sort_keys(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Returns the sorted hashes of all keys, and the record of each. A key that cannot be read has the hash 0."""
-        keys = self._iterate_keys()
-        hashes = np.fromiter(
-            (0 if key is None else xxhash.xxh3_64_intdigest(key) for key in keys), np.uint64, len(self.reader)
-        )
-        order = np.argsort(hashes, kind="stable")
-        return hashes[order], order
-
-    def _iterate_keys(self) -> Iterator[Buffer | None]:
-        """Yields the stored key of each record, or None if it cannot be read. Other checks report such damage.
+    def _hash_keys(self) -> NDArray[np.uint64]:
+        """Returns the hash of each record's key, or 0 if it cannot be read. Other checks report such damage.
 
         Marks records of shards that do not open as seen, so that nothing reads them.
         """
-        edges = [*self.reader.part_starts.tolist(), len(self.reader)]
-        for number, (start, stop) in enumerate(pairwise(edges)):
-            try:
-                part = self.reader.part(number)
-            except UnreachableError:
-                raise
-            except StoreError:
-                self._seen[start:stop] = True
-                yield from [None] * (stop - start)
-                continue
-            keys: Sequence[Buffer | None] = [None] * (stop - start)
+        hashes = np.zeros(len(self.reader), np.uint64)
+        self._seen[:] = True
+        for file in open_files(self.reader):
+            self._seen[file.start : file.start + len(file.reader)] = False
             with suppress(StoreError):
-                keys = part.ragged_column("key")
-            for record in range(stop - start):
-                try:
-                    yield keys[record]
-                except StoreError:
-                    yield None
+                keys = file.reader.ragged_column("key")
+                for i in range(len(file.reader)):
+                    with suppress(StoreError):
+                        hashes[file.start + i] = xxh3_64_intdigest(keys[i])
+        return hashes
 
     def _batch_entries(self) -> Iterator[list[Entry]]:
         """Yields the source's entries in batches, without those that packing skipped. Fetches files at a URL ahead."""
-        skipped = {s.key for s in self.reader.manifest.skipped}
         with reading_source(self.source):
-            entries = self.source.fetch(e for e in self.source.entries(self.split) if e.key not in skipped)
-            while batch := list(islice(entries, BATCH_RECORDS)):
+            entries = self.source.fetch(self.list_entries())
+            while batch := list(islice(entries, COMPARED_RECORDS)):
                 yield batch
-
-    def _find_records(
-        self, batch: list[Entry], hashes: NDArray[np.uint64], order: NDArray[np.int64]
-    ) -> list[tuple[int | None, Entry]]:
-        """Pairs each entry of a batch with the record that has its key, or None. Compares hashes of keys."""
-        located: list[tuple[int | None, Entry]] = []
-        for entry in batch:
-            wanted = np.uint64(xxhash.xxh3_64_intdigest(entry.key.encode("utf-8", "surrogateescape")))
-            place = int(np.searchsorted(hashes, wanted))
-            has_record = place < len(hashes) and hashes[place] == wanted
-            located.append((int(order[place]) if has_record else None, entry))
-        return located
 
     def _compare_record(self, record: int, entry: Entry, stored: Buffer, value_of: ValueGetter) -> Iterator[str]:
         """Yields a text for each difference of a record from its entry: labels, split, other values, image.
@@ -336,16 +236,14 @@ class Comparison:
         if (self.splits or entry.split) and (split is None or not split.start <= record < split.stop):
             yield f"not in split {printable(entry.split)!r}, where the source has it"
         try:
-            image = self.source.read(entry)
+            content = self.source.read(entry)
         except PackstoreError as error:
             yield f"cannot be compared, since the source's sample cannot be read: {error}"
             return
         try:
-            if isinstance(image, Sample):
-                sample = self.to_stored.align(entry.key, image)
-                yield from self._compare_values(record, self.to_stored(entry.key, sample), value_of)
-                image = image.image
-            shape = value_of("shape", record) if self.has_shapes else None
+            yield from self._compare_values(record, self.convert_sample(entry.key, content), value_of)
+            image = content.image if isinstance(content, Sample) else content
+            shape = value_of("shape", record) if self.manifest.has_column("shape") else None
             difference = self.encoder.compare(entry.key, image, stored, shape)
         except PackstoreError as error:
             difference = f"cannot be compared: {error}"
@@ -356,7 +254,7 @@ class Comparison:
         """Yields a description of each column whose stored value differs from ``values``. Ignores columns that the
         store lacks."""
         for name, value in values.items():
-            column = self.reader.manifest.column(name) if name in self.labels else None
+            column = self.manifest.column(name) if name in self.labels else None
             if column is None:
                 continue
             own = value_of(name, record)

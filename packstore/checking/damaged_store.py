@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -43,7 +42,6 @@ class DamagedFile:
         records: Number of records that it had; None if unknown.
         scavenged: Data recovered from it, or None.
         why: Reason why nothing was recovered, else empty.
-        width: Bytes of each image, or None if they differ.
     """
 
     name: str | None
@@ -51,7 +49,12 @@ class DamagedFile:
     records: int | None
     scavenged: ScavengedData | None
     why: str = ""
-    width: int | None = None
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """Its manifest, or None if that was not recovered."""
+        recovered = None if self.scavenged is None else self.scavenged.recovered
+        return None if recovered is None else recovered.manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +74,10 @@ class DamagedStore:
     notes: tuple[str, ...]
     shard_size: int | None
 
-    @property
-    def whole_store_counts(self) -> dict[str, int]:
-        """Counts of records by option name, such as ``exif_oriented``, from the manifest of the whole store.
-
-        The manifests of shards leave such counts out. So these are the options of the whole store that the manifest of
-        the first readable shard lacks. Empty for a single file, or if no shard's manifest is known.
-        """
-        shard = next((m for m in map(_find_recovered_manifest, self.files) if m is not None), None)
-        if shard is None or self.shard_size is None:
-            return {}
-        options = self.manifest.options
-        return {name: int(value or 0) for name, value in options.items() if name not in shard.options}
-
-    def find_split(self, record: int) -> str:
-        """Returns the name of a record's split; ``""`` if there are no splits."""
-        place = bisect.bisect_right([s.start for s in self.manifest.splits], record) - 1
-        return self.manifest.splits[place].name if place >= 0 else ""
+    def find_shard(self) -> Manifest | None:
+        """Returns the manifest of the first readable shard. None for a single file, or if none is readable."""
+        manifests = (file.manifest for file in self.files if file.manifest is not None)
+        return None if self.shard_size is None else next(manifests, None)
 
 
 def inspect_damaged_store(path: Path) -> DamagedStore:
@@ -97,7 +87,7 @@ def inspect_damaged_store(path: Path) -> DamagedStore:
     """
     shown = printable(str(path))
     if path.is_dir() and directory_format(path) is None:
-        return _inspect_sharded(path)
+        return _ShardedInspection(path).inspect()
     try:
         scavenged, note = _read_sound_store(path), ""
     except StoreError as error:
@@ -108,13 +98,10 @@ def inspect_damaged_store(path: Path) -> DamagedStore:
             f"{shown} holds no readable manifest, without which only image files can be recovered, and it "
             "holds none; pack it again from its source"
         )
-    width = recovered.manifest.image.record_nbytes if recovered.manifest.image.kind == "fixed" else None
-    file = DamagedFile(None, 0, recovered.manifest.records, scavenged, width=width)
-    if scavenged.recovered is None:
-        notes = [note, "its manifest is lost, and with it the names of classes and splits, options and origin"]
-    else:
-        notes = [each for each in (note, _STATE_NOTES[recovered.state]) if each]
-    return DamagedStore(recovered.manifest, (file,), tuple(notes), None)
+    file = DamagedFile(None, 0, recovered.manifest.records, scavenged)
+    lost = "its manifest is lost, and with it the names of classes and splits, options and origin"
+    notes = [note, lost if scavenged.recovered is None else _STATE_NOTES[recovered.state]]
+    return DamagedStore(recovered.manifest, (file,), tuple(filter(None, notes)), None)
 
 
 def _strip_advice(error: StoreError) -> str:
@@ -133,53 +120,116 @@ def _read_sound_store(path: Path) -> ScavengedData:
     return scavenge_reader(reader)
 
 
-def _inspect_sharded(path: Path) -> DamagedStore:
-    """Recovers a sharded store from its manifest and its table of shards.
+class _ShardedInspection:
+    """Recovers a sharded store from its manifest and its table of shards, and notes its faults.
 
     If these are lost, uses the shards' own manifests. The order of the shards is then guessed from their numbers and
-    splits. Notes lost shards, and shards that do not belong to the store.
-
-    Raises :class:`StoreError` if the store's manifest is lost and the shards do not help. They must have one format,
-    and one of them a readable manifest.
+    splits.
     """
-    notes: list[str] = []
-    whole, proven = _recover_manifest(path, notes), False
-    formats: list[Format] = list(FORMATS.values())
-    there = {p.name: f for p in path.iterdir() for f in formats if is_shard_name(p.name, f)}
-    table = whole.manifest.shards if whole is not None else None
-    if table is not None:
-        assert whole is not None
-        table, proven = _recover_table(path, whole.manifest.records, table, notes)
-        names = _list_shard_names(table, proven, there)
-        known = {*names, *(list_needless_files(path) if find_writer(path) is not None else ())}
-        notes += [f"{name} does not belong to the store, and is left out" for name in sorted(there.keys() - known)]
-    else:
-        if len(set(there.values())) != 1:
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._notes: list[str] = []
+
+    def inspect(self) -> DamagedStore:
+        """Inspects all shards; notes lost ones, and shards that do not belong to the store.
+
+        Raises :class:`StoreError` if the store's manifest is lost and the shards do not help. They must have one
+        format, and one of them a readable manifest.
+        """
+        path, notes = self._path, self._notes
+        whole, table, proven = self._recover_manifest(), None, False
+        there = {p.name: f for p in path.iterdir() for f in FORMATS.values() if is_shard_name(p.name, f)}
+        if whole is not None and whole.shards is not None:
+            table, proven = self._recover_table(whole.records, whole.shards)
+            names = _list_shard_names(table, proven, there)
+            known = {*names, *(list_needless_files(path) if find_writer(path) is not None else ())}
+            notes += [f"{name} does not belong to the store, and is left out" for name in sorted(there.keys() - known)]
+        elif len({*there.values()}) == 1:
+            last = max(there, key=parse_shard_number)
+            names = [there[last].shard_name(i) for i in range(parse_shard_number(last) + 1)]
+        else:
             raise StoreError(f"{printable(str(path))} holds no store: no manifest and no shards of one format")
-        last = max(there, key=parse_shard_number)
-        names = [there[last].shard_name(i) for i in range(parse_shard_number(last) + 1)]
-    files: list[DamagedFile] = []
-    start = 0
-    for number, name in enumerate(names):
-        row = table.rows[number] if table is not None and table.rows is not None else None
-        expected = row["manifest_digest"].tobytes().hex() if row is not None and proven else None
-        file = _inspect_shard(path / name, name, start, expected, notes)
-        if row is not None:
-            file = replace(file, records=int(row["records"]))
-        files.append(file)
-        start += file.records or 0
-        if file.records is None:
-            notes.append(f"{name} is lost, and its number of records is unknown; later records have lower numbers now")
-    if not proven:
-        files = _order_by_split(files, whole)
-    manifests = [m for m in map(_find_recovered_manifest, files) if m is not None]
-    if whole is None and not manifests:
-        raise StoreError(f"{printable(str(path))} holds shards, but nothing in them can be read")
-    manifest = whole.manifest if whole is not None else _merge_manifests(manifests, files)
-    width = manifest.image.record_nbytes if manifest.image.kind == "fixed" else None
-    # A shard of one record may exceed the shard size.
-    largest = max((m.image.nbytes for m in manifests if m.records > 1), default=1)
-    return DamagedStore(manifest, tuple(replace(p, width=width) for p in files), tuple(notes), max(1, largest))
+        files: list[DamagedFile] = []
+        start = 0
+        for number, name in enumerate(names):
+            row = None if table is None or table.rows is None else table.rows[number]
+            expected = row["manifest_digest"].tobytes().hex() if row is not None and proven else None
+            file = self._inspect_shard(name, start, expected)
+            files.append(file if row is None else replace(file, records=int(row["records"])))
+            if files[-1].records is None:
+                lost = f"{name} is lost, and its number of records is unknown"
+                notes.append(f"{lost}; later records have lower numbers now")
+            start += files[-1].records or 0
+        if not proven:
+            files = _order_by_split(files, whole)
+        manifests = [file.manifest for file in files if file.manifest is not None]
+        if whole is None and not manifests:
+            raise StoreError(f"{printable(str(path))} holds shards, but nothing in them can be read")
+        # A shard of one record may exceed the shard size.
+        largest = max((m.image.nbytes for m in manifests if m.records > 1), default=1)
+        return DamagedStore(whole or _merge_manifests(manifests, files), tuple(files), tuple(notes), max(1, largest))
+
+    def _recover_manifest(self) -> Manifest | None:
+        """Recovers the store's manifest. Returns None if it cannot be read or names no table of shards."""
+        try:
+            with os.fdopen(open_regular(self._path / MANIFEST_FILE), "rb") as file:
+                recovery, why = find_manifest(file.read(MAX_JSON_BYTES)), ""
+        except OSError as error:
+            recovery, why = None, f" ({error.strerror or error})"
+        if recovery is None or recovery.manifest.shards is None:
+            self._notes.append(f"{MANIFEST_FILE} cannot be read{why}; the shards' own manifests are used")
+            return None
+        self._note_state(MANIFEST_FILE, recovery)
+        return recovery.manifest
+
+    def _note_state(self, name: str, recovery: RecoveredManifest) -> None:
+        """Notes the state of a manifest that was damaged."""
+        if _STATE_NOTES[recovery.state]:
+            self._notes.append(f"{name}: {_STATE_NOTES[recovery.state]}")
+
+    def _recover_table(self, records: int, table: ShardTable) -> tuple[ShardTable, bool]:
+        """Returns the table of shards, and whether its digest proves it.
+
+        The table has no rows if they cannot be read, or if their records do not add up to ``records``.
+        """
+        try:
+            return read_table(self._path, table), True
+        except StoreError as error:
+            self._notes.append(f"{error}; the shards' own manifests are used")
+        try:
+            with os.fdopen(open_regular(self._path / table.file), "rb") as file:
+                rows = np.frombuffer(file.read(table.nbytes), TABLE_ROW)
+        except (OSError, ValueError):
+            return table, False
+        # If the sum is right, the damage is elsewhere in the rows.
+        adds_up = len(rows) == table.length and sum(rows["records"].tolist()) == records
+        return (replace(table, rows=rows) if adds_up else table), False
+
+    def _inspect_shard(self, name: str, start: int, expected: str | None) -> DamagedFile:
+        """Recovers the content of a shard; :attr:`DamagedFile.why` says why nothing was recovered.
+
+        ``expected`` is the digest of the shard's manifest, None if unknown. A shard whose manifest is proven, but has
+        another digest, counts as lost.
+        """
+        path = self._path / name
+        if not path.exists():
+            return DamagedFile(name, start, None, None, "its shard is missing")
+        try:
+            scavenged = _read_sound_store(path)
+        except StoreError as error:
+            try:
+                scavenged = scavenge_file(path)
+            except StoreError as worse:
+                return DamagedFile(name, start, None, None, f"nothing in its shard can be read: {worse}")
+            self._notes.append(f"{name}: {_strip_advice(error)}")
+        recovered = scavenged.recovered
+        if recovered is None:
+            return DamagedFile(name, start, None, None, "the manifest of its shard is lost")
+        if expected is not None and recovered.proven and recovered.manifest.digest != expected:
+            return DamagedFile(name, start, None, None, "its shard is another one, or belongs to another store")
+        self._note_state(name, recovered)
+        return DamagedFile(name, start, recovered.manifest.records, scavenged)
 
 
 def _list_shard_names(table: ShardTable, proven: bool, there: Mapping[str, Format]) -> list[str]:
@@ -194,17 +244,15 @@ def _list_shard_names(table: ShardTable, proven: bool, there: Mapping[str, Forma
     return mine if len(mine) == table.length else [shard_name(i, table.suffix) for i in range(table.length)]
 
 
-def _order_by_split(files: list[DamagedFile], whole: RecoveredManifest | None) -> list[DamagedFile]:
+def _order_by_split(files: list[DamagedFile], whole: Manifest | None) -> list[DamagedFile]:
     """Reorders files to make the records of each split consecutive, and updates the files' first records.
 
-    A file of an unknown split stays behind the file before it. Splits that ``whole`` does not name follow in order of
-    appearance.
+    Splits that ``whole`` does not name follow in order of appearance.
     """
-    order = [split.name for split in whole.manifest.splits] if whole is not None else []
+    order = [split.name for split in whole.splits] if whole is not None else []
     places: list[int] = []
     for file in files:
-        manifest = _find_recovered_manifest(file)
-        name = manifest.splits[0].name if manifest is not None and manifest.splits else None
+        name = file.manifest.splits[0].name if file.manifest is not None and file.manifest.splits else None
         if name is not None and name not in order:
             order.append(name)
         # A file whose split is unknown stays behind the one before it.
@@ -216,116 +264,29 @@ def _order_by_split(files: list[DamagedFile], whole: RecoveredManifest | None) -
     return ordered
 
 
-def _recover_manifest(path: Path, notes: list[str]) -> RecoveredManifest | None:
-    """Recovers the manifest of a sharded store. Returns None if it cannot be read or names no table of shards.
-
-    Appends faults to ``notes``.
-    """
-    try:
-        with os.fdopen(open_regular(path / MANIFEST_FILE), "rb") as file:
-            text = file.read(MAX_JSON_BYTES)
-    except OSError as error:
-        notes.append(f"{MANIFEST_FILE} cannot be read ({error.strerror or error}); the shards' own manifests are used")
-        return None
-    recovery = find_manifest(text)
-    if recovery is None or recovery.manifest.shards is None:
-        notes.append(f"{MANIFEST_FILE} cannot be read; the shards' own manifests are used")
-        return None
-    if _STATE_NOTES[recovery.state]:
-        notes.append(f"{MANIFEST_FILE}: {_STATE_NOTES[recovery.state]}")
-    return recovery
-
-
-def _recover_table(path: Path, records: int, table: ShardTable, notes: list[str]) -> tuple[ShardTable, bool]:
-    """Returns the table of shards, and whether its digest proves it.
-
-    The table has no rows if they cannot be read, or if their records do not add up to ``records``. Appends a fault to
-    ``notes``.
-    """
-    try:
-        return read_table(path, table), True
-    except StoreError as error:
-        notes.append(f"{error}; the shards' own manifests are used")
-    try:
-        with os.fdopen(open_regular(path / table.file), "rb") as file:
-            rows = np.frombuffer(file.read(table.nbytes), TABLE_ROW)
-    except (OSError, ValueError):
-        return table, False
-    # If the sum is right, the damage is elsewhere in the rows.
-    good = len(rows) == table.length and sum(rows["records"].tolist()) == records
-    return (replace(table, rows=rows) if good else table), False
-
-
-def _inspect_shard(path: Path, name: str, start: int, expected: str | None, notes: list[str]) -> DamagedFile:
-    """Recovers the content of a shard; :attr:`DamagedFile.why` says why nothing was recovered.
-
-    ``expected`` is the digest of the shard's manifest, None if unknown. A shard whose manifest is proven, but has
-    another digest, counts as lost. Appends faults to ``notes``.
-    """
-    if not path.exists():
-        return DamagedFile(name, start, None, None, "its shard is missing")
-    try:
-        scavenged = _read_sound_store(path)
-    except StoreError as error:
-        try:
-            scavenged = scavenge_file(path)
-        except StoreError as worse:
-            return DamagedFile(name, start, None, None, f"nothing in its shard can be read: {worse}")
-        notes.append(f"{name}: {_strip_advice(error)}")
-    recovered = scavenged.recovered
-    if recovered is None:
-        return DamagedFile(name, start, None, None, "the manifest of its shard is lost")
-    if expected is not None and recovered.proven and recovered.manifest.digest != expected:
-        return DamagedFile(name, start, None, None, "its shard is another one, or belongs to another store")
-    if _STATE_NOTES[recovered.state]:
-        notes.append(f"{name}: {_STATE_NOTES[recovered.state]}")
-    return DamagedFile(name, start, recovered.manifest.records, scavenged)
-
-
-def _find_recovered_manifest(file: DamagedFile) -> Manifest | None:
-    """Returns the manifest that was recovered from a file, or None."""
-    return (
-        file.scavenged.recovered.manifest
-        if file.scavenged is not None and file.scavenged.recovered is not None
-        else None
-    )
-
-
 def _merge_manifests(manifests: list[Manifest], files: list[DamagedFile]) -> Manifest:
     """Builds a manifest of the whole store from the manifests of its shards, without digests.
 
-    It has the splits of all shards and the longest lists of classes. Columns, encoding and options are those of the
-    first manifest.
+    It has the splits of all shards. Columns, encoding and options are those of the first manifest.
     """
     first = manifests[0]
     total = sum(file.records or 0 for file in files)
     splits: list[Split] = []
     for file in files:
-        manifest = _find_recovered_manifest(file)
-        for split in manifest.splits if manifest is not None else ():
+        for split in () if file.manifest is None else file.manifest.splits:
             begin, end = file.start + split.start, file.start + split.stop
             if splits and splits[-1].name == split.name:
                 splits[-1] = replace(splits[-1], stop=end)
             else:
                 splits.append(Split(split.name, splits[-1].stop if splits else 0, end))
             splits[-1] = replace(splits[-1], start=min(splits[-1].start, begin))
-    columns = tuple(replace(c, classes=_longest_classes(c.name, manifests)) for c in _blank_columns(first, total))
-    return replace(first, records=total, columns=columns, splits=tuple(splits), shards=None)
-
-
-def _longest_classes(name: str, manifests: list[Manifest]) -> tuple[str, ...] | None:
-    """Returns the longest list of a column's classes in the shards' manifests. None if no manifest has a list.
-
-    Classes are only appended: the longest list has all.
-    """
-    known = [m.column(name).classes for m in manifests if m.has_column(name)]
-    return max((classes for classes in known if classes is not None), key=len, default=None)
-
-
-def _blank_columns(manifest: Manifest, records: int) -> tuple[Column, ...]:
-    """Returns a manifest's columns without digests, each with the size of ``records`` records. Ragged columns get the
-    size 0."""
-    return tuple(replace(c, nbytes=c.record_nbytes * records, digest=None) for c in manifest.columns)
+    columns = []
+    for column in first.columns:
+        # Classes are only appended: the longest list has all.
+        lists = [m.column(column.name).classes for m in manifests if m.has_column(column.name)]
+        classes = max((each for each in lists if each is not None), key=len, default=None)
+        columns.append(replace(column, nbytes=column.record_nbytes * total, digest=None, classes=classes))
+    return replace(first, records=total, columns=tuple(columns), splits=tuple(splits), shards=None)
 
 
 def _infer_manifest(scavenged: ScavengedData, path: Path) -> RecoveredManifest | None:

@@ -16,13 +16,21 @@ from packstore.packing.source_arguments import (
 )
 
 
+def _annotation_frame_option() -> Literal["stored", "upright"] | None:
+    """Makes the option ``annotation_frame`` for the source of a store."""
+    return annotation_frame_option(
+        "Frame of annotations of the source's turned photos that do not tell it, as for :func:`packstore.convert`. "
+        "None for the answer that the store records.",
+        "For turned photos of SOURCE that do not tell: frame of their boxes and masks.  [default: as in the store]",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions(SourceArguments):
     """Options of :func:`packstore.verify`.
 
-    Raises :class:`UsageError` for invalid ``source_kind``, ``quick``, ``decode``, ``workers`` and ``max_pixels``.
-    Raises it also for ``quick`` with ``decode`` or ``against``. Does not check ``decoder`` and the other options of
-    the source: that happens when they are used.
+    Raises :class:`UsageError` for a value out of range, and for ``quick`` with ``decode`` or ``against``. ``decoder``
+    and the other options of the source are checked when they are used.
     """
 
     quick: bool = option(
@@ -43,11 +51,7 @@ class VerifyOptions(SourceArguments):
         "Also compare images, labels, keys and splits with the source, or with another store.",
         metavar="SOURCE",
     )
-    annotation_frame: Literal["stored", "upright"] | None = annotation_frame_option(
-        "Frame of annotations of the source's turned photos that do not tell it, as for :func:`packstore.convert`. "
-        "None for the answer that the store records.",
-        "For turned photos of SOURCE that do not tell: frame of their boxes and masks.  [default: as in the store]",
-    )
+    annotation_frame: Literal["stored", "upright"] | None = _annotation_frame_option()
     max_pixels: int = max_pixels_option(
         "An image whose header claims more pixels is not decoded and counts as damaged. This bounds the memory, as in "
         ":func:`packstore.convert`.",
@@ -66,8 +70,8 @@ class VerifyOptions(SourceArguments):
 class RepairOptions(SourceArguments):
     """Options of :func:`packstore.repair`.
 
-    Raises :class:`UsageError` for invalid ``source_kind``, ``partial``, ``workers`` and ``max_pixels``. Does not check
-    ``decoder`` and the other options of the source: that happens when they are used.
+    Raises :class:`UsageError` for a value out of range. ``decoder`` and the other options of the source are checked
+    when they are used.
     """
 
     partial: bool = option(
@@ -75,11 +79,7 @@ class RepairOptions(SourceArguments):
         "If some records are lost, write the store without them.",
         "If records are lost, write FIXED without them, and exit with 3.",
     )
-    annotation_frame: Literal["stored", "upright"] | None = annotation_frame_option(
-        "Frame of annotations of the source's turned photos that do not tell it, as for :func:`packstore.convert`. "
-        "None for the answer that the store records.",
-        "For turned photos of SOURCE that do not tell: frame of their boxes and masks.  [default: as in the store]",
-    )
+    annotation_frame: Literal["stored", "upright"] | None = _annotation_frame_option()
     max_pixels: int = max_pixels_option(
         "An image of the source whose header says more pixels is refused.", "Refuse images of SOURCE that"
     )

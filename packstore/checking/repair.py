@@ -1,46 +1,48 @@
 """``repair``: restores a damaged store, with records from its source or from another store.
 
 Everything from the source is proven: each record must have its checksum in the store, and in the end every column its
-digest in the manifest. Another image of the same name cannot slip in.
+digest in the manifest. Another image of the same name cannot slip in. At a URL, damaged shards are replaced in place: a
+shard is named by its SHA-256, so only the bytes that it had can replace it, and readers of the store never see anything
+else.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
+from numpy.typing import NDArray
 
-from packstore.checking.donor import CannotReplaceError, DamagedRecord, Donor, gather_values
+from packstore.checking.mending import RecordWriter, repair_files
 from packstore.checking.options import RepairOptions
-from packstore.checking.repair_remote import repair_at_url
-from packstore.checking.repair_report import RepairReport
-from packstore.checking.store_check import StoreCheck, open_files, record_batches, try_key
-from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
-from packstore.core.column import LINK_COLUMNS, Link
-from packstore.core.errors import DestinationError, SourceError, StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths, writing
-from packstore.core.manifest import Column, Skipped
+from packstore.checking.reports import RepairReport, ShardCounts
+from packstore.checking.source_records import Donor, KeyIndex, LostRecordError
+from packstore.core.checksums import file_digest
+from packstore.core.errors import DestinationError, MissingStoreError, PackstoreError, StoreError, UsageError
+from packstore.core.files import check_paths, refuse_empty, writing
+from packstore.core.manifest import Manifest
 from packstore.core.options import argument, option, progress_option, takes
-from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
-from packstore.core.urls import UrlPath, location
-from packstore.images.encode.options import keeps_exif
-from packstore.images.orientation import count_oriented
-from packstore.packing.recorded_options import EXIF_ORIENTED
-from packstore.stores import format_of
-from packstore.stores.base import Problem, Reader
-from packstore.stores.builder import StoreBuilder
-from packstore.stores.linked import read_link_values, relative_link_folder
+from packstore.core.shards import Shard
+from packstore.core.urls import ShardPlace, UrlPath, location
+from packstore.objects import MissingObjectError, ObjectStore, open_objects
+from packstore.packing.recorded_options import drop_record_counts
+from packstore.sources.base import Entry
+from packstore.stores.base import Problem
+from packstore.stores.builder.assembly import list_shards
+from packstore.stores.keys import hash_keys
 from packstore.stores.opening import open_reader
+from packstore.stores.places.remote import open_shard_file, upload_shard
+from packstore.stores.remote.head import read_head
+from packstore.stores.remote.objects import shard_object_name
+from packstore.stores.remote.opening import reopen_remote
 from packstore.stores.sharded import ShardedReader
 
 
@@ -91,324 +93,243 @@ def repair(arguments: RepairArguments) -> RepairReport:
         if isinstance(damaged, UrlPath):
             if arguments.destination is not None or arguments.partial:
                 raise UsageError("a store at a URL is repaired in place: omit destination and partial")
-
-            def repair_shard(broken: Path, whole: Path) -> RepairReport:
-                return _repair_files(broken, source, whole, arguments, report)
-
-            return repair_at_url(damaged, source, arguments, repair_shard, report)
+            return _repair_at_url(damaged, source, arguments, report)
         if arguments.destination is None:
             raise UsageError("give a destination (--out) for the repaired store: the damaged one is not changed")
         check_paths(damaged, arguments.destination, arguments.labels)
-        return _repair_files(damaged, source, Path(arguments.destination), arguments, report)
+        return repair_files(damaged, source, Path(arguments.destination), arguments, report)
 
 
-def _repair_files(
-    damaged: Path, source: Path, destination: Path, options: RepairOptions, progress: ProgressCallback
-) -> RepairReport:
-    """Repairs a store on this machine into a new one at ``destination``. Writes nothing if nothing is damaged.
+def _repair_at_url(url: UrlPath, source: Path, options: RepairOptions, progress: ProgressCallback) -> RepairReport:
+    """Reads all shards of the store at ``url``, and uploads replacements for damaged and missing ones. Reports
+    progress.
 
-    Raises the errors of :func:`repair`.
+    - If ``source`` is a store with the same shard, takes the shard from there.
+    - If the shard opens, rebuilds it from its undamaged records and ``source``.
+    - Otherwise packs it again from ``source``.
+
+    Shards that could not be replaced are lost in the report.
+
+    Raises:
+        DestinationError: The URL is read only, or holds a copy of a local store.
+        StoreError: There is no store, or its head is damaged.
     """
-    refuse_nested_paths(destination, damaged)
-    refuse_nested_paths(destination, source)
-    with open_damaged(damaged) as reader:
-        manifest = reader.manifest
-        check_destination_name(destination, manifest.format)
-        builder = StoreBuilder(
-            destination,
-            format=manifest.format,
-            encoding=manifest.encoding,
-            columns=manifest.columns,
-            sharded=manifest.shards is not None,
-        )
-        with writing(destination), builder, closing(options.open_packed(source, manifest, progress)) as opened:
-            check = StoreCheck(reader, workers=options.workers or default_workers(), progress=progress)
-            count = sum(1 for _ in check.find_problems())
-            if not count:
-                return RepairReport(damaged, None, 0, len(reader), (), (), False)
-            donor = Donor(opened, manifest, options.decoder, options.annotation_frame)
-            return _Repair(reader, check, donor, builder, progress).repair_store(destination, count, options.partial)
-
-
-def open_damaged(path: Path) -> Reader:
-    """Opens a store and each of its shards.
-
-    Raises :class:`StoreError` if the store or a shard does not open. The message recommends salvage, unless nothing is
-    at ``path``.
-    """
-    hint = "packstore salvage may get records out of it"
+    objects = open_objects(url)
+    if not objects.can_write:
+        raise DestinationError(f"{objects.url} is read only: repair the store at a URL that can be written")
     try:
-        reader = open_reader(path)
-    except StoreError as error:
-        if not path.exists():
-            raise
-        raise StoreError(f"{error}; {hint}") from error
-    try:
-        if isinstance(reader, ShardedReader):
-            for _ in reader.parts():
-                pass
-    except StoreError as error:
-        reader.close()
-        raise StoreError(f"{error}; {hint}") from error
-    return reader
-
-
-def check_destination_name(destination: Path, format: str) -> None:
-    """Raises :class:`DestinationError` if something is at the path, or if the path has the suffix of another format."""
-    shown = printable(str(destination))
-    if os.path.lexists(destination):
-        raise DestinationError(f"{shown} exists already; choose another name")
-    named = format_of(destination)
-    if named not in (None, format):
+        head = read_head(objects)
+    except MissingStoreError:
         raise DestinationError(
-            f"{shown} has the suffix of {FORMATS[named].title}, but the new store will be {FORMATS[format].title} like "
-            "the damaged one; choose another name, and change the format afterwards with packstore convert"
-        )
+            f"{objects.url} holds no store that packstore published there: repair the local store that it is a copy of"
+        ) from None
+    table = head.manifest.shards
+    assert table is not None
+    damaged, done_bytes = [], 0
+    for number, shard in enumerate(table):
+        if not _is_shard_undamaged(objects, shard):
+            damaged.append(number)
+        done_bytes += shard.nbytes
+        progress(Progress("verify", number + 1, len(table), done_bytes))
+    with tempfile.TemporaryDirectory(prefix="packstore-") as folder:
+        shards = _ShardRepairs(objects, head.manifest, source, options, Path(folder), progress)
+        gone = shards.rebuild(damaged)
+        if gone:
+            with reopen_remote(url, head) as reader:
+                shards.repack(gone, reader)
+    lost_records = sum(table[number].records for number in shards.lost)
+    identical = bool(damaged) and not shards.lost
+    return RepairReport(
+        url,
+        url if identical else None,
+        len(damaged),
+        head.manifest.records - sum(table[number].records for number in damaged),
+        tuple(shards.replaced),
+        tuple(shards.lost.values()),
+        identical,
+        ShardCounts(len(damaged) - len(shards.lost), len(shards.lost), lost_records),
+    )
 
 
-class _Repair:
-    """One repair of a local store: finds replacements, proves them by checksums, and writes the new store.
+class _ShardRepairs:
+    """Replaces shards of a store at a URL, and notes what was replaced and what was lost.
 
-    Creating it opens all columns of all files. ``check`` must have run.
+    Attributes:
+        replaced: Replaced records of rebuilt shards, and whole shards.
+        lost: By number, why a shard could not be replaced.
     """
 
     def __init__(
-        self, reader: Reader, check: StoreCheck, donor: Donor, builder: StoreBuilder, progress: ProgressCallback
+        self,
+        objects: ObjectStore,
+        manifest: Manifest,
+        source: Path,
+        options: RepairOptions,
+        folder: Path,
+        progress: ProgressCallback,
     ) -> None:
-        self.reader = reader
-        self.manifest = reader.manifest
-        self.donor = donor
-        self.builder = builder
-        self.progress = progress
-        self.oriented = 0
-        self.columns = {c.name: _DamagedColumn(reader, c) for c in self.manifest.columns[1:]}
-        fields = {c.name for c in row_columns(self.manifest.columns)}
-        everything = range(len(reader))
-        # If no checksum names the damaged records of a column, the source has to confirm all of them.
-        self.rows = set(everything) if check.unproven & fields else check.rows
-        self.check = check
-        self.images = check.images
-        if not self.columns["checksum"].opens:
-            self.images = set(everything)
-        self.links = [column.name for column in LINK_COLUMNS] if self.manifest.is_linked else []
-        if check.damaged & {*self.links}:  # of which records is unknown
-            self.images = set(everything)
-        self.trusted = self.columns.keys() - check.damaged
+        assert manifest.shards is not None
+        self._objects = objects
+        self._format = FORMATS[manifest.format]
+        self._table = manifest.shards
+        self._source = source
+        self._options = options
+        self._folder = folder
+        self._progress = progress
+        self._lost_keys: dict[int, NDArray[np.uint64]] = {}  # by number, of lost shards that still have keys
+        self.replaced: list[Problem] = []
+        self.lost: dict[int, Problem] = {}
 
-    def repair_store(self, destination: Path, problem_count: int, partial: bool) -> RepairReport:
-        """Finds replacements, writes and publishes the new store, and returns the report. Reports progress.
+    def rebuild(self, damaged: Sequence[int]) -> list[int]:
+        """Replaces the damaged shards that the source has, and rebuilds those that open.
 
-        If records are lost, writes the others only with ``partial``. Writes nothing if all are lost. Raises
-        :class:`StoreError` if no record is lost, but the digest of the records is not the manifest's.
+        Returns the numbers of the others, of which nothing is left.
         """
-        self.relative_link_folder = relative_link_folder(self.manifest, destination)
-        damaged = sorted(self.images | self.rows)
-        self.donor.locate_samples((self._describe_damage(record) for record in damaged), self.progress)
-        replaced, lost = [], []
-        for done, record in enumerate(damaged):
-            self.progress(Progress("replace", done, len(damaged), 0))
-            try:
-                self._fix_record(record)
-                if self.links and record in self.images:
-                    self.donor.make_link(record, self.relative_link_folder)
-            except CannotReplaceError as error:
-                lost.append(Problem(str(error), record, try_key(self.reader, record)))
-            else:
-                what = [name for name, some in (("image", self.images), ("label and key", self.rows)) if record in some]
-                replaced.append(Problem(" and ".join(what), record, try_key(self.reader, record)))
-        report = RepairReport(
-            self.reader.path, None, problem_count, len(self.reader) - len(damaged), tuple(replaced), tuple(lost), False
-        )
-        if lost and (not partial or len(lost) == len(self.reader)):
-            return report
-        self._write_store({problem.record for problem in lost})
-        if not lost:
-            digest = self.builder.records_digest()
-            if digest != self.manifest.records_digest:
-                names = ", ".join(sorted(self.check.damaged)) or "image"
+        gone, known = [], _locate_shards(self._source)
+        for number in damaged:
+            shard = self._table[number]
+            with self._noting_loss([number]), ExitStack() as stack:
+                if shard.digest in known:
+                    file = stack.enter_context(open_shard_file(known[shard.digest], shard, self._format.name))
+                    self._upload(number, file, [Problem("taken whole from another store", shard=shard.name)])
+                    continue
+                own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
+                copy = self._download(shard, own)
+                if copy is None:
+                    gone.append(number)
+                    continue
+                # If its keys are damaged, too, repack names it as the shard that cannot be read.
+                with suppress(StoreError), open_reader(copy) as reader:
+                    self._lost_keys[number] = hash_keys([reader])
+                whole = copy.with_name(f"whole-{shard.name}")
+                report = repair_files(copy, self._source, whole, self._options, self._progress)
+                if report.lost:
+                    raise StoreError(f"{len(report.lost):,} of its records are lost, the first: {report.lost[0].what}")
+                made = None if report.destination is None else self._format.data_file(whole)
+                first = int(self._table.starts[number])
+                fixed = [replace(p, record=first + (p.record or 0), shard=shard.name) for p in report.replaced]
+                self._upload(number, _require_same_bytes(made, shard, "rebuilt"), fixed)
+                self._lost_keys.pop(number, None)
+        return gone
+
+    def repack(self, gone: Sequence[int], reader: ShardedReader) -> None:
+        """Packs the shards ``gone`` again, from the samples of the source that no other shard has, and uploads them.
+
+        The samples must have the order in which they were packed.
+        """
+        options, manifest = self._options, reader.manifest
+        with self._noting_loss(gone), closing(options.open_packed(self._source, manifest, self._progress)) as opened:
+            donor = Donor(opened, manifest, options.decoder, options.annotation_frame)
+            undamaged = [n for n in range(len(self._table)) if n not in gone and n not in self._lost_keys]
+            known = [*self._lost_keys.values(), *(hash_keys([reader.shard(number)]) for number in undamaged)]
+            index = KeyIndex(np.concatenate([np.empty(0, np.uint64), *known]))
+            entries = [entry for entry in donor.report_entries(self._progress) if index.find(entry.key) is None]
+            wanted = sum(self._table[number].records for number in gone)
+            if len(entries) != wanted:
                 raise StoreError(
-                    f"{printable(str(self.reader.path))}: {names} is damaged, and with the source's values the digest "
-                    f"of the records is {digest}, expected {self.manifest.records_digest}; nothing was written"
+                    f"the source has {len(entries):,} samples that are in no other shard, expected {wanted:,}: those "
+                    f"of the {len(gone):,} missing shards"
                 )
-        # Counts of all records are options that the whole store has and its shards do not.
-        opened = (file.reader.manifest.options for file in open_files(self.reader) if file is not None)
-        options = next(opened, self.manifest.options)
-        counted = {name: int(value or 0) for name, value in self.manifest.options.items() if name not in options}
-        if lost and EXIF_ORIENTED in self.manifest.options:
-            counted[EXIF_ORIENTED] = self.oriented
-        manifest = self.builder.commit(
-            origin=self.manifest.origin,
-            normalization=self.manifest.normalization,
-            options=options,
-            counted=counted,
-            versions=self.manifest.versions,
-            skipped=(*self.manifest.skipped, *(Skipped(p.key or f"record {p.record}", p.what) for p in lost)),
-        )
-        return replace(report, destination=destination, identical=manifest.digest == self.manifest.digest)
+            first = 0
+            for done, number in enumerate(gone):
+                self._progress(Progress("repack", done, len(gone), 0))
+                shard = self._table[number]
+                path, stop = self._folder / shard.name, first + shard.records
+                _pack_shard(donor, _find_template(reader, number, undamaged), entries[first:stop], path)
+                first = stop
+                with self._noting_loss([number]):
+                    file = _require_same_bytes(self._format.data_file(path), shard, "packed again from the source")
+                    self._upload(number, file, [Problem("packed again from the source", shard=shard.name)])
 
-    def _describe_damage(self, record: int) -> DamagedRecord:
-        """Returns a damaged record with its key. Adds its possible row checksums if its fields may be damaged."""
-        key = self.columns["key"].try_value(record)
-        return DamagedRecord(
-            record, key, tuple(self._list_possible_row_checksums(record)) if record in self.rows else ()
-        )
-
-    def _list_possible_row_checksums(self, record: int) -> list[int]:
-        """Returns the row checksums that a record may have; empty if the store has none.
-
-        These are the stored one and, if the column of row checksums is damaged, the checksum of its present fields.
-        """
-        if ROW_CHECKSUM.name not in self.columns:
-            return []
-        stored = self.columns[ROW_CHECKSUM.name].try_value(record)
-        known = [] if stored is None else [int(stored)]
-        own = {c.name: self.columns[c.name].try_value(record) for c in row_columns(self.manifest.columns)}
-        if ROW_CHECKSUM.name not in self.trusted and all(value is not None for value in own.values()):
-            # If the source confirms these fields, the stored checksum was damaged.
-            known.append(row_checksum(self.manifest.columns, own))
-        return known
-
-    def _fix_record(self, record: int) -> tuple[Any, Mapping[str, Any]]:
-        """Returns image and fields of a damaged record. Takes the damaged ones from the source.
-
-        Raises :class:`CannotReplaceError` if the source lacks them, or if they do not match the stored checksums.
-        """
-        stored = self.columns["checksum"].try_value(record)
-        own = self._read_damaged_image(record)
-        image, fields = own, {name: values.try_value(record) for name, values in self.columns.items()}
-        if record in self.images:
-            image = self.donor.make_image(record)
-            actual = xxh3_64_intdigest(image)
-            known = [] if stored is None else [int(stored)]
-            if "checksum" not in self.trusted and own is not None:
-                known.append(xxh3_64_intdigest(own))  # if the source confirms the image, the checksum was damaged
-            if actual not in known:
-                expected = " or ".join(f"{value:016x}" for value in known) or "one that is lost"
-                raise CannotReplaceError(
-                    f"the source's image has the checksum {actual:016x}, expected {expected}: it is another image, or "
-                    "was made with another version of a decoder or encoder"
-                )
-        if record in self.rows:
-            fields |= self.donor.make_fields(record)
-            missing = [c.name for c in row_columns(self.manifest.columns) if fields[c.name] is None]
-            if missing:
-                raise CannotReplaceError(f"the source does not have its {' or '.join(missing)}")
-            row, known = row_checksum(self.manifest.columns, fields), self._list_possible_row_checksums(record)
-            if known and row not in known:
-                raise CannotReplaceError(
-                    f"its label, key and other fields have the row checksum {row:016x} in the source, expected "
-                    f"{known[0]:016x}: they have changed"
-                )
-        return image, fields
-
-    def _read_damaged_image(self, record: int) -> Any:
-        """Reads a record's image from the damaged store: an image file or an array of pixels, as stored.
-
-        Returns None if it cannot be read.
-        """
-        try:
-            return self.reader.view(record)
-        except StoreError:
-            return None
-
-    def _write_store(self, lost: set[int | None]) -> None:
-        """Appends all records except the lost ones to the builder, in the damaged store's shards and splits.
-
-        Reports progress after each batch.
-        """
-        splits = self.manifest.splits
-        edges = [(s.name, s.start, s.stop) for s in splits] or [("", 0, len(self.reader))]
-        starts = [0] if self.manifest.shards is None else self.manifest.shards.starts.tolist()
-        begins = set(starts)
-        nbytes = 0
-        for batch in record_batches(self.reader):
-            inside = starts[bisect_right(starts, batch.start) : bisect_left(starts, batch.stop)]
-            for first, last in pairwise([batch.start, *inside, batch.stop]):
-                if first in begins:
-                    self.builder.cut()
-                for name, start, stop in edges:
-                    chosen = [r for r in range(max(first, start), min(last, stop)) if r not in lost]
-                    if chosen:
-                        nbytes += self._append_records(chosen, name)
-            self.progress(Progress("repair", batch.stop, len(self.reader), nbytes))
-
-    def _append_records(self, records: list[int], split: str) -> int:
-        """Repairs the damaged ones among some records of one split, and appends all to the builder.
-
-        Returns the bytes of their images.
-        """
-        images: list[Any] = []
-        rows: list[Mapping[str, Any]] = []
-        for record in records:
-            if record in self.images or record in self.rows:
-                with self._refuse_changed_source(record):
-                    image, fields = self._fix_record(record)
-            else:
-                image = self.reader.view(record)
-                fields = {name: values.try_value(record) for name, values in self.columns.items()}
-            images.append(image)
-            rows.append(fields)
-        self.oriented += count_oriented(images) if keeps_exif(self.manifest) else 0
-        values = gather_values(self.manifest.columns, images, rows)
-        if self.links:
-            values |= self._make_link_values(records)
-            checksums = np.array([xxh3_64_intdigest(image) for image in images], np.uint64)
-            self.builder.append([b""] * len(images), values, split, checksums=checksums)
-        else:
-            self.builder.append(images, values, split)
-        return sum(memoryview(image).nbytes for image in images)
+    def _upload(self, number: int, file: Path, replaced: Iterable[Problem]) -> None:
+        """Uploads a shard, and notes what was replaced."""
+        upload_shard(self._objects, self._table[number], file)
+        self.replaced += replaced
 
     @contextmanager
-    def _refuse_changed_source(self, record: int) -> Iterator[None]:
-        """Raises :class:`SourceError` if the source cannot replace a record now that it could replace before."""
+    def _noting_loss(self, numbers: Iterable[int]) -> Iterator[None]:
+        """Notes the shards ``numbers`` as lost if the block raises a :class:`PackstoreError`, except uploaded ones."""
         try:
             yield
-        except CannotReplaceError as error:
-            raise SourceError(
-                f"the source {printable(str(self.donor.path))} has changed during the repair: record {record} "
-                f"({try_key(self.reader, record)}): {error}; nothing was written, so give the same command again"
-            ) from error
+        except PackstoreError as error:
+            done = {problem.shard for problem in self.replaced}
+            for number in numbers:
+                shard = self._table[number]
+                if shard.name not in done:
+                    self.lost.setdefault(number, Problem(f"{shard.records:,} records: {error}", shard=shard.name))
 
-    def _make_link_values(self, records: list[int]) -> dict[str, Any]:
-        """Returns the link columns of some records.
-
-        A record keeps its link, unless its image is replaced from the source. Then the link names the source's file.
-        """
-        rows = []
-        for record in records:
-            if record in self.images:
-                with self._refuse_changed_source(record):
-                    link = self.donor.make_link(record, self.relative_link_folder)
-            else:
-                values = read_link_values(self.reader, np.array([record]), self.relative_link_folder)
-                link = Link(*(values[name][0] for name in self.links))
-            rows.append(link)
-        return {name: list(column) for name, column in zip(self.links, zip(*rows, strict=True), strict=True)}
-
-
-class _DamagedColumn:
-    """A column of the damaged store; some or all of its values may be unreadable.
-
-    Creating the object opens the column in each file of the store.
-
-    Attributes:
-        opens: Whether the column can be read; single values may still be damaged.
-    """
-
-    def __init__(self, reader: Reader, column: Column) -> None:
-        self._reader = reader
-        self._name = column.name
-        self.opens = True
-        for part in reader.parts():
+    def _download(self, shard: Shard, folder: Path) -> Path | None:
+        """Downloads a damaged shard into ``folder``, and returns its path. Returns None if it is missing or does not
+        open."""
+        copy = folder / shard.name
+        file = self._format.data_file(copy)
+        with writing(file):
+            file.parent.mkdir(exist_ok=True)
             try:
-                part.column(column.name)
-            except StoreError:
-                self.opens = False
-
-    def try_value(self, record: int) -> Any:
-        """Returns a value, or None if it cannot be read. It is an array or scalar; bytes or a memoryview in a ragged
-        column."""
+                with file.open("wb") as target:
+                    target.writelines(self._objects.stream(shard_object_name(shard)))
+            except MissingObjectError:
+                return None
         try:
-            return self._reader.value(self._name, record)
-        except (StoreError, IndexError):
+            open_reader(copy).close()
+        except StoreError:
             return None
+        return copy
+
+
+def _is_shard_undamaged(objects: ObjectStore, shard: Shard) -> bool:
+    """Reads the object of a shard; returns whether it has the right size and SHA-256. False if it is missing."""
+    digest, nbytes = hashlib.sha256(), 0
+    try:
+        for piece in objects.stream(shard_object_name(shard)):
+            digest.update(piece)
+            nbytes += len(piece)
+    except MissingObjectError:
+        return False
+    return (nbytes, digest.hexdigest()) == (shard.nbytes, shard.digest)
+
+
+def _locate_shards(source: Path) -> dict[str, ShardPlace]:
+    """Returns the path or URL of each shard of the store at ``source``, by digest.
+
+    Empty if there is no store, or a store that cannot be opened or has no shards.
+    """
+    try:
+        with open_reader(source) as reader:
+            table = reader.manifest.shards
+            places = [] if table is None else list_shards(source, reader.manifest, reader.part_places()).places
+            return {shard.digest: place for shard, place in zip(table or (), places, strict=True)}
+    except StoreError:
+        return {}
+
+
+def _require_same_bytes(made: Path | None, shard: Shard, how: str) -> Path:
+    """Returns the file of a shard that was made again. Raises :class:`StoreError` if it is not the one in the table."""
+    if made is None or file_digest(made) != (shard.nbytes, shard.digest):
+        raise StoreError(
+            f"it was {how}, but not with the same bytes: the source has changed, or libraries have other versions"
+        )
+    return made
+
+
+def _find_template(reader: ShardedReader, number: int, undamaged: Sequence[int]) -> Manifest:
+    """Returns the manifest of the nearest undamaged shard: it has the same origin, options and classes.
+
+    Without one, returns the store's manifest without the counts that only it has.
+    """
+    if undamaged:
+        return reader.shard(min(undamaged, key=lambda other: abs(other - number))).manifest
+    return replace(reader.manifest, options=drop_record_counts(reader.manifest))
+
+
+def _pack_shard(donor: Donor, template: Manifest, entries: Sequence[Entry], path: Path) -> None:
+    """Packs samples as a store of one file at ``path``, with columns and facts of ``template``."""
+    writer = RecordWriter(path, replace(template, skipped=()), None)
+    with writer.builder:
+        for entry in entries:
+            try:
+                image, fields = donor.make_record(entry)
+            except LostRecordError as error:
+                raise StoreError(str(error)) from error
+            writer.add(image, fields, entry.split if template.splits else "")
+        writer.commit()

@@ -7,77 +7,40 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
-from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from packstore.checking.against import BATCH_RECORDS, Comparison, Difference, ValueGetter
 from packstore.checking.options import VerifyOptions
-from packstore.checking.store_check import Batch, ImageChecks, StoreCheck, try_key
+from packstore.checking.reports import MOST_LISTED, CheckReport, VerifyReport, try_key
+from packstore.checking.store_check import (
+    COMPARED_RECORDS,
+    Batch,
+    ImageChecks,
+    StoreCheck,
+    ValueGetter,
+)
 from packstore.core.column import SEEK_INDEX, Column, find_file_columns
+from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
-from packstore.core.manifest import Manifest
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import find_bridge, location
-from packstore.images.decoders import Buffer, Decoder, get_decoder
-from packstore.images.engine import engine_problem
-from packstore.images.reading import Reading
-from packstore.images.seek_index import make_indexes
 from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
 from packstore.stores.keys import find_duplicates
 from packstore.stores.opening import read_manifest
 from packstore.stores.places import place_of
 
+if TYPE_CHECKING:
+    from packstore.checking.against import Comparison
+    from packstore.images.decoders import Decoder
+
 _TRIES = 3
 """Most times that a store is checked which other processes replace meanwhile."""
-_MAX_PROBLEMS = 10_000
-"""Most problems whose text is kept; further ones are only counted."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class VerifyReport:
-    """Report of a verification.
-
-    Attributes:
-        path: The store.
-        manifest: Its manifest.
-        checks: A text for each check that was made, in order.
-        problem_count: Number of problems, differences included; 0 means that the store is undamaged.
-        differences: Number of problems that are differences from the source, and no damage.
-        double_keys: Number of problems that are records with the key of an earlier record.
-        writer: The process that writes to the store now, or replaces it, as text; None if there is none. The report is
-            on the store as it was before.
-        problems: The first 10,000 problems, differences from the source last.
-        checked_bytes: Bytes of records whose checksums were computed.
-        quick: Whether no image was read; ``ok`` then says nothing about images.
-    """
-
-    path: Path
-    manifest: Manifest
-    checks: tuple[str, ...]
-    problem_count: int
-    problems: tuple[Problem, ...]
-    checked_bytes: int
-    quick: bool = False
-    differences: int = 0
-    double_keys: int = 0
-    writer: str | None = None
-
-    @property
-    def ok(self) -> bool:
-        """True if no problem and no difference was found."""
-        return self.problem_count == 0
-
-    def __repr__(self) -> str:
-        result = "undamaged" if self.ok else f"{self.problem_count:,} problems"
-        quick = ", images not read" if self.quick else ""
-        return f"<VerifyReport of {str(self.path)!r}: {self.manifest.records:,} records, {result}{quick}>"
 
 
 @dataclass(frozen=True)
@@ -144,11 +107,7 @@ def _was_replaced(reader: Reader) -> bool:
 
 
 class _Verification:
-    """One run of ``verify``: collects problems from all checks. With ``decode``, creating it loads the decoder.
-
-    A record that has a problem gets no difference from the source. Keeps the first 10,000 problems and the first 10,000
-    differences.
-    """
+    """One run of ``verify``. With ``decode``, creating it loads the decoders."""
 
     def __init__(
         self, reader: Reader, options: VerifyOptions, against: Path | None, progress: ProgressCallback
@@ -157,112 +116,98 @@ class _Verification:
         self.options = options
         self.against = against
         self.progress = progress
-        self.problems: list[Problem] = []
-        self.differences: list[Problem] = []
-        self.problem_count = self.difference_count = 0
-        self.bad: set[int] = set()  # records reported already: one problem a record is enough
+        self.report = CheckReport()
         self.comparison: Comparison | None = None
-        has_indexes = reader.manifest.has_column(SEEK_INDEX.name)
-        self.compares_indexes = has_indexes and options.decode and engine_problem() is None
-        main = [reader.manifest.image] if reader.manifest.holds_files else []
-        decoded = [*main, *find_file_columns(reader.manifest.columns)] if options.decode else []
-        self.decoders = [(column, self.make_decoder(column)) for column in decoded]
+        self.decoders: list[tuple[Column, Decoder]] = []
+        self.index_fault: str | None = None  # why seek indexes are not compared
+        if options.decode:
+            from packstore.images.engine import engine_problem
+
+            self.index_fault = engine_problem()
+            main = [reader.manifest.image] if reader.manifest.holds_files else []
+            self.decoders = [(c, self.make_decoder(c)) for c in [*main, *find_file_columns(reader.manifest.columns)]]
+        self.compares_indexes = (
+            options.decode and reader.manifest.has_column(SEEK_INDEX.name) and self.index_fault is None
+        )
 
     def verify_store(self) -> VerifyReport:
         """Opens the source if there is one, makes all checks, and returns the report."""
         with ExitStack() as stack:
             if self.against is not None:
+                from packstore.checking.against import Comparison
+
                 opened = self.options.open_packed(self.against, self.reader.manifest, self.progress)
                 source = stack.enter_context(closing(opened))
-                self.comparison = Comparison(self.reader, source, self.options.decoder, self.options.annotation_frame)
+                self.comparison = Comparison(source, self.reader, self.options.decoder, self.options.annotation_frame)
             return self.run_checks()
 
     def run_checks(self) -> VerifyReport:
-        """Makes all checks, and compares the store with the source if one is open. Returns the report.
-
-        Reads each image once.
-        """
-        options, comparison = self.options, self.comparison
+        """Makes all checks, and compares the store with the source if one is open. Reads each image once."""
+        options, comparison, report = self.options, self.comparison, self.report
         batches = None if comparison is None or comparison.has_same_shards() else comparison.batch_records
-        further = ImageChecks(self.check_images, BATCH_RECORDS, batches) if self.decoders or batches else None
-        check = StoreCheck(
+        for difference in () if comparison is None else comparison.compare_summaries():
+            report.add(difference)
+        checks = ImageChecks(self.check_images, COMPARED_RECORDS, batches) if self.decoders or batches else None
+        StoreCheck(
             self.reader,
             quick=options.quick,
             workers=options.workers or default_workers(),
             progress=self.progress,
-            image_checks=further,
-        )
-        for problem in chain(() if comparison is None else comparison.compare_summaries(), check.find_problems()):
-            self.collect_problem(problem)
-        doubles = self.report_double_keys(check.key_digests)
+            image_checks=checks,
+            report=report,
+        ).run()
+        doubles = self.report_double_keys()
         if comparison is not None and batches is not None:
-            for problem in comparison.compare_coverage():
-                self.collect_problem(problem)
+            for difference in comparison.compare_coverage():
+                report.add(difference)
         return VerifyReport(
             self.reader.path,
             self.reader.manifest,
-            tuple(self.describe_checks(check)),
-            self.problem_count + self.difference_count,
-            tuple([*self.problems, *self.differences][:_MAX_PROBLEMS]),
-            check.checked_bytes,
+            tuple(self.list_checks()),
+            report.problems.count + report.differences.count,
+            tuple([*report.problems.kept, *report.differences.kept][:MOST_LISTED]),
+            report.checked_bytes,
             options.quick,
-            self.difference_count,
+            report.differences.count,
             doubles,
-            None if check.writer is None else str(check.writer),
+            None if report.writer is None else str(report.writer),
         )
 
-    def describe_checks(self, check: StoreCheck) -> Iterator[str]:
+    def list_checks(self) -> Iterator[str]:
         """Yields a text for each check that was made. Says why seek indexes were not compared, and how many files the
         source has."""
-        manifest, options = self.reader.manifest, self.options
-        yield from check.checks
-        if check.key_digests:
+        yield from self.report.checks
+        if self.report.key_digests:
             yield "double keys"
-        if options.decode:
+        if self.options.decode:
             yield "every image decoded" if self.decoders else "pixels are stored as they are: nothing to decode"
-            if manifest.has_column(SEEK_INDEX.name):
-                why = engine_problem()
-                yield (
-                    "every seek index computed again and compared"
-                    if why is None
-                    else f"seek indexes not compared, because the engine does not load: {why}"
-                )
-        if self.comparison is not None and options.against is not None:
-            yield f"compared with {printable(os.fsdecode(options.against))}"
+            if self.compares_indexes:
+                yield "every seek index computed again and compared"
+            elif self.reader.manifest.has_column(SEEK_INDEX.name):
+                yield f"seek indexes not compared, because the engine does not load: {self.index_fault}"
+        if self.comparison is not None and self.options.against is not None:
+            yield f"compared with {printable(os.fsdecode(self.options.against))}"
             if (summary := self.comparison.ledger_summary) is not None:
                 yield summary
 
-    def report_double_keys(self, digests: dict[int, NDArray[np.uint64]]) -> int:
-        """Adds a problem for each record with the key of an earlier record; returns their number."""
+    def report_double_keys(self) -> int:
+        """Adds a problem for each record with the key of an earlier record, even for a damaged one. Returns their
+        number."""
+        digests, problems = self.report.key_digests, self.report.problems
         if not digests:
             return 0
         numbers = np.concatenate([np.arange(start, start + len(some)) for start, some in digests.items()])
         again, firsts = find_duplicates(np.concatenate([*digests.values()]))
         for record, first in zip(numbers[again].tolist(), numbers[firsts].tolist(), strict=True):
-            key = try_key(self.reader, record) if len(self.problems) < _MAX_PROBLEMS else None
-            self.collect_problem(Problem(f"record {first} has the same key", record, key))
+            key = try_key(self.reader, record) if len(problems.kept) < MOST_LISTED else None
+            self.report.add(Problem(f"record {first} has the same key", record, key), always=True)
         return len(again)
-
-    def collect_problem(self, problem: Problem) -> None:
-        """Counts a problem, and keeps the first 10,000.
-
-        Ignores a difference of a record that has a problem or difference already.
-        """
-        if isinstance(problem, Difference):
-            if problem.record in self.bad:
-                return
-            self.difference_count += 1
-            kept = self.differences
-        else:
-            self.problem_count += 1
-            kept = self.problems
-        if len(kept) < _MAX_PROBLEMS:
-            kept.append(problem)
-        if problem.record is not None:
-            self.bad.add(problem.record)
 
     def make_decoder(self, column: Column) -> Decoder:
         """Makes the decoder for a column's image files, which decodes them to the column's mode."""
+        from packstore.images.decoders import get_decoder
+        from packstore.images.reading import Reading
+
         reading = Reading.of_column(column, self.reader.manifest.options)
         return get_decoder(self.options.decoder, max_pixels=self.options.max_pixels, reading=reading)
 
@@ -317,6 +262,8 @@ class _Verification:
             images: Image files of the records to check, by number.
             value: Returns the value of a column for a record.
         """
+        from packstore.images.seek_index import make_indexes
+
         columns = self.reader.manifest.columns
         for record, index in zip(images, make_indexes([*images.values()], columns), strict=False):
             try:

@@ -15,8 +15,7 @@ from packstore.cli.verify import format_problem
 from packstore.core.errors import printable
 
 if TYPE_CHECKING:
-    from packstore.checking.repair_report import RepairReport
-    from packstore.checking.salvage import SalvageReport
+    from packstore.checking.reports import RepairReport, SalvageReport
 
 EXIT_LOST, EXIT_PARTIAL = 1, 3
 """Nothing was written; the new store lacks records."""

@@ -15,7 +15,7 @@ from packstore.cli.rows import Rows, bold, human_bytes, if_any, pluralize, red
 from packstore.core.errors import MissingStoreError, StoreError, printable
 
 if TYPE_CHECKING:
-    from packstore.checking.verification import VerifyReport
+    from packstore.checking.reports import VerifyReport
     from packstore.stores.base import Problem
 
 _LISTED_OF_ANOTHER = 5

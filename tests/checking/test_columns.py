@@ -136,20 +136,14 @@ def values(reader: Any, record: int) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_store_of_large_columns_with_a_broken_beginning(
-    stores: dict[str, Any], tmp_path: Path, few_bytes_are_many: None
+@pytest.mark.parametrize("name", ["large.lmdb", *(f"good.{suffix}" for suffix in SUFFIXES)])
+def test_a_store_with_a_broken_beginning_and_end(
+    stores: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest, name: str
 ) -> None:
-    check_broken(stores["large.lmdb"].path, tmp_path, "lmdb")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_store_with_a_broken_beginning_and_end(stores: dict[str, Any], tmp_path: Path, suffix: str) -> None:
-    check_broken(stores[f"good.{suffix}"].path, tmp_path, suffix)
-
-
-def check_broken(good: Path, tmp_path: Path, suffix: str) -> None:
-    """Everything is saved of a store without its beginning and end."""
+    if name == "large.lmdb":
+        request.getfixturevalue("few_bytes_are_many")
+    good = stores[name].path
+    suffix = good.suffix[1:]
     bad = tmp_path / f"bad.{suffix}"
     shutil.copytree(good, bad) if good.is_dir() else shutil.copy(good, bad)
     file = bad / "data.mdb" if bad.is_dir() else bad

@@ -17,9 +17,10 @@ from PIL import Image
 import packstore
 from packstore.stores import StoreBuilder, open_store
 from packstore.testing.records import append, make_records, write
-from tests.internals import CorruptRecordError, StoreError, build_headers
+from tests.internals import CorruptRecordError, Origin, StoreError, build_headers
 from tests.internals import base as column_module
 from tests.makers import modes
+from tests.makers.stores import damage
 from tests.makers.tiers import turns
 from tests.makers.tools import load_tool
 
@@ -225,25 +226,13 @@ def test_the_tally_sees_what_is_missed(source: Path, tmp_path: Path, monkeypatch
     assert tally.counts == {"missed": 1}
 
 
-def damaged_column(path: Path, name: str, record: int, occurrence: int = 0) -> None:
-    """Changes a byte of the value that a record has in a fixed column, wherever in the file the column lies."""
-    file = path / "data.mdb" if path.is_dir() else path
-    with open_store(path) as reader:
-        raw, width = reader.fixed_column(name).tobytes(), reader.manifest.column(name).record_nbytes
-    content = bytearray(file.read_bytes())
-    place = content.find(raw)
-    assert place >= 0
-    while place >= 0:  # LMDB may keep an old copy
-        content[place + record * width] ^= 1
-        place = content.find(raw, place + 1)
-    file.write_bytes(content)
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(
     ("column", "words"),
     [
+        ("image", "checksum "),
         ("label", "its label is damaged: row checksum"),
+        ("key", "its key is damaged: row checksum"),
         ("checksum", "its stored checksum is damaged"),
         ("row_checksum", "its stored row checksum is damaged"),
     ],
@@ -251,21 +240,16 @@ def damaged_column(path: Path, name: str, record: int, occurrence: int = 0) -> N
 def test_what_is_damaged_is_said(source: Path, tmp_path: Path, suffix: str, column: str, words: str) -> None:
     out = tmp_path / f"a.{suffix}"
     packstore.convert(source, out, encoding="original")
-    damaged_column(out, column, 4)
+    damage(out, [4] if column == "image" else [], [] if column == "image" else [column], 4, 1)
     found = [p for p in packstore.verify(out).problems if p.record is not None]
-    assert [(p.record, p.key) for p in found] == [(4, "val/ant/e.png")]
+    assert [(p.record, p.key) for p in found] == [(4, f"val/ant/e.pn{'f' if column == 'key' else 'g'}")]
     assert found[0].what.startswith(words)
 
 
 def test_a_damaged_checksum_and_a_damaged_image_are_told_apart(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.h5"
     packstore.convert(source, out, encoding="original")
-    with open_store(out) as reader:
-        image = bytes(reader.read(1))
-    damaged_column(out, "checksum", 4)
-    content = bytearray(out.read_bytes())
-    content[content.find(image) + 9] ^= 1
-    out.write_bytes(content)
+    damage(out, [1], ["checksum"], 4)
     told = {p.record: p.what for p in packstore.verify(out).problems}
     # With both there is no proof which it was in either.
     assert told.keys() == {1, 4}
@@ -277,20 +261,13 @@ def test_a_store_without_row_checksums(tmp_path: Path) -> None:
     records = make_records("uint8", 7)
     with StoreBuilder(tmp_path / "a.h5", format="hdf5", encoding=records.encoding, columns=records.columns) as builder:
         append(builder, records)
-        builder.commit(origin=packstore.Manifest.from_json(manifest_text(tmp_path)).origin)
+        builder.commit(origin=Origin("flat", "somewhere"))
     assert packstore.verify(tmp_path / "a.h5").ok
-    damaged_column(tmp_path / "a.h5", "label", 3)
+    damage(tmp_path / "a.h5", [], ["label"], 3)
     problems = packstore.verify(tmp_path / "a.h5").problems
     assert [(p.record, p.what.split(":")[0]) for p in problems] == [(None, "column 'label' is damaged")]
     with open_store(tmp_path / "a.h5", "always") as reader, pytest.raises(StoreError, match="column 'label'"):
         reader.read(0)
-
-
-def manifest_text(tmp_path: Path) -> str:
-    Image.new("RGB", (3, 3)).save(tmp_path / "one.png")
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one.png").rename(tmp_path / "one" / "one.png")
-    return packstore.convert(tmp_path / "one", tmp_path / "one.lmdb").manifest.to_json()
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -353,16 +330,7 @@ def broken(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Path
     """A store whose record 1 has a damaged image, and record 3 a damaged label."""
     out = tmp_path / f"a.{request.param}"
     packstore.convert(source, out, encoding="uint8", size=3)
-    file = out / "data.mdb" if out.is_dir() else out
-    with open_store(out) as reader:
-        image = bytes(reader.read(1))
-    damaged_column(out, "label", 3)
-    content = bytearray(file.read_bytes())
-    place = content.find(image)
-    while place >= 0:
-        content[place + 2] ^= 4
-        place = content.find(image, place + 1)
-    file.write_bytes(content)
+    damage(out, [1], ["label"], 3, 1)
     return out
 
 

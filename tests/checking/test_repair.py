@@ -56,13 +56,15 @@ def test_the_repaired_store_is_the_original(
     good, bad = tmp_path / f"good.{suffix}", tmp_path / f"bad.{suffix}"
     packstore.convert(source, good, shard_size=shard_size, **ENCODINGS[encoding])
     shutil.copytree(good, bad) if good.is_dir() else shutil.copy(good, bad)
-    damage(bad, [0, 4], ["key"])
+    damage(bad, [0, 4], ["key", *(["shape"] if encoding == "uint8-ragged" and shard_size is None else [])])
     damage(bad, [], ["row_checksum"], 1)
+    if shard_size is None:  # in a small shard, the bytes of a column also occur elsewhere
+        damage(bad, [], ["label", "checksum"], 5)
     before = digest(bad)
     report = packstore.repair(bad, source, tmp_path / "fixed")
     assert content(tmp_path / "fixed") == content(good)
     assert report.identical
-    assert {p.record for p in report.replaced} >= {0, 3, 4}
+    assert {p.record for p in report.replaced} >= {0, 3, 4, *([] if shard_size else [5])}
     assert report.copied == 6 - len(report.replaced)
     assert not report.lost
     assert digest(bad) == before, "the damaged store was written to"
@@ -70,18 +72,6 @@ def test_the_repaired_store_is_the_original(
     again = packstore.repair(bad, good, tmp_path / "again")
     assert again.identical
     assert content(tmp_path / "again") == content(good)
-
-
-@pytest.mark.parametrize("column", ["label", "key", "shape", "checksum", "row_checksum"])
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_each_column(source: Path, tmp_path: Path, suffix: str, column: str) -> None:
-    good, bad = tmp_path / f"good.{suffix}", tmp_path / f"bad.{suffix}"
-    packstore.convert(source, good, encoding="uint8")
-    shutil.copytree(good, bad) if good.is_dir() else shutil.copy(good, bad)
-    damage(bad, [], [column])
-    report = packstore.repair(bad, source, tmp_path / "fixed")
-    assert report.problem_count >= 1
-    assert content(tmp_path / "fixed") == content(good)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 
 from packstore.stores import open_store
@@ -16,22 +17,22 @@ def content(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in files_of(path)}
 
 
-def change(path: Path, value: bytes, offset: int) -> None:
-    """Changes a byte of a value, wherever in the files of a store it lies."""
+def change(path: Path, value: bytes, offset: int, bits: int = 0x21) -> None:
+    """Changes bits in a byte of a value, wherever in the files of a store it lies."""
     places = 0
     for file in files_of(path):
         data = bytearray(file.read_bytes())
         place = data.find(value)
         while place >= 0:
-            data[place + offset] ^= 0x21
+            data[place + offset] ^= bits
             places += 1
             place = data.find(value, place + 1)
         file.write_bytes(data)
     assert places
 
 
-def damage(path: Path, images: list[int], columns: list[str], record: int = 3) -> None:
-    """Changes a byte of each of these images, and of the values that ``record`` has in these columns."""
+def damage(path: Path, images: list[int], columns: list[str], record: int = 3, bits: int = 0x21) -> None:
+    """Changes bits in a byte of each of these images, and of the values that ``record`` has in these columns."""
     with open_store(path) as reader:
         values = [(bytes(reader.read(i)), len(reader.read(i)) // 2) for i in images]
         for name in columns:
@@ -39,16 +40,9 @@ def damage(path: Path, images: list[int], columns: list[str], record: int = 3) -
                 key = reader.key(record).encode()
                 values.append((key, len(key) - 1))
             else:
-                start = 0
-                for shard in reader.manifest.shards or ():
-                    if start <= record < start + shard.records:
-                        break
-                    start += shard.records
-                else:
-                    shard = None  # type: ignore[assignment]
-                stop = len(reader) if shard is None else start + shard.records
-                part = reader.fixed_column(name)[start if shard else 0 : stop]
-                width = part.dtype.itemsize * (3 if name == "shape" else 1)
-                values.append((part.tobytes(), (record - (start if shard else 0)) * width))
+                starts = [*reader.part_starts.tolist(), len(reader)]
+                part = bisect_right(starts, record) - 1
+                column = reader.fixed_column(name)[starts[part] : starts[part + 1]]
+                values.append((column.tobytes(), (record - starts[part]) * column[:1].nbytes))
     for value, offset in values:
-        change(path, value, offset)
+        change(path, value, offset, bits)

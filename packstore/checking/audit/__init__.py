@@ -9,17 +9,29 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
-from packstore.checking.audit.images import ImageInspector, InspectionResults, Limits, batch_images
-from packstore.checking.audit.report import AuditReport, Finding, FindingCollector
-from packstore.checking.audit.same import RecordHashes, find_nearest_before, report_duplicates, report_near
-from packstore.checking.audit.tables import RecordTable, report_classes, report_faulty_rows
+from packstore.checking.audit.images import ImageInspector, Limits, batch_images
+from packstore.checking.audit.same import (
+    ClassNumbers,
+    RecordHashes,
+    RecordLabels,
+    find_nearest_before,
+    report_duplicates,
+    report_near,
+)
 from packstore.checking.options import AuditOptions
+from packstore.checking.reports import AuditReport, Finding, FindingCollector
+from packstore.checking.store_check import StoreFile, open_files
+from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.errors import PackstoreError, StoreError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.findings import list_kinds
+from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
@@ -28,6 +40,10 @@ from packstore.images.reading import Reading
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.checked import CheckedReader
+from packstore.stores.keys import digest_keys, find_duplicates
+
+_RECORDS = 1 << 14
+_MOST_ROWS = 5
 
 __all__ = ["AuditOptions", "AuditReport", "Finding", "audit", "list_kinds"]
 
@@ -116,43 +132,26 @@ class _Audit:
         )
         reading = Reading.restore(manifest.image.mode, manifest.options)
         decoder = get_decoder(max_pixels=options.max_pixels, reading=reading)
-        inspection = ImageInspector(CheckedReader(self.reader), decoder, limits)
-        pixels, decoded = np.zeros(count, np.uint64), np.zeros(count, np.bool_)
-        greys, sizes = np.zeros(count, np.bool_), np.zeros((count, 2), np.int32)
         done_bytes = 0
         self.progress(Progress("look", 0, count, 0))
         with closing(RecordHashes(count if options.near else 0, limits.windows)) as hashes:
-            for seen in ordered_map(
-                inspection.inspect_records, batch_images(manifest), options.workers or default_workers()
-            ):
-                rows = slice(seen.start, seen.start + len(seen.decoded))
-                pixels[rows], decoded[rows], greys[rows], sizes[rows] = (
-                    seen.pixels,
-                    seen.decoded,
-                    seen.greys,
-                    seen.sizes,
-                )
-                if options.near:
-                    hashes.store(seen.start, seen.detailed, seen.hashes)
-                self._collect_findings(seen)
+            images = ImageInspector(CheckedReader(self.reader), decoder, limits, hashes if options.near else None)
+            workers = options.workers or default_workers()
+            for seen in ordered_map(images.inspect_records, batch_images(manifest), workers):
+                for kind, record, what in seen.found:
+                    collector.add(kind, what, [record])
                 done_bytes += seen.nbytes
-                self.progress(Progress("look", rows.stop, count, done_bytes))
-            if 0 < int(greys.sum()) < int(decoded.sum()) / 2:
-                for record in np.flatnonzero(greys).tolist():
+                self.progress(Progress("look", seen.records.stop, count, done_bytes))
+            if 0 < int(images.greys.sum()) < int(images.decoded.sum()) / 2:
+                for record in np.flatnonzero(images.greys).tolist():
                     collector.add("grey", "grey", [record])
-            # Records that cannot be decoded are still compared by their bytes.
-            lost = table.there & ~decoded
+            lost = table.there & ~images.decoded
             report_duplicates(collector, manifest, table.rows, table.checksums, lost, "same bytes")
-            report_duplicates(collector, manifest, table.rows, pixels, decoded, "same pixels")
+            report_duplicates(collector, manifest, table.rows, images.pixels, images.decoded, "same pixels")
             if options.near:
-                within, across = find_nearest_before(hashes, table.rows.splits, pixels, self.progress)
+                within, across = find_nearest_before(hashes, table.rows.splits, images.pixels, self.progress)
                 report_near(collector, table.rows, within, across)
-        return sizes
-
-    def _collect_findings(self, seen: InspectionResults) -> None:
-        """Adds the findings of some records to the collector."""
-        for kind, record, what in seen.findings:
-            self.collector.add(kind, what, [record])
+        return images.sizes
 
 
 def _read_uniform_sizes(reader: Reader) -> NDArray[np.int32] | None:
@@ -163,3 +162,195 @@ def _read_uniform_sizes(reader: Reader) -> NDArray[np.int32] | None:
         return None
     size = column.shape[:2] if column.layout == "HWC" else column.shape[1:]
     return np.broadcast_to(np.array(size, np.int32), (len(reader), 2))
+
+
+class RecordTable:
+    """Checksums, splits and labels of all records. Creating it reads them file by file.
+
+    Adds findings of damage, double keys and labels without a class to ``collector``.
+
+    Attributes:
+        checksums: ``uint64``, checksums of the images.
+        there: Mask of the records whose checksum could be read.
+        rows: Splits and labels. A label is -1 if it is missing, unreadable or without a class. All labels are -1 if
+            ``label`` is not one class a record.
+    """
+
+    def __init__(self, reader: Reader, collector: FindingCollector) -> None:
+        manifest, count = reader.manifest, len(reader)
+        self.checksums = np.zeros(count, np.uint64)
+        self.there = np.zeros(count, np.bool_)
+        classes = [ClassNumbers(column, np.full(count, -1, np.int64)) for column in _list_class_columns(manifest)]
+        digests = np.zeros((count, 2), np.uint64)
+        keyed = np.zeros(count, np.bool_)
+        known = 0
+        for file in open_files(reader):
+            rows = slice(file.start, file.start + len(file.reader))
+            known += len(file.reader)
+            try:
+                self.checksums[rows] = file.reader.fixed_column("checksum")
+                self.there[rows] = True
+                digests[rows] = digest_keys(file.reader.ragged_column("key"), len(file.reader))
+                keyed[rows] = True
+                for column, values in classes:
+                    numbers = _read_classes if column.kind == "fixed" else _read_class_lists
+                    values[rows] = numbers(file.reader, column, file.start, collector)
+            except StoreError as error:
+                collector.add("damaged", f"{file.name or 'the store'}: {error}")
+        known_keys = np.flatnonzero(keyed)
+        again, firsts = find_duplicates(digests[keyed])
+        for record, first in zip(known_keys[again].tolist(), known_keys[firsts].tolist(), strict=True):
+            collector.add("double_key", "one key", [first, record], [record])
+        if known < count:
+            collector.add(
+                "damaged", f"{count - known:,} records are in shards that do not open; packstore verify names them"
+            )
+        splits = np.zeros(count, np.int32)
+        for number, split in enumerate(manifest.splits):
+            splits[split.start : split.stop] = number
+        labels = classes[0].values if manifest.has_label else np.full(count, -1, np.int64)
+        self.rows = RecordLabels(splits, labels, [len(split) for split in manifest.splits] or [count], classes)
+
+
+def _list_class_columns(manifest: Manifest) -> list[Column]:
+    """Returns the columns of class numbers or lists of them, ``label`` first."""
+    columns = [column for column in manifest.columns if column.traits.has_classes]
+    return sorted(columns, key=lambda column: column.name != "label")
+
+
+def _read_classes(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:
+    """Reads the class numbers of one file; -1 for a missing one. ``start`` is the file's first record.
+
+    A number without a class becomes a finding and -1.
+    """
+    labels = reader.fixed_column(column.name).astype(np.int64)
+    if column.nullable:
+        labels[~reader.fixed_column(column.valid_name)] = -1
+        none = np.zeros(len(labels), np.bool_)
+    else:
+        none = labels < 0
+    if column.classes is not None:
+        none |= labels >= len(column.classes)
+    for record in np.flatnonzero(none).tolist():
+        collector.add("bad_label", f"{printable(column.name)} {labels[record]}", [start + record])
+    labels[none] = -1
+    return labels
+
+
+def _read_class_lists(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:
+    """Returns a hash of each record's list of classes, equal for any order. A missing list becomes -1.
+
+    A list with a number without a class becomes a finding and -1. ``start`` is the file's first record.
+    """
+    values = reader.ragged_column(column.name)
+    there = reader.fixed_column(column.valid_name) if column.nullable else np.ones(len(values), np.bool_)
+    hashes = np.full(len(values), -1, np.int64)
+    for record in np.flatnonzero(there).tolist():
+        data = bytes(values[record])
+        numbers = np.sort(np.frombuffer(data[: len(data) // column.record_nbytes * column.record_nbytes], "<i8"))
+        wrong = numbers[(numbers < 0) | (numbers >= len(column.classes))] if column.classes is not None else numbers[:0]
+        if len(wrong):
+            collector.add("bad_label", f"{printable(column.name)} {wrong[0]}", [start + record])
+        else:
+            hashes[record] = xxh3_64_intdigest(numbers.data) >> 1
+    return hashes
+
+
+def report_classes(collector: FindingCollector, manifest: Manifest, rows: RecordLabels, most_ratio: float) -> None:
+    """Adds findings about classes to ``collector``:
+
+    - classes without records, if the classes have names;
+    - classes that one split with labels has and another lacks;
+    - splits whose largest class has at least ``most_ratio`` times the records of their smallest class with records.
+
+    Adds nothing if the store has no column ``label`` of one class a record. Adds nothing either if the column has no
+    class names and a number of 1,000,000 or more.
+    """
+    if not manifest.has_label:
+        return
+    classes = manifest.classes
+    labels, has = rows.labels, rows.labels >= 0
+    length = len(classes) if classes is not None else int(labels.max(initial=-1)) + 1
+    if not length or (classes is None and length > 1_000_000):  # these are not numbers of classes
+        return
+    counts = np.stack([np.bincount(labels[has & (rows.splits == n)], minlength=length) for n in range(len(rows.sizes))])
+    names = [printable(name) for name in classes] if classes is not None else [str(n) for n in range(length)]
+    if classes is not None:
+        for number in np.flatnonzero(counts.sum(0) == 0).tolist():
+            collector.add("class_empty", f"{names[number]} has no record")
+    labelled = [n for n in range(len(rows.sizes)) if counts[n].any()]
+    for number in range(length):
+        of = [n for n in labelled if counts[n, number]]
+        if of and len(of) < len(labelled):
+            missing = ", ".join(printable(manifest.splits[n].name) for n in labelled if n not in of)
+            collector.add("class_split", f"{names[number]}: {int(counts[:, number].sum()):,} in all, none in {missing}")
+    for n in labelled:
+        there = np.flatnonzero(counts[n])
+        low, high = there[counts[n, there].argmin()], there[counts[n, there].argmax()]
+        if counts[n, high] >= float(most_ratio) * counts[n, low]:
+            where = f"in {printable(manifest.splits[n].name)}, " if manifest.splits else ""
+            what = f"{names[high]} has {counts[n, high]:,} records, {names[low]} {counts[n, low]:,}"
+            collector.add("imbalance", where + what)
+
+
+def report_faulty_rows(collector: FindingCollector, reader: Reader, sizes: NDArray[np.int32] | None) -> list[str]:
+    """Adds findings of rows that their column types call faulty, such as boxes outside their image.
+
+    Returns the names of the checks, each once. Unreadable columns become findings, too. Leaves out shards that do not
+    open.
+
+    ``sizes``: height and width of the images ``(N, 2)``, zeros for unknown ones; None if no image was read.
+    """
+    checks: dict[str, None] = {}
+    for column in reader.manifest.columns:
+        check = column.traits.name_checks(sizes is not None)
+        if not check:
+            continue
+        checks[check] = None
+        for file in open_files(reader):
+            try:
+                for start in range(0, len(file.reader), _RECORDS):
+                    part = range(start, min(start + _RECORDS, len(file.reader)))
+                    _check_rows(collector, column, file, part, sizes)
+            except PackstoreError as error:
+                collector.add("damaged", f"{file.name or 'the store'}: column {column.name!r}: {error}")
+    return [*checks]
+
+
+def _check_rows(
+    collector: FindingCollector, column: Column, file: StoreFile, part: range, sizes: NDArray[np.int32] | None
+) -> None:
+    """Adds findings of faulty rows in the records ``part`` of a file.
+
+    Makes a finding for each record and kind of fault. Its text has the first five rows.
+    """
+    rows, counts = _read_rows(file.reader, column, part)
+    records = file.start + np.repeat(np.asarray(part), counts)
+    numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    for kind, faulty, depends_on_size in column.traits.find_faults(
+        column, rows, None if sizes is None else sizes[records]
+    ):
+        places = np.flatnonzero(faulty)
+        for record in np.unique(records[places]).tolist():
+            start, stop = np.searchsorted(records[places], (record, record + 1))
+            shown = "; ".join(f"{numbers[r]}: {rows[r].round(2).tolist()}" for r in places[start:stop][:_MOST_ROWS])
+            size = f" in {sizes[record][1]} x {sizes[record][0]}" if depends_on_size and sizes is not None else ""
+            collector.add(kind, f"{column.name!r} {shown}{size}", [record])
+
+
+def _read_rows(reader: Reader, column: Column, part: range) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Reads the rows of all records in ``part``. Returns them, and the number of rows of each record.
+
+    A record of a fixed column has one row, or none if its value is missing. Leaves out an incomplete row at the end of
+    a value.
+    """
+    if column.kind == "fixed":
+        there = np.ones(len(part), np.bool_)
+        if column.nullable:
+            there = reader.fixed_column(column.valid_name)[part.start : part.stop]
+        return reader.column(column.name)[part.start : part.stop][there], there.astype(np.int64)
+    values = reader.ragged_column(column.name)
+    each = [bytes(values[i]) for i in part]
+    counts = np.array([len(value) // column.record_nbytes for value in each], np.int64)
+    whole = b"".join(value[: n * column.record_nbytes] for value, n in zip(each, counts.tolist(), strict=True))
+    return np.frombuffer(whole, NUMPY_DTYPE[column.dtype]).reshape(-1, *column.shape), counts

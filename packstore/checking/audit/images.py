@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from packstore.checking.audit.same import RecordHashes
 from packstore.core.column import find_file_columns
 from packstore.core.columns import NUMPY_DTYPE, Buffer
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UnreachableError, printable
@@ -21,7 +23,7 @@ from packstore.images.encode.options import readers_transpose
 from packstore.images.losses import find_losses
 from packstore.images.masks import decode_mask, read_mask_header
 from packstore.images.orientation import read_orientation, swaps_sides
-from packstore.images.perceptual import CROPS, SIDE, WHOLE, WORDS, hash_windows, shrink_to_side, to_grey
+from packstore.images.perceptual import CROPS, SIDE, WHOLE, hash_windows, shrink_to_side, to_grey
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff
 from packstore.stores.base import Reader
@@ -66,51 +68,68 @@ class Limits:
         return len(_WINDOWS) - 1 + self.mirrored
 
 
-@dataclass
-class InspectionResults:
-    """Results for the records ``start`` … ``start + n - 1``.
+class Findings:
+    """Findings in some records, as kind, record and text.
 
     Attributes:
-        start: The first record.
+        records: The records.
+        record: The record that is inspected now.
         nbytes: Bytes of images that were read.
-        pixels: ``uint64 (n,)``: hashes of the pixels.
-        decoded: ``bool (n,)``: whether the image could be decoded.
-        detailed: ``bool (n,)``: whether the image has details. The perceptual hash of a flat image means nothing.
-        greys: ``bool (n,)``: whether it is detailed and grey.
-        sizes: ``int32 (n, 2)``: height and width as the image is shown; zeros if not decoded.
-        hashes: ``uint64 (n, 1 + windows, 4)``: perceptual hashes.
-        findings: Kind, record and text of all other findings.
+        found: The findings.
     """
 
-    start: int
-    pixels: NDArray[np.uint64]
-    decoded: NDArray[np.bool_]
-    detailed: NDArray[np.bool_]
-    greys: NDArray[np.bool_]
-    sizes: NDArray[np.int32]
-    hashes: NDArray[np.uint64]
-    nbytes: int = 0
-    findings: list[tuple[str, int, str]] = field(default_factory=list)
+    def __init__(self, records: range) -> None:
+        self.records = records
+        self.record = records.start
+        self.nbytes = 0
+        self.found: list[tuple[str, int, str]] = []
+
+    def add(self, kind: str, what: str) -> None:
+        """Adds a finding in the present record."""
+        self.found.append((kind, self.record, what))
+
+    @contextmanager
+    def noting_damage(self, column: str | None = None) -> Iterator[None]:
+        """Turns errors about damage in the block into findings. ``column``: the column that is read beside the image.
+
+        Raises :class:`UnreachableError` if a shard cannot be fetched: it may be undamaged.
+        """
+        try:
+            yield
+        except DecodeError as error:
+            self.add("undecodable", str(error) if column is None else f"column {column!r}: {error}")
+        except UnreachableError:
+            raise
+        except CorruptRecordError as error:  # without the record and the advice
+            self.add("damaged", f"{error.what} {error.found}, expected {error.expected}")
+        except (PackstoreError, IndexError) as error:
+            self.add("damaged", str(error))
 
 
 class ImageInspector:
-    """Inspects the images of a store. Thread-safe.
+    """Inspects the images of a store. Threads may inspect different records at once.
 
-    Damage becomes a finding. Raises :class:`UnreachableError` if a shard cannot be fetched.
+    Attributes:
+        pixels: ``uint64 (N,)``: hashes of the pixels.
+        decoded: ``bool (N,)``: whether the image could be decoded.
+        greys: ``bool (N,)``: whether it has details and is grey.
+        sizes: ``int32 (N, 2)``: height and width as the image is shown; zeros if not decoded.
     """
 
-    def __init__(self, reader: Reader, decoder: Decoder, limits: Limits) -> None:
+    def __init__(self, reader: Reader, decoder: Decoder, limits: Limits, hashes: RecordHashes | None) -> None:
         """Makes a decoder for each further column of images.
 
         Args:
             reader: Store that checks the records that it reads.
             decoder: Decoder of the main images, as the store's options say.
             limits: Limits of what is reported.
+            hashes: Receives the perceptual hashes of the images; None computes none.
         """
         self._reader = reader
         self._manifest: Manifest = reader.manifest
         self._decoder = decoder
         self._limits = limits
+        self._hashes = hashes
         self._turned = readers_transpose(self._manifest)
         column = self._manifest.image
         self._mode = decoder.reading.pixels if column.layout is None else column.pixels
@@ -119,53 +138,46 @@ class ImageInspector:
         for column in find_file_columns(self._manifest.columns):
             reading = Reading.of_column(column, self._manifest.options)
             self._further.append((column, get_decoder(max_pixels=decoder.max_pixels, reading=reading)))
+        count = len(reader)
+        self.pixels, self.decoded = np.zeros(count, np.uint64), np.zeros(count, np.bool_)
+        self.greys, self.sizes = np.zeros(count, np.bool_), np.zeros((count, 2), np.int32)
 
-    def inspect_records(self, records: range) -> InspectionResults:
-        """Reads and decodes the images, masks and further images of these records; returns sizes, hashes and findings.
+    def inspect_records(self, records: range) -> Findings:
+        """Reads and decodes the images, masks and further images of these records; fills in the attributes, and returns
+        all other findings.
 
         Damage becomes a finding. Raises :class:`UnreachableError` if a shard cannot be fetched.
         """
-        count = len(records)
-        seen = InspectionResults(
-            records.start,
-            pixels=np.zeros(count, np.uint64),
-            decoded=np.zeros(count, np.bool_),
-            detailed=np.zeros(count, np.bool_),
-            greys=np.zeros(count, np.bool_),
-            sizes=np.zeros((count, 2), np.int32),
-            hashes=np.zeros((count, 1 + self._limits.windows, WORDS), np.uint64),
-        )
-        small = np.zeros((count, SIDE, SIDE, 3), np.uint8)
+        seen = Findings(records)
+        small = np.zeros((len(records), SIDE, SIDE, 3), np.uint8)
+        detailed = np.zeros(len(records), np.bool_)  # the perceptual hash of a flat image means nothing
         for row, record in enumerate(records):
-            try:
+            seen.record, image = record, None
+            with seen.noting_damage():
                 image = self._read_image(record, seen)
-            except DecodeError as error:
-                seen.findings.append(("undecodable", record, str(error)))
+            if image is None:
                 continue
-            except UnreachableError:
-                raise
-            except (PackstoreError, IndexError) as error:
-                seen.findings.append(("damaged", record, _format_reason(error)))
-                continue
-            seen.decoded[row] = True
-            seen.pixels[row] = xxh3_64_intdigest(np.ascontiguousarray(image).data, seed=image.shape[1])
-            seen.sizes[row] = image.shape[:2]
+            self.decoded[record] = True
+            self.pixels[record] = xxh3_64_intdigest(np.ascontiguousarray(image).data, seed=image.shape[1])
+            self.sizes[record] = image.shape[:2]
             shown = to_display(image, self._mode)
             small[row] = shrink_to_side(shown)
-            self._check_values(record, image, seen)
-            seen.detailed[row] = not self._check_pixels(record, image, shown, small[row], seen)
-            seen.greys[row] = seen.detailed[row] and _is_grey(small[row])
+            self._check_values(image, seen)
+            detailed[row] = not self._check_pixels(image, shown, small[row], seen)
+            self.greys[record] = detailed[row] and _is_grey(small[row])
             for mask in self._masks:
-                self._check_mask(mask.name, record, image.shape[:2], seen)
+                self._check_mask(mask, record, image.shape[:2], seen)
             for column, decoder in self._further:
                 self._check_further_images(column, decoder, record, seen)
-        greys = to_grey(small)
-        seen.hashes[:, : len(_WINDOWS)] = hash_windows(greys, _WINDOWS)
-        if self._limits.mirrored:
-            seen.hashes[:, len(_WINDOWS) :] = hash_windows(greys[:, :, ::-1], _MIRRORED)
+        if self._hashes is not None:
+            greys = to_grey(small)
+            hashes = [hash_windows(greys, _WINDOWS)]
+            if self._limits.mirrored:
+                hashes.append(hash_windows(greys[:, :, ::-1], _MIRRORED))
+            self._hashes.store(records.start, detailed, np.concatenate(hashes, axis=1))
         return seen
 
-    def _read_image(self, record: int, seen: InspectionResults) -> NDArray[Any]:
+    def _read_image(self, record: int, seen: Findings) -> NDArray[Any]:
         """Returns the decoded pixels, ``(H, W, C)``, with height and width as the image is shown.
 
         Adds findings of file and header to ``seen``. Raises :class:`DecodeError`, and the reader's errors for a record
@@ -183,7 +195,7 @@ class ImageInspector:
         except HeaderError as error:
             try:
                 info = sniff(data)
-                seen.findings.append(("truncated", record, f"it {error.reason}"))
+                seen.add("truncated", f"it {error.reason}")
             except HeaderError:
                 info = None
         image = self._decoder.decode(data)
@@ -191,38 +203,30 @@ class ImageInspector:
             return image
         flaw = self._decoder.describe_flaw(data)
         if flaw is not None:
-            seen.findings.append(("truncated", record, flaw))
-        return self._check_file(record, data, info, image, seen)
+            seen.add("truncated", flaw)
+        return self._check_file(data, info, image, seen)
 
-    def _check_file(
-        self,
-        record: int,
-        data: bytes | bytearray | memoryview,
-        info: ImageInfo,
-        image: NDArray[Any],
-        seen: InspectionResults,
-    ) -> NDArray[Any]:
+    def _check_file(self, data: Buffer, info: ImageInfo, image: NDArray[Any], seen: Findings) -> NDArray[Any]:
         """Adds findings of an image file: CMYK, suffix, mode, EXIF orientation.
 
         Returns the image with height and width as it is shown.
         """
         if info.kind == "jpeg" and info.components == 4:
-            seen.findings.append(("cmyk", record, "a JPEG with 4 components"))
-        key = self._reader.key(record)
-        suffix = PurePosixPath(key).suffix.lower()
+            seen.add("cmyk", "a JPEG with 4 components")
+        suffix = PurePosixPath(self._reader.key(seen.record)).suffix.lower()
         if _SUFFIXES.get(suffix, info.kind) != info.kind and self._manifest.encoding == "original":
-            seen.findings.append(("suffix", record, f"{printable(suffix)}, and the content is {info.kind}"))
+            seen.add("suffix", f"{printable(suffix)}, and the content is {info.kind}")
         for what in find_losses(data, info, Reading(self._decoder.reading.mode)).values():
-            seen.findings.append(("mode", record, f"it has {what}"))
+            seen.add("mode", f"it has {what}")
         orientation = read_orientation(data, info)
         if orientation != 1 and not self._turned:
-            frames = {c.frame for c in self._manifest.columns if c.traits.moves}
-            of = f", and its annotations count in the {frame} image" if (frame := next(iter(frames), None)) else ""
-            seen.findings.append(("orientation", record, f"EXIF orientation {orientation}{of}"))
+            frame = next((c.frame for c in self._manifest.columns if c.traits.moves), None)
+            of = f", and its annotations count in the {frame} image" if frame else ""
+            seen.add("orientation", f"EXIF orientation {orientation}{of}")
         turned = self._turned and swaps_sides(orientation)
         return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
 
-    def _check_values(self, record: int, image: NDArray[Any], seen: InspectionResults) -> None:
+    def _check_values(self, image: NDArray[Any], seen: Findings) -> None:
         """Adds findings of pixel values, by dtype.
 
         - 8 bits, reduced by the store from more: over a quarter of the values is black or white.
@@ -234,93 +238,67 @@ class ImageInspector:
                 share = float(np.mean((image == 0) | (image == 255)))
                 if share > _CLIPPED:
                     what = f"{share:.0%} of the values are black or white by depth {reading.depth}"
-                    seen.findings.append(("wrong_window", record, what))
+                    seen.add("wrong_window", what)
             return
         low, high = image.min(), image.max()
         if not (np.isfinite(low) and np.isfinite(high)):
-            seen.findings.append(("not_finite", record, "some values are infinite or not a number"))
+            seen.add("not_finite", "some values are infinite or not a number")
         elif low < high:
             for bound in (low, high):
                 share = float(np.mean(image == bound))
                 if share > _CLIPPED and bound != 0:
-                    seen.findings.append(("clipped", record, f"{share:.0%} of the values are {bound}, a bound"))
+                    seen.add("clipped", f"{share:.0%} of the values are {bound}, a bound")
 
     def _check_pixels(
-        self,
-        record: int,
-        image: NDArray[Any],
-        shown: NDArray[np.uint8],
-        small: NDArray[np.uint8],
-        seen: InspectionResults,
+        self, image: NDArray[Any], shown: NDArray[np.uint8], small: NDArray[np.uint8], seen: Findings
     ) -> bool:
         """Adds findings of size, aspect ratio and flat colour; returns whether the image is flat."""
         height, width = image.shape[:2]
         short, long = sorted((height, width))
         if short < self._limits.min_side:
-            seen.findings.append(("tiny", record, f"{width} x {height} pixels"))
+            seen.add("tiny", f"{width} x {height} pixels")
         if long > self._limits.max_aspect * short:
-            seen.findings.append(("aspect", record, f"{width} x {height} pixels"))
+            seen.add("aspect", f"{width} x {height} pixels")
         if image.dtype == np.uint8:
             flat = _value_range(small) <= _FLAT and _value_range(shown) <= _FLAT
         else:
             flat = bool((image.max((0, 1)) - image.min((0, 1)) <= (0 if image.dtype.kind == "f" else _FLAT)).all())
         if flat:
             colour = image.reshape(-1, image.shape[2]).mean(0).round().tolist()
-            seen.findings.append(("flat", record, f"one colour: {colour}"))
+            seen.add("flat", f"one colour: {colour}")
         return flat
 
-    def _check_mask(self, name: str, record: int, size: tuple[int, ...], seen: InspectionResults) -> None:
-        """Adds findings of a mask to ``seen``: damage, and faults by its column type. ``size`` is its image's.
+    def _check_mask(self, column: Column, record: int, size: tuple[int, ...], seen: Findings) -> None:
+        """Adds findings of a mask: damage, and faults by its column type. ``size`` is its image's."""
+        with seen.noting_damage(column.name):
+            mask = self._read_mask(column, record)
+            if mask is not None:
+                for kind, what in column.traits.find_pixel_faults(column, *mask, size, self._limits.mask_classes):
+                    seen.add(kind, what)
 
-        Skips a missing mask. Raises :class:`UnreachableError` if the store at a URL cannot be reached.
-        """
-        try:
-            mask = self._read_mask(name, record)
-        except DecodeError as error:
-            seen.findings.append(("undecodable", record, f"column {name!r}: {error}"))
-            return
-        except UnreachableError:
-            raise
-        except (PackstoreError, IndexError) as error:
-            seen.findings.append(("damaged", record, _format_reason(error)))
-            return
-        if mask is None:
-            return
-        column = self._manifest.column(name)
-        for kind, what in column.traits.find_pixel_faults(column, *mask, size, self._limits.mask_classes):
-            seen.findings.append((kind, record, what))
-
-    def _check_further_images(self, column: Column, decoder: Decoder, record: int, seen: InspectionResults) -> None:
-        """Decodes a record's image files in a column beside the main image. Adds findings of mode, damage and
-        truncation.
-
-        Skips a missing value. Raises :class:`UnreachableError` if the store at a URL cannot be reached.
-        """
-        try:
-            if column.nullable and not self._reader.has_value(column.name, record):
-                return
-            files = column.traits.files(column, self._reader.value(column.name, record))
-        except UnreachableError:
-            raise
-        except (PackstoreError, IndexError) as error:
-            seen.findings.append(("damaged", record, _format_reason(error)))
-            return
-        for number, (data, image) in enumerate(zip(files, decoder.decode_each(list(files)), strict=True)):
+    def _check_further_images(self, column: Column, decoder: Decoder, record: int, seen: Findings) -> None:
+        """Decodes a record's image files in a column beside the main image, if it has a value. Adds findings of mode,
+        damage and truncation."""
+        files: list[Any] = []
+        with seen.noting_damage(column.name):
+            if not column.nullable or self._reader.has_value(column.name, record):
+                files = [*column.traits.files(column, self._reader.value(column.name, record))]
+        for number, (data, image) in enumerate(zip(files, decoder.decode_each(files), strict=True)):
             what = f"image {number} of {column.name!r}" if column.form == "files" else repr(column.name)
-            for lost in _find_losses(data, decoder):
-                seen.findings.append(("mode", record, f"{what}: it has {lost}"))
+            with suppress(HeaderError):  # decoding reports a damaged header
+                for lost in find_losses(data, sniff(data), Reading(decoder.reading.mode)).values():
+                    seen.add("mode", f"{what}: it has {lost}")
             if isinstance(image, DecodeError):
-                seen.findings.append(("undecodable", record, f"{what}: {image}"))
+                seen.add("undecodable", f"{what}: {image}")
             elif (flaw := decoder.describe_flaw(data)) is not None:
-                seen.findings.append(("truncated", record, f"{what}: {flaw}"))
+                seen.add("truncated", f"{what}: {flaw}")
 
-    def _read_mask(self, name: str, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
+    def _read_mask(self, column: Column, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
         """Returns height and width of a mask, and its values. Returns None if the record has no mask.
 
-        Decodes a file only if the number of classes is known; else its values are None. Raises :class:`DecodeError`,
-        and the reader's errors for a record that it cannot read.
+        Decodes a file only if the number of classes is known; else its values are None.
         """
-        column = self._manifest.column(name)
+        name = column.name
         if not self._reader.has_value(name, record):
             return None
         if column.layout is not None:
@@ -343,24 +321,6 @@ def batch_images(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20)
         each = max(each, NUMPY_DTYPE[column.dtype].itemsize)
     step = max(1, min(most, most_bytes // max(1, each)))
     return (range(start, min(start + step, manifest.records)) for start in range(0, manifest.records, step))
-
-
-def _find_losses(data: Buffer, decoder: Decoder) -> Iterable[str]:
-    """Describes what a file loses if it is read in the decoder's mode.
-
-    Empty for a damaged header: decoding reports that.
-    """
-    try:
-        return find_losses(data, sniff(data), Reading(decoder.reading.mode)).values()
-    except HeaderError:
-        return ()
-
-
-def _format_reason(error: Exception) -> str:
-    """Returns the text of an error. For a wrong checksum leaves out the record and the advice."""
-    if isinstance(error, CorruptRecordError):
-        return f"{error.what} {error.found}, expected {error.expected}"
-    return str(error)
 
 
 def _is_grey(image: NDArray[np.uint8]) -> bool:

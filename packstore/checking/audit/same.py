@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.checking.audit.report import FindingCollector
+from packstore.checking.reports import FindingCollector
 from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback

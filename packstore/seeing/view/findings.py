@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.checking.reports import CheckReport
 from packstore.checking.store_check import StoreCheck
 from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.plainjson import load_json
 from packstore.core.progress import Progress
-from packstore.stores.base import Reader
+from packstore.stores.base import Problem, Reader
 
 DAMAGE = "damaged"
 """The mark of damaged records; one of :func:`packstore.core.findings.list_kinds`."""
@@ -83,17 +84,19 @@ def verify_and_mark(reader: Reader, findings: Findings, report: Callable[[int], 
         """Reports the progress of the stage ``verify``, and 0 in other stages."""
         report(progress.done if progress.stage == "verify" else 0)
 
-    count = 0
-    for problem in StoreCheck(reader, workers=default_workers(), progress=forward).find_problems():
-        count += 1
-        if count > MOST_MARKED:
-            continue
+    def mark(problem: Problem) -> None:
+        """Marks the problem's record, or adds a note."""
         shard = f"{problem.shard}: " if problem.shard else ""
+        if checked.problems.count > MOST_MARKED:
+            return
         if problem.record is None:
             findings.add_note(DAMAGE, shard + problem.what)
         else:
             findings.add(DAMAGE, problem.record, shard + problem.what)
-    return count
+
+    checked = CheckReport(notify=mark)
+    StoreCheck(reader, workers=default_workers(), progress=forward, report=checked).run()
+    return checked.problems.count
 
 
 def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest) -> Findings:
