@@ -388,12 +388,14 @@ if TYPE_CHECKING:
     from packstore.sources.webdataset import WebDatasetSource
     from packstore.sources.yamltext import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
     from packstore.sources.yolo import YoloSource, layout
-    from packstore.stores import manifest_recovery, sharded, sparingly_checked
+    from packstore.stores import folder as sharded
+    from packstore.stores import manifest_recovery, proven
     from packstore.stores.base import Problem, Reader, disk_bytes, encode_manifest, parse_manifest
     from packstore.stores.builder import StoreBuilder, assembly, spools
     from packstore.stores.builder.assembly import write_manifest_and_table
     from packstore.stores.builder.spools import ColumnSpool, OffsetSpool, find_duplicate_key
     from packstore.stores.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
+    from packstore.stores.folder import Shards
     from packstore.stores.format import Format
     from packstore.stores.hdf5 import store as hdf5_store
     from packstore.stores.hdf5.checked import hash_lookup3
@@ -403,8 +405,9 @@ if TYPE_CHECKING:
     from packstore.stores.lmdb.pages import Pages, RecordLookup
     from packstore.stores.lmdb.store import HEADER_BYTES, read_npy_header
     from packstore.stores.manifest_recovery import correct_manifest, find_manifest
-    from packstore.stores.mapped import MappedReader, check_column, check_offsets, map_consecutive_images
+    from packstore.stores.mapped import MappedPart, check_column, check_offsets, map_consecutive_images
     from packstore.stores.opening import read_manifest
+    from packstore.stores.parts import Part
     from packstore.stores.places import local as builder_publish
     from packstore.stores.places import local as growth
     from packstore.stores.places import local as local_place
@@ -434,14 +437,14 @@ if TYPE_CHECKING:
         read_owner,
         work_path,
     )
+    from packstore.stores.proven import ARRAY_SHARE, ProvenRecords, SparinglyProven
     from packstore.stores.pth import zip
     from packstore.stores.pth.layout import build_headers
     from packstore.stores.pth.pickle_machine import PickleError
     from packstore.stores.pth.pickle_reader import unpickle
     from packstore.stores.pth.pickle_writer import Tensor, dump_dict
-    from packstore.stores.records import ProvenRecords
+    from packstore.stores.records import OneFile, Records
     from packstore.stores.remote import copies
-    from packstore.stores.remote.fetching import as_fetching
     from packstore.stores.remote.head import find_newest_version, read_head
     from packstore.stores.remote.objects import (
         SHARDS,
@@ -451,10 +454,8 @@ if TYPE_CHECKING:
         table_name,
         version_name,
     )
-    from packstore.stores.remote.reader import RemoteReader
+    from packstore.stores.remote.shards import RemoteShards
     from packstore.stores.scavenge import array_names, list_array_sizes, view_column
-    from packstore.stores.sharded import ShardedReader
-    from packstore.stores.sparingly_checked import ARRAY_SHARE, SparinglyCheckedReader
     from packstore.training import arguments, permutation, worker_memory
     from packstore.training.arguments import unknown_argument, unknown_operation_argument
     from packstore.training.augment import crop, resample

@@ -34,7 +34,6 @@ from packstore.stores import format_of
 from packstore.stores.base import Problem, Reader
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import open_reader
-from packstore.stores.sharded import ShardedReader
 
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
 
@@ -76,7 +75,7 @@ def _open_damaged(path: Path) -> Reader:
             raise
         raise StoreError(f"{error}; {hint}") from error
     try:
-        if isinstance(reader, ShardedReader):
+        if reader.manifest.shards is not None:
             for _ in reader.parts():
                 pass
     except StoreError as error:

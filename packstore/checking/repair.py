@@ -40,10 +40,10 @@ from packstore.stores.builder.assembly import list_shards
 from packstore.stores.keys import hash_keys
 from packstore.stores.opening import open_reader
 from packstore.stores.places.remote import open_shard_file, upload_shard
+from packstore.stores.records import Records
 from packstore.stores.remote.head import read_head
 from packstore.stores.remote.objects import shard_object_name
 from packstore.stores.remote.opening import reopen_remote
-from packstore.stores.sharded import ShardedReader
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _repair_at_url(url: UrlPath, source: Path, options: RepairOptions, progress:
         shards = _ShardRepairs(objects, head.manifest, source, options, Path(folder), progress)
         gone = shards.rebuild(damaged)
         if gone:
-            with reopen_remote(url, head) as reader:
+            with Records(reopen_remote(url, head)) as reader:
                 shards.repack(gone, reader)
     lost_records = sum(table[number].records for number in shards.lost)
     identical = bool(damaged) and not shards.lost
@@ -212,7 +212,7 @@ class _ShardRepairs:
                 self._lost_keys.pop(number, None)
         return gone
 
-    def repack(self, gone: Sequence[int], reader: ShardedReader) -> None:
+    def repack(self, gone: Sequence[int], reader: Records) -> None:
         """Packs the shards ``gone`` again, from the samples of the source that no other shard has, and uploads them.
 
         The samples must have the order in which they were packed.
@@ -221,7 +221,7 @@ class _ShardRepairs:
         with self._noting_loss(gone), closing(options.open_packed(self._source, manifest, self._progress)) as opened:
             donor = Donor(opened, manifest, options.decoder, options.annotation_frame)
             undamaged = [n for n in range(len(self._table)) if n not in gone and n not in self._lost_keys]
-            known = [*self._lost_keys.values(), *(hash_keys([reader.shard(number)]) for number in undamaged)]
+            known = [*self._lost_keys.values(), *(hash_keys([reader.part(number)]) for number in undamaged)]
             index = KeyIndex(np.concatenate([np.empty(0, np.uint64), *known]))
             entries = [entry for entry in donor.report_entries(self._progress) if index.find(entry.key) is None]
             wanted = sum(self._table[number].records for number in gone)
@@ -297,7 +297,7 @@ def _locate_shards(source: Path) -> dict[str, ShardPlace]:
     try:
         with open_reader(source) as reader:
             table = reader.manifest.shards
-            places = [] if table is None else list_shards(source, reader.manifest, reader.part_places()).places
+            places = [] if table is None else list_shards(source, reader.manifest, reader.table.places()).places
             return {shard.digest: place for shard, place in zip(table or (), places, strict=True)}
     except StoreError:
         return {}
@@ -312,13 +312,13 @@ def _require_same_bytes(made: Path | None, shard: Shard, how: str) -> Path:
     return made
 
 
-def _find_template(reader: ShardedReader, number: int, undamaged: Sequence[int]) -> Manifest:
+def _find_template(reader: Records, number: int, undamaged: Sequence[int]) -> Manifest:
     """Returns the manifest of the nearest undamaged shard: it has the same origin, options and classes.
 
     Without one, returns the store's manifest without the counts that only it has.
     """
     if undamaged:
-        return reader.shard(min(undamaged, key=lambda other: abs(other - number))).manifest
+        return reader.part(min(undamaged, key=lambda other: abs(other - number))).manifest
     return replace(reader.manifest, options=drop_record_counts(reader.manifest))
 
 

@@ -34,7 +34,6 @@ from packstore.stores.base import Problem, Reader
 from packstore.stores.keys import digest_keys
 from packstore.stores.linked import LinkError
 from packstore.stores.places.work import find_writer, list_needless_files
-from packstore.stores.sharded import ShardedReader
 
 COMPARED_RECORDS = 16
 """Most records of a batch that is decoded or compared with a source."""
@@ -193,7 +192,7 @@ class StoreCheck:
         Notes the writer. The files of an append that is running are no problem.
         """
         path = self._reader.path
-        surplus = self._reader.list_surplus_files() if isinstance(self._reader, ShardedReader) else []
+        surplus = self._reader.table.list_surplus_files()
         added = set(list_needless_files(path))  # after surplus, since an append notes its files before it adds them
         self._report.writer = find_writer(path)
         # Listed again: the append may have just ended.
@@ -369,13 +368,13 @@ def open_files(reader: Reader) -> Iterator[StoreFile]:
 
     Raises :class:`UnreachableError` if a shard cannot be fetched: it may be undamaged.
     """
-    if not isinstance(reader, ShardedReader):
+    if reader.manifest.shards is None:
         yield StoreFile(0, 0, None, reader)
         return
     start = 0
     for number, shard in enumerate(reader.manifest.shards or ()):
         try:
-            file = StoreFile(number, start, shard.name, reader.shard(number))
+            file = StoreFile(number, start, shard.name, reader.part(number))
         except UnreachableError:  # the shard may be undamaged
             raise
         except StoreError:

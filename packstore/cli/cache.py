@@ -51,32 +51,33 @@ def prefetch(url: Path, workers: int, quiet: bool) -> None:
     from packstore.core.progress import Progress
     from packstore.stores.opening import open_reader
     from packstore.stores.places import place_of
-    from packstore.stores.remote.reader import RemoteReader
+    from packstore.stores.remote.shards import RemoteShards
 
     if not place_of(url).remote:
         raise UsageError(f"{printable(str(url))} is on this machine; only stores at URLs are cached")
     with closing(open_reader(url)) as reader:
-        if not isinstance(reader, RemoteReader):  # one object, which opening has fetched
+        table = reader.table
+        if not isinstance(table, RemoteShards):  # one object, which opening has fetched
             if not quiet:
                 click.echo(f"{printable(str(url))}: 1 object, {human_bytes(reader.nbytes or 0)}")
             return
-        shards, budget = list(reader.head.manifest.shards or ()), reader.cache.budget
+        shards, budget = list(reader.manifest.shards or ()), table.cache.budget
         nbytes = sum(shard.nbytes for shard in shards)
         if nbytes > budget:
             raise StoreError(
-                f"the cache {printable(str(reader.cache.root))} is too small: the store needs {nbytes:,} bytes, "
+                f"the cache {printable(str(table.cache.root))} is too small: the store needs {nbytes:,} bytes, "
                 f"it may hold {budget:,}; give it more with --cache-size or PACKSTORE_CACHE_SIZE"
             )
-        absent = len(reader.cache.list_missing(shard.digest for shard in shards))
+        absent = len(table.cache.list_missing(shard.digest for shard in shards))
         with progress_bar(quiet) as progress:
             done_bytes = 0
-            for number, _ in enumerate(ordered_map(reader.prefetch, range(len(shards)), workers)):
+            for number, _ in enumerate(ordered_map(table.prefetch, range(len(shards)), workers)):
                 done_bytes += shards[number].nbytes
                 progress(Progress("fetch", number + 1, len(shards), done_bytes))
         if not quiet:
             click.echo(
-                f"{printable(str(reader.cache.root))}: {pluralize(absent, 'shard')} fetched, "
-                f"{human_bytes(reader.counts.fetched_bytes)}; {len(shards) - absent:,} were there already"
+                f"{printable(str(table.cache.root))}: {pluralize(absent, 'shard')} fetched, "
+                f"{human_bytes(table.counts.fetched_bytes)}; {len(shards) - absent:,} were there already"
             )
 
 

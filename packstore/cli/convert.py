@@ -223,7 +223,7 @@ def _add_links(rows: Rows, report: ConvertReport) -> None:
     from packstore.stores.opening import open_reader
 
     with open_reader(report.destination) as reader:
-        count = len(list_linked_files(reader, link_folder(reader.path)))
+        count = len(list_linked_files(reader.parts(), link_folder(reader.path)))
     rows.add("links", f"to {pluralize(count, 'file')}, which must stay where they are", linked_files=count)
     if count > _FEW_IMAGES_A_FILE * report.manifest.records:
         rows.add("links", "training still opens a small file for each image; without --link it opens only the store")

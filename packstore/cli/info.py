@@ -299,7 +299,7 @@ def format_linked_files(reader: Reader) -> str:
     """Returns a phrase on the files that a linked store points to: their number and common folder, or the one file."""
     from packstore.stores.linked import link_folder, list_linked_files
 
-    places = list_linked_files(reader, link_folder(reader.path))
+    places = list_linked_files(reader.parts(), link_folder(reader.path))
     if len(places) == 1:
         return f"1 file, {printable(next(iter(places)))}"
     common = os.path.commonprefix([*places])  # noqa: RUF071 - cut at a slash below; of URLs, too

@@ -44,6 +44,10 @@ class MappedValues(Sequence[memoryview]):
     def __len__(self) -> int:
         return len(self._starts)
 
+    def __iter__(self) -> Iterator[memoryview]:
+        for start, size in zip(self._starts.tolist(), self._sizes.tolist(), strict=True):
+            yield self._data[start : start + size]
+
     @overload
     def __getitem__(self, index: int) -> memoryview: ...
     @overload

@@ -27,7 +27,7 @@ from packstore.stores.export_manifest import ExportManifest
 from packstore.stores.opening import open_reader
 from packstore.stores.places.local import check_destination
 from packstore.stores.places.owned import find_owned_files
-from packstore.stores.records import ProvenRecords
+from packstore.stores.proven import ProvenRecords
 
 _FIXED_BYTES = 8192
 """Bytes of each split, and of ``packstore.json``, in an export of few records."""

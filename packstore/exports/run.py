@@ -31,7 +31,7 @@ from packstore.stores.export_manifest import ROWS_FILE, ExportManifest, ExportSh
 from packstore.stores.places import place_of
 from packstore.stores.places.owned import read_manifest_of_export
 from packstore.stores.places.work import WorkDirectory
-from packstore.stores.records import ProvenRecords
+from packstore.stores.proven import ProvenRecords
 
 _CHUNK_BYTES, _CHUNK_RECORDS = 64 << 20, 2000
 """Size of a shard if each record is a file of its own: a resumed run repeats at most so much."""

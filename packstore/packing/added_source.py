@@ -16,8 +16,8 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
-from packstore.stores.joining import map_class_numbers
 from packstore.stores.keys import StoreKeys, find_repeated_keys
+from packstore.stores.lenses import map_class_numbers
 from packstore.stores.link_files import Location
 
 

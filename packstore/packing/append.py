@@ -26,10 +26,10 @@ from packstore.packing.options import AppendOptions
 from packstore.packing.plan import Plan
 from packstore.packing.recorded_options import drop_record_counts, record_counts
 from packstore.stores.builder.assembly import ShardList, build_sharded_manifest, list_shards
+from packstore.stores.lenses import join_answers
 from packstore.stores.opening import open_reader
 from packstore.stores.places import Growth, LostRaceError, place_of
 from packstore.stores.places.owned import remove_unfinished
-from packstore.stores.unify import join_answers
 
 _log = logging.getLogger(__name__)
 

@@ -41,10 +41,10 @@ from packstore.sources.frames import ClipsSource
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, merge_classes
+from packstore.stores.lenses import join_answers
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import open_reader, read_manifest
 from packstore.stores.places import place_of
-from packstore.stores.unify import join_answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from packstore.stores.builder.assembly import (
     list_shards,
     write_manifest_and_table,
 )
-from packstore.stores.joining import map_class_numbers
+from packstore.stores.folder import columns_match
+from packstore.stores.lenses import map_class_numbers
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import read_manifest
 from packstore.stores.places import place_of
@@ -36,7 +37,6 @@ from packstore.stores.places.local import Staging
 from packstore.stores.places.owned import list_owned_files, remove_unfinished
 from packstore.stores.places.work import KEPT
 from packstore.stores.remote.objects import fetch_shard_manifest
-from packstore.stores.shard_columns import columns_match
 
 NO_LIMIT = 1 << 60
 """Size of a shard that no shard reaches."""
@@ -381,7 +381,7 @@ def list_linkable_shards(reader: Reader, format: str, columns: Sequence[Column])
     relative = relative_link_folder(manifest, reader.path) is not None
     if manifest.format != format or one_object or relative or not columns_match(manifest.columns, columns):
         return None
-    return list_shards(reader.path, manifest, reader.part_places())
+    return list_shards(reader.path, manifest, reader.table.places())
 
 
 def copy_split(

@@ -24,7 +24,7 @@ from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
 from packstore.stores.linked import read_link_values
-from packstore.stores.records import DamagedCopies
+from packstore.stores.proven import DamagedCopies
 
 _RECORDS, _BYTES = 1024, 8 << 20
 LinkGetter = Callable[[Reader, NDArray[np.int64]], dict[str, Any]]

@@ -31,10 +31,9 @@ from packstore.packing.plan import resolve_format
 from packstore.packing.recorded_options import record_counts, same_encoding_options
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList
-from packstore.stores.joining import join_columns
 from packstore.stores.keys import find_repeated_keys, take_first_and_count
+from packstore.stores.lenses import join_answers, join_columns
 from packstore.stores.opening import open_reader
-from packstore.stores.unify import join_answers
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -158,7 +158,7 @@ def relink(
         if not manifest.is_linked:
             raise UsageError(f"{shown} holds its images, so it has no links; convert --link makes a linked store")
         own = link_folder(reader.path)
-        places = {old: _move_path(old, moves) for old in list_linked_files(reader, own)}
+        places = {old: _move_path(old, moves) for old in list_linked_files(reader.parts(), own)}
         moved = sum(old != new for old, new in places.items())
         if moves is not None and not moved:
             some = ", ".join(printable(old) for old in [*places][:3])

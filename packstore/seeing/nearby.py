@@ -16,7 +16,7 @@ def find_parts_within(reader: Reader, start: int, stop: int) -> range:
     Empty for an empty range."""
     if start >= stop:
         return range(0)
-    first, last = np.searchsorted(reader.part_starts, (start, stop - 1), "right").tolist()
+    first, last = np.searchsorted(reader.table.starts, (start, stop - 1), "right").tolist()
     return range(first - 1, last)
 
 
@@ -24,10 +24,10 @@ def spread_local_records(reader: Reader, start: int, stop: int, most: int) -> ND
     """Returns at most ``most`` record numbers from ``start`` to ``stop - 1``, evenly spread, ascending. Takes only
     records on this machine; empty if there are none."""
     parts = find_parts_within(reader, start, stop)
-    edges = np.clip([*reader.part_starts[parts.start : parts.stop].tolist(), stop], start, stop)
+    edges = np.clip([*reader.table.starts[parts.start : parts.stop].tolist(), stop], start, stop)
     here = [
         range(*ends)
-        for ends, there in zip(pairwise(edges.tolist()), reader.parts_are_local(parts), strict=True)
+        for ends, there in zip(pairwise(edges.tolist()), reader.table.are_local(parts), strict=True)
         if there
     ]
     ends = np.cumsum([0, *map(len, here)])

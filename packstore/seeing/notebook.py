@@ -120,7 +120,7 @@ def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | No
 
 def _render_absent(reader: Reader, records: range) -> str:
     """Renders a note with the number of shards on this machine. Empty if all are."""
-    here = reader.parts_are_local(find_parts_within(reader, records.start, records.stop))
+    here = reader.table.are_local(find_parts_within(reader, records.start, records.stop))
     if here.all():
         return ""
     count = f"{int(here.sum()):,} of {len(here):,}"
@@ -171,7 +171,7 @@ def _render_classes(reader: Reader, records: range) -> str:
     if classes is None:
         return ""
     few = len(records) <= _COUNTED and (manifest.shards is None or len(manifest.shards) <= _COUNTED_SHARDS)
-    few = few and bool(reader.parts_are_local(find_parts_within(reader, records.start, records.stop)).all())
+    few = few and bool(reader.table.are_local(find_parts_within(reader, records.start, records.stop)).all())
     counts: Any = None
     if few:
         try:

@@ -187,7 +187,7 @@ def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: 
     Raises :class:`StoreError` if no record can be read.
     """
     manifest, parts = reader.manifest, find_parts_within(reader, chosen.start, chosen.stop)
-    ends = np.append(reader.part_starts, len(reader))
+    ends = np.append(reader.table.starts, len(reader))
     labelled = manifest.has_label
     wanted = options.per_class if labelled else options.per_class**2
     counts = np.zeros(len(manifest.classes or ()) if labelled else 1, np.int64)

@@ -21,10 +21,11 @@ from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, Sourc
 from packstore.sources.refusals import first_bytes
 from packstore.stores.base import Reader, as_image_array
 from packstore.stores.format import Format
-from packstore.stores.link_files import Location, find_file_offset
+from packstore.stores.link_files import Location
 from packstore.stores.linked import read_link_values
+from packstore.stores.mapped import find_file_offset
 from packstore.stores.opening import START_BYTES, holds_store, looks_like_store, open_reader, recognise_store
-from packstore.stores.records import ProvenRecords
+from packstore.stores.proven import ProvenRecords
 
 _CHUNK = 4096
 # Formats that other programs use for images too.
@@ -152,14 +153,14 @@ class StoreSource(Source):
         offset = find_file_offset(view) if isinstance(view, memoryview) else None
         if offset is None or isinstance(self.path, UrlPath):
             return None
-        number = int(np.searchsorted(self.reader.part_starts, record, "right")) - 1
+        number = int(self.reader.table.find([record])[0])
         format: Format = FORMATS[self.manifest.format]
         return Location(str(format.data_file(Path(self._part_places[number])).absolute()), offset)
 
     @cached_property
     def _part_places(self) -> list[ShardPlace]:
         """Paths or URLs of the shards; for a store without shards, its only file."""
-        return self.reader.part_places()
+        return self.reader.table.places()
 
     def _read_values(self, entry: Entry) -> dict[str, Any]:
         """Reads the values of a record that come with its sample, in their stored form. First verifies the whole row.

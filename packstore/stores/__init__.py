@@ -11,9 +11,12 @@ from packstore.core.errors import MissingStoreError, UsageError
 from packstore.core.files import refuse_empty
 from packstore.core.urls import location
 from packstore.stores import opening
-from packstore.stores.base import FileWriter, Problem, Reader
 from packstore.stores.builder import StoreBuilder
+from packstore.stores.format import FileWriter
+from packstore.stores.parts import Problem
 from packstore.stores.places import place_of
+from packstore.stores.records import Records
+from packstore.stores.records import Records as Reader
 
 Checksums = Literal["auto", "always", "never"]
 """Checks of a record when it is read: those that cost little, all, or none."""
@@ -44,9 +47,9 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
         checksums: Checks of records when they are read. The manifest is always checked.
 
             - ``"never"``: none
-            - ``"always"``: all, see :class:`packstore.stores.checked.CheckedReader`
+            - ``"always"``: all, see :class:`packstore.stores.proven.Proven`
             - ``"auto"``: those that cost little, see
-              :class:`packstore.stores.sparingly_checked.SparinglyCheckedReader`
+              :class:`packstore.stores.proven.SparinglyProven`
 
     Raises:
         StoreError: There is no valid packstore store; the message says what is there.
@@ -77,13 +80,9 @@ def with_checksums(reader: Reader, checksums: Checksums) -> Reader:
     """
     if checksums == "never":
         return reader
-    if checksums == "always":
-        from packstore.stores.checked import CheckedReader
+    from packstore.stores.proven import Proven, SparinglyProven
 
-        return CheckedReader(reader)
-    from packstore.stores.sparingly_checked import SparinglyCheckedReader
-
-    return SparinglyCheckedReader(reader)
+    return Records(reader.table, (Proven if checksums == "always" else SparinglyProven)(reader), reader)
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:

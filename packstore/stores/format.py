@@ -8,21 +8,65 @@ methods; everything else has a correct default, which a format may override to b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import StoreError, printable
+from packstore.core.columns import Buffer, WholeColumn
+from packstore.core.errors import ManifestError, StoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.shards import shard_name
-from packstore.stores.base import FileWriter, Reader
+from packstore.stores.parts import Part
 
 if TYPE_CHECKING:
     from packstore.stores.manifest_recovery import RecoveredManifest
     from packstore.stores.scavenge import ScavengedData
+
+
+class FileWriter(ABC):
+    """Writes one file of one format: images in :meth:`append`, everything else in :meth:`seal`.
+
+    Writes to no other path. :class:`packstore.stores.builder.StoreBuilder` handles the work directory, shards and
+    splits. Memory does not grow with the number of records.
+    """
+
+    def __init__(self, path: Path, image: Column) -> None:
+        """``image`` describes the image column. Its ``nbytes`` is not known yet."""
+        self.path = path
+        self.image = image
+
+    @abstractmethod
+    def append(self, images: Sequence[Buffer]) -> None:
+        """Appends the images of records in order. In a fixed column each has exactly ``image.record_nbytes`` bytes."""
+
+    def suspend(self) -> None:
+        """Closes files after the last record is appended. :meth:`seal` or :meth:`abort` follows later. Does nothing by
+        default.
+
+        A store of many shards may seal all of them at the end, and cannot keep so many files open.
+        """
+        return
+
+    @abstractmethod
+    def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
+        """Writes all other columns and the manifest, and closes the file. The caller syncs it."""
+
+    def check_synced(self) -> None:
+        """Raises the :class:`OSError` of an earlier sync in the background. Call it after syncing the sealed file.
+
+        Linux reports a failed write only once: the later sync does not fail.
+        """
+        return
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Closes files without flushing them. Idempotent, also after :meth:`seal`. Deletes nothing.
+
+        After a failed write, a flush would fail the same way and hide the cause.
+        """
 
 
 class Format(ABC):
@@ -54,7 +98,7 @@ class Format(ABC):
     scavenges_sound_stores: bool = False
 
     @abstractmethod
-    def open(self, path: Path, descriptor: int | None = None) -> Reader:
+    def open(self, path: Path, descriptor: int | None = None) -> Part:
         """Opens a store that is not sharded, or a shard.
 
         Args:
@@ -82,8 +126,9 @@ class Format(ABC):
 
     def read_manifest(self, path: Path) -> Manifest:
         """Reads the manifest of a store that is not sharded. By default opens the store. Raises :class:`StoreError`."""
-        with self.open(path) as reader:
-            return reader.manifest
+        part = self.open(path)
+        part.close()
+        return part.manifest
 
     def data_file(self, path: Path) -> Path:
         """Returns the file that holds the data of the store at ``path``: the store itself, or one in its directory."""
@@ -124,3 +169,28 @@ class Format(ABC):
             StoreError: Nothing can be found, or the format does not support this, which is the default.
         """
         raise StoreError(f"{printable(str(path))}: packstore cannot get records out of a damaged {self.title} file")
+
+
+def parse_manifest(text: str | bytes, path: Path) -> Manifest:
+    """Parses the manifest in ``text``. Raises :class:`ManifestError` that names ``path``."""
+    try:
+        return Manifest.from_json(text)
+    except ManifestError as error:
+        raise ManifestError(f"{printable(str(path))}: {error}") from None
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Returns the manifest as JSON with a line break, the content of a sharded store's manifest file."""
+    return f"{manifest.to_json()}\n".encode("ascii")
+
+
+def unreadable_error(path: Path, kind: str, reason: object) -> StoreError:
+    """Returns the error for a file that is recognised as ``kind`` (``"an LMDB"``) but cannot be opened.
+
+    The message has the first line of ``reason``, at most 200 characters.
+    """
+    first = str(reason).strip().partition("\n")[0]
+    return StoreError(
+        f"{printable(str(path))} is damaged or truncated: it cannot be opened as {kind} ({printable(first)[:200]}); "
+        "restore it from a copy or pack it again"
+    )

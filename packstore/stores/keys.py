@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from packstore.stores.base import Reader
+from packstore.stores.records import Records
 
 
 class StoreKeys:
@@ -18,7 +18,7 @@ class StoreKeys:
     Valid as long as the store does not change.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Records) -> None:
         self._reader = reader
         hashes = hash_keys([reader])
         self._order = np.argsort(hashes, kind="stable")
@@ -39,14 +39,14 @@ class StoreKeys:
         return None
 
 
-def hash_keys(readers: Iterable[Reader]) -> NDArray[np.uint64]:
+def hash_keys(readers: Iterable[Records]) -> NDArray[np.uint64]:
     """Hashes all keys of the stores with XXH3-64, in order: ``uint64 (N,)``."""
     readers = list(readers)
     keys = (key for reader in readers for part in reader.parts() for key in part.ragged_column("key"))
     return np.fromiter(map(xxh3_64_intdigest, keys), np.uint64, sum(map(len, readers)))
 
 
-def find_repeated_keys(readers: Sequence[Reader]) -> Iterator[str]:
+def find_repeated_keys(readers: Sequence[Records]) -> Iterator[str]:
     """Yields the keys that occur more than once in the stores. A key that occurs ``n`` times comes ``n - 1`` times."""
     hashes = hash_keys(readers)
     ordered = np.sort(hashes)

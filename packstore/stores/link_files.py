@@ -8,9 +8,8 @@ import stat
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from packstore.core.errors import CacheFullError
@@ -105,20 +104,6 @@ class LinkedFiles:
             return LinkedFile(_map_file(descriptor), derive_object_state(info))
         finally:
             os.close(descriptor)
-
-
-def find_file_offset(view: memoryview) -> int | None:
-    """Returns the offset in the mapped file at which a memoryview begins.
-
-    Returns None if the view is empty, or not a view of a map.
-    """
-    owner: Any = view
-    while isinstance(owner, memoryview | np.ndarray):
-        owner = owner.obj if isinstance(owner, memoryview) else owner.base
-    if not isinstance(owner, mmap.mmap) or not len(view):
-        return None
-    first, start = (np.frombuffer(each, np.uint8).__array_interface__["data"][0] for each in (owner, view))
-    return int(start - first)
 
 
 def is_url_link(place: str) -> bool:

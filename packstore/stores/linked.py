@@ -5,11 +5,10 @@ Each record has the location of its image, see :data:`packstore.core.column.LINK
 
 from __future__ import annotations
 
-import mmap
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import image_checksum
-from packstore.core.columns import Buffer, ColumnData, Ragged
+from packstore.core.columns import Buffer, ColumnData
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import UrlPath
-from packstore.stores.base import Problem, Reader
 from packstore.stores.link_files import (
     FileState,
     LinkedFile,
@@ -31,116 +29,98 @@ from packstore.stores.link_files import (
     read_file_state,
     read_whole_file,
 )
+from packstore.stores.parts import Fault, Lens, Part, Problem, Rows, Spans
 
 _BRING_BACK = "bring it back, name its new place (packstore link --rebase), or link again (packstore repair)"
 
 
-class LinkError(StoreError):
+class LinkError(Fault):
     """The image of a record cannot be read from its linked file.
 
     Attributes:
         record: Number of the record in its store.
+        path: Path of the store.
         key: The record's key.
         reason: Path and fault of the file.
     """
 
-    def __init__(self, record: int, key: str, reason: str) -> None:
-        super().__init__(record, key, reason)
-        self.record = record
-        self.key = key
+    def __init__(self, record: int, path: Path, reason: str, key: str) -> None:
+        super().__init__(record, path, reason)
+        self.args = (record, path, reason, key)
         self.reason = reason
+        self.key = key
 
     def __str__(self) -> str:
         return f"record {self.record} ({printable(self.key)}): {self.reason}"
 
 
-class LinkedReader(Reader):
-    """Wraps the reader of a linked store or shard, and reads the images from the linked files.
+class Linked(Lens, Part):
+    """A file of a linked store: reads the images from the linked files, and everything else from ``part``.
 
     Reads a local file whole if it is a single image. Maps any other file into memory. Copies objects at URLs into the
     cache. If a file has another size or modification time than the link says, its images are compared with their
     checksums. A difference raises :class:`StoreError`.
     """
 
-    def __init__(self, reader: Reader, folder: Path, files: LinkedFiles | None = None, first: int = 0) -> None:
+    def __init__(self, part: Part, folder: Path, files: LinkedFiles | None = None) -> None:
         """
         Args:
-            reader: Reader of the store, or of one of its shards.
+            part: The file of the store.
             folder: Folder of the store, from which relative links begin.
             files: Open files shared with other shards of the store.
-            first: Number in the store of this file's first record, for messages.
 
         Raises:
-            StoreError: The link columns are damaged. Closes ``reader``.
+            StoreError: The link columns are damaged. Closes ``part``.
         """
-        super().__init__(reader.path, reader.manifest)
-        self.nbytes = reader.nbytes
-        self._reader = reader
+        super().__init__(part)
+        self.has_image_array = False
+        self._part = part
         self._folder = folder
         self._files = LinkedFiles() if files is None else files
-        self._first = first
         try:
-            self._names = reader.ragged_column("link_file")
+            self._names = part.ragged_column("link_file")
             self._offsets, self._lengths, self._sizes, self._times = (
-                reader.fixed_column(f"link_{name}") for name in ("offset", "length", "file_bytes", "file_modified")
+                part.fixed_column(f"link_{name}") for name in ("offset", "length", "file_bytes", "file_modified")
             )
         except BaseException:
-            reader.close()
+            part.close()
             raise
 
-    def read(self, index: int) -> Buffer:
-        """Reads the image from its linked file. Raises the errors of :meth:`views`."""
-        return self.view(index)
-
     def view(self, index: int) -> Buffer:
-        """Reads the image like :meth:`read`. Returns a view of the file, or for an object at a URL a copy."""
-        return self._read_checked_images([index])[0]
-
-    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        """Reads the images from their linked files. Opens a file that holds several of them only once.
+        """Reads the image from its linked file. Returns a view of the file, or for an object at a URL a copy.
 
         Raises:
-            IndexError: A record is not in the store.
-            LinkError: A link is damaged, a file cannot be read or is too short, or an image of a changed file does not
-                match its checksum.
+            IndexError: The record is not in the store.
+            LinkError: The link is damaged, the file cannot be read or is too short, or has changed and its image does
+                not match the checksum.
         """
-        return self._read_checked_images(records.tolist())
+        return self._read_image(index, {})
 
-    def will_need(self, index: int, view: Buffer) -> None:
-        """Asks the operating system to read an image in a mapped file. Does nothing for other images."""
-        if isinstance(view, memoryview) and isinstance(view.obj, mmap.mmap):
-            start = int(self._offsets[index])
-            aligned = start - start % mmap.PAGESIZE
-            view.obj.madvise(mmap.MADV_WILLNEED, aligned, start - aligned + len(view))
+    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        """Reads the images like :meth:`view`. Opens a file that holds several of them only once."""
+        opened: dict[str, LinkedFile] = {}
+        return [self._read_image(record, opened) for record in records.tolist()]
+
+    def read_stored_image(self, index: int) -> Buffer:
+        return self.view(index)
+
+    def locate(self, rows: NDArray[np.int64]) -> Spans:
+        """Raises :class:`StoreError`: the images are in many files."""
+        raise StoreError(f"{printable(str(self.path))} holds links to images, which are in other files")
 
     def column(self, name: str) -> ColumnData:
         """Returns a column of the store. Raises :class:`StoreError` for ``image``."""
         if name == "image":
             raise StoreError("a linked store has no array of all images; read them one by one")
-        return self._reader.column(name)
+        return self._part.column(name)
 
-    def mapped_ragged_column(self, name: str) -> Ragged | None:
-        return self._reader.mapped_ragged_column(name)
-
-    def value(self, name: str, index: int) -> Any:
-        return self._reader.value(name, index)
-
-    def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        return self._reader.values(name, records)
-
-    def check_files(self) -> None:
-        """Checks the files of the store's own shards, not the linked files."""
-        self._reader.check_files()
-
-    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+    def faults(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Yields faults of the store itself, and with ``quick`` local linked files that are missing or too short.
 
         Without ``quick``, does not look at linked files: ``verify`` reads each image.
         """
-        yield from self._reader.check_structure(quick=quick, progress=progress)
-        if not quick:
-            return  # verify reads each image anyway
-        for place, (count, nbytes) in list_linked_files(self, self._folder).items():
+        yield from self._part.faults(quick=quick, progress=progress)
+        for place, (count, nbytes) in list_linked_files([self], self._folder).items() if quick else ():
             if is_url_link(place):
                 continue  # checking it would take a request
             what = f"{printable(place)}, which has {count:,} {'image' if count == 1 else 'images'},"
@@ -155,22 +135,12 @@ class LinkedReader(Reader):
     def close(self) -> None:
         """Closes the store, and releases the linked files. Other shards that share the files open them again."""
         self._files.clear()
-        self._reader.close()
+        self._part.close()
 
-    def _read_checked_images(self, records: list[int]) -> list[Buffer]:
-        """Returns the images of records, and opens each linked file once. Raises the errors of :meth:`views`."""
-        count, images, opened = len(self), [], dict[str, LinkedFile]()
-        for record in records:
-            if not 0 <= record < count:
-                raise IndexError(f"record {record} of {count}")
-            images.append(self._read_checked_image(record, opened))
-        return images
-
-    def _read_checked_image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
-        """Returns the image of a record from its linked file. Raises :class:`LinkError` as :meth:`views` does.
-
-        ``opened``: open files by path or URL, to which a file that this call opens is added.
-        """
+    def _read_image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
+        """Returns the image of a record from its linked file. Adds a file that it opens to ``opened``."""
+        if not 0 <= record < len(self):
+            raise IndexError(f"record {record} of {len(self)}")
         place = resolve_link(bytes(self._names[record]), self._folder)
         offset, length, size = int(self._offsets[record]), int(self._lengths[record]), int(self._sizes[record])
         if offset < 0 or length < 0 or offset + length > size:
@@ -195,7 +165,7 @@ class LinkedReader(Reader):
                 f"has {file.state.nbytes} bytes, {size} when it was linked, and ends before the image does",
             )
         if file.state != FileState(size, int(self._times[record])):
-            expected = int(self._reader.value("checksum", record))
+            expected = int(self._part.value("checksum", record))
             if image_checksum(data) != expected:
                 why = "has changed since it was linked: the image's checksum differs; bring the old file back, or "
                 raise self._link_error(record, place, f"{why}link again (packstore repair)")
@@ -203,16 +173,16 @@ class LinkedReader(Reader):
 
     def _link_error(self, record: int, place: str, reason: str) -> LinkError:
         """Returns the error for a linked file. ``reason``: the rest of the sentence after the file's path."""
-        return LinkError(self._first + record, self.key(record), f"its file {printable(place)} {reason}")
+        return LinkError(int(record), self.path, f"its file {printable(place)} {reason}", self.try_key(record))
 
 
-def list_linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]]:
-    """Returns the linked files by path or URL, in order of first use.
+def list_linked_files(parts: Iterable[Rows], folder: Path) -> dict[str, tuple[int, int]]:
+    """Returns the linked files of a store's files by path or URL, in order of first use.
 
     Each has (number of images, byte at which the last of them ends). ``folder``: the store's :func:`link_folder`.
     """
     counts, ends = Counter[bytes](), dict[bytes, int]()
-    for part in reader.parts():
+    for part in parts:
         stops = part.fixed_column("link_offset") + part.fixed_column("link_length")
         for name, end in zip(map(bytes, part.ragged_column("link_file")), stops.tolist(), strict=True):
             counts[name] += 1
@@ -268,7 +238,7 @@ def relative_link_folder(manifest: Manifest, store: Path) -> Path | None:
     return link_folder(store) if manifest.options.get("link") == "relative" else None
 
 
-def read_link_values(reader: Reader, records: NDArray[np.int64], folder: Path | None = None) -> dict[str, Any]:
+def read_link_values(reader: Rows, records: NDArray[np.int64], folder: Path | None = None) -> dict[str, Any]:
     """Reads the values of :data:`LINK_COLUMNS` for some records, as a builder takes them.
 
     Makes the links relative to ``folder``, or absolute if that is None.

@@ -1,27 +1,30 @@
-"""A reader for formats that store each column as a whole array in one file, such as HDF5 and ``.pth``."""
+"""Parts of formats that store each column as a whole array in one file, such as HDF5 and ``.pth``."""
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, ColumnData, Ragged, WholeColumn
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
-from packstore.stores.base import Problem, Reader
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.stores.parts import Fault, Part, Problem, Rows, Spans
+
+_FEWEST_TOGETHER = 32
+"""Fewer images are faster to locate one by one."""
 
 
-class MappedReader(Reader):
-    """A reader whose columns, images included, are arrays over one read-only map of the file.
+class MappedPart(Part):
+    """A part whose columns, images included, are arrays over one read-only map of the file.
 
-    Arrays and memoryviews keep the map alive: they stay valid after :meth:`close` and after a fork. Reading from a
-    closed reader raises :class:`StoreError`.
+    Arrays and memoryviews keep the map alive: they stay valid after :meth:`close` and after a fork.
     """
 
     has_image_array = True
@@ -33,20 +36,16 @@ class MappedReader(Reader):
         self._records = manifest.records
         image = data["image"]
         offsets: NDArray[np.int64] | None = None
+        flat: NDArray[np.uint8] = np.empty(0, np.uint8)
         if isinstance(image, Ragged):
             offsets, flat = image.offsets, image.data
-        else:
-            flat = image.reshape(-1).view(np.uint8) if image.size else np.empty(0, np.uint8)
+        elif image.size:
+            flat = image.reshape(-1).view(np.uint8)
         raw = flat.data.toreadonly() if flat.size else memoryview(b"")
         # One attribute, so that a close in another thread removes all of it at once.
         self._images = offsets, raw, manifest.image.record_nbytes
 
-    def read(self, index: int) -> memoryview:
-        """Returns the image as a view of the map.
-
-        Raises :class:`StoreError` if the image's offsets are damaged or the reader is closed, and :class:`IndexError`
-        for a number out of range.
-        """
+    def view(self, index: int) -> memoryview:
         if not 0 <= index < self._records:
             raise IndexError(f"record {index} of {self._records}")
         offsets, raw, width = self._images
@@ -57,31 +56,45 @@ class MappedReader(Reader):
             start, stop = int(offsets[index]), int(offsets[index + 1])
         if not 0 <= start <= stop <= len(raw):
             self._require_open()
-            raise StoreError(
-                f"record {index} of {printable(str(self.path))} is at bytes {start} to {stop} of {len(raw)}: "
-                "its offsets are damaged"
-            )
+            raise Fault(int(index), self.path, f"is at bytes {start} to {stop} of {len(raw)}: its offsets are damaged")
         return raw[start:stop]
 
-    def mapped_ragged_column(self, name: str) -> Ragged | None:
-        """Returns a ragged column over the map. None for a fixed column."""
-        column = self.column(name)
-        return column if type(column) is Ragged else None
+    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        return Rows.views(self, records) if len(records) < _FEWEST_TOGETHER else super().views(records)
+
+    def locate(self, rows: NDArray[np.int64]) -> Spans:
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._records:
+            raise IndexError(f"records {rows.min()} to {rows.max()} of {self._records}")
+        offsets, raw, width = self._images
+        if offsets is None:
+            starts = rows * width
+            stops = starts + width
+        else:
+            starts, stops = offsets[rows], offsets[rows + 1]
+        wrong = (starts < 0) | (starts > stops) | (stops > len(raw))
+        if wrong.any():
+            self.view(int(rows[wrong.argmax()]))  # raises
+        return Spans(raw, starts, stops - starts)
 
     def column(self, name: str) -> ColumnData:
         """Returns a column as arrays over the map. Raises :class:`KeyError` for an unknown name, and
-        :class:`StoreError` if the reader is closed.
+        :class:`StoreError` if the part is closed.
         """
         data = self._require_open()
         self.manifest.column(name)  # raises a KeyError that lists the columns
         return data[name]
 
+    def faults(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        """Yields faults of the offsets of ragged columns. Opening has checked the rest of the structure."""
+        for column in self.manifest.columns:
+            yield from check_offsets(column.name, self.column(column.name))
+
     def close(self) -> None:
         self._data = None
-        self._images = None, memoryview(b""), 1  # read finds the map too short
+        self._images = None, memoryview(b""), 1  # reading finds the map too short
 
     def _require_open(self) -> Mapping[str, WholeColumn]:
-        """Returns the arrays of all columns. Raises :class:`StoreError` if the reader is closed."""
+        """Returns the arrays of all columns. Raises :class:`StoreError` if the part is closed."""
         data = self._data
         if data is None:
             raise StoreError(f"{printable(str(self.path))} is closed")
@@ -151,3 +164,34 @@ def map_consecutive_images(path: Path, start: int, sizes: NDArray[np.uint64]) ->
         return mapped[end - int(sizes[number]) : end]
 
     return image
+
+
+def find_file_offset(view: memoryview) -> int | None:
+    """Returns the offset in the mapped file at which a memoryview begins.
+
+    Returns None if the view is empty, or not a view of a map.
+    """
+    place = _find_map(view)
+    return None if place is None else place[1]
+
+
+def read_ahead(view: Buffer) -> None:
+    """Asks the operating system to read all of ``view`` from the disk, if it is a view of a mapped file.
+
+    Only costs time, 6 µs or more, if the view is already in memory.
+    """
+    place = _find_map(view) if hasattr(mmap, "MADV_WILLNEED") and isinstance(view, memoryview) else None
+    if place is not None:
+        start = place[1] - place[1] % mmap.PAGESIZE
+        place[0].madvise(mmap.MADV_WILLNEED, start, place[1] - start + len(view))
+
+
+def _find_map(view: memoryview) -> tuple[mmap.mmap, int] | None:
+    """Returns the map that holds a view, and the view's offset in it. None if it is empty or not a view of a map."""
+    owner: Any = view
+    while isinstance(owner, memoryview | np.ndarray):
+        owner = owner.obj if isinstance(owner, memoryview) else owner.base
+    if not isinstance(owner, mmap.mmap) or not len(view):
+        return None
+    first, start = (np.frombuffer(each, np.uint8).__array_interface__["data"][0] for each in (owner, view))
+    return owner, int(start - first)

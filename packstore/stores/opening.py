@@ -13,8 +13,8 @@ from packstore.core.files import MANIFEST_FILE, open_regular, url_message
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
-from packstore.stores.base import Reader
 from packstore.stores.format import Format
+from packstore.stores.records import OneFile, Records
 
 if TYPE_CHECKING:
     from packstore.stores.manifest_recovery import RecoveredManifest
@@ -115,7 +115,7 @@ def _data_file_names() -> list[str]:
     return [format.files[0] for format in FORMATS.values() if format.files]
 
 
-def open_reader(path: Path) -> Reader:
+def open_reader(path: Path) -> Records:
     """Opens a store of any format at a path or URL. Reads the images of a linked store from the linked files.
 
     Raises :class:`StoreError` if there is no valid store.
@@ -123,26 +123,18 @@ def open_reader(path: Path) -> Reader:
     if isinstance(path, UrlPath):
         from packstore.stores.remote.opening import open_remote
 
-        return open_remote(path)
-    reader = open_container(path)
-    if not reader.manifest.is_linked or reader.manifest.shards is not None:
-        return reader
-    from packstore.stores.linked import LinkedReader, link_folder
-
-    return LinkedReader(reader, link_folder(path))
-
-
-def open_container(path: Path) -> Reader:
-    """Opens the store at a local path. The reader of a linked store of one file cannot read images.
-
-    Raises :class:`StoreError` if there is no valid store.
-    """
+        return Records(open_remote(path))
     format = recognise_store(path)
-    if format is not None:
-        return format.open(path)
-    from packstore.stores.sharded import open_sharded
+    if format is None:
+        from packstore.stores.folder import open_sharded
 
-    return open_sharded(path)
+        return Records(open_sharded(path))
+    part = format.open(path)
+    if part.manifest.is_linked:
+        from packstore.stores.linked import Linked, link_folder
+
+        part = Linked(part, link_folder(path))
+    return Records(OneFile(part))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -157,7 +149,7 @@ def read_manifest(path: Path) -> Manifest:
     format = recognise_store(path)
     if format is not None:
         return format.read_manifest(path)
-    from packstore.stores.sharded_manifest import read_sharded_manifest
+    from packstore.stores.folder import read_sharded_manifest
 
     return read_sharded_manifest(path)
 

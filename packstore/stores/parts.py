@@ -1,9 +1,14 @@
-"""The contract of one immutable file of a store, :class:`Part`: all that a format must do to be read."""
+"""The contracts of reading: :class:`Rows`, records by number; :class:`Part`, all that a format must do for one file of
+a store; and :class:`Lens`, which changes what is read.
+
+``packstore.testing.StoreSuite`` tests the same contract.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import Buffer, ColumnData, LazyArray, MappedValues, Ragged
-from packstore.core.errors import StoreError, printable
-from packstore.core.manifest import Manifest
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, LazyArray, MappedValues, Ragged
+from packstore.core.errors import CorruptRecordError, StoreError, printable
+from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 
 
@@ -47,7 +52,7 @@ class Fault(StoreError):  # noqa: N818 - a fault is of a record, not of the read
 
     def __init__(self, record: int, path: Path, why: str) -> None:
         super().__init__(record, path, why)
-        self.record = record
+        self.record: int = record
         self.path = path
         self.why = why
 
@@ -70,64 +75,154 @@ class Spans(NamedTuple):
 
 
 class Rows(ABC):
-    """Records that can be read by number: those of a part, or of a store.
+    """Records that are read by number: those of a part, of a store, or of several stores.
 
     Attributes:
+        path: Path or URL, for messages.
         manifest: Describes the records as they are read.
-    """
-
-    manifest: Manifest
-
-    def __len__(self) -> int:
-        return self.manifest.records
-
-    @abstractmethod
-    def view(self, row: int) -> Buffer:
-        """Returns the image of a record: bytes, or a read-only memoryview that keeps its map alive.
-
-        Raises :class:`IndexError` for a number out of range, and :class:`Fault` if the image cannot be read.
-        """
-
-    @abstractmethod
-    def column(self, name: str) -> ColumnData:
-        """Returns a whole column: shape ``(N, *column.shape)`` if fixed (``bfloat16`` as ``uint16`` bit patterns), else
-        :class:`Ragged`. It is mapped, or loaded once and kept.
-
-        Raises:
-            KeyError: There is no such column.
-            StoreError: The column is damaged, or it is ``image`` and cannot be an array.
-        """
-
-    def views(self, rows: NDArray[np.int64]) -> Sequence[Buffer]:
-        """Returns :meth:`view` of each of ``rows``, in their order."""
-        return [self.view(row) for row in rows.tolist()]
-
-    def value(self, name: str, row: int) -> Any:
-        """Returns a record's value of a column in stored form: in the column's dtype, or a memoryview if ragged."""
-        return self.column(name)[row]
-
-    def values(self, name: str, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns a copy of the values of some records in a fixed column: ``(len(rows), *column.shape)``."""
-        values: NDArray[Any] = require_fixed(self.column(name), name)[rows]
-        return values
-
-
-class Part(Rows):
-    """One immutable file of a store, open for reading: the only file of a store, or a shard.
-
-    A format implements :meth:`locate`, :meth:`column`, :meth:`faults` and :meth:`close`. Views and arrays stay valid
-    after :meth:`close`; reading from a closed part raises :class:`StoreError`. Safe to use from several threads.
-
-    Attributes:
-        path: Path or URL of the file.
+        checks_records: Whether each record is compared with its checksums when it is read.
+        converts_images: Whether :meth:`view` converts images. Checksums cover images as stored.
         has_image_array: Whether :meth:`column` also returns ``image``, without a copy.
     """
 
+    checks_records = False
+    converts_images = False
     has_image_array = False
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
+
+    def __len__(self) -> int:
+        return self.manifest.records
+
+    @abstractmethod
+    def view(self, index: int) -> Buffer:
+        """Returns the image of record ``index`` (0 … N-1): bytes, or a read-only memoryview. It stays valid after the
+        store is closed.
+
+        Raises :class:`IndexError` outside the range, and :class:`StoreError` if the image is missing or damaged.
+        """
+
+    @abstractmethod
+    def column(self, name: str) -> ColumnData:
+        """Returns a whole column: shape ``(N, *column.shape)`` if fixed (``bfloat16`` as ``uint16`` bit patterns), else
+        :class:`Ragged`.
+
+        Maps or loads the column once and keeps it. A sharded store opens all its shards: use :meth:`values` to read
+        some records. If a format stores each value by itself, the column is a
+        :class:`packstore.core.columns.LazyArray`, which reads a value on access.
+
+        Raises:
+            KeyError: There is no such column.
+            StoreError: ``image`` was asked for without :attr:`has_image_array`.
+        """
+
+    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        """Returns :meth:`view` of each of ``records``, in their order. Faster than one by one."""
+        return [self.view(record) for record in records.tolist()]
+
+    def read_stored_image(self, index: int) -> Buffer:
+        """Returns the image of a record as stored, even if :meth:`view` converts images. The record's checksum covers
+        this form.
+        """
+        return self.view(index)
+
+    def value(self, name: str, index: int) -> Any:
+        """Returns a record's value of column ``name`` in stored form: in the column's dtype, or a memoryview if it is
+        ragged.
+        """
+        return self.column(name)[index]
+
+    def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns a copy of the values of the fixed column ``name`` for some records: ``(len(records),
+        *column.shape)``. Raises :class:`StoreError` if the column is ragged.
+        """
+        values: NDArray[Any] = self._require_fixed(name)[records]
+        return values
+
+    def fixed_column(self, name: str) -> NDArray[Any]:
+        """Returns the fixed column ``name``, loaded whole if it is stored value by value. Raises :class:`StoreError` if
+        it is ragged.
+        """
+        column = self._require_fixed(name)
+        return column[:] if isinstance(column, LazyArray) else column
+
+    def _require_fixed(self, name: str) -> NDArray[Any] | LazyArray:
+        """Returns a column. Raises :class:`StoreError` if it is ragged."""
+        column = self.column(name)
+        if isinstance(column, Ragged):
+            raise StoreError(f"column {name!r} of {self.path} is ragged")
+        return column
+
+    def ragged_column(self, name: str) -> Ragged:
+        """Returns the ragged column ``name``. Raises :class:`StoreError` if it is fixed."""
+        column = self.column(name)
+        if not isinstance(column, Ragged):
+            raise StoreError(f"column {name!r} of {self.path} is not ragged")
+        return column
+
+    def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        """Checks the values of some records in the columns ``names``, but no images. Returns the first fault of each
+        faulty record, by its number.
+
+        A class number without a class is a fault. With :attr:`checks_records`, damaged values are faults, too.
+        """
+        errors: dict[int, StoreError] = {}
+        for name in names:
+            column = self.manifest.column(name)
+            if column.classes is None or column.kind != "fixed" or not len(records):
+                continue
+            values = self.values(name, records).reshape(len(records), -1)
+            if not values.size or 0 <= int(values.min()) <= int(values.max()) < len(column.classes):
+                continue
+            wrong = (values < 0) | (values >= len(column.classes))
+            for row in np.flatnonzero(wrong.any(1)).tolist():
+                record = int(records[row])
+                errors.setdefault(record, self.class_error(column, record, int(values[row][wrong[row]][0])))
+        return errors
+
+    def check_fields(self, index: int) -> None:
+        """Raises :class:`CorruptRecordError` if a record's label, key or other fields do not match its row checksum.
+
+        Does nothing without :attr:`checks_records`. :meth:`view` checks the image.
+        """
+        return
+
+    def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
+        """Raises :class:`CorruptRecordError` if one of ``images``, the stored arrays of ``records``, does not match its
+        checksum. Does nothing without :attr:`checks_records`.
+
+        For a caller that took the images from the array of all images.
+        """
+        return
+
+    def verify_column(self, name: str) -> None:
+        """Proves that a column is undamaged: raises :class:`StoreError` if it does not match its digest.
+
+        Does nothing without :attr:`checks_records`.
+        """
+        return
+
+    def try_key(self, index: int) -> str:
+        """Returns the key of a record for a message, unchecked; or the words "its key is damaged, too"."""
+        try:
+            return decode_key(self.value("key", index))
+        except (StoreError, IndexError):
+            return "its key is damaged, too"
+
+    def class_error(self, column: Column, record: int, value: int) -> CorruptRecordError:
+        """Returns the error for a record with a class number that has no class. The message has the record's key."""
+        expected = f"one from 0 to {len(column.classes or ()) - 1}"
+        return CorruptRecordError(record, self.try_key(record), expected, str(value), f"its {column.name} is")
+
+
+class Part(Rows):
+    """One immutable file of a store, open for reading: the only file of a store, or a shard.
+
+    A format implements :meth:`locate`, :meth:`column`, :meth:`faults` and :meth:`close`. Reading from a closed part
+    raises :class:`StoreError`. Parts are safe to use from several threads.
+    """
 
     @abstractmethod
     def locate(self, rows: NDArray[np.int64]) -> Spans:
@@ -149,22 +244,74 @@ class Part(Rows):
     def close(self) -> None:
         """Releases file and map. Idempotent."""
 
-    def view(self, row: int) -> Buffer:
+    def view(self, index: int) -> Buffer:
         """Returns the image of a record as a view of the map. Override it if one record can be found faster."""
-        data, starts, sizes = self.locate(np.array([row]))
+        data, starts, sizes = self.locate(np.array([index]))
         return data[int(starts[0]) : int(starts[0]) + int(sizes[0])]
 
-    def views(self, rows: NDArray[np.int64]) -> Sequence[Buffer]:
+    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
         """Returns views of the map, made on access."""
-        data, starts, sizes = self.locate(rows)
-        return MappedValues(data, np.frombuffer(data, np.uint8).ctypes.data, starts, sizes)
-
-    def will_need(self, view: Buffer) -> None:
-        """Asks the operating system to read all of ``view``, an image of this part, from the disk."""
+        data, starts, sizes = self.locate(records)
+        return MappedValues(data, np.asarray(data).ctypes.data, starts, sizes)
 
 
-def require_fixed(column: ColumnData, name: str) -> NDArray[Any] | LazyArray:
-    """Returns ``column`` if it is fixed. Raises :class:`StoreError` if it is ragged."""
-    if isinstance(column, Ragged):
-        raise StoreError(f"column {name!r} is ragged")
-    return column
+class Lens(Rows):
+    """Reads through other :class:`Rows`, and changes some of what they return. By default nothing."""
+
+    def __init__(self, rows: Rows, manifest: Manifest | None = None) -> None:
+        """``manifest`` describes the records as this lens shows them. None takes that of ``rows``."""
+        super().__init__(rows.path, rows.manifest if manifest is None else manifest)
+        self.rows = rows
+        self.checks_records = rows.checks_records
+        self.converts_images = rows.converts_images
+        self.has_image_array = rows.has_image_array
+
+    def view(self, index: int) -> Buffer:
+        return self.rows.view(index)
+
+    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        return self.rows.views(records)
+
+    def read_stored_image(self, index: int) -> Buffer:
+        return self.rows.read_stored_image(index)
+
+    def column(self, name: str) -> ColumnData:
+        return self.rows.column(name)
+
+    def value(self, name: str, index: int) -> Any:
+        return self.rows.value(name, index)
+
+    def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        return self.rows.values(name, records)
+
+    def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        return self.rows.find_faults(records, names)
+
+    def check_fields(self, index: int) -> None:
+        self.rows.check_fields(index)
+
+    def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
+        self.rows.check_images(records, images)
+
+    def verify_column(self, name: str) -> None:
+        self.rows.verify_column(name)
+
+    def try_key(self, index: int) -> str:
+        return self.rows.try_key(index)
+
+
+def decode_key(stored: Buffer) -> str:
+    """Decodes a stored key. Bytes that are not UTF-8 become surrogates, as in file names."""
+    return bytes(stored).decode("utf-8", "surrogateescape")
+
+
+def as_image_array(data: Buffer, column: Column, shape: tuple[int, ...], where: Callable[[], str]) -> NDArray[Any]:
+    """Views the bytes of an image as an array ``(H, W, C)`` or ``(C, H, W)`` of the column's dtype. Copies nothing.
+
+    Raises :class:`StoreError` if ``shape`` has not three dimensions or does not fit the bytes; the result of
+    ``where`` names the record in the message.
+    """
+    flat: NDArray[Any] = np.frombuffer(data, NUMPY_DTYPE[column.dtype])
+    if len(shape) != 3 or min(shape) < 0 or math.prod(shape) != flat.size or (not flat.size and max(shape) >= 1 << 31):
+        raise StoreError(f"{where()} holds {flat.size} elements, not {shape}")
+    return flat.reshape(shape)

@@ -1,119 +1,520 @@
-"""Reads the records of a store one by one and proves each by its checksums, for code that passes them on."""
+"""The reader of a store, :class:`Records`, and the table of the files that it reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+import bisect
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from packstore.core.checksums import ROW_CHECKSUM, column_digest, image_checksum, row_checksum, row_columns
-from packstore.core.columns import Buffer
-from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError, UnreachableError, printable
-from packstore.stores.base import Reader
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged, from_stored
+from packstore.core.errors import CorruptRecordError, StoreError, printable
+from packstore.core.manifest import Column, Manifest, Split
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.registry import notebook_html
+from packstore.core.urls import ShardPlace, UrlPath
+from packstore.stores.parts import Fault, Lens, Part, Problem, Rows, as_image_array, decode_key
 
-_T = TypeVar("_T")
+if TYPE_CHECKING:
+    from packstore.cache import Cache
+    from packstore.stores.remote.head import RemoteHead
 
-
-def read_again_if_damaged(reader: Reader, record: int, read: Callable[[int], _T]) -> _T:
-    """Returns ``read(record)``. If it raises :class:`StoreError` and the record's shard is a cached copy, reads again
-    from a copy that is verified, or fetched again.
-    """
-    try:
-        return read(record)
-    except UnreachableError:
-        raise
-    except StoreError:
-        if not reader.can_refetch:
-            raise
-        reader.mark_suspect(record)
-        return read(record)
+_FEWEST_TOGETHER = 64
+"""With fewer records for each file, finding their images one by one is faster than file by file."""
 
 
-def check_digest(part: Reader, name: str) -> None:
-    """Raises :class:`StoreError` if a column of a store's file does not match its digest."""
-    expected, found = part.manifest.column(name).digest, column_digest(part.column(name))
-    if found != expected:
-        raise StoreError(
-            f"column {name!r} of {printable(str(part.path))} is damaged: its SHA-256 is {found}, expected {expected}; "
-            "packstore repair restores it from the source"
-        )
-
-
-class DamagedCopies:
-    """Has cached copies of shards verified in which damage was found, each once, for code that reads many records.
+@dataclass(slots=True)
+class FetchCounts:
+    """Statistics of a reader's fetches.
 
     Attributes:
-        can_refetch: Whether the store has cached copies.
+        hits: Openings of a shard that was in the cache. A read from an open shard does not count.
+        misses: Openings that had to fetch the shard.
+        damaged: Damaged copies in the cache that were fetched again.
+        fetched_bytes: Bytes fetched from the object store, prefetched shards included.
+        waiting_seconds: Total time that reading threads waited for shards.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._seen: set[int] = set()
-        self.can_refetch = reader.can_refetch
-
-    def refetch(self, errors: Iterable[BaseException], records: NDArray[np.int64]) -> bool:
-        """Marks the shards of the records in ``errors`` as suspect. Returns whether reading again may help: one of them
-        had not been marked before.
-
-        Ignores errors that are no damage. An error without a record stands for all of ``records``, which were read.
-        """
-        if not self.can_refetch:
-            return False
-        starts, parts = self._reader.part_starts, set[int]()
-        for error in errors:
-            cause = error if isinstance(error, StoreError) else error.__cause__
-            if isinstance(cause, StoreError) and not isinstance(cause, UnreachableError):
-                record = getattr(error, "record", None)
-                damaged = records if record is None else np.array([record])
-                parts |= set((np.searchsorted(starts, damaged, "right") - 1).tolist())
-        for part in parts - self._seen:
-            self._reader.mark_suspect(int(starts[part]))
-        new = bool(parts - self._seen)
-        self._seen |= parts
-        return new
+    hits: int = 0
+    misses: int = 0
+    damaged: int = 0
+    fetched_bytes: int = 0
+    waiting_seconds: float = 0.0
 
 
-class ProvenRecords:
-    """Reads the records of an open store from any thread, and compares each with its checksums.
+class PartTable(ABC):
+    """The files of a store, in order: where each begins, and how to open it.
 
-    :meth:`read_row` reads and checks all values of a record but the image at once. A reader with ``checksums="always"``
-    would check them all again for each value. Rows of a store without row checksums are not checked.
+    Attributes:
+        path: Path or URL of the store.
+        manifest: Its manifest.
+        starts: ``int64``, the first record of each file.
+        nbytes: Bytes of a store at a URL; None for a store on this machine.
+        bounded: Whether files are closed to make room for others, so that views of them have to be copied.
+        can_refetch: Whether files are cached copies, which are fetched again after :meth:`mark_suspect`.
+        columns: Columns that were concatenated from all files, by name.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-        self._columns = reader.manifest.columns
-        self._row = row_columns(self._columns)
-        self._rows_are_checked = reader.manifest.has_column(ROW_CHECKSUM.name)
+    bounded = False
+    can_refetch = False
 
-    def read_image(self, record: int) -> Buffer:
-        """Returns the stored image. Raises :class:`CorruptRecordError` if it does not match its checksum."""
-        return read_again_if_damaged(self.reader, record, self._read_image)
+    def __init__(self, path: Path, manifest: Manifest, starts: NDArray[np.int64]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.starts = starts
+        self.nbytes: int | None = None
+        self.columns: dict[str, ColumnData] = {}
 
-    def _read_image(self, record: int) -> Buffer:
-        """Does :meth:`read_image` without reading again."""
-        data = self.reader.read(record)
-        found, expected = image_checksum(data), int(self.reader.value("checksum", record))
-        if found != expected:
-            raise CorruptRecordError(record, self.reader.key(record), f"{expected:016x}", f"{found:016x}")
-        return data
+    @abstractmethod
+    def open(self, number: int) -> Part:
+        """Returns a file, opened if need be. Raises :class:`StoreError` if it cannot be opened or fetched."""
 
-    def read_row(self, record: int) -> dict[str, Any]:
-        """Returns a record's values of the columns that the row checksum covers.
+    @abstractmethod
+    def close(self) -> None:
+        """Releases all files and maps. Idempotent. Arrays and memoryviews already returned stay valid."""
 
-        These are all columns but image, checksums, seek index and links. Raises :class:`CorruptRecordError` if the
-        values do not match the row checksum; checks nothing in an old store without row checksums.
+    @abstractmethod
+    def faults(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        """Yields the faults of the files and of what joins them. See :meth:`Part.faults`."""
+
+    def rows(self) -> Rows:
+        """Returns the records of all files."""
+        zeros = [0] * len(self.starts)
+        return Chain(self.path, self.manifest, (self.starts.tolist(), zeros), self.open, self)
+
+    def places(self) -> list[ShardPlace]:
+        """Returns the path of each file, or for a store at a URL the URL of its object."""
+        return [self.path if isinstance(self.path, UrlPath) else str(self.path)]
+
+    def find(self, records: ArrayLike) -> NDArray[np.int64]:
+        """Returns the number of the file that holds each of ``records``."""
+        numbers: NDArray[np.int64] = np.searchsorted(self.starts, records, "right") - 1
+        return numbers
+
+    def check_files(self) -> None:
+        """Raises :class:`StoreError` if a shard's file is missing or has another size.
+
+        Opening a sharded store does not check all files: a damaged one can still be verified and salvaged.
         """
-        return read_again_if_damaged(self.reader, record, self._read_row)
+        return
 
-    def _read_row(self, record: int) -> dict[str, Any]:
-        """Does :meth:`read_row` without reading again."""
-        row = {column.name: self.reader.value(column.name, record) for column in self._row}
-        if self._rows_are_checked:
-            found, expected = row_checksum(self._columns, row), int(self.reader.value(ROW_CHECKSUM.name, record))
-            if found != expected:
-                key = self.reader.key(record)
-                raise CorruptRecordError(record, key, f"{expected:016x}", f"{found:016x}", ROW_CHECKSUM_NOUN)
-        return row
+    def disk_bytes(self) -> int:
+        """Returns the bytes that the store takes on disk. For a store at a URL, returns the bytes of its objects."""
+        return disk_bytes(self.path) if self.nbytes is None else self.nbytes
+
+    def mark_suspect(self, number: int) -> None:  # noqa: B027 - most stores have no cache
+        """Has the cached copy of a file verified, and fetched again if it is damaged, before the next read."""
+
+    def are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
+        """Returns a mask, ``bool (n,)``: which of these files can be read without fetching anything."""
+        return np.ones(len([*numbers]), np.bool_)
+
+    @property
+    def cache(self) -> Cache | None:
+        """The cache that files are fetched into; None if all files are on this machine."""
+        return None
+
+    @property
+    def head(self) -> RemoteHead | None:
+        """The version of a store at a URL, which can be opened again even if the store grows. None for others."""
+        return None
+
+    def list_surplus_files(self) -> list[str]:
+        """Lists the names in the store's directory that the manifest does not know."""
+        return []
+
+    @property
+    def all_counts(self) -> list[FetchCounts]:
+        """Statistics of the fetches of each store at a URL."""
+        return []
+
+    @property
+    def part_nbytes(self) -> NDArray[np.int64]:
+        """Bytes of each file at a URL; 0 for a file on this machine."""
+        return np.zeros(len(self.starts), np.int64)
+
+    def prefetch(self, number: int) -> None:  # noqa: B027 - see mark_suspect
+        """Fetches a file into the cache, unless it is there. Raises :class:`StoreError` if that fails."""
+
+    def release(self, numbers: Collection[int]) -> None:  # noqa: B027 - see mark_suspect
+        """Closes files that are not needed soon, so that the cache may evict them."""
+
+    def refuse_requests(self) -> AbstractContextManager[None]:
+        """Aborts pending requests, and refuses new ones until the context ends."""
+        return nullcontext()
+
+
+class OneFile(PartTable):
+    """The table of a store of one file, which is open, or of a single shard."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part.path, part.manifest, np.zeros(1, np.int64))
+        self._part = part
+
+    def open(self, number: int) -> Part:
+        return self._part
+
+    def rows(self) -> Rows:
+        return self._part
+
+    def close(self) -> None:
+        self._part.close()
+
+    def faults(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        return self._part.faults(quick=quick, progress=progress)
+
+
+class Chain(Rows):
+    """Reads ranges of several :class:`Rows` one after the other: the shards of a store, or the splits of stores."""
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        ranges: tuple[list[int], list[int]],
+        open: Callable[[int], Rows],
+        table: PartTable | None = None,
+    ) -> None:
+        """
+        Args:
+            path: Path for messages.
+            manifest: Describes all records.
+            ranges: For each range, its first record here, and that record's number in the range's own rows.
+            open: Returns the rows of a range by its number.
+            table: Table whose files are the ranges. None if ranges are never closed to make room.
+        """
+        super().__init__(path, manifest)
+        starts, firsts = ranges
+        self._records = manifest.records
+        self._starts = starts
+        self._numbers = np.array(starts, np.int64)
+        self._shift_of = self._numbers - np.array(firsts, np.int64)
+        self._shifts: list[int] = self._shift_of.tolist()
+        self._open = open
+        self._table = table
+        self._columns: dict[str, ColumnData] = {}
+
+    def view(self, index: int) -> Buffer:
+        """Returns the image as a view, or as a copy if the range may be closed."""
+        rows, local = self._find(index)
+        try:
+            view = rows.view(local)
+        except StoreError as error:
+            self._renumber(error, index - local)
+            raise
+        # A view keeps its shard's map open: a batch could keep as many files open as it has records.
+        return bytes(view) if self._copies else view
+
+    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        """Reads file by file, or one by one if the records are in too many files for that to be faster."""
+        # A file of links opens each linked file only once.
+        if len(self._starts) * _FEWEST_TOGETHER > len(records) and not self.manifest.is_linked:
+            return super().views(records)
+        numbers, order, local, edges = self._sort(records)
+        images: list[Buffer] = [b""] * len(records)
+        for first, last in itertools.pairwise(edges):
+            number = int(numbers[first])
+            try:
+                views = self._open(number).views(local[first:last])
+            except StoreError as error:
+                self._renumber(error, self._shifts[number])
+                raise
+            for place, view in zip(order[first:last].tolist(), views, strict=True):
+                images[place] = bytes(view) if self._copies else view
+        return images
+
+    def value(self, name: str, index: int) -> Any:
+        """Returns the value. Bytes are a copy if the range may be closed."""
+        rows, local = self._find(index)
+        try:
+            value = rows.value(name, local)
+        except StoreError as error:
+            self._renumber(error, index - local)
+            raise
+        return bytes(value) if self._copies and isinstance(value, memoryview) else value
+
+    def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns the values of some records, and opens only the files that have them.
+
+        Raises :class:`IndexError` for a number without a record.
+        """
+        column = self.manifest.column(name)
+        if column.kind != "fixed" or name == "image":
+            return super().values(name, records)
+        out: NDArray[Any] | None = None
+        numbers, order, local, edges = self._sort(np.asarray(records, np.int64))
+        for first, last in itertools.pairwise(edges):
+            number = int(numbers[first])
+            try:
+                values = self._open(number).values(name, local[first:last])
+            except StoreError as error:
+                self._renumber(error, self._shifts[number])
+                raise
+            if out is None:  # allocated only after the first read: a manifest may claim any shape
+                out = np.empty((len(records), *column.shape), NUMPY_DTYPE[column.dtype])
+            out[order[first:last]] = values
+        return np.empty((0, *column.shape), NUMPY_DTYPE[column.dtype]) if out is None else out
+
+    def column(self, name: str) -> ColumnData:
+        """Opens everything, concatenates the values of a column in memory, and keeps the result.
+
+        Raises :class:`StoreError` for ``image``.
+        """
+        column = self.manifest.column(name)
+        if name == "image":
+            raise StoreError("a store of several files has no array of all images; read them one by one")
+        # Read once: another thread may close the table meanwhile.
+        columns = self._columns if self._table is None else self._table.columns
+        if name not in columns:
+            stops = [*self._starts[1:], self._records]
+            parts = (
+                _cut(self._open(number).column(name), start - shift, stop - shift, self._copies)
+                for number, (start, stop, shift) in enumerate(zip(self._starts, stops, self._shifts, strict=True))
+            )
+            columns[name] = concatenate_column(column, parts)
+        return columns[name]
+
+    def try_key(self, index: int) -> str:
+        rows, local = self._find(index)
+        return rows.try_key(local)
+
+    @property
+    def _copies(self) -> bool:
+        """Whether ranges may be closed, so that whatever is read has to be copied."""
+        return self._table is not None and self._table.bounded
+
+    def _find(self, index: int) -> tuple[Rows, int]:
+        """Returns the rows that hold record ``index``, and its number there. Raises :class:`IndexError` outside the
+        range."""
+        if not 0 <= index < self._records:
+            raise IndexError(f"record {index} of {self._records}")
+        number = bisect.bisect_right(self._starts, index) - 1
+        return self._open(number), index - self._shifts[number]
+
+    def _sort(
+        self, records: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[int]]:
+        """Sorts ``records`` by range. Returns their ranges, places in ``records``, and numbers in the range's rows, and
+        where each range begins and ends in these.
+        """
+        if len(records) and not 0 <= int(records.min()) <= int(records.max()) < self._records:
+            raise IndexError(f"records {records.min()} to {records.max()} of {self._records}")
+        numbers = np.searchsorted(self._numbers, records, "right") - 1
+        order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
+        edges = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)] if len(numbers) else []
+        return numbers, order, records[order] - self._shift_of[numbers], edges
+
+    def _renumber(self, error: StoreError, shift: int) -> None:
+        """Makes the number of a record in an error that of the chain."""
+        if isinstance(error, CorruptRecordError):
+            error.record += shift
+        elif isinstance(error, Fault):
+            error.record += shift
+            error.path = self.path
+
+
+class Records(Lens):
+    """An open store: ``len(reader)`` records, numbered from 0.
+
+    Readers are safe to use from several threads. They do not survive a fork and do not pickle: open one in each process
+    (``PackedDataset`` does that by itself). Opening costs milliseconds, whatever the number of records. As a context
+    manager, a reader is closed at the end.
+
+    Attributes:
+        path: Path or URL of the store.
+        manifest: Its manifest.
+        table: Its files.
+    """
+
+    def __init__(self, table: PartTable, rows: Rows | None = None, unchecked: Records | None = None) -> None:
+        """
+        Args:
+            table: The files.
+            rows: The records, read through lenses. None for the records of ``table`` as they are.
+            unchecked: The reader without comparing checksums, if ``rows`` compares them.
+        """
+        super().__init__(table.rows() if rows is None else rows)
+        self.table = table
+        self._unchecked = unchecked
+
+    @property
+    def unchecked_reader(self) -> Records:
+        """The reader of the same open files that compares no checksums. This reader itself if it compares none."""
+        return self if self._unchecked is None else self._unchecked
+
+    def through(self, lens: Callable[[Rows], Rows]) -> Records:
+        """Returns a reader of the same open files through a lens."""
+        unchecked = None if self._unchecked is None else self._unchecked.through(lens)
+        return Records(self.table, lens(self.rows), unchecked)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of a store at a URL; None for a store on this machine."""
+        return self.table.nbytes
+
+    def read(self, index: int) -> Buffer:
+        """Returns the image of record ``index`` (0 … N-1): bytes, or a read-only memoryview that keeps its map alive.
+
+        Raises :class:`IndexError` outside the range, and :class:`StoreError` if the image is missing or damaged.
+        """
+        return self.rows.view(index)
+
+    def array(self, index: int) -> NDArray[Any]:
+        """Returns the image of a record as an array: ``(H, W, C)`` uint8 or ``(C, H, W)`` floating point (bfloat16 as
+        uint16 bit patterns). Read-only; shares memory with :meth:`view`.
+
+        Raises :class:`StoreError` if the store holds encoded images, such as JPEG, or if the record is damaged.
+        """
+        column = self.manifest.image
+        if column.layout is None:
+            raise StoreError(f"{self.path} holds encoded images ({self.manifest.encoding}), not arrays")
+        shape = column.shape if column.kind == "fixed" else tuple(self.rows.value("shape", index).tolist())
+        view = self.rows.view(index)
+        return as_image_array(view, column, shape, lambda: f"record {index} of {printable(str(self.path))}")
+
+    def has_value(self, name: str, index: int) -> bool:
+        """Returns whether a record has a value in column ``name``. Always True for a column that is not nullable.
+
+        Raises :class:`KeyError` for an unknown column.
+        """
+        column = self.manifest.column(name)
+        return not column.nullable or bool(self.rows.value(column.valid_name, index))
+
+    def item(self, name: str, index: int) -> Any:
+        """Returns a record's value of column ``name`` as it was given to the writer, or None if it has no value.
+
+        See :func:`packstore.core.columns.from_stored`. For ``image``, returns the file's bytes or :meth:`array`. Raises
+        :class:`KeyError` for an unknown column.
+        """
+        column = self.manifest.column(name)
+        if name == "image":
+            return bytes(self.rows.view(index)) if column.layout is None else self.array(index)
+        if not self.has_value(name, index):
+            return None
+        has_shape = column.kind == "ragged" and column.layout is not None
+        shape = tuple(self.rows.value(column.shape_name, index).tolist()) if has_shape else None
+        return from_stored(column, self.rows.value(name, index), shape)
+
+    def key(self, index: int) -> str:
+        """Returns the key of a record. Bytes that are not UTF-8 become surrogates, as in file names."""
+        return decode_key(self.rows.value("key", index))
+
+    def mapped_ragged_column(self, name: str) -> Ragged | None:
+        """Returns the ragged column ``name`` if all of it is mapped or in memory, else None.
+
+        Returns None for a fixed column, and always for a sharded store.
+        """
+        column = self.column(name) if len(self.table.starts) == 1 else None
+        return column if type(column) is Ragged else None
+
+    def split(self, name: str | None) -> Split:
+        """Returns the range of split ``name``. For None returns the range of the whole store, named ``all``.
+
+        Raises :class:`KeyError` for an unknown name.
+        """
+        return Split("all", 0, len(self)) if name is None else self.manifest.split(name)
+
+    def parts(self) -> Iterator[Records]:
+        """Yields a reader for each file of the store, in order."""
+        return map(self.part, range(len(self.table.starts)))
+
+    def part(self, number: int) -> Records:
+        """Returns the reader of one file of the store, opened if need be, without lenses."""
+        return Records(OneFile(self.table.open(number)))
+
+    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        """Yields faults of the container itself: sizes, counts, offsets, container checksums, shard digests.
+
+        ``verify`` checks records and column digests, for all formats alike. ``quick`` skips checks that read all of the
+        data.
+        """
+        return self.table.faults(quick=quick, progress=progress)
+
+    def check_files(self) -> None:
+        """Raises :class:`StoreError` if a shard's file is missing or has another size."""
+        self.table.check_files()
+
+    def mark_suspect(self, index: int) -> None:
+        """Notes that a record is damaged. Before the next read, a cached copy of its shard is verified, and fetched
+        again if it is damaged.
+
+        Does nothing for a store without a cache.
+        """
+        self.table.mark_suspect(int(self.table.find([index])[0]))
+
+    def disk_bytes(self) -> int:
+        """Returns the bytes that the store takes on disk. For a store at a URL, returns the bytes of its objects."""
+        return self.table.disk_bytes()
+
+    def close(self) -> None:
+        """Releases files and maps. Idempotent. Arrays and memoryviews already returned stay valid."""
+        self.table.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(f"a {type(self).__name__} does not pickle; pickle its path and open it again")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _repr_html_(self) -> str:
+        """Returns what a notebook shows for the store, as HTML."""
+        return notebook_html(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {str(self.path)!r}: {len(self)} records, {self.manifest.encoding}>"
+
+
+def disk_bytes(path: Path) -> int:
+    """Returns the bytes that a file or directory takes on disk, by the allocated blocks of its files: holes do not
+    count.
+    """
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    return sum(p.stat().st_blocks * 512 for p in files)
+
+
+def concatenate_column(column: Column, values: Iterable[ColumnData]) -> ColumnData:
+    """Concatenates a column's values of several files to read-only arrays. Does not join those of a single file."""
+    parts = [*values]
+    if len(parts) == 1:
+        return parts[0]
+    if column.kind == "fixed":
+        joined: NDArray[Any] = np.concatenate([p[:] for p in parts if not isinstance(p, Ragged)])
+        joined.flags.writeable = False
+        return joined
+    ragged = [p for p in parts if isinstance(p, Ragged)]
+    bases = [0, *itertools.accumulate(len(p.data) for p in ragged)]
+    offsets = np.concatenate(
+        [np.zeros(1, np.int64), *(p.offsets[1:] + base for p, base in zip(ragged, bases, strict=False))]
+    )
+    data = np.concatenate([p.data for p in ragged])
+    offsets.flags.writeable = data.flags.writeable = False
+    return Ragged(offsets, data)
+
+
+def _cut(values: ColumnData, start: int, stop: int, copy: bool) -> ColumnData:
+    """Returns a range of a column's values. ``copy``: a copy, which keeps no file open."""
+    if (start, stop) != (0, len(values)):
+        if isinstance(values, Ragged):
+            offsets = values.offsets[start : stop + 1]
+            values = Ragged(offsets - offsets[0], values.data[int(offsets[0]) : int(offsets[-1])])
+        else:
+            values = values[start:stop]
+    if not copy:
+        return values
+    if isinstance(values, Ragged):
+        return Ragged(values.offsets.copy(), values.data.copy())
+    return values[:].copy() if isinstance(values, np.ndarray) else values[:]

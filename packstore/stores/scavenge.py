@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged
 from packstore.core.errors import PackstoreError, StoreError
 from packstore.core.manifest import Column, Manifest
-from packstore.stores.base import Reader
 from packstore.stores.manifest_recovery import RecoveredManifest
+from packstore.stores.parts import Rows
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ def no_orphans(_: set[int]) -> Iterator[tuple[int, Buffer]]:
     return iter(())
 
 
-def scavenge_reader(reader: Reader) -> ScavengedData:
+def scavenge_reader(reader: Rows) -> ScavengedData:
     """Returns the columns and images of a damaged store that still opens. Leaves out those that cannot be read."""
     columns: dict[str, ColumnData] = {}
     for column in reader.manifest.columns[1:]:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -17,13 +17,14 @@ from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
 from packstore.core.urls import location
 from packstore.stores.base import Reader
-from packstore.stores.concatenation import ConcatReader
-from packstore.stores.remote.head import RemoteHead
-from packstore.stores.remote.reader import RemoteReader
-from packstore.stores.unify import unify_encodings
+from packstore.stores.joined import JoinedTable, join_stores
+from packstore.stores.lenses import unify_encodings
 from packstore.training.crowds import leave_out_crowds
-from packstore.training.dataset import PackedDataset, open_checked, remote_head
+from packstore.training.dataset import PackedDataset, open_checked
 from packstore.training.mixture import FetchedShards, Mixture, apportion
+
+if TYPE_CHECKING:
+    from packstore.stores.remote.head import RemoteHead
 
 _Path = str | os.PathLike[str]
 
@@ -61,9 +62,9 @@ class ConcatDataset(PackedDataset):
                 for path, known in zip(self.paths, self._heads, strict=True)
             ]
             kept = readers if self.keep_crowds else leave_out_crowds(readers)
-            joined = ConcatReader(unify_encodings(kept))
+            joined = join_stores(unify_encodings(kept))
             opened.pop_all()
-        self._heads = tuple(map(remote_head, readers))
+        self._heads = tuple(reader.table.head for reader in readers)
         return joined
 
 
@@ -159,12 +160,12 @@ class Mix(ConcatDataset):
 
     def _store_sizes(self) -> list[int]:
         """Counts the records of the split in each store."""
-        reader = self.reader
-        assert isinstance(reader, ConcatReader)
+        table = self.reader.table
+        assert isinstance(table, JoinedTable)
         sizes = [0] * len(self.paths)
-        for store, start, length in reader.ranges:
-            if self._start <= start < self._start + self._length:
-                sizes[store] += length
+        for run in table.ranges:
+            if self._start <= run.start < self._start + self._length:
+                sizes[run.store] += run.length
         return sizes
 
 
@@ -174,16 +175,16 @@ def resolve_mixture(mix: Mix, shuffle: bool | str) -> Mixture:
     Records of remote stores are drawn shard by shard, because shards are fetched whole. ``shuffle="full"`` disables
     that.
     """
-    joined = mix.reader.unchecked_reader
-    assert isinstance(joined, ConcatReader)
+    table = mix.reader.table
+    assert isinstance(table, JoinedTable)
     if shuffle == "full":
         return mix.mixture
-    chosen, parts, fetched = mix.reader.split(mix.split), joined.part_starts, {}
-    ranges = [each for each in joined.ranges if chosen.start <= each[1] < chosen.stop]
-    for number, (store, start, length) in enumerate(ranges):
-        if isinstance(joined.stores[store], RemoteReader):
-            first, stop = np.searchsorted(parts, [start, start + length]).tolist()
-            fetched[number] = FetchedShards(first, parts[first:stop] - start)
+    chosen, parts, fetched = mix.reader.split(mix.split), table.starts, {}
+    ranges = [run for run in table.ranges if chosen.start <= run.start < chosen.stop]
+    for number, run in enumerate(ranges):
+        if table.stores[run.store].cache is not None:
+            first, stop = np.searchsorted(parts, [run.start, run.start + run.length]).tolist()
+            fetched[number] = FetchedShards(first, parts[first:stop] - run.start)
     return replace(mix.mixture, fetched=fetched)
 
 

@@ -24,9 +24,7 @@ from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import Checksums, check_checksums, with_checksums
 from packstore.stores.base import Reader
 from packstore.stores.opening import open_reader
-from packstore.stores.remote.head import RemoteHead
-from packstore.stores.remote.opening import reopen_remote
-from packstore.stores.remote.reader import RemoteReader
+from packstore.stores.records import Records
 from packstore.training.arguments import unknown_argument
 from packstore.training.augment.targets import check_targets
 from packstore.training.crowds import leave_out_crowds
@@ -50,6 +48,8 @@ from packstore.training.samples import LazyKeys, LazySamples
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from packstore.stores.remote.head import RemoteHead
 
 Output = Literal["tensor", "pil", "numpy", "bytes", "dict", "tv_tensors"]
 
@@ -193,7 +193,7 @@ class PackedDataset(ItemDataset):
         self.checksums: Checksums = checksums
         with ExitStack() as opened:
             self._reader: Reader | None = opened.enter_context(self._open())
-            self._head = remote_head(self._reader)
+            self._head = self._reader.table.head
             self._pid = os.getpid()
             self.manifest: Manifest = self._reader.manifest
             self.reading = choose_reading(self.manifest, mode, depth, alpha, frames)
@@ -463,7 +463,9 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
     Raises :class:`StoreError`, with advice, if a file is missing or the store does not open.
     """
     if head is not None and isinstance(path, UrlPath):
-        return with_checksums(reopen_remote(path, head), checksums)
+        from packstore.stores.remote.opening import reopen_remote
+
+        return with_checksums(Records(reopen_remote(path, head)), checksums)
     reader = with_checksums(open_reader(path), checksums)
     try:
         reader.check_files()  # now, and not hours later
@@ -471,15 +473,6 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
         reader.close()
         raise StoreError(f"{error}; packstore verify lists what is wrong, packstore salvage saves the rest") from error
     return reader
-
-
-def remote_head(reader: Reader) -> RemoteHead | None:
-    """Returns the version of a store at a URL. Other processes should open this version, even if the store grows.
-
-    None for a local store, and for a store without versions.
-    """
-    remote = reader.unchecked_reader
-    return remote.head if isinstance(remote, RemoteReader) and remote.head.version is not None else None
 
 
 def _parse_index(index: Any) -> int:

@@ -43,7 +43,7 @@ class Stores:
             os.truncate(file, 64)
         else:  # within an image
             with packstore.open(self.local) as reader:
-                first = int(reader.part_starts[number])
+                first = int(reader.table.starts[number])
                 place = bytes(data).find(bytes(reader.view(first))[-40:])
             data[place + 20] ^= 4
             file.write_bytes(data)
@@ -134,7 +134,7 @@ def test_another_source_packs_no_shard_again(stores: Stores, how: str) -> None:
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_lost_shard_keeps_no_other_from_being_packed_again(stores: Stores, gone: str, number: int) -> None:
     with packstore.open(stores.local) as reader:
-        key, records = reader.key(int(reader.part_starts[1])), len(reader.part(1))
+        key, records = reader.key(int(reader.table.starts[1])), len(reader.part(1))
     stores.damage(gone, number)
     stores.damage("flipped", 1)
     (photo,) = (path for path in (stores.photos / "train").rglob("*.*") if path.as_posix().endswith(key))

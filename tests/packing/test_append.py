@@ -21,7 +21,7 @@ from tests.internals import (
     DestinationError,
     Progress,
     Run,
-    ShardedReader,
+    Shards,
     SourceError,
     StoreError,
     UsageError,
@@ -283,7 +283,7 @@ def test_shards_of_a_store_are_linked(
     if suffix == ".lmdb":
         inodes = {path.stat().st_ino for path in other.rglob("data.mdb")}
     if duplicates == "unchecked":
-        monkeypatch.setattr(ShardedReader, "shard", lambda *_: pytest.fail("a shard is opened"))
+        monkeypatch.setattr(Shards, "open", lambda *_: pytest.fail("a shard is opened"))
     report = packstore.append(store, other, on_duplicate=duplicates)
     monkeypatch.undo()
     manifest = packstore.open(other).manifest

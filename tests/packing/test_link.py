@@ -223,7 +223,7 @@ def test_links_to_one_file_are_counted_together() -> None:
     }
     reader = Mock()
     reader.parts.return_value = [Mock(fixed_column=columns.__getitem__, ragged_column=columns.__getitem__)]
-    assert list_linked_files(reader, Path("/data")) == {"/data/a.tar": (3, 506), "/data/b.tar": (1, 28)}
+    assert list_linked_files(reader.parts(), Path("/data")) == {"/data/a.tar": (3, 506), "/data/b.tar": (1, 28)}
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -16,7 +16,7 @@ from tests.internals import (
     DestinationError,
     ProvenRecords,
     SelectOptions,
-    ShardedReader,
+    Shards,
     StoreError,
     StoreSource,
     UsageError,
@@ -92,7 +92,7 @@ def test_shards_are_linked_without_being_opened(
     for split in ("train", "val"):
         packstore.convert(photos, tmp_path / f"{split}.lmdb", split=split, shard_size=3000)
     before = {path.stat().st_ino for path in tmp_path.rglob("data.mdb")}
-    monkeypatch.setattr(ShardedReader, "shard", lambda *_: pytest.fail("a shard is opened"))
+    monkeypatch.setattr(Shards, "open", lambda *_: pytest.fail("a shard is opened"))
     report = packstore.merge(
         [tmp_path / "train.lmdb", tmp_path / "val.lmdb"], tmp_path / "out.lmdb", on_duplicate="unchecked"
     )
@@ -241,7 +241,7 @@ def test_a_split_without_records_is_refused(stores: Path, tmp_path: Path) -> Non
 
 
 def test_whole_shards(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShardedReader, "shard", lambda *_: pytest.fail("a shard is opened"))
+    monkeypatch.setattr(Shards, "open", lambda *_: pytest.fail("a shard is opened"))
     shares = {"train": 0.7, "val": 0.3}
     report = packstore.select(stores / "whole_s.lmdb", tmp_path / "x.lmdb", whole_shards=True, splits=shares)
     monkeypatch.undo()

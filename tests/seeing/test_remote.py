@@ -18,7 +18,7 @@ from packstore.stores import open_store
 from tests.conftest import Need
 from tests.internals import (
     SHARDS,
-    RemoteReader,
+    RemoteShards,
     SheetOptions,
     StoreError,
     UnreachableError,
@@ -90,15 +90,15 @@ def flip(path: Path) -> None:
 @pytest.mark.usefixtures("cache")
 def test_what_lies_here_is_known_and_spread_evenly(url: UrlPath) -> None:
     with open_store(url) as reader:
-        assert isinstance(reader, RemoteReader)
-        starts = [*reader.part_starts.tolist(), len(reader)]
+        assert isinstance(reader.table, RemoteShards)
+        starts = [*reader.table.starts.tolist(), len(reader)]
         assert len(starts) > 4
-        assert not reader.parts_are_local(range(len(starts) - 1)).any()
+        assert not reader.table.are_local(range(len(starts) - 1)).any()
         assert spread_local_records(reader, 0, len(reader), 8).tolist() == []
         reader.key(starts[1])
-        reader.prefetch(2)
+        reader.table.prefetch(2)
         here = [number in (1, 2) for number in range(len(starts) - 1)]
-        assert reader.parts_are_local(range(len(starts) - 1)).tolist() == here
+        assert reader.table.are_local(range(len(starts) - 1)).tolist() == here
         both = [*range(starts[1], starts[3])]
         assert spread_local_records(reader, 0, len(reader), 100).tolist() == both
         assert spread_local_records(reader, starts[1] + 1, starts[2], 100).tolist() == both[1 : starts[2] - starts[1]]
@@ -127,7 +127,7 @@ class TestView:
             assert client.get("/thumbnail/96/0").status == 200
             assert len(fetched) == 1
             rows = ask(client, "/api/rows", start=0, stop=24)["rows"]
-            first = int(reader.part_starts[1])
+            first = int(reader.table.starts[1])
             assert [row.get("key") for row in rows] == [reader.key(n) if n < first else None for n in range(24)]
             assert ask(client, "/api/sizes")["seen"] == first
             assert ask(client, "/api/classes")["seen"] == first
@@ -184,7 +184,7 @@ class TestView:
             assert "no connection" in answer.json()["error"]
             assert ask(client, "/api/store")["marks"] == {}
             without.undo()
-            monkeypatch.setattr("packstore.stores.remote.reader._AGAIN_SECONDS", 0)
+            monkeypatch.setattr("packstore.stores.remote.shards._AGAIN_SECONDS", 0)
             assert client.get("/thumbnail/96/0").status == 200
 
     def test_no_credentials_are_in_any_answer(self, url: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_a_failed_fetch_is_not_tried_again_at_once(url: UrlPath, fetched: list[s
                 reader.read(0)
             assert not isinstance(caught.value, UnreachableError)
         assert len(fetched) == 3
-        monkeypatch.setattr("packstore.stores.remote.reader._AGAIN_SECONDS", 0)
+        monkeypatch.setattr("packstore.stores.remote.shards._AGAIN_SECONDS", 0)
         with pytest.raises(StoreError, match="came damaged"):
             reader.read(0)
         assert len(fetched) == 6
@@ -239,11 +239,11 @@ def test_a_failed_fetch_is_not_tried_again_at_once(url: UrlPath, fetched: list[s
 
 def test_a_notebook_fetches_nothing(url: UrlPath, fetched: list[str]) -> None:
     with open_store(url) as reader:
-        shards = len(reader.part_starts)
+        shards = len(reader.table.starts)
         html = reader._repr_html_()
         assert "<img" not in html
         assert f"0 of {shards} shards are on this machine" in html
-        assert "<b>RemoteReader</b> file:///" in html
+        assert "<b>Records</b> file:///" in html
         assert fetched == []
         reader.key(0)
         html = reader._repr_html_()
@@ -290,7 +290,7 @@ def test_an_audit_of_a_url_finds_what_that_of_the_store_finds(url: UrlPath, loca
     assert json.loads(there.to_json())["path"] == str(url)
     flip(shard_files(url)[0])
     with open_store(url) as reader:
-        (next(iter(reader.cache.root.rglob(reader.manifest.shards[0].digest)))).unlink()  # type: ignore[attr-defined, index]
+        (next(iter(reader.table.cache.root.rglob(reader.manifest.shards[0].digest)))).unlink()  # type: ignore[attr-defined, index]
     assert packstore.audit(url).counts["damaged"] == 1
 
 

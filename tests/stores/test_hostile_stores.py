@@ -275,7 +275,7 @@ def test_a_manifest_of_gigabytes_is_not_read(store: Callable[[str], Path]) -> No
 import sys
 from packstore.stores import open_store
 from packstore.core.errors import StoreError
-import packstore.stores.sharded
+import packstore.stores.folder
 less_memory(400 << 20)
 try:
     open_store(sys.argv[1])

@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import packstore
 from packstore.stores import open_store
 from packstore.testing.records import append, assert_holds, begin, flip, make_records, write
 from tests.internals import STORE_MANIFEST_FILE as MANIFEST_FILE
-from tests.internals import TABLE_ROW, Origin, Ragged, ShardedReader, StoreError, sharded
+from tests.internals import TABLE_ROW, Origin, Ragged, Shards, StoreError, sharded
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
 
@@ -27,9 +28,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> int:
     return 2
 
 
-def opened(path: Path) -> ShardedReader:
+def opened(path: Path) -> Any:
     reader = open_store(path)
-    assert isinstance(reader, ShardedReader)
+    assert isinstance(reader.table, Shards)
     return reader
 
 
@@ -47,9 +48,9 @@ def test_more_shards_than_may_be_open(tmp_path: Path, few: int, suffix: str, enc
     write(tmp_path / f"x{suffix}", records, shard_size=1)
     with opened(tmp_path / f"x{suffix}") as reader:
         views = [reader.view(i) for i in range(len(reader))]
-        assert len(reader._open) <= few
+        assert len(reader.table._open) <= few
         assert_holds(reader, records)
-        assert len(reader._open) <= few
+        assert len(reader.table._open) <= few
         assert list(reader.check_structure()) == []
         reader.check_files()
     assert [bytes(view) for view in views] == records.images
@@ -88,7 +89,7 @@ def test_those_used_longest_ago_are_let_go(tmp_path: Path, few: int) -> None:
     with opened(tmp_path / "x.h5") as reader:
         for number in (0, 1, 0, 2):
             reader.read(number)
-        assert set(reader._open) == {0, 2}
+        assert set(reader.table._open) == {0, 2}
 
 
 def test_replaced_while_not_all_shards_are_open(tmp_path: Path, few: int) -> None:
@@ -113,7 +114,7 @@ from packstore.training import loader
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 ds = packstore.PackedDataset(sys.argv[1], split="train")
 found = [labels for _, labels in packstore.PackedLoader(ds, 64, shuffle=True, resident=False, workers=2)]
-print(sum(map(len, found)), ds.reader.unchecked_reader._bounded)
+print(sum(map(len, found)), ds.reader.table.bounded)
 """
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import packstore
 from packstore.cli import cli
-from packstore.stores import FileWriter, Reader, StoreBuilder, format_of, is_store
+from packstore.stores import FileWriter, StoreBuilder, format_of, is_store
 from packstore.testing import StoreSuite
 from packstore.testing.records import Records, make_records
 from tests.internals import (
@@ -33,20 +33,17 @@ from tests.internals import (
     ColumnData,
     Format,
     Manifest,
-    MappedReader,
+    MappedPart,
     OffsetSpool,
-    Problem,
-    ProgressCallback,
+    Part,
     Ragged,
     StoreError,
     UsageError,
     array_names,
     check_column,
-    check_offsets,
     drop,
     list_array_sizes,
     map_consecutive_images,
-    no_progress,
     open_file,
     parse_manifest,
     reading,
@@ -65,8 +62,8 @@ class Toy(Format):
     suffixes = (".toy.bin", ".toy")
     magic = MAGIC
 
-    def open(self, path: Path, descriptor: int | None = None) -> Reader:
-        return ToyReader(path, descriptor)
+    def open(self, path: Path, descriptor: int | None = None) -> Part:
+        return ToyPart(path, descriptor)
 
     def new_writer(self, path: Path, image: Column) -> FileWriter:
         return ToyWriter(path, image)
@@ -140,7 +137,7 @@ class ToyWriter(FileWriter):
             self._offsets.close()
 
 
-class ToyReader(MappedReader):
+class ToyPart(MappedPart):
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         try:
             with reading(path, descriptor) as opened:
@@ -162,10 +159,6 @@ class ToyReader(MappedReader):
             data[column.name] = view_column(column, manifest.records, parts)
             check_column(column, manifest.records, data[column.name], str(path))
         super().__init__(path, manifest, data)
-
-    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        for column in self.manifest.columns:
-            yield from check_offsets(column.name, self.column(column.name))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from packstore import CorruptRecordError, PackedDataset, PackedLoader, StoreErro
 from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
 from packstore.stores import StoreBuilder, open_store
 from packstore.testing.records import make_records, write
-from tests.internals import ARRAY_SHARE, ChecksumPolicy, Column, Origin, SparinglyCheckedReader, sparingly_checked
+from tests.internals import ARRAY_SHARE, ChecksumPolicy, Column, Origin, Part, SparinglyProven, proven
 from tests.internals import base as column_module
 from tests.makers.stores import files_of
 
@@ -345,7 +345,7 @@ def test_columns_are_what_was_packed(
 ) -> None:
     """Also of columns too large to be kept in memory, whose records are checked one by one."""
     if not kept:
-        monkeypatch.setattr(sparingly_checked, "MOST_KEPT_BYTES", 100)
+        monkeypatch.setattr(proven, "MOST_KEPT_BYTES", 100)
     path = pack(suffix, shard_size=40_000 if sharded else None)
     columns = ("label", "key", "checksum", "row_checksum")
     plain, checked = (
@@ -376,9 +376,8 @@ def test_one_item_opens_one_shard(pack: Pack) -> None:
     path = pack("h5", shard_size=20_000)
     dataset = PackedDataset(path, columns=("image", "label", "key"))
     reader = dataset.reader
-    assert isinstance(reader, SparinglyCheckedReader)
-    sharded: Any = reader.unchecked_reader
-    assert len(sharded.part_starts) > 3
+    sharded: Any = reader.table
+    assert len(sharded.starts) > 3
     dataset[0]
     assert list(sharded._open) == [0]
     with pytest.raises(IndexError):
@@ -408,16 +407,16 @@ def test_a_large_value_that_was_proven_is_checked_by_itself(
     tmp_path: Path, suffix: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first time with all fields of its record, then alone; what happens to it afterwards is seen all the same."""
-    monkeypatch.setattr(sparingly_checked, "MOST_KEPT_BYTES", 100)
+    monkeypatch.setattr(proven, "MOST_KEPT_BYTES", 100)
     monkeypatch.setattr(column_module, "_WHOLE_BYTES", 100)
     path = tmp_path / f"typed.{suffix}"
     records = make_records("typed", 6, sizes=range(9, 15))
     write(path, records)
     value = bytes(records.values[name][3])
+    asked: list[str] = []
+    read = Part.value
+    monkeypatch.setattr(Part, "value", lambda self, name, i: (asked.append(name), read(self, name, i))[1])
     with open_store(path, "auto") as reader:
-        asked: list[str] = []
-        read = reader.unchecked_reader.value
-        monkeypatch.setattr(reader.unchecked_reader, "value", lambda name, i: (asked.append(name), read(name, i))[1])
         assert bytes(reader.value(name, 3)) == value
         assert {name, "a_text", "row_checksum"} <= set(asked)
         asked.clear()
@@ -439,20 +438,20 @@ def test_a_large_value_that_was_proven_is_checked_by_itself(
 
 def test_values_that_share_a_slot_of_hashes_are_all_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they are equal: what proved one says nothing of the other."""
-    monkeypatch.setattr(sparingly_checked, "MOST_KEPT_BYTES", 10)
-    monkeypatch.setattr(sparingly_checked, "MOST_KEPT_HASHES", 3)
+    monkeypatch.setattr(proven, "MOST_KEPT_BYTES", 10)
+    monkeypatch.setattr(proven, "MOST_KEPT_HASHES", 3)
     path = tmp_path / "a.h5"
     records = make_records("typed", 6, sizes=range(9, 15))
     write(path, records)
     with open_store(path, "auto") as reader:
-        proven: list[int] = []
-        check = SparinglyCheckedReader._check_row
+        checked: list[int] = []
+        check = SparinglyProven._check_row
         monkeypatch.setattr(
-            SparinglyCheckedReader, "_check_row", lambda self, i, known: (proven.append(i), check(self, i, known))[1]
+            SparinglyProven, "_check_row", lambda self, i, known: (checked.append(i), check(self, i, known))[1]
         )
         labels = records.values["label"]
         assert labels[0] == labels[3]
         for turn in ([0], [0], [3], [3], [0], [1, 2, 4, 5]):
             assert reader.find_faults(np.array(turn), ["label"]) == {}
-        assert proven == [0, 3, 0, 1, 2, 4, 5]
+        assert checked == [0, 3, 0, 1, 2, 4, 5]
         assert [int(reader.value("label", number)) for number in range(6)] == list(labels)

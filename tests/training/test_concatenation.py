@@ -92,7 +92,7 @@ def test_a_loader_gives_what_that_of_the_merged_store_gives(root: Path, tmp_path
 def test_lanes_go_by_the_files_of_all_stores(root: Path) -> None:
     ds = packstore.concat(paths(root), "train", columns=("image", "key"))
     loader = PackedLoader(ds, 5, shuffle="lanes", window=1, resident=False)
-    assert ds.reader.part_starts.tolist() == [0, 10, 16, 20, 30][: len(ds.reader.part_starts)]
+    assert ds.reader.table.starts.tolist() == [0, 10, 16, 20, 30][: len(ds.reader.table.starts)]
     assert Counter(key for _, keys in loader for key in keys) == Counter(ds.keys)
 
 

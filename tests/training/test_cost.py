@@ -11,7 +11,7 @@ import pytest
 import packstore
 from packstore.stores import open_store
 from packstore.testing.records import make_records, write
-from tests.internals import Cost, RemoteReader, UrlPath, compute_costs, upload_store
+from tests.internals import Cost, RemoteShards, UrlPath, compute_costs, upload_store
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
 
@@ -40,10 +40,10 @@ def by_name(url: UrlPath, budget: int, nodes: int = 1) -> dict[str, Cost]:
 def test_an_epoch_that_fits_into_the_cache(url: UrlPath) -> None:
     found = by_name(url, 10**9)
     with open_store(url) as reader:
-        assert isinstance(reader, RemoteReader)
+        assert isinstance(reader.table, RemoteShards)
         for record in range(len(reader)):
             reader.read(record)
-        counted = reader.counts
+        counted = reader.table.counts
     for order in ("in lanes", "full shuffle"):
         cost = found[f"first epoch, {order}, cache empty"]
         assert (cost.requests, cost.nbytes) == (counted.misses, counted.fetched_bytes)
@@ -119,8 +119,8 @@ def test_an_epoch_in_lanes_fetches_what_is_said(
     loader = packstore.PackedLoader(dataset, 8, shuffle=True, resident=False, workers=1)
     assert sum(len(labels) for _, labels in loader) == manifest.records
     assert said.what == f"epoch in lanes, window {loader._epochs.order.window}"
-    reader = dataset.reader.unchecked_reader
-    assert isinstance(reader, RemoteReader)
-    assert reader.counts.fetched_bytes <= said.nbytes + total * share  # beside what the next epoch needs first
-    assert reader.counts.fetched_bytes >= total
+    table = dataset.reader.table
+    assert isinstance(table, RemoteShards)
+    assert table.counts.fetched_bytes <= said.nbytes + total * share  # beside what the next epoch needs first
+    assert table.counts.fetched_bytes >= total
     assert said.nbytes < 1.5 * total

@@ -47,9 +47,9 @@ class Remote:
             if thread.name.startswith("packstore-shards"):
                 thread.join()
         with packstore.open(self.local) as reader:
-            values = [bytes(reader.view(int(start))) for start in reader.part_starts]
+            values = [bytes(reader.view(int(start))) for start in reader.table.starts]
             columns = [part.fixed_column("row_checksum").tobytes() for part in reader.parts()]
-            keys = [reader.key(int(start)).encode() for start in reader.part_starts]
+            keys = [reader.key(int(start)).encode() for start in reader.table.starts]
         others = [path.read_bytes() for path in self.copies()]
         assert len(others) == len(values) > 2
         for number, path in enumerate(self.copies()):

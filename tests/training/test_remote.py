@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import packstore
 from packstore import Mix, PackedDataset, PackedLoader, UsageError, concat
-from tests.internals import RemoteReader, UrlPath, as_fetching, location, upload_store
+from tests.internals import RemoteShards, UrlPath, location, upload_store
 from tests.makers.datasets import make_cifar10
 
 COLUMNS = ("image", "key")
@@ -75,10 +75,10 @@ def shard_bytes(path: str | Path) -> list[int]:
         return [int(n) for n in table.table["nbytes"]]
 
 
-def remote_of(loader: PackedLoader) -> RemoteReader:
-    reader = loader.dataset.reader.unchecked_reader
-    assert isinstance(reader, RemoteReader)
-    return reader
+def remote_of(loader: PackedLoader) -> RemoteShards:
+    table = loader.dataset.reader.table
+    assert isinstance(table, RemoteShards)
+    return table
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_shards_to_come_are_there_before_they_are_needed(url: str) -> None:
 @pytest.mark.slow
 def test_a_fetch_that_hangs_holds_up_no_batch(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(RemoteReader, "prefetch", lambda *_: gate.wait(60))
+    monkeypatch.setattr(RemoteShards, "prefetch", lambda *_: gate.wait(60))
     loader = loader_of(url, 4, shuffle=True, window=5)
     try:
         assert sorted(key for batch in keys(loader) for key in batch) == sorted(PackedDataset(url, "train").keys)
@@ -205,7 +205,7 @@ def test_the_next_epoch_begins_with_shards_that_are_there(url: str, new_cache: N
     assert reads is not None
     needed = [int(shard) for shard in reads.shards[reads.first == 0]]
     for _ in range(3000):
-        if remote_of(loader).parts_are_local(needed).all():
+        if remote_of(loader).are_local(needed).all():
             break
         time.sleep(0.01)
     loader.reset_stats()
@@ -219,13 +219,13 @@ def test_shards_are_fetched_ahead_of_what_becomes_resident(
 ) -> None:
     monkeypatch.setattr("packstore.training.loader.resident._LOADED_BYTES", 8 * 3072)
     loader, expected = (loader_of(path, shuffle="lanes", resident=True) for path in (url, local))
-    ahead, prefetch = list[int](), RemoteReader.prefetch
+    ahead, prefetch = list[int](), RemoteShards.prefetch
 
-    def noted(reader: RemoteReader, number: int) -> None:
+    def noted(table: RemoteShards, number: int) -> None:
         ahead.append(number)
-        prefetch(reader, number)
+        prefetch(table, number)
 
-    monkeypatch.setattr(RemoteReader, "prefetch", noted)
+    monkeypatch.setattr(RemoteShards, "prefetch", noted)
     for (images, names), (wanted, wanted_names) in zip(loader, expected, strict=True):
         assert torch.equal(images, wanted)
         assert names == wanted_names
@@ -372,14 +372,14 @@ def test_each_store_of_a_mix_is_fetched_ahead(url: str, second: Path, second_url
     batches = iter(loader)
     next(batches)
     reads = loader._epochs.list_shard_reads(0)
-    fetching = as_fetching(loader.dataset.reader)
+    fetching = loader.dataset.reader.table
     assert reads is not None
-    assert fetching is not None
+    assert fetching.cache is not None
     assert {0, 1} == {int(part >= 50) for part in reads.shards}  # of both remote stores; the local one is not fetched
     sizes = fetching.part_nbytes
     assert (sizes[reads.shards] > 0).all()
     for _ in range(3000):
-        here = loader.dataset.reader.unchecked_reader.parts_are_local(range(len(sizes)))
+        here = loader.dataset.reader.unchecked_reader.table.are_local(range(len(sizes)))
         if (
             here[reads.shards].all() and sum(each.fetched_bytes for each in fetching.all_counts) == sizes[here].sum()
         ):  # no thread has to wait
@@ -397,8 +397,8 @@ def test_a_mix_needs_no_more_cache_than_its_windows(url: str, second_url: str, n
     new_cache("small", 24 * most)
     # The places of records are drawn within 1,024, so of each store are there the shards of so many.
     loader = mixing({url: 1, second_url: 1}, 50, epoch=4000, window=2)
-    fetching = as_fetching(loader.dataset.reader)
-    assert fetching is not None
+    fetching = loader.dataset.reader.table
+    assert fetching.cache is not None
     for _ in loader:
         assert sum(entry.nbytes for entry in fetching.cache.entries()) <= fetching.cache.budget
 
@@ -431,13 +431,13 @@ def test_stores_one_after_another_are_fetched_ahead(
         to = location(place)
         assert isinstance(to, UrlPath)
         upload_store(path, to)
-    ahead, prefetch = list[tuple[str, int]](), RemoteReader.prefetch
+    ahead, prefetch = list[tuple[str, int]](), RemoteShards.prefetch
 
-    def noted(reader: RemoteReader, number: int) -> None:
-        ahead.append((reader.path.name, number))
-        prefetch(reader, number)
+    def noted(table: RemoteShards, number: int) -> None:
+        ahead.append((table.path.name, number))
+        prefetch(table, number)
 
-    monkeypatch.setattr(RemoteReader, "prefetch", noted)
+    monkeypatch.setattr(RemoteShards, "prefetch", noted)
     loader, expected = (
         PackedLoader(concat(paths, "train", columns=COLUMNS), 10, shuffle=shuffle, resident=False)
         for paths, shuffle in ((urls, True), ((local, second), "lanes"))

@@ -43,7 +43,7 @@ from packstore.core.urls import UrlPath, location
 from packstore.objects import open_objects
 from packstore.stores import open_store
 from packstore.stores.places.remote import create_version, upload_store, upload_table
-from packstore.stores.remote.reader import RemoteReader
+from packstore.stores.remote.shards import RemoteShards
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_ONCE = 4
@@ -125,8 +125,8 @@ def measure_cold(url: UrlPath, cache: Path, repeats: int, line: str) -> list[lis
     from obstore.store import S3Store
 
     with open_store(url) as reader:
-        assert isinstance(reader, RemoteReader)
-        names, nbytes = reader.head.shards, reader.nbytes
+        assert isinstance(reader.table, RemoteShards)
+        names, nbytes = reader.table.names, reader.nbytes
     objects = S3Store(
         "bucket",
         prefix=url.name,
@@ -167,8 +167,7 @@ def measure_cold(url: UrlPath, cache: Path, repeats: int, line: str) -> list[lis
     def cold() -> float:
         shutil.rmtree(cache, ignore_errors=True)
         with open_store(url) as reader:
-            assert isinstance(reader, RemoteReader)
-            return all_of(reader.prefetch)()
+            return all_of(reader.table.prefetch)()
 
     beside = {
         "into files, and SHA-256": all_of(into_file_hashed),

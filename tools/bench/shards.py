@@ -148,10 +148,10 @@ def measure_table(count: int) -> tuple[float, int, int]:
 GROW = """
 import json, sys, time, pathlib
 import packstore, packstore.packing.append, packstore.packing.merge, packstore.packing.select
-from packstore.stores import sharded
+from packstore.stores import folder
 def opened(*_):
     raise SystemExit("a shard is opened")
-sharded.ShardedReader.shard = opened
+folder.Shards.open = opened
 place, suffix = pathlib.Path(sys.argv[1]), sys.argv[2]
 many, few = place / f"many{suffix}", place / f"few{suffix}"
 seconds = []

@@ -37,9 +37,8 @@ from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.images.decoders import get_decoder
 from packstore.images.reading import Reading
-from packstore.stores import open_store
+from packstore.stores import open_store, with_checksums
 from packstore.stores.base import Reader
-from packstore.stores.checked import CheckedReader
 from packstore.stores.keys import digest_keys, find_duplicates
 
 _RECORDS = 1 << 14
@@ -135,7 +134,9 @@ class _Audit:
         done_bytes = 0
         self.progress(Progress("look", 0, count, 0))
         with closing(RecordHashes(count if options.near else 0, limits.windows)) as hashes:
-            images = ImageInspector(CheckedReader(self.reader), decoder, limits, hashes if options.near else None)
+            images = ImageInspector(
+                with_checksums(self.reader, "always"), decoder, limits, hashes if options.near else None
+            )
             workers = options.workers or default_workers()
             for seen in ordered_map(images.inspect_records, batch_images(manifest), workers):
                 for kind, record, what in seen.found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,8 +125,8 @@ class _RemoteKeys:
         with tempfile.TemporaryFile() as file:
             file.writelines(self._objects.stream(shard_object_name(shard)))
             file.flush()
-            with self._format.open(Path(shard.name), file.fileno()) as reader:
-                return [bytes(key) for key in reader.ragged_column("key")]
+            with closing(self._format.open(Path(shard.name), file.fileno())) as part:
+                return [bytes(key) for key in part.ragged_column("key")]
 
 
 def _refuse_duplicates(filled: Sequence[TaskReceipt], format: Format, objects: ObjectStore) -> None:

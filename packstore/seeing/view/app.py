@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Any
 
-import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -193,9 +192,9 @@ async def _get_rows(site: Site, request: Request) -> Response:
 
 def _describe_rows(site: Site, records: list[int]) -> list[dict[str, Any]]:
     """Returns keys, classes and marks of records for their tiles, see :func:`_describe_row`. Fetches no shards."""
-    parts = (np.searchsorted(site.reader.part_starts, records, "right") - 1).tolist()
+    parts = site.reader.table.find(records).tolist()
     numbers = sorted({*parts})
-    here = dict(zip(numbers, site.reader.parts_are_local(numbers).tolist(), strict=True))
+    here = dict(zip(numbers, site.reader.table.are_local(numbers).tolist(), strict=True))
     return [_describe_row(site, record, here[part]) for record, part in zip(records, parts, strict=True)]
 
 
@@ -249,8 +248,8 @@ async def _get_class_counts(site: Site, request: Request) -> Response:
     """
     site.allow_fetching(request)
     reader, fetch = site.reader, site.fetches_all
-    parts = range(len(reader.part_starts))
-    name = ("classes", "all" if fetch else int(reader.parts_are_local(parts).sum()))
+    parts = range(len(reader.table.starts))
+    name = ("classes", "all" if fetch else int(reader.table.are_local(parts).sum()))
     job = site.jobs.start(name, "counting classes", len(reader), lambda report: count_classes(reader, report, fetch))
     counts = await site.wait_briefly(job)
     return _progress_response(job) if counts is None else _json_response(counts)

@@ -80,8 +80,8 @@ def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int
 
     Without ``fetch``, skips parts that are not on this machine.
     """
-    starts = [*reader.part_starts.tolist(), len(reader)]
-    here = None if fetch else reader.parts_are_local(range(len(starts) - 1))
+    starts = [*reader.table.starts.tolist(), len(reader)]
+    here = None if fetch else reader.table.are_local(range(len(starts) - 1))
     for number, (start, stop) in enumerate(pairwise(starts)):
         if here is not None and not here[number]:
             continue
@@ -230,8 +230,8 @@ def iterate_parts_with(reader: Reader, records: NDArray[np.int64]) -> Iterator[t
 
     The reader is None for a part that cannot be opened.
     """
-    starts = [*reader.part_starts.tolist(), len(reader)]
-    numbers: Iterable[int] = np.unique(np.searchsorted(reader.part_starts, records, "right") - 1).tolist()
+    starts = [*reader.table.starts.tolist(), len(reader)]
+    numbers: Iterable[int] = np.unique(reader.table.find(records)).tolist()
     for number in numbers:
         try:
             part: Reader | None = reader.part(number)
@@ -288,6 +288,6 @@ def choose_sample(reader: Reader, fetch: bool = True) -> NDArray[np.int64] | Non
     at most :data:`SAMPLE` records on this machine.
     """
     count = len(reader)
-    if fetch or reader.parts_are_local(find_parts_within(reader, 0, count)).all():
+    if fetch or reader.table.are_local(find_parts_within(reader, 0, count)).all():
         return None if count <= AT_ONCE else np.unique(np.linspace(0, count - 1, SAMPLE).astype(np.int64))
     return spread_local_records(reader, 0, count, SAMPLE)

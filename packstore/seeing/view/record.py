@@ -216,7 +216,7 @@ def _find_shard_name(reader: Reader, record: int) -> str | None:
     shards = reader.manifest.shards
     if shards is None:
         return None
-    return shards.name(int(np.searchsorted(reader.part_starts, record, "right")) - 1)
+    return shards.name(int(np.searchsorted(reader.table.starts, record, "right")) - 1)
 
 
 def _read_or_error(work: Any) -> Any:

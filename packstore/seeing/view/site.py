@@ -62,7 +62,7 @@ class Site:
         shards = self.reader.manifest.shards
         if shards is None:
             return 0
-        here = self.reader.parts_are_local(range(len(shards)))
+        here = self.reader.table.are_local(range(len(shards)))
         return int(shards.table["nbytes"][~here].sum())
 
     def allow_fetching(self, request: Request) -> None:

@@ -25,8 +25,7 @@ from packstore.core.manifest import Column, Manifest, Skipped, Split
 from packstore.core.registry import FORMATS
 from packstore.core.shards import TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
 from packstore.core.urls import ShardPlace, UrlPath
-from packstore.stores.base import encode_manifest
-from packstore.stores.format import Format
+from packstore.stores.format import Format, encode_manifest
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
@@ -116,7 +115,7 @@ class ShardList:
 def list_shards(path: Path, manifest: Manifest, places: list[ShardPlace] | None = None) -> ShardList:
     """Lists the shards of a store. A store of one file is one shard: reads the whole file for its SHA-256.
 
-    ``places``: paths or URLs of its shards, from :meth:`packstore.stores.base.Reader.part_places`; None for a local
+    ``places``: paths or URLs of its shards, from :meth:`packstore.stores.records.PartTable.places`; None for a local
     store. Not used for a store of one file.
     """
     if manifest.shards is None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from packstore.core.checksums import file_digest
-from packstore.core.columns import Buffer, WholeColumn
+from packstore.core.columns import WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import sync_tree
 from packstore.core.manifest import Column, Manifest
@@ -19,11 +19,9 @@ from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.proof import find_different_image
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
-from packstore.stores.base import FileWriter, Reader
 from packstore.stores.builder.assembly import differs_error
 from packstore.stores.builder.spools import describe_column
-from packstore.stores.format import Format
-from packstore.stores.opening import open_container
+from packstore.stores.format import FileWriter, Format
 from packstore.stores.places.resuming import InterruptedRun
 
 _BATCH_BYTES = 4 << 20
@@ -203,55 +201,27 @@ def verify_read_back(path: Path, manifest: Manifest) -> None:
     Raises:
         StoreError: Something differs, or the file does not open.
     """
-    shown = printable(str(path))
-    with open_container(path) as reader:
-        if reader.manifest.digest != manifest.digest:
+    shown, format = printable(str(path)), FORMATS[manifest.format]
+    with closing(format.open(path)) as part:
+        if part.manifest.digest != manifest.digest:
             raise differs_error(shown, "its manifest")
         for column in manifest.columns[1:]:
-            if describe_column(column, reader.column(column.name)) != column:
+            if describe_column(column, part.column(column.name)) != column:
                 raise differs_error(shown, f"column {column.name!r}")
-        problem = next(iter(reader.check_structure(quick=FORMATS[manifest.format].quick_read_back)), None)
+        problem = next(iter(part.faults(quick=format.quick_read_back)), None)
         if problem is not None:
             raise differs_error(shown, f"the structure ({problem.what})")
         if manifest.is_linked:  # the images are in other files
             return
-        checksums, done = reader.fixed_column("checksum"), 0
+        checksums, total = part.fixed_column("checksum"), len(part)
 
-        def check(some: _ImageBatch) -> tuple[int, int | None]:
-            expected = checksums[some.first : some.first + some.records].tolist()
-            wrong = find_different_image(some.images, expected)
-            return some.records, None if wrong is None else some.first + wrong
+        def find_wrong(some: range) -> int | None:
+            data, starts, sizes = part.locate(np.arange(some.start, some.stop))
+            images = (data[at : at + size] for at, size in zip(starts.tolist(), sizes.tolist(), strict=True))
+            return find_different_image(images, checksums[some.start : some.stop].tolist())
 
-        for count, wrong in ordered_map(check, _batch_images(reader), default_workers()):
-            done += count
+        step = max(1, _BATCH_BYTES // manifest.mean_nbytes)
+        batches = [range(first, min(first + step, total)) for first in range(0, total, step)]
+        for some, wrong in zip(batches, ordered_map(find_wrong, batches, default_workers()), strict=True):
             if wrong is not None:
-                raise differs_error(shown, f"record {wrong}")
-        if done != len(reader):
-            raise differs_error(shown, f"the number of records ({done})")
-
-
-class _ImageBatch(NamedTuple):
-    """Consecutive records: the first one's number, how many, and an iterator that reads their images."""
-
-    first: int
-    records: int
-    images: Iterator[Buffer]
-
-
-def _batch_images(reader: Reader) -> Iterator[_ImageBatch]:
-    """Yields all images in batches of about 4 MiB. Locates them by :meth:`Reader.spans` as far as that goes."""
-    done, total = 0, len(reader)
-    for data, starts, sizes in reader.spans():
-        ends = sizes.cumsum()
-        first = 0
-        while first < len(sizes):
-            before = int(ends[first - 1]) if first else 0
-            stop = max(first + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, "right")))
-            places = zip(starts[first:stop].tolist(), sizes[first:stop].tolist(), strict=True)
-            yield _ImageBatch(done + first, stop - first, (data[start : start + size] for start, size in places))
-            first = stop
-        done += len(sizes)
-    step = max(1, _BATCH_BYTES * total // max(1, reader.manifest.image.nbytes))
-    for first in range(done, total, step):
-        numbers = range(first, min(first + step, total))
-        yield _ImageBatch(first, len(numbers), map(reader.view, numbers))
+                raise differs_error(shown, f"record {some.start + wrong}")

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.manifest import Column, Manifest
-from packstore.stores.base import FileWriter, Reader
-from packstore.stores.format import Format
+from packstore.stores.format import FileWriter, Format
 from packstore.stores.mapped import map_consecutive_images
+from packstore.stores.parts import Part
 
 if TYPE_CHECKING:
     from packstore.stores.manifest_recovery import RecoveredManifest
@@ -28,10 +28,10 @@ class Hdf5(Format):
     magic = b"\x89HDF\r\n\x1a\n"
     quick_read_back = True
 
-    def open(self, path: Path, descriptor: int | None = None) -> Reader:
-        from packstore.stores.hdf5.store import Hdf5Reader
+    def open(self, path: Path, descriptor: int | None = None) -> Part:
+        from packstore.stores.hdf5.store import Hdf5Part
 
-        return Hdf5Reader(path, descriptor)
+        return Hdf5Part(path, descriptor)
 
     def new_writer(self, path: Path, image: Column) -> FileWriter:
         from packstore.stores.hdf5.store import Hdf5Writer

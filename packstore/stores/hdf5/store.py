@@ -29,13 +29,12 @@ from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, Ragged, WholeCol
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
-from packstore.core.progress import ProgressCallback, no_progress
-from packstore.stores.base import FileWriter, Problem, parse_manifest, unreadable_error
 from packstore.stores.builder.spools import OffsetSpool
+from packstore.stores.format import FileWriter, parse_manifest, unreadable_error
 from packstore.stores.hdf5.checked import Hdf5Error, UnsupportedHdf5Error
 from packstore.stores.hdf5.file import Hdf5File, HeaderMessage
 from packstore.stores.hdf5.output import FailureHidingFile
-from packstore.stores.mapped import MappedReader, check_column, check_offsets
+from packstore.stores.mapped import MappedPart, check_column
 
 IMAGES_START = 4096
 """Offset of the images in the file: the first aligned one after the headers of the root and ``/image``."""
@@ -133,11 +132,11 @@ class Hdf5Writer(FileWriter):
             return int(image.id.get_offset() or 0)
 
 
-class Hdf5Reader(MappedReader):
-    """Reads an HDF5 store through a map of the file, without the library: see :mod:`packstore.stores.hdf5.file`.
+class Hdf5Part(MappedPart):
+    """An HDF5 file, read through a map of the file, without the library: see :mod:`packstore.stores.hdf5.file`.
 
     Opening raises :class:`StoreError` if the file or a column cannot be read, or does not fit the manifest. Of ragged
-    offsets, opening checks only the first and the last; :meth:`check_structure` checks all.
+    offsets, opening checks only the first and the last; :meth:`faults` checks all.
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
@@ -153,14 +152,6 @@ class Hdf5Reader(MappedReader):
                 data[column.name] = _map_column(hdf5, members, column, manifest.records, mapped, shown)
                 check_column(column, manifest.records, data[column.name], shown)
         super().__init__(path, manifest, data)
-
-    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields faults of the offsets of ragged columns. Opening has checked the rest of the structure.
-
-        ``quick`` and ``progress`` have no effect.
-        """
-        for column in self.manifest.columns:
-            yield from check_offsets(column.name, self.column(column.name))
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -369,4 +360,4 @@ def _move_range(file: IO[bytes], source: int, target: int, size: int) -> None:
         file.write(data)
 
 
-__all__ = ["Hdf5Reader", "Hdf5Writer", "read_manifest"]
+__all__ = ["Hdf5Part", "Hdf5Writer", "read_manifest"]

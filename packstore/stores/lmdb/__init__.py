@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.manifest import Column, Manifest
-from packstore.stores.base import FileWriter, Reader
-from packstore.stores.format import Format
+from packstore.stores.format import FileWriter, Format
 from packstore.stores.lmdb.pages import DATA_FILE
+from packstore.stores.parts import Part
 
 if TYPE_CHECKING:
     from packstore.stores.manifest_recovery import RecoveredManifest
@@ -31,10 +31,10 @@ class Lmdb(Format):
     quick_read_back = True
     scavenges_sound_stores = True  # pages that the tree no longer names may hold records
 
-    def open(self, path: Path, descriptor: int | None = None) -> Reader:
-        from packstore.stores.lmdb.store import LmdbReader
+    def open(self, path: Path, descriptor: int | None = None) -> Part:
+        from packstore.stores.lmdb.store import LmdbPart
 
-        return LmdbReader(path, descriptor)
+        return LmdbPart(path, descriptor)
 
     def new_writer(self, path: Path, image: Column) -> FileWriter:
         from packstore.stores.lmdb.writer import LmdbWriter

@@ -35,7 +35,7 @@ _MAGIC, _VERSION = 0xBEEFC0DE, 1
 
 
 class PageError(Exception):
-    """A page is damaged; the message says how. :class:`LmdbReader` raises :class:`StoreError` instead."""
+    """A page is damaged; the message says how. :class:`LmdbPart` raises :class:`StoreError` instead."""
 
 
 class TreeEntry(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.files import reading
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.stores.base import Reader, parse_manifest, unreadable_error
+from packstore.stores.format import parse_manifest, unreadable_error
 from packstore.stores.lmdb.nodes import Gap, PageError, WalkedColumn, WrongSize, find_header_faults
 from packstore.stores.lmdb.pages import DATA_FILE, Pages, RecordLookup
 from packstore.stores.mapped import check_offsets
@@ -37,7 +36,6 @@ HEADER_BYTES = 1024
 """Most bytes of the ``.npy`` header of an array of numbers."""
 _ENTRY_BYTES = 20
 """Fewest bytes of an entry: its pointer, its header, its key."""
-_SPAN = 1 << 14
 _FEWEST_TOGETHER = 12
 """Fewer images are faster to locate one by one."""
 _NPY = b"\x93NUMPY\x01\x00"
@@ -84,24 +82,24 @@ class LmdbPart(Part):
         if entries != expected:
             raise StoreError(f"{shown} is damaged: it has {entries} entries, its manifest says {expected}")
 
-    def view(self, row: int) -> memoryview:
-        if not 0 <= row < self._records:
-            raise IndexError(f"record {row} of {self._records}")
+    def view(self, index: int) -> memoryview:
+        if not 0 <= index < self._records:
+            raise IndexError(f"record {index} of {self._records}")
         images = self._images or self._require_open()
         try:
-            value = images.find_value(row)
+            value = images.find_value(index)
         except PageError as error:
-            raise Fault(int(row), self.path, f"is damaged: {error}") from None
+            raise Fault(int(index), self.path, f"is damaged: {error}") from None
         if value is None:
-            raise Fault(int(row), self.path, "is missing")
+            raise Fault(int(index), self.path, "is missing")
         if self._width is not None and len(value) != self._width:
-            raise Fault(int(row), self.path, f"has {len(value)} bytes: it is damaged")
+            raise Fault(int(index), self.path, f"has {len(value)} bytes: it is damaged")
         return value
 
-    def views(self, rows: NDArray[np.int64]) -> Sequence[Buffer]:
-        if len(rows) < _FEWEST_TOGETHER:
-            return [self.view(row) for row in rows.tolist()]
-        return MappedValues(self._require_open().data, self._require_open().address, *self.locate(rows)[1:])
+    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        if len(records) < _FEWEST_TOGETHER:
+            return [self.view(record) for record in records.tolist()]
+        return MappedValues(self._require_open().data, self._require_open().address, *self.locate(records)[1:])
 
     def locate(self, rows: NDArray[np.int64]) -> Spans:
         images = self._require_open()
@@ -112,15 +110,6 @@ class LmdbPart(Part):
         if count < len(rows) or wrong:
             self.view(int(rows[(*wrong, count)[0]]))  # raises the fault
         return Spans(images.data, starts, sizes)
-
-    def will_need(self, view: Buffer) -> None:
-        # The map has no readahead: without this, an image would be read page by page.
-        images = self._images
-        if hasattr(mmap, "MADV_WILLNEED") and isinstance(view, memoryview) and len(view) and images is not None:
-            address = np.frombuffer(view, np.uint8).ctypes.data - images.address
-            start, stop = address // mmap.PAGESIZE * mmap.PAGESIZE, address + len(view)
-            if 0 <= start < stop <= len(images.data):  # else it is of other memory
-                images.pages.random.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def column(self, name: str) -> ColumnData:
         columns = self._columns  # read once: another thread may close the part meanwhile
@@ -319,43 +308,3 @@ def _check_entries(pages: Pages, manifest: Manifest, quick: bool, progress: Prog
         if nbytes != column.nbytes:
             what = "images" if column.name == "image" else f"values of {column.name!r}"
             yield Problem(f"all {what} have {nbytes} bytes, the manifest says {column.nbytes}")
-
-
-class LmdbReader(Reader):
-    """Reads an :class:`LmdbPart`."""
-
-    def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        self._part = LmdbPart(path, descriptor)
-        super().__init__(path, self._part.manifest)
-
-    def read(self, index: int) -> Buffer:
-        return self._part.view(index)
-
-    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        return self._part.views(records)
-
-    def column(self, name: str) -> ColumnData:
-        return self._part.column(name)
-
-    def mapped_ragged_column(self, name: str) -> Ragged | None:
-        column = self.column(name)
-        return column if type(column) is Ragged else None
-
-    def will_need(self, index: int, view: Buffer) -> None:
-        self._part.will_need(view)
-
-    def close(self) -> None:
-        self._part.close()
-
-    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        return self._part.faults(quick=quick, progress=progress)
-
-    def spans(self) -> Iterator[Spans]:
-        """Yields the locations of images from record 0 on, up to the first fault, in the map with readahead."""
-        pages = self._part._require_open().pages
-        for first in range(0, len(self), _SPAN):
-            try:
-                located = self._part.locate(np.arange(first, min(first + _SPAN, len(self))))
-            except Fault:
-                return
-            yield located._replace(data=pages.map.data)

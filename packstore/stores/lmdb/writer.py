@@ -31,7 +31,7 @@ from packstore.core.columns import Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, file_size_limit, sync_file
 from packstore.core.manifest import Column, Manifest
-from packstore.stores.base import FileWriter
+from packstore.stores.format import FileWriter
 from packstore.stores.lmdb.pages import DATA_FILE
 from packstore.stores.lmdb.store import HEADER_BYTES, MANIFEST
 

@@ -24,10 +24,10 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.core.urls import ShardPlace, UrlPath
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore, RemoteError, open_objects
-from packstore.stores.base import encode_manifest
 from packstore.stores.builder.assembly import ShardList, build_sharded_manifest, list_shards
 from packstore.stores.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
 from packstore.stores.export_manifest import ROWS_FILE, RecordLines, parse_export_manifest
+from packstore.stores.format import encode_manifest
 from packstore.stores.opening import read_manifest
 from packstore.stores.places.base import ExportDraft, Growth, LostRaceError, Place, StoreDraft, exists_error
 from packstore.stores.places.owned import read_manifest_of_file, refuse_foreign_names, remove_unfinished

@@ -54,7 +54,6 @@ from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_
 from packstore.core.proof import Proof
 from packstore.core.shards import Shard, ShardTable, shards_to_rows
 from packstore.core.tally import Tally
-from packstore.stores.base import Reader
 from packstore.stores.format import Format
 from packstore.stores.opening import open_reader
 from packstore.stores.places.work import (
@@ -65,6 +64,7 @@ from packstore.stores.places.work import (
     STORE,
     remove_run,
 )
+from packstore.stores.records import Records
 
 _log = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ class InterruptedRun:
         self._proof = Proof([*columns, ROW_CHECKSUM], lambda name, record: journaled[name][record])
         self._shards = receipt.shards or ()
         self._starts = [0, *itertools.accumulate(shard.records for shard in self._shards)]
-        self._reader: tuple[int, Reader] | None = None
+        self._reader: tuple[int, Records] | None = None
         self._proven: set[int] = set()
         self._partial: Callable[[int], memoryview] | None = None
         self.records = receipt.records
@@ -365,7 +365,7 @@ class InterruptedRun:
         number, reader = self._reader
         return reader.view(record - self._starts[number])
 
-    def _open_proven(self, shard: Shard) -> Reader:
+    def _open_proven(self, shard: Shard) -> Records:
         """Opens a sealed shard. Raises :class:`StoreError` if the shard cannot be read, or its SHA-256 or manifest
         differs from the receipt.
         """

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.manifest import Column, Manifest
-from packstore.stores.base import FileWriter, Reader
-from packstore.stores.format import Format
+from packstore.stores.format import FileWriter, Format
 from packstore.stores.mapped import map_consecutive_images
+from packstore.stores.parts import Part
 
 if TYPE_CHECKING:
     from packstore.stores.manifest_recovery import RecoveredManifest
@@ -31,10 +31,10 @@ class Pth(Format):
     magic = b"PK\x03\x04"
     default_encoding = "float16"
 
-    def open(self, path: Path, descriptor: int | None = None) -> Reader:
-        from packstore.stores.pth.store import PthReader
+    def open(self, path: Path, descriptor: int | None = None) -> Part:
+        from packstore.stores.pth.store import PthPart
 
-        return PthReader(path, descriptor)
+        return PthPart(path, descriptor)
 
     def new_writer(self, path: Path, image: Column) -> FileWriter:
         from packstore.stores.pth.store import PthWriter

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
-from packstore.stores.base import Problem
+from packstore.stores.parts import Problem
 
 ALIGNMENT = 64
 """Entries' contents begin at a multiple of this, as in torch's own files."""

@@ -34,9 +34,10 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.files import drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.stores.base import FileWriter, Problem, parse_manifest, unreadable_error
 from packstore.stores.builder.spools import OffsetSpool
-from packstore.stores.mapped import MappedReader, check_column, check_offsets
+from packstore.stores.format import FileWriter, parse_manifest, unreadable_error
+from packstore.stores.mapped import MappedPart, check_column
+from packstore.stores.parts import Problem
 from packstore.stores.pth.layout import build_padding_field, compute_content_start
 from packstore.stores.pth.pickle_machine import PickleError, UnsupportedPickleError
 from packstore.stores.pth.pickle_reader import Call, SavedTensor, unpickle
@@ -140,8 +141,8 @@ class PthWriter(FileWriter):
             self._ends.close()
 
 
-class PthReader(MappedReader):
-    """Reads a ``.pth`` through a map of the file, without torch. Executes nothing and copies nothing.
+class PthPart(MappedPart):
+    """A ``.pth``, read through a map of the file, without torch. Executes nothing and copies nothing.
 
     Opening raises :class:`StoreError` if the file cannot be read, does not fit the manifest, or has tensors that are
     not plain, contiguous and aligned. Of ragged offsets, opening checks only the first and the last.
@@ -165,14 +166,13 @@ class PthReader(MappedReader):
         self._map = None
         super().close()
 
-    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+    def faults(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Yields faults of the offsets of ragged columns.
 
         Without ``quick``, also yields wrong CRC-32 and changed headers of zip entries.
         """
-        for column in self.manifest.columns:
-            yield from check_offsets(column.name, self.column(column.name))
-        map = self._map  # read once: another thread may close the reader meanwhile
+        yield from super().faults()
+        map = self._map  # read once: another thread may close the part meanwhile
         if not quick and map is not None:
             yield from check_zip(map, progress)
 

@@ -17,7 +17,7 @@ from packstore.core.errors import printable
 from packstore.core.files import SlicedFile
 from packstore.core.manifest import MAX_JSON_BYTES
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.stores.base import Problem
+from packstore.stores.parts import Problem
 from packstore.stores.pth.layout import check_layout
 
 _LOCAL = struct.Struct("<4s4xH16xHH")  # signature, compression, sizes of the name and of the extra field

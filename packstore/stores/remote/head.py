@@ -13,7 +13,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
-from packstore.stores.base import parse_manifest
+from packstore.stores.format import parse_manifest
 from packstore.stores.remote.objects import (
     VERSIONS,
     list_shard_files_of_copy,

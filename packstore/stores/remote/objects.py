@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def fetch_shard_manifest(url: UrlPath, digest: str, nbytes: int, format: str) ->
     descriptor = default_cache().open(digest, nbytes, fetch)
     try:
         opened: Format = FORMATS[format]
-        with opened.open(url, descriptor) as reader:
-            return reader.manifest
+        with closing(opened.open(url, descriptor)) as part:
+            return part.manifest
     finally:
         os.close(descriptor)

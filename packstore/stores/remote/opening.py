@@ -14,16 +14,16 @@ from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, open_objects
-from packstore.stores.base import Reader
 from packstore.stores.format import Format
-from packstore.stores.linked import LinkedReader
+from packstore.stores.linked import Linked
+from packstore.stores.records import OneFile, PartTable
 from packstore.stores.remote.head import RemoteHead, read_head
-from packstore.stores.remote.reader import RemoteReader
+from packstore.stores.remote.shards import RemoteShards
 
 _START_BYTES = 512
 
 
-def open_remote(path: UrlPath) -> Reader:
+def open_remote(path: UrlPath) -> PartTable:
     """Opens the store at a URL: its newest version, or a single-file store, which is fetched whole into the cache.
 
     Raises :class:`StoreError` if there is no valid store or it cannot be fetched.
@@ -39,12 +39,12 @@ def open_remote(path: UrlPath) -> Reader:
     if head is None:
         place = open_objects(path.parent)
         return _open_copied(path, place, place.head(path.name), None)
-    return RemoteReader(path, objects, head)
+    return RemoteShards(path, objects, head)
 
 
-def reopen_remote(path: UrlPath, head: RemoteHead) -> RemoteReader:
+def reopen_remote(path: UrlPath, head: RemoteHead) -> RemoteShards:
     """Opens a store at a URL with a known head. Makes no request: the objects of a version never change."""
-    return RemoteReader(path, open_objects(path), head)
+    return RemoteShards(path, open_objects(path), head)
 
 
 def read_remote_manifest(path: UrlPath) -> Manifest:
@@ -55,8 +55,9 @@ def read_remote_manifest(path: UrlPath) -> Manifest:
     if not _is_local_file(path):
         with suppress(MissingStoreError):
             return read_head(open_objects(path)).manifest
-    with open_remote(path) as reader:
-        return reader.manifest
+    table = open_remote(path)
+    table.close()
+    return table.manifest
 
 
 def _is_local_file(path: UrlPath) -> bool:
@@ -85,7 +86,7 @@ def _find_copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore,
     return None
 
 
-def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: Format | None) -> Reader:
+def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: Format | None) -> PartTable:
     """Fetches a single-file store whole into the cache and opens it. Checks the size of the cached copy, not its bytes.
 
     If ``format`` is None, recognises the format by the first bytes. Raises :class:`StoreError` if the store cannot be
@@ -100,11 +101,12 @@ def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: 
     descriptor = default_cache().open_by_address(f"{url} {version} {info.nbytes}", info.nbytes, fetch, url)
     try:
         known = format or _recognise_start(path, os.pread(descriptor, _START_BYTES, 0))
-        reader = known.open(path, descriptor)
+        part = known.open(path, descriptor)
     finally:
         os.close(descriptor)
-    reader.nbytes = info.nbytes
-    return LinkedReader(reader, path.parent) if reader.manifest.is_linked else reader
+    table = OneFile(Linked(part, path.parent) if part.manifest.is_linked else part)
+    table.nbytes = info.nbytes
+    return table
 
 
 def _recognise_start(path: UrlPath, start: bytes) -> Format:

@@ -14,7 +14,7 @@ from packstore.core.errors import StoreError
 from packstore.core.proof import Proof
 from packstore.stores import Checksums
 from packstore.stores.base import Reader
-from packstore.stores.sparingly_checked import ARRAY_SHARE
+from packstore.stores.proven import ARRAY_SHARE
 
 
 class ImagesByNumber(Protocol):

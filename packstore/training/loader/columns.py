@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import StoreError, UsageError
 from packstore.core.manifest import Column
-from packstore.stores.remote.fetching import as_fetching
 from packstore.training.augment.base import Operation
 from packstore.training.augment.operations import ONE_SIZE
 from packstore.training.augment.targets import check_targets, plan_targets
@@ -243,7 +242,7 @@ def refuse_missing_values(dataset: PackedDataset, collate: Mapping[str, Any], it
     URL, whose shards it would have to fetch."""
     reader = dataset.reader
     start = reader.split(dataset.split).start
-    for name in dataset.columns if as_fetching(reader) is None else ():
+    for name in dataset.columns if reader.table.cache is None else ():
         column = dataset.manifest.column(name)
         if not column.nullable or collate.get(name) == "optional" or column.collation == "image_lists":
             continue
@@ -288,7 +287,7 @@ def _read_samples(dataset: PackedDataset, column: Column) -> Iterator[Any]:
     """Yields stored values of up to 1,000 of the dataset's records, evenly spaced, of local files and the first."""
     records = dataset._record_of_item(0) + np.linspace(0, len(dataset) - 1, min(len(dataset), _SAMPLES), dtype=np.int64)
     reader = dataset.reader.unchecked_reader
-    local = reader.parts_are_local(np.searchsorted(reader.part_starts, records, "right") - 1)
+    local = reader.table.are_local(reader.table.find(records))
     local[0] = True
     for record in records[local].tolist():
         with suppress(StoreError):  # the loader raises for the record, or skips it, when it is its turn

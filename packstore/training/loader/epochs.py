@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.stores.remote.fetching import as_fetching
 from packstore.training.concatenation import Mix, resolve_mixture
 from packstore.training.dataset import PackedDataset
 from packstore.training.lanes import (
@@ -79,14 +78,14 @@ class Epochs:
             self._subset = chosen if part is None else part[chosen]
         self._subset_ids = None if self._subset is None else with_occurrences(self._subset)
         # A permutation of all records would fetch every shard again and again.
-        remote = as_fetching(dataset.reader) if options.block is None else None
+        is_remote = options.block is None and dataset.reader.table.cache is not None
         self.mixture = resolve_mixture(dataset, options.shuffle) if isinstance(dataset, Mix) else None
-        by_shards = options.shuffle is True and remote is not None
+        by_shards = options.shuffle is True and is_remote
         lanes = options.shuffle == "lanes" or (by_shards and self.mixture is None)
         self.shuffle = "lanes" if lanes else "full" if options.shuffle else None
         if options.window is not None and not lanes and not by_shards and options.block is None:
             raise UsageError("window is of shuffle='lanes' or of block: add one of them, or leave it out")
-        self._shards = shards = np.clip(dataset.reader.part_starts - self.first_record, 0, self._records)
+        self._shards = shards = np.clip(dataset.reader.table.starts - self.first_record, 0, self._records)
         if lanes and self._subset is not None and self._subset_ids is not None:
             chosen, shards = group_by_shard(self._subset, shards)
             self._subset_ids = self._subset_ids[chosen]
@@ -96,7 +95,7 @@ class Epochs:
                 "a Mix decides on the order: leave out sampler, indices, Subset, block and shuffle='lanes'"
             )
         count = len(dataset) if self._subset is None else len(self._subset)
-        in_turn = remote is not None and not options.shuffle and self._subset is None and self.mixture is None
+        in_turn = is_remote and not options.shuffle and self._subset is None and self.mixture is None
         self.order = Order(
             length=count,
             batch_size=batch_size,
@@ -108,7 +107,7 @@ class Epochs:
             window=options.window,
             mixture=self.mixture,
         )
-        self._fits_cache = options.window is None and remote is not None and (lanes or by_shards)
+        self._fits_cache = options.window is None and is_remote and (lanes or by_shards)
         self._dataset, self._order_of_one = dataset, self.order
         self._sampler_epoch = getattr(self._sampler, "epoch", None)
         self._drawn_batches: int | None = None  # of the latest epoch of a sampler, once that has ended
@@ -179,11 +178,11 @@ class Epochs:
         """Window for a single rank; None for the default.
 
         It is the user's if given. If the cache has less room than the default takes, it has fewer shards."""
-        remote = as_fetching(self._dataset.reader) if self._fits_cache else None
-        if remote is None:
+        table = self._dataset.reader.table
+        if not self._fits_cache or table.cache is None:
             return self._options.window
-        room = cache_room(remote.cache.budget)
-        window = find_fitting_window(self._order_of_one.list_first_epoch_reads, remote.part_nbytes, room)
+        room = cache_room(table.cache.budget)
+        window = find_fitting_window(self._order_of_one.list_first_epoch_reads, table.part_nbytes, room)
         return None if window == SHARDS_A_WINDOW else window
 
     @property

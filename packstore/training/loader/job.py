@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.stores.records import DamagedCopies
+from packstore.stores.proven import DamagedCopies
 from packstore.training.loader.columns import BatchColumns
 from packstore.training.loader.decoded_fields import split_flat
 from packstore.training.loader.device_steps import DrawnForBatch, ImageSet

@@ -17,11 +17,11 @@ def find_lost_records(reader: Reader, records: NDArray[np.int64]) -> NDArray[np.
     """Opens the shards of ``records``; returns bool ``(n,)``, True for records whose shard cannot be opened.
 
     Logs a warning for each such shard. Raises :class:`UnreachableError` if the network fails."""
-    parts = np.searchsorted(reader.part_starts, records, "right") - 1
+    parts = reader.table.find(records)
     lost = []
     for part in np.unique(parts).tolist():
         try:
-            reader.unchecked_reader.part(part)
+            reader.table.open(part)
         except UnreachableError:
             raise
         except StoreError as error:

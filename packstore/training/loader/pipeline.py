@@ -16,8 +16,7 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.core.modes import RGB
 from packstore.images.decoders import Decoder
-from packstore.stores.remote.fetching import as_fetching
-from packstore.stores.remote.reader import FetchCounts
+from packstore.stores.records import FetchCounts
 from packstore.training.augment.base import GeometricOperation, Step
 from packstore.training.augment.mosaic import Mosaic, check_columns
 from packstore.training.augment.per_image import PerImage
@@ -152,8 +151,7 @@ class Pipeline:
     @property
     def fetches(self) -> list[FetchCounts]:
         """Fetch counts of each remote store that the dataset reads; empty for local ones."""
-        remote = as_fetching(self.dataset.reader)
-        return [] if remote is None else remote.all_counts
+        return self.dataset.reader.table.all_counts
 
     @property
     def assembler(self) -> Assembler:

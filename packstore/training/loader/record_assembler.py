@@ -15,7 +15,6 @@ from packstore.images.decoders import Box
 from packstore.images.engine import OutputFormat, Requests, get_engine
 from packstore.images.orientation import map_to_stored_box, upright
 from packstore.images.sniff import excess_pixels_message
-from packstore.stores.remote.fetching import as_fetching
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.loader.assemble import Assembler, wrong_header_error
@@ -81,7 +80,7 @@ class RecordAssembler(Assembler):
         self._alone = alone
         self._programs = programs
         self._own_sizes = False
-        self._is_remote = as_fetching(images.reader) is not None
+        self._is_remote = images.reader.table.cache is not None
         self._of_one_size = EngineKernel.for_column(images.column, operations, finish, programs)
         self.shape = self._row_shape()
 
@@ -232,7 +231,7 @@ class RecordAssembler(Assembler):
             try:
                 view = images.view(record)
                 if fetch:
-                    images.will_need(record, view)
+                    images.will_need(view)
                 prepared.views.append(view)
             except PackstoreError as error:
                 prepared.failed.append(self._note_error(errors, row, record, error))

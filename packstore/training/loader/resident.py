@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import PackstoreError, StoreError
-from packstore.stores.records import DamagedCopies
+from packstore.stores.proven import DamagedCopies
 from packstore.training.augment.base import is_channels_last
 from packstore.training.loader.by_engine import EngineGatherer
 from packstore.training.loader.epochs import Epochs
@@ -219,7 +219,7 @@ class Resident:
         pipeline, assembler, start = self._pipeline, self._pipeline.assembler, self._epochs.first_record
         device, count = pipeline.dataset.device, len(pipeline.dataset)
         pre_transform = pipeline.options.pre_transform
-        if pipeline.dataset.reader.can_refetch:
+        if pipeline.dataset.reader.table.can_refetch:
             pipeline.dataset.reader.check_files()
         step = max(1, _LOADED_BYTES // max(1, int(np.prod(assembler.shape)) * assembler.dtype.itemsize))
         ring = Ring(transport_to(device), 2)

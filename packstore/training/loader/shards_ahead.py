@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import CacheFullError, DiskFullError, StoreError
-from packstore.stores.base import Reader
-from packstore.stores.remote.fetching import FetchingReader, as_fetching
+from packstore.stores.records import PartTable, Records
 from packstore.training.lanes import ShardReads, cache_room, max_bytes_needed
 
 _log = logging.getLogger("packstore")
@@ -33,7 +32,7 @@ class ShardsAhead:
 
     def __init__(
         self,
-        reader: FetchingReader,
+        table: PartTable,
         reads: ShardReads,
         sizes: NDArray[np.int64],
         first: int,
@@ -42,7 +41,7 @@ class ShardsAhead:
     ) -> None:
         """
         Args:
-            reader: The open store.
+            table: The files of the open store.
             reads: Shards that this rank reads in the epoch.
             sizes: ``(shards,)``, bytes of each shard of the store.
             first: First batch of the epoch, or of its rest.
@@ -50,7 +49,7 @@ class ShardsAhead:
             following: Shards that this rank reads in the next epoch. Of these, at most the bytes are fetched that
                 batches need at a time.
         """
-        self._reader = reader
+        self._table = table
         reads = ShardReads(*(column[reads.last >= first] for column in reads))
         self._own = len(reads.shards)
         if following is not None:
@@ -76,7 +75,7 @@ class ShardsAhead:
 
     @classmethod
     def for_reader(
-        cls, reader: Reader, reads: ShardReads | None, first: int = 0, following: ShardReads | None = None
+        cls, reader: Records, reads: ShardReads | None, first: int = 0, following: ShardReads | None = None
     ) -> ShardsAhead | None:
         """Starts to fetch shards ahead of batch ``first``. Returns None for a local store, or if the order is unknown.
 
@@ -88,11 +87,11 @@ class ShardsAhead:
             first: First batch of the epoch, or of its rest.
             following: Shards of the next epoch.
         """
-        remote = None if reads is None else as_fetching(reader)
-        if reads is None or remote is None:
+        table = reader.table
+        if reads is None or table.cache is None:
             return None
-        sizes = remote.part_nbytes
-        room = cache_room(remote.cache.budget)
+        sizes = table.part_nbytes
+        room = cache_room(table.cache.budget)
         needed = max_bytes_needed(reads, sizes)
         if needed > room:
             _log.warning(
@@ -102,7 +101,7 @@ class ShardsAhead:
                 f"{needed:,}",
                 f"{room:,}",
             )
-        return cls(remote, reads, sizes, first, room, following)
+        return cls(table, reads, sizes, first, room, following)
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +121,7 @@ class ShardsAhead:
 
         A request to a silent server would take most of a minute."""
         self._tell_threads_to_end(True)
-        with self._reader.refuse_requests():
+        with self._table.refuse_requests():
             yield
 
     def _tell_threads_to_end(self, closed: bool) -> None:
@@ -154,7 +153,7 @@ class ShardsAhead:
             if done or (self._taken < len(self._first) and self._first[self._taken] <= batches):
                 self._changed.notify_all()
         if done:
-            self._reader.release_shards([shard for shard in done if shard not in needed])
+            self._table.release([shard for shard in done if shard not in needed])
 
     def _fetch_shards(self) -> None:
         """Fetches shards in turn until none are left; runs in each thread.
@@ -163,7 +162,7 @@ class ShardsAhead:
         cache or disk."""
         while (place := self._take_next()) is not None:
             try:
-                self._reader.prefetch(self._shards[place])
+                self._table.prefetch(self._shards[place])
             except (CacheFullError, DiskFullError):
                 pass  # others use the cache too; the thread that needs the shard finds room, or raises
             except StoreError as error:

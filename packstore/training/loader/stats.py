@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 
-from packstore.stores.remote.reader import FetchCounts
+from packstore.stores.records import FetchCounts
 
 STAGES = ("wait", "read", "decode", "augment", "per_image", "copy")
 

@@ -19,6 +19,7 @@ from packstore.images.engine import MODES, Requests
 from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.stores.base import Reader, as_image_array
+from packstore.stores.mapped import read_ahead
 from packstore.training.loader.finish import stored_format
 from packstore.training.loader.kernel import engine_supports, height_width
 from packstore.training.loader.prepared import Header, PreparedBatch
@@ -57,7 +58,7 @@ class StoredImages(ABC):
         self.is_main = column.name == "image"
         self._unchecked = reader.unchecked_reader
         self.view = self._unchecked.view if self.is_main else partial(read_stored_bytes, reader, column)
-        self.will_need = self._unchecked.will_need if self.is_main else _do_not_prefetch
+        self.will_need = read_ahead if self.is_main else _do_not_prefetch
         self.cold = COLD_BATCHES
 
     def view_all(self, records: NDArray[np.int64]) -> Sequence[Any]:
@@ -252,5 +253,5 @@ class MappedImages(ArrayImages):
         return pixels
 
 
-def _do_not_prefetch(record: int, view: Any) -> None:
-    """Does nothing, in place of :meth:`Reader.will_need`, for columns beside the main image."""
+def _do_not_prefetch(view: Any) -> None:
+    """Does nothing, in place of :func:`read_ahead`, for columns beside the main image."""

@@ -60,7 +60,7 @@ class Streaming:
 
         Ctrl-C also aborts requests for shards. At the end, cancels unfinished batches and stops the threads."""
         pipeline, options = self._pipeline, self._pipeline.options
-        if pipeline.dataset.reader.can_refetch:
+        if pipeline.dataset.reader.table.can_refetch:
             pipeline.dataset.reader.check_files()
         transport = self.transport = self.transport or transport_to(pipeline.dataset.device)
         ring = Ring(transport, options.prefetch + 1)

@@ -25,7 +25,7 @@ from tests.internals import (
     CacheFullError,
     ManifestError,
     MissingStoreError,
-    RemoteReader,
+    RemoteShards,
     ShardTable,
     StoreError,
     UrlPath,
@@ -53,9 +53,10 @@ def put(bucket: Path, tmp_path: Path, records: Records, format: str = "hdf5", **
     return url
 
 
-def opened(url: UrlPath) -> RemoteReader:
+def opened(url: UrlPath) -> Any:
+    """Returns the reader; its table is that of a store at a URL, with counts."""
     reader = open_store(url)
-    assert isinstance(reader, RemoteReader)
+    assert isinstance(reader.table, RemoteShards)
     return reader
 
 
@@ -134,17 +135,17 @@ def test_a_shard_is_fetched_once_and_when_it_is_needed(bucket: Path, tmp_path: P
         assert bytes(reader.read(0)) == records.images[0]
         assert len(requests) == 1
         assert bytes(reader.read(1)) == records.images[1]
-        assert reader.counts.misses == 1
-        nbytes = reader.counts.fetched_bytes
+        assert reader.table.counts.misses == 1
+        nbytes = reader.table.counts.fetched_bytes
         assert nbytes > 0
-        reader.prefetch(1)
-        reader.prefetch(1)
+        reader.table.prefetch(1)
+        reader.table.prefetch(1)
         assert len(requests) == 2
-        assert reader.counts.fetched_bytes > nbytes
+        assert reader.table.counts.fetched_bytes > nbytes
         # Only who reads counts: the second shard was there when it was wanted.
-        assert (reader.counts.misses, reader.counts.hits) == (1, 0)
-        reader.shard(1)
-        assert (reader.counts.misses, reader.counts.hits) == (1, 1)
+        assert (reader.table.counts.misses, reader.table.counts.hits) == (1, 0)
+        reader.part(1)
+        assert (reader.table.counts.misses, reader.table.counts.hits) == (1, 1)
         assert len(requests) == 2
     requests.clear()
     with opened(url) as again:
@@ -165,7 +166,7 @@ def test_a_cache_smaller_than_the_store(bucket: Path, tmp_path: Path, monkeypatc
         views = [reader.view(i) for i in range(len(reader))]
         assert [bytes(view) for view in views] == records.images
         assert_holds(reader, records)
-        assert sum(entry.nbytes for entry in reader.cache.entries()) <= 2 * largest
+        assert sum(entry.nbytes for entry in reader.table.cache.entries()) <= 2 * largest
     assert packstore.verify(url).ok
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(largest // 2))
     with opened(url) as reader, pytest.raises(CacheFullError, match=r"needs [0-9,]+ bytes"):
@@ -181,7 +182,7 @@ def test_waiting_for_room_that_another_reader_holds_ends(
     assert table is not None
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(int(table.table["nbytes"][:2].sum())))
     for name in ("_PATIENCE_SECONDS", "_MOST_PATIENCE_SECONDS"):
-        monkeypatch.setattr(f"packstore.stores.remote.reader.{name}", 0.05)
+        monkeypatch.setattr(f"packstore.stores.remote.shards.{name}", 0.05)
     holding = open_store(url)
     held = [holding.view(0), holding.view(len(holding) // 2)]
     with opened(url) as reader:
@@ -194,7 +195,7 @@ def test_waiting_for_room_that_another_reader_holds_ends(
 def test_refused_requests_are_made_after_an_error(bucket: Path, tmp_path: Path) -> None:
     records = make_records("uint8", 4)
     with opened(put(bucket, tmp_path, records)) as reader:
-        with pytest.raises(StoreError, match="interrupted"), reader.refuse_requests():
+        with pytest.raises(StoreError, match="interrupted"), reader.table.refuse_requests():
             reader.read(0)
         assert_holds(reader, records)
 
@@ -237,7 +238,7 @@ def test_a_copied_store_of_shards(bucket: Path, tmp_path: Path, format: str, req
     shutil.copytree(tmp_path / name, bucket / name)
     with opened(UrlPath(f"{bucket.as_uri()}/{name}")) as reader:
         assert len(requests) == 3
-        assert reader.head.version is None
+        assert reader.table.head is None
         assert_holds(reader, records)
         assert [*reader.check_structure()] == []
 
@@ -332,7 +333,7 @@ class TestDamage:
         flip(path, path.stat().st_size // 2)
         with opened(url) as reader:
             assert_holds(reader, records)
-            assert reader.counts.misses == len(reader.manifest.shards or ())
+            assert reader.table.counts.misses == len(reader.manifest.shards or ())
 
     def test_a_damaged_head(self, url: UrlPath, bucket: Path) -> None:
         flip(bucket / url.name / version_name(1), 200)

@@ -1,8 +1,8 @@
-"""Reads a sharded store, a directory of shards with one manifest, as one store."""
+"""The files of a sharded store: a directory of shards with one manifest and one table."""
 
 from __future__ import annotations
 
-import bisect
+import dataclasses
 import errno
 import itertools
 import json
@@ -12,32 +12,27 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from packstore.core.checksums import file_digest, join_records_digests
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
-from packstore.core.errors import StoreError, UsageError, printable
+from packstore.core.errors import ManifestError, StoreError, UnreachableError, UsageError, printable
 from packstore.core.files import (
     MANIFEST_FILE,
+    device_and_inode,
     open_regular,
     raise_open_file_limit,
     release_open_files,
 )
-from packstore.core.manifest import Manifest
+from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.plainjson import to_canonical_json
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.core.urls import ShardPlace
-from packstore.stores.base import Problem, Reader
-from packstore.stores.format import Format
+from packstore.stores.format import Format, parse_manifest
 from packstore.stores.link_files import LinkedFiles
-from packstore.stores.linked import LinkedReader, link_folder
-from packstore.stores.shard_columns import columns_match, concatenate_column
-from packstore.stores.sharded_manifest import manifest_identity, read_sharded_manifest
+from packstore.stores.linked import Linked, link_folder
+from packstore.stores.parts import Part, Problem
+from packstore.stores.records import PartTable
 
 _OPEN_TRIES = 8
 _FILES_A_SHARD = 3
@@ -49,14 +44,14 @@ _FEWEST_OPEN = 32
 _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 
 
-class ShardedReader(Reader):
-    """Reads a sharded store. Opens shards when they are needed.
+class Shards(PartTable):
+    """The shards of a store in a directory. Opens them when they are needed.
 
     Holds up to 1,024 shards open, or fewer if the process may not open enough files.
 
     - No more shards than that: :func:`open_sharded` opens all files at the beginning. The reader then still works after
       the store is replaced.
-    - More shards: closes those that were used longest ago. :meth:`view`, :meth:`array` and :meth:`value` copy.
+    - More shards: closes those that were used longest ago, and :class:`Chain` copies what it reads.
 
     Each opened shard must have the manifest digest that the table lists. After the store is replaced, opening another
     shard therefore raises :class:`StoreError`.
@@ -70,161 +65,66 @@ class ShardedReader(Reader):
         promised: Number of open files reserved for the reader.
         """
         table = _require_table(manifest)
-        super().__init__(path, manifest)
+        super().__init__(path, manifest, table.starts[:-1])
         self._format: Format = FORMATS[manifest.format]
         self._table = table
         self._data_file = f"/{self._format.files[0]}" if self._format.files else ""
         self._files = files
         self._finalizer = weakref.finalize(self, _close_files, files, promised)
-        self._starts: list[int] = table.starts.tolist()
-        self._open: dict[int, Reader] = {}
+        self._open: dict[int, Part] = {}
         self._most = max(_FEWEST_OPEN, promised // _FILES_A_SHARD)
-        self._bounded = self._most < len(table)
+        self.bounded = self._most < len(table)
         self._used: dict[int, int] = {}  # time of last use of each open shard, if their number is bounded
         self._clock = itertools.count()
-        self._columns: dict[str, ColumnData] = {}
         self._linked = LinkedFiles()
         self._lock = threading.RLock()  # reentrant: a remote reader closes shards while it opens one
         self._closed = False
 
-    def read(self, index: int) -> Buffer:
-        """Returns the image, and opens its shard if need be. Raises :class:`IndexError` outside the range."""
-        reader, local = self._locate_record(index)
-        return reader.read(local)
-
-    def view(self, index: int) -> Buffer:
-        """Returns a view of the image, or a copy if the reader holds only some shards open at a time."""
-        reader, local = self._locate_record(index)
-        view = reader.view(local)
-        # A copy: a view keeps its shard's map open, so a batch could keep as many files open as it has records.
-        return bytes(view) if self._bounded else view
-
-    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        """Returns the images of some records, in their order. Reads a linked store shard by shard."""
-        if not self.manifest.is_linked or not len(records):
-            return super().views(records)
-        images: list[Buffer] = [b""] * len(records)
-        for reader, some, local in self._group_by_shard(records):
-            for place, view in zip(some.tolist(), reader.views(local), strict=True):
-                images[place] = view
-        return images
-
-    def will_need(self, index: int, view: Buffer) -> None:
-        """Asks the operating system to read the record's image from the disk.
-
-        Does nothing if the reader holds only some shards open at a time, since views are copies then.
-        """
-        if not self._bounded:
-            reader, local = self._locate_record(index)
-            reader.will_need(local, view)
-
-    def array(self, index: int) -> NDArray[Any]:
-        """Returns the image as an array. It is a copy if the reader holds only some shards open at a time."""
-        reader, local = self._locate_record(index)
-        array = reader.array(local)
-        if self._bounded:
-            array = array.copy()
-            array.flags.writeable = False
-        return array
-
-    def value(self, name: str, index: int) -> Any:
-        """Returns the value, and opens its shard if need be.
-
-        Bytes are a copy if the reader holds only some shards open at a time.
-        """
-        reader, local = self._locate_record(index)
-        value = reader.value(name, local)
-        return bytes(value) if self._bounded and isinstance(value, memoryview) else value
-
-    def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values of some records, and opens only the shards that have them.
-
-        Raises :class:`IndexError` for a number without a record.
-        """
-        column = self.manifest.column(name)
-        if column.kind != "fixed" or name == "image":
-            return self.fixed_column(name)[records]
-        chosen: NDArray[np.int64] = np.asarray(records, np.int64)
-        if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < len(self):
-            raise IndexError(f"records {chosen.min()} to {chosen.max()} of {len(self)}")
-        out: NDArray[Any] | None = None
-        for reader, some, local in self._group_by_shard(chosen):
-            values = reader.values(name, local)
-            if out is None:  # allocated only after the first read: a manifest may claim any shape
-                out = np.empty((len(chosen), *column.shape), NUMPY_DTYPE[column.dtype])
-            out[some] = values
-        return np.empty((0, *column.shape), NUMPY_DTYPE[column.dtype]) if out is None else out
-
-    def part(self, number: int) -> Reader:
-        """Returns the reader of a shard. Opens the shard if need be."""
-        return self.shard(number)
-
-    @property
-    def part_starts(self) -> NDArray[np.int64]:
-        return self._table.starts[:-1]
-
-    def part_places(self) -> list[ShardPlace]:
+    def places(self) -> list[ShardPlace]:
         return [f"{self.path}/{name}" for name in self._table.names()]
-
-    def key(self, index: int) -> str:
-        reader, local = self._locate_record(index)
-        return reader.key(local)
-
-    def column(self, name: str) -> ColumnData:
-        """Opens all shards, concatenates their values of a column in memory, and keeps the result.
-
-        Raises :class:`StoreError` for ``image``.
-        """
-        column = self.manifest.column(name)
-        if name == "image":
-            raise StoreError("a sharded store has no array of all images; read them one by one")
-        columns = self._columns  # read once: another thread may close the reader meanwhile
-        if name not in columns:
-            columns[name] = concatenate_column(column, (part.column(name) for part in self.parts()), self._bounded)
-        return columns[name]
 
     def close(self) -> None:
         """Closes all shards and files, and releases the reserved open files."""
         with self._lock:
             self._closed = True
-            readers = [*self._open.values()]
+            parts = [*self._open.values()]
             self._open.clear()
-            self._columns = {}
+            self.columns = {}
             self._linked.clear()
             self._finalizer()
-        for reader in readers:
-            reader.close()
+        for part in parts:
+            part.close()
 
-    def shard(self, number: int) -> Reader:
-        """Returns the reader of a shard. Opens the shard if need be, and may close others to make room.
+    def open(self, number: int) -> Part:
+        """Returns a shard. Opens it if need be, and may close others to make room.
 
         Raises:
             StoreError: The shard is missing, incomplete, or not the one that the table lists. The store was replaced,
                 or this reader is closed.
             UsageError: The process may not open more files.
         """
-        if self._bounded:
+        if self.bounded:
             self._used[number] = next(self._clock)
-        reader = self._open.get(number)
-        if reader is None:
+        part = self._open.get(number)
+        if part is None:
             self._fetch_before_opening(number)
             with self._lock:
                 if self._closed:
                     raise StoreError(f"{printable(str(self.path))} is closed")
-                reader = self._open.get(number)
-                if reader is None:
+                part = self._open.get(number)
+                if part is None:
                     if len(self._open) >= self._most:
                         self._close_oldest()
-                    held = self._files.pop(number, None)  # from here on the reader's map keeps it open
+                    held = self._files.pop(number, None)  # from here on its map keeps it open
                     try:
-                        reader = self._open[number] = self._open_shard(number, held)
+                        part = self._open[number] = self._open_shard(number, held)
                     except StoreError as error:
                         if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_MORE_FILES:
                             # Another class of error: the shard must not be taken for damaged.
                             raise UsageError(f"{error}: raise the limit (ulimit -n), or pack larger shards") from error
                         self._raise_if_replaced()
                         raise
-        return reader
+        return part
 
     def _fetch_before_opening(self, number: int) -> None:
         """Fetches a shard while other threads may open other shards. Does nothing here: local shards are there already.
@@ -268,7 +168,7 @@ class ShardedReader(Reader):
         except (OSError, StoreError, ValueError):
             return False
 
-    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+    def faults(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Yields a changed manifest, faults of each shard, and a wrong digest of all records.
 
         Opens all shards. ``quick``: compare no SHA-256.
@@ -281,11 +181,14 @@ class ShardedReader(Reader):
             yield from self._check_shard(number, shard, quick, progress)
             done_bytes += shard.nbytes
             progress(Progress("structure", number + 1, len(shards), done_bytes))
-        joined = join_records_digests((shard.records_digest, shard.records) for shard in shards)
+        yield from self._check_joined_digest()
+
+    def _check_joined_digest(self) -> Iterator[Problem]:
+        """Yields a problem if the table's digests of records do not give that of the manifest."""
+        joined = join_records_digests((shard.records_digest, shard.records) for shard in self._table)
         if joined != self.manifest.records_digest:
-            yield Problem(
-                f"the digest of the records of all shards is {joined}, expected {self.manifest.records_digest}"
-            )
+            expected = self.manifest.records_digest
+            yield Problem(f"the digest of the records of all shards is {joined}, expected {expected}")
 
     def list_surplus_files(self) -> list[str]:
         """Lists the names in the store's directory that the manifest does not know.
@@ -299,11 +202,10 @@ class ShardedReader(Reader):
             raise StoreError(f"{printable(str(self.path))} cannot be listed: {error.strerror or error}") from error
 
     def _check_shard(self, number: int, shard: Shard, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
-        """Yields the faults of a shard: why it does not open, a wrong SHA-256, and the faults that its reader finds.
+        """Yields the faults of a shard: why it does not open, a wrong SHA-256, and the faults in it.
 
         ``quick``: do not compute the SHA-256.
         """
-        start = self._starts[number]
         file = self._format.data_file(self.path / shard.name)
         if file.exists() and not file.is_file():  # reading a pipe would block, a device would never end
             yield Problem("is neither a file nor a link to one", shard=shard.name, lost=True)
@@ -316,40 +218,21 @@ class ShardedReader(Reader):
                 return
             if digest != shard.digest:
                 yield Problem(f"its SHA-256 is {digest}, expected {shard.digest}", shard=shard.name)
+        yield from self._check_part(number, quick, progress)
+
+    def _check_part(self, number: int, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
+        """Opens a shard and yields its faults, or why it does not open."""
+        name, start = self._table.name(number), int(self.starts[number])
         try:
-            reader = self.shard(number)
+            part = self.open(number)
+        except UnreachableError:  # the shard may be undamaged
+            raise
         except StoreError as error:
-            yield Problem(str(error), shard=shard.name, lost=True)
+            yield Problem(str(error), shard=name, lost=True)
             return
-        for problem in reader.check_structure(quick=quick, progress=progress):
+        for problem in part.faults(quick=quick, progress=progress):
             record = None if problem.record is None else start + problem.record
-            yield Problem(problem.what, record, problem.key, shard.name, problem.lost)
-
-    def _group_by_shard(
-        self, records: NDArray[np.int64]
-    ) -> Iterator[tuple[Reader, NDArray[np.int64], NDArray[np.int64]]]:
-        """Groups ``records`` by shard: yields the shard's reader, their positions in ``records``, their numbers in it.
-
-        Opens one shard after the other.
-        """
-        numbers = np.searchsorted(self._table.starts, records, "right") - 1
-        local = records - self._table.starts[numbers]
-        order = np.argsort(numbers, kind="stable")
-        edges = np.flatnonzero(np.diff(numbers[order], prepend=-1, append=-1)).tolist()
-        for first, last in itertools.pairwise(edges):
-            some = order[first:last]
-            yield self.shard(int(numbers[some[0]])), some, local[some]
-
-    def _locate_record(self, index: int) -> tuple[Reader, int]:
-        """Returns the reader of the shard with record ``index``, and the record's number in the shard.
-
-        Opens a closed shard. Raises :class:`IndexError` if there is no such record.
-        """
-        if not 0 <= index < len(self):
-            raise IndexError(f"record {index} of {len(self)}")
-        number = bisect.bisect_right(self._starts, index) - 1
-        reader = None if self._bounded else self._open.get(number)
-        return reader or self.shard(number), index - self._starts[number]
+            yield Problem(problem.what, record, problem.key, name, problem.lost)
 
     def _raise_if_replaced(self) -> None:
         """Raises :class:`StoreError` if another store has replaced this one.
@@ -381,7 +264,7 @@ class ShardedReader(Reader):
         if size != nbytes:
             raise StoreError(f"{self._describe_shard(name)} has {size} bytes, expected {nbytes}")
 
-    def _open_shard(self, number: int, held: int | None) -> Reader:
+    def _open_shard(self, number: int, held: int | None) -> Part:
         """Opens a shard by its path, or by the open descriptor ``held``, which is closed.
 
         Raises :class:`StoreError` if the file cannot be opened, or differs from store or table in format, encoding,
@@ -396,32 +279,32 @@ class ShardedReader(Reader):
             raise StoreError(f"{where} cannot be opened: {error.strerror or error}") from error
         try:
             self._check_file_size(number, shard.nbytes, file)
-            reader = self._format.open(path, file)
+            part = self._format.open(path, file)
         finally:
             os.close(file)
-        own, whole = reader.manifest, self.manifest
+        own, whole = part.manifest, self.manifest
         same = own.format == whole.format and own.encoding == whole.encoding and own.records == shard.records
         if not same or own.shards or not columns_match(own.columns, whole.columns):
-            reader.close()
+            part.close()
             raise StoreError(
                 f"{where} belongs to another store: it holds {own.records} records of {own.encoding} "
                 f"({FORMATS[own.format].title}), expected {shard.records} of {whole.encoding}"
             )
         if own.digest != shard.manifest_digest:
-            reader.close()
+            part.close()
             raise StoreError(
                 f"{where} is another shard, or belongs to another store: the digest of its manifest is {own.digest}, "
                 f"expected {shard.manifest_digest}"
             )
         if (own.image.nbytes, own.records_digest) != (shard.image_nbytes, shard.records_digest):
-            reader.close()
+            part.close()
             raise StoreError(f"{where} has other images or records than the table of shards lists")
         if not whole.is_linked:
-            return reader
-        return LinkedReader(reader, link_folder(self.path), self._linked, self._starts[number])
+            return part
+        return Linked(part, link_folder(self.path), self._linked)
 
 
-def open_sharded(path: Path) -> ShardedReader:
+def open_sharded(path: Path) -> Shards:
     """Opens the sharded store at ``path``. Retries up to eight times if another store replaces it meanwhile.
 
     Raises :class:`StoreError` if manifest or table cannot be read, or if all tries failed.
@@ -436,7 +319,7 @@ def open_sharded(path: Path) -> ShardedReader:
             continue
         files, promised = _open_files(manifest, path)
         if manifest_identity(path) == before:
-            return ShardedReader(path, manifest, files, promised)
+            return Shards(path, manifest, files, promised)
         _close_files(files, promised)  # the store was replaced meanwhile
     raise StoreError(f"{printable(str(path))} was replaced by other stores while it was opened; open it again")
 
@@ -476,3 +359,69 @@ def _require_table(manifest: Manifest) -> ShardTable:
     """Returns the table of shards in a sharded store's manifest. Asserts that there is one."""
     assert manifest.shards is not None  # read_sharded_manifest guarantees it
     return manifest.shards
+
+
+def read_sharded_manifest(path: Path) -> Manifest:
+    """Reads the manifest and the table of shards of the sharded store at ``path``.
+
+    Raises :class:`StoreError` if one of them is missing or damaged. Raises it also if the manifest names no shards, or
+    shards with a suffix of another format.
+    """
+    file = path / MANIFEST_FILE
+    shown = printable(str(path))
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise StoreError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from error
+    manifest = parse_manifest(text, file)
+    if manifest.shards is None:
+        raise StoreError(f"{shown} has a manifest that names no shards")
+    suffix = FORMATS[manifest.format].suffixes[0]
+    if manifest.shards.suffix != suffix:
+        raise StoreError(f"{shown} has a manifest of shards that end with {manifest.shards.suffix!r}, not {suffix!r}")
+    return dataclasses.replace(manifest, shards=read_table(path, manifest.shards))
+
+
+def read_table(path: Path, table: ShardTable) -> ShardTable:
+    """Reads the table's file in the sharded store at ``path``. Returns ``table`` with its rows.
+
+    Raises :class:`StoreError` if the file is missing or has another digest.
+    """
+    file = path / table.file
+    try:
+        with os.fdopen(open_regular(file), "rb") as opened:
+            data = opened.read(table.nbytes + 1)
+    except OSError as error:
+        raise StoreError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from error
+    try:
+        return table.parse_rows(data)
+    except ManifestError as error:
+        raise ManifestError(f"{printable(str(file))}: {error}") from None
+
+
+def manifest_identity(path: Path) -> tuple[int, int]:
+    """Returns device and inode of the manifest's file, which change when a store is replaced.
+
+    Raises :class:`StoreError` if there is no such file.
+    """
+    try:
+        return device_and_inode(path / MANIFEST_FILE)
+    except OSError as error:
+        raise StoreError(f"{printable(str(path / MANIFEST_FILE))} cannot be read: {error.strerror or error}") from error
+
+
+def columns_match(shard: Sequence[Column], whole: Sequence[Column]) -> bool:
+    """Returns whether a shard's columns are declared like those of its store.
+
+    The shard may lack the last classes, which later shards added.
+    """
+    if len(shard) != len(whole):
+        return False
+    for mine, column in zip(shard, whole, strict=True):
+        classes = mine.classes
+        if classes is not None and column.classes is not None and column.classes[: len(classes)] == classes:
+            classes = column.classes
+        if dataclasses.replace(mine, classes=classes).declaration != column.declaration:
+            return False
+    return True

@@ -1,30 +1,28 @@
-"""Reads a store at a URL: fetches its shards whole into the cache and proves them by their SHA-256."""
+"""The shards of a store at a URL: fetched whole into the cache, and proven by their SHA-256."""
 
 from __future__ import annotations
 
-import bisect
 import os
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.cache import Cache, default_cache
-from packstore.core.checksums import join_records_digests
 from packstore.core.errors import CacheFullError, DamagedObjectError, DiskFullError, StoreError, UnreachableError
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.shards import Shard
 from packstore.core.urls import ShardPlace, UrlPath
 from packstore.objects import MissingObjectError, ObjectStore, refuse_requests
-from packstore.stores.base import Problem, Reader
-from packstore.stores.records import check_digest
+from packstore.stores.folder import Shards, reserve_open_files
+from packstore.stores.parts import Part, Problem
+from packstore.stores.proven import check_digest
+from packstore.stores.records import FetchCounts
 from packstore.stores.remote.head import RemoteHead, find_newest_version
 from packstore.stores.remote.objects import SHARDS, hash_object
-from packstore.stores.sharded import ShardedReader, reserve_open_files
 
 _PATIENCE_SECONDS = 5.0
 """Seconds that a thread waits while the cache is full, since others may be about to close a shard."""
@@ -35,35 +33,15 @@ _AGAIN_SECONDS = 10.0
 """Seconds for which a failed fetch of a shard is not retried: a batch asks for many of its records."""
 
 
-@dataclass(slots=True)
-class FetchCounts:
-    """Statistics of a reader's fetches.
-
-    Attributes:
-        hits: Openings of a shard that was in the cache. A read from an open shard does not count.
-        misses: Openings that had to fetch the shard.
-        damaged: Damaged copies in the cache that were fetched again.
-        fetched_bytes: Bytes fetched from the object store, prefetched shards included.
-        waiting_seconds: Total time that reading threads waited for shards.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    damaged: int = 0
-    fetched_bytes: int = 0
-    waiting_seconds: float = 0.0
-
-
-class RemoteReader(ShardedReader):
-    """Reads the version of a store that was the newest when it was opened. A version never changes.
+class RemoteShards(Shards):
+    """The shards of the version of a store that was the newest when it was opened. A version never changes.
 
     The thread that needs a shard fetches it whole. Other threads may fetch other shards meanwhile. An open shard cannot
     leave the cache. If the store has more bytes than half the cache's budget, views are copies, and the shards that
     were used longest ago are closed. A failed fetch is not tried again for ten seconds.
 
     Attributes:
-        head: Head of the store when it was opened.
-        cache: Cache of its shards.
+        names: Names of the objects of all shards, in order.
         counts: Statistics of its fetches.
     """
 
@@ -74,8 +52,9 @@ class RemoteReader(ShardedReader):
         table = head.manifest.shards
         assert table is not None
         super().__init__(path, head.manifest, {}, reserve_open_files(table))
-        self.head = head
-        self.cache = default_cache() if cache is None else cache
+        self._head = head
+        self.names = head.shards
+        self._cache = default_cache() if cache is None else cache
         self.counts = FetchCounts()
         self._objects = objects
         self._counting = threading.Lock()
@@ -83,16 +62,22 @@ class RemoteReader(ShardedReader):
         self._failed: dict[int, tuple[float, type[StoreError], str]] = {}
         self.nbytes = int(table.table["nbytes"].sum())
         # Half of it: others use the cache too, and open shards cannot leave it.
-        self._bounded = self._bounded or self.nbytes > self.cache.budget // 2
+        self.bounded = self.bounded or self.nbytes > self.cache.budget // 2
+
+    @property
+    def head(self) -> RemoteHead | None:
+        return None if self._head.version is None else self._head
+
+    @property
+    def cache(self) -> Cache:
+        return self._cache
 
     @property
     def all_counts(self) -> list[FetchCounts]:
-        """Statistics of this reader's fetches, as a list of one."""
         return [self.counts]
 
     @property
     def part_nbytes(self) -> NDArray[np.int64]:
-        """Bytes of each shard."""
         sizes: NDArray[np.int64] = self._table.table["nbytes"].astype(np.int64)
         return sizes
 
@@ -117,12 +102,12 @@ class RemoteReader(ShardedReader):
         finally:
             self._failed.clear()  # retry shards whose requests were refused
 
-    def release_shards(self, numbers: Collection[int]) -> None:
+    def release(self, numbers: Collection[int]) -> None:
         """Closes shards that are not needed soon, and makes prefetched ones old in the cache, which evicts them early.
 
         Does nothing if all shards have room.
         """
-        if self._bounded:
+        if self.bounded:
             with self._lock:
                 for number in numbers:
                     self._open.pop(number, None)
@@ -131,20 +116,19 @@ class RemoteReader(ShardedReader):
                 if (since := self._since.pop(number, None)) is not None:
                     self.cache.set_last_used(self._table[number].digest, since)
 
-    def mark_suspect(self, index: int) -> None:
-        """Closes the record's shard, and marks its copy in the cache: it is verified again before its next use."""
-        number = bisect.bisect_right(self._starts, index) - 1
+    def mark_suspect(self, number: int) -> None:
+        """Closes a shard, and marks its copy in the cache: it is verified again before its next use."""
         self.cache.mark_suspect(self._table[number].digest)
         with self._lock:
             self._open.pop(number, None)
-            self._columns = {}
+            self.columns = {}
 
-    def part_places(self) -> list[ShardPlace]:
+    def places(self) -> list[ShardPlace]:
         """Returns the URLs of the shards' objects."""
         url = UrlPath(self.path)
-        return [url / name for name in self.head.shards]
+        return [url / name for name in self.names]
 
-    def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
+    def are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
         """Returns a mask of the shards that are open or in the cache. The cache may evict closed ones at any time."""
         chosen = [*numbers]
         digests = [bytes(digest).hex() for digest in self._table.table["digest"][chosen].tolist()]
@@ -159,9 +143,9 @@ class RemoteReader(ShardedReader):
         """
         for number in list(self._open):
             if not self.cache.has_size(self._table[number].digest, self._table[number].nbytes):
-                self.mark_suspect(self._starts[number])
+                self.mark_suspect(number)
 
-    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+    def faults(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Yields missing objects, objects of a wrong size, and a wrong digest of all records.
 
         Without ``quick``, fetches all shards, and also yields wrong SHA-256 and faults in each shard. Raises
@@ -170,7 +154,7 @@ class RemoteReader(ShardedReader):
         shards, sizes = self._table, self._list_sizes()
         done_bytes = 0
         for number, shard in enumerate(shards):
-            name = self.head.shards[number]
+            name = self.names[number]
             size = sizes.get(name) if sizes is not None else self._find_object_size(name)
             if size is None:
                 yield Problem(f"{name} is missing", shard=shard.name, lost=True)
@@ -180,10 +164,7 @@ class RemoteReader(ShardedReader):
                 yield from self._check_object(number, shard, progress)
             done_bytes += shard.nbytes
             progress(Progress("structure", number + 1, len(shards), done_bytes))
-        joined = join_records_digests((shard.records_digest, shard.records) for shard in shards)
-        if joined != self.manifest.records_digest:
-            expected = self.manifest.records_digest
-            yield Problem(f"the digest of the records of all shards is {joined}, expected {expected}")
+        yield from self._check_joined_digest()
 
     def _check_object(self, number: int, shard: Shard, progress: ProgressCallback) -> Iterator[Problem]:
         """Fetches a shard and yields its faults. Raises :class:`UnreachableError` if it cannot be fetched now.
@@ -193,24 +174,21 @@ class RemoteReader(ShardedReader):
         try:
             if not self.cache.list_missing([shard.digest]):  # the cached copy says nothing about the object
                 self.cache.mark_suspect(shard.digest)
-                digest = hash_object(self._objects, self.head.shards[number])
+                digest = hash_object(self._objects, self.names[number])
                 if digest != shard.digest:
                     yield Problem(f"its SHA-256 is {digest}, expected {shard.digest}", shard=shard.name)
-            reader = self.shard(number)
         except UnreachableError:
             raise
         except StoreError as error:
             yield Problem(str(error), shard=shard.name, lost=True)
             return
-        for problem in reader.check_structure(progress=progress):
-            record = None if problem.record is None else self._starts[number] + problem.record
-            yield Problem(problem.what, record, problem.key, shard.name, problem.lost)
+        yield from self._check_part(number, False, progress)
 
     def _list_sizes(self) -> dict[str, int] | None:
         """Returns the sizes of all shards' objects by name. Returns None over HTTP, which lists no objects."""
         if not self._objects.can_list:
             return None
-        prefix = SHARDS if self.head.version is not None else "shard-"
+        prefix = SHARDS if self._head.version is not None else "shard-"
         return {info.name: info.nbytes for info in self._objects.list(prefix)}
 
     def _find_object_size(self, name: str) -> int | None:
@@ -232,7 +210,7 @@ class RemoteReader(ShardedReader):
         with self._counting:
             self.counts.waiting_seconds += time.monotonic() - started
 
-    def _open_shard(self, number: int, held: int | None) -> Reader:
+    def _open_shard(self, number: int, held: int | None) -> Part:
         """Opens a shard in the cache, and fetches it before if ``held`` is None.
 
         If it does not open, does not fit the table or has damaged keys, has the cache verify or replace its copy, and
@@ -240,9 +218,9 @@ class RemoteReader(ShardedReader):
         """
         try:
             # Without a descriptor it was open when it was asked for, and has been closed since.
-            shard = super()._open_shard(number, self._fetch_shard(number) if held is None else held)
-            check_digest(shard, "key")  # keys choose records, before these are read and proven
-            return shard
+            part = super()._open_shard(number, self._fetch_shard(number) if held is None else held)
+            check_digest(part, "key")  # keys choose records, before these are read and proven
+            return part
         except UnreachableError:
             raise
         except StoreError:
@@ -279,7 +257,7 @@ class RemoteReader(ShardedReader):
             CacheFullError, DiskFullError: There is no room.
         """
         shard: Shard = self._table[number]
-        name, fetched = self.head.shards[number], 0
+        name, fetched = self.names[number], 0
 
         def fetch() -> Iterator[bytes | memoryview]:
             nonlocal fetched
@@ -297,7 +275,7 @@ class RemoteReader(ShardedReader):
                 if ahead or (isinstance(error, CacheFullError) and error.nbytes > error.budget):
                     raise
                 with self._lock:
-                    self._bounded = True  # other processes use the cache too
+                    self.bounded = True  # other processes use the cache too
                     opened = bool(self._open)
                     self._close_oldest()
                 waited = time.monotonic() - started
@@ -326,5 +304,5 @@ class RemoteReader(ShardedReader):
 
     def _raise_if_replaced(self) -> None:
         """Raises :class:`StoreError` if the URL has a newer version. Does nothing if versions cannot be listed."""
-        if self.head.version and find_newest_version(self._objects) != self.head.version:
+        if self._head.version and find_newest_version(self._objects) != self._head.version:
             raise StoreError(f"{self.path} has been replaced by another store, and cleaned; open it again")

@@ -1,0 +1,279 @@
+"""Lenses that make stores alike, so that they can be read as one: joined classes, and images of one encoding.
+
+Image files stay as they are. Beside them, 8-bit pixels are read as netpbm files, which hold the same pixels. Floating
+point images of one normalisation are read as float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.column import LINK_COLUMNS, SEEK_INDEX
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
+from packstore.core.errors import StoreError, printable
+from packstore.core.manifest import Column, Manifest
+from packstore.core.modes import is_reading_option
+from packstore.stores.builder.assembly import merge_classes
+from packstore.stores.parts import Lens, Rows
+from packstore.stores.records import Records
+
+_DERIVED = (SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS))
+_NETPBM = {1: b"P5", 3: b"P6"}
+_EXIF = "exif_transpose"
+_SIZES = ("size", "resize", "max_side")
+
+
+class _Converted(Lens):
+    """Reads images in another form than they are stored in. Parts and checksums are those of the stored images."""
+
+    def __init__(self, rows: Rows, manifest: Manifest) -> None:
+        super().__init__(rows, manifest)
+        self.converts_images, self.has_image_array = True, False
+
+    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        return Rows.views(self, records)
+
+
+class AsNetpbm(_Converted):
+    """Reads 8-bit pixels as PGM or PPM files, which hold the same pixels."""
+
+    def view(self, index: int) -> Buffer:
+        image = self.rows.manifest.image
+        shape = image.shape if image.kind == "fixed" else tuple(self.rows.value(image.shape_name, index).tolist())
+        height, width, channels = shape
+        return b"%s %d %d 255\n" % (_NETPBM[channels], width, height) + bytes(self.rows.view(index))
+
+
+class AsFloat32(_Converted):
+    """Reads floating point images as float32."""
+
+    def view(self, index: int) -> Buffer:
+        column = self.rows.manifest.image
+        stored = np.frombuffer(self.rows.view(index), NUMPY_DTYPE[column.dtype])
+        if column.dtype == "bfloat16":  # the upper half of a float32
+            return (stored.astype(np.uint32) << 16).tobytes()
+        return stored.astype(np.float32).tobytes()
+
+
+class Renumbered(Lens):
+    """Reads the class numbers of a store as those of the joined store. A number without a class becomes -1."""
+
+    def __init__(self, rows: Rows, columns: Sequence[Column]) -> None:
+        """``columns``: those of the joined store."""
+        super().__init__(rows)
+        pairs = ((c, map_class_numbers(rows.manifest.column(c.name), c)) for c in columns)
+        # -1 for a number without a class; the store that has it reports it.
+        self._numbers = {c.name: np.append(numbers, -1) for c, numbers in pairs if numbers is not None}
+
+    def value(self, name: str, index: int) -> Any:
+        """Returns the stored value. The class numbers of a ragged column are returned as bytes."""
+        value = self.rows.value(name, index)
+        if name not in self._numbers:
+            return value
+        if self.manifest.column(name).kind == "ragged":
+            return self._map(name, np.frombuffer(value, "<i8")).tobytes()
+        return self._map(name, np.asarray(value))
+
+    def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        values = self.rows.values(name, records)
+        return self._map(name, values) if name in self._numbers else values
+
+    def column(self, name: str) -> ColumnData:
+        data = self.rows.column(name)
+        if name not in self._numbers:
+            return data
+        if isinstance(data, Ragged):
+            return Ragged(data.offsets, self._map(name, np.frombuffer(data.data, "<i8")).view(np.uint8))
+        return self._map(name, data[:])
+
+    def _map(self, name: str, labels: NDArray[Any]) -> NDArray[Any]:
+        """Maps the class numbers of a column."""
+        numbers = self._numbers[name]
+        return numbers[np.where((labels >= 0) & (labels < len(numbers) - 1), labels, len(numbers) - 1)]
+
+
+def join_columns(readers: Sequence[Records]) -> tuple[Column, ...]:
+    """Checks that stores fit together, and returns the columns of the joined store.
+
+    The columns have the first store's order and the classes of all stores. Left out are links to image files, and the
+    seek index unless all stores have one. Sizes and digests are still those of the first store.
+
+    Raises:
+        StoreError: The stores differ in encoding, normalisation, rotation or columns, or only some have splits or names
+            of classes.
+    """
+    first = readers[0]
+    for reader in readers[1:]:
+        mine, other = first.manifest, reader.manifest
+        both = f"{printable(str(first.path))} and {printable(str(reader.path))}"
+        if mine.encoding != other.encoding:
+            raise StoreError(f"{both} differ in encoding: {mine.encoding}, {other.encoding}; convert one of them first")
+        exif = "exif_transpose"
+        if (mine.normalization, bool(mine.options.get(exif))) != (other.normalization, bool(other.options.get(exif))):
+            raise StoreError(f"the images of {both} differ in normalisation or EXIF rotation; convert one of them")
+        if bool(mine.splits) != bool(other.splits):
+            raise StoreError(f"one of {both} has splits and the other has none; give it some with packstore select")
+        names, other_names = ([column.name for column in _list_underived(each)] for each in (mine, other))
+        if set(names) != set(other_names):
+            odd = ", ".join(name for name in (*names, *other_names) if (name in names) != (name in other_names))
+            raise StoreError(f"{both} have different columns: only one of them has {odd}")
+        for a in _list_underived(mine):
+            b = other.column(a.name)
+            if replace(a, classes=None).declaration != replace(b, classes=None).declaration:
+                raise StoreError(
+                    f"column {a.name!r} of {both} differs in its declaration: {a.declaration}; {b.declaration}"
+                )
+    columns = []
+    indexed = all(reader.manifest.has_column(SEEK_INDEX.name) for reader in readers)
+    kept = {column.name for column in _list_underived(first.manifest)} | ({SEEK_INDEX.name} if indexed else set())
+    for column in first.manifest.columns:
+        if column.name not in kept:
+            continue
+        given = [(str(reader.path), reader.manifest.column(column.name)) for reader in readers]
+        frames = {other.frame for _, other in given}
+        frame = column.frame if len(frames) == 1 else None  # a store of an earlier version does not tell
+        columns.append(replace(column, classes=merge_classes(column.name, given), frame=frame))
+    return tuple(columns)
+
+
+def _list_underived(manifest: Manifest) -> list[Column]:
+    """Returns all columns but the links to image files and the seek index."""
+    return [column for column in manifest.columns if column.name not in _DERIVED]
+
+
+def map_class_numbers(column: Column, merged: Column) -> NDArray[np.int64] | None:
+    """Returns an array that maps each class number of ``column`` to its number in ``merged``.
+
+    Returns None if no number changes, or if one of the columns has no classes. ``merged`` has all classes of
+    ``column``.
+    """
+    if column.classes is None or merged.classes is None or merged.classes[: len(column.classes)] == column.classes:
+        return None
+    places = {name: i for i, name in enumerate(merged.classes)}
+    return np.array([places[name] for name in column.classes], np.int64)
+
+
+def unify_encodings(readers: Sequence[Records]) -> list[Records]:
+    """Returns readers of the same stores whose images have one encoding.
+
+    - Images are stored alike, and image files are read with the same options: the same readers.
+    - All images are floating point: reads them as float32. Does not compare normalisations.
+    - Others: image files stay, and 8-bit pixels are read as PGM or PPM files.
+
+    Raises:
+        StoreError: The images differ in mode. Only some are floating point. Pixels beside files are not 8-bit gray or
+            RGB. Options of reading image files contradict each other.
+    """
+    manifests = [reader.manifest for reader in readers]
+    alike = len({(m.encoding, m.image.declaration) for m in manifests}) == 1
+    answers = {option for m in manifests for option in filter(is_reading_option, m.options)}
+    if alike and len({tuple(m.options.get(name) for name in answers) for m in manifests}) == 1:
+        return [*readers]
+    if alike and not manifests[0].holds_files:
+        return [*readers]
+    modes = {m.image.pixels.name: reader for m, reader in zip(manifests, readers, strict=True)}
+    if len(modes) > 1:
+        (one, first), (other, second), *_ = modes.items()
+        raise StoreError(
+            f"{_name_both(first, second)} hold images of modes {one} and {other}; convert one of them with --mode"
+        )
+    floats = [reader for reader in readers if reader.manifest.holds_floats]
+    others = [reader for reader in readers if not reader.manifest.holds_floats]
+    if floats and others:
+        raise StoreError(
+            f"{_name_both(floats[0], others[0])} hold {floats[0].manifest.encoding} and {others[0].manifest.encoding}: "
+            "the images of the first are normalised floating point values, those of the second are not; convert the "
+            "second with the encoding, size and normalisation of the first"
+        )
+    if floats:
+        return [_wrap_as_float32(reader) for reader in readers]
+    options = _join_options(readers)
+    return [_wrap_as_files(reader, options) for reader in readers]
+
+
+def _name_both(first: Records, second: Records) -> str:
+    """Returns ``PATH and PATH`` for messages."""
+    return f"{printable(str(first.path))} and {printable(str(second.path))}"
+
+
+def _join_options(readers: Sequence[Records]) -> dict[str, Any]:
+    """Returns the options of the joined store: those of one store without sizes, and those of :func:`join_answers`.
+
+    The one store is the first of encoding ``original``, else the first of image files, else the first. Raises
+    :class:`StoreError` if two stores differ in EXIF rotation, and as :func:`join_answers` does.
+    """
+    files = [reader for reader in readers if reader.manifest.holds_files] or [*readers]
+    lead = next((reader for reader in files if reader.manifest.encoding == "original"), files[0])
+    options = {
+        name: value for name, value in lead.manifest.options.items() if not (is_reading_option(name) or name in _SIZES)
+    }
+    for reader in readers[1:]:
+        if bool(reader.manifest.options.get(_EXIF)) != bool(readers[0].manifest.options.get(_EXIF)):
+            raise StoreError(
+                f"the images of {_name_both(readers[0], reader)} differ in EXIF rotation; convert one of them"
+            )
+    return options | join_answers([(str(reader.path), reader.manifest) for reader in files])
+
+
+def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
+    """Joins the stores' options of reading image files, in the main column and in others.
+
+    Leaves out options that are None, and the main column's options if the store holds arrays.
+
+    Args:
+        manifests: Path and manifest of each store.
+
+    Raises:
+        StoreError: Two stores have different values of an option.
+    """
+    answers: dict[str, tuple[Any, str]] = {}
+    for path, manifest in manifests:
+        for name, value in manifest.options.items():
+            if value is None or not is_reading_option(name) or not ("." in name or manifest.holds_files):
+                continue
+            before, owner = answers.setdefault(name, (value, path))
+            if value != before:
+                both = f"{printable(owner)} and {printable(path)}"
+                raise StoreError(f"{both} are read with {name} {before} and {value}; convert one of them")
+    if "pixels" in answers and len(mixed := answers.keys() & {"pixels", "depth", "alpha", "frames"}) > 1:
+        both = " and ".join(printable(owner) for owner in dict.fromkeys(answers[name][1] for name in sorted(mixed)))
+        raise StoreError(f"{both} are read with {' and '.join(sorted(mixed))}; convert one of them")
+    return {name: value for name, (value, _) in answers.items()}
+
+
+def _wrap_as_files(reader: Records, options: Mapping[str, Any]) -> Records:
+    """Wraps a store as one of image files, with the encoding ``original`` and other options.
+
+    8-bit pixels become PGM or PPM files. Raises :class:`StoreError` for pixels that are not 8-bit gray or RGB.
+    """
+    manifest, image = reader.manifest, reader.manifest.image
+    if manifest.holds_files:
+        described = replace(manifest, encoding="original", options=options, shards=None)
+        return reader.through(lambda rows: Lens(rows, described))
+    if image.dtype != "uint8" or image.pixels.channels not in _NETPBM:
+        raise StoreError(
+            f"{printable(str(reader.path))} holds {manifest.encoding} pixels of mode {image.pixels.name}, which "
+            "cannot be read together with images of another encoding or size; convert one of the stores"
+        )
+    columns = (
+        Column("image", "ragged", "uint8", nbytes=image.nbytes, type="image", mode=image.mode),
+        *(column for column in manifest.columns[1:] if image.kind == "fixed" or column.name != image.shape_name),
+    )
+    described = replace(manifest, encoding="original", columns=columns, options=options, shards=None)
+    return reader.through(lambda rows: AsNetpbm(rows, described))
+
+
+def _wrap_as_float32(reader: Records) -> Records:
+    """Wraps a store of floating point arrays as one of float32. Returns a store of float32 unchanged."""
+    image = reader.manifest.image
+    if image.dtype == "float32":
+        return reader
+    nbytes = image.nbytes * 4 // NUMPY_DTYPE[image.dtype].itemsize
+    columns = (replace(image, dtype="float32", nbytes=nbytes), *reader.manifest.columns[1:])
+    described = replace(reader.manifest, encoding="float32", columns=columns, shards=None)
+    return reader.through(lambda rows: AsFloat32(rows, described))
