@@ -29,10 +29,6 @@ def kinds_of_suites(folder: str) -> set[str]:
     return {kind for each in classes for kind in re.findall(r'^    kind = "(\w+)"$', each, re.MULTILINE)}
 
 
-def test_every_kind_of_export_has_its_suite() -> None:
-    assert kinds_of_suites("exports") >= {*EXPORTS.built_in}
-
-
 def test_every_kind_of_source_has_its_suite() -> None:
     text = (TESTS / "sources" / "test_named.py").read_text("utf-8")
     compared = {kind for kind in MAKERS if text.count(f'"{kind}"') > 1}  # its layout, and what torchvision makes of it

@@ -40,7 +40,7 @@ def damage(path: Path, images: list[int], columns: list[str], record: int = 3, b
                 key = reader.key(record).encode()
                 values.append((key, len(key) - 1))
             else:
-                starts = [*reader.part_starts.tolist(), len(reader)]
+                starts = [*reader.table.starts.tolist(), len(reader)]
                 part = bisect_right(starts, record) - 1
                 column = reader.fixed_column(name)[starts[part] : starts[part + 1]]
                 values.append((column.tobytes(), (record - starts[part]) * column[:1].nbytes))

@@ -261,9 +261,9 @@ def test_a_turned_mask_keeps_values_and_palette(name: str, tmp_path: Path) -> No
 
 
 def test_every_export_of_labels_is_tried() -> None:
-    from tests.internals import ObjectsExport
+    from tests.internals import LabelsExport
 
-    assert {kind.name for kind in EXPORTS.values() if issubclass(kind, ObjectsExport)} == set(_LABELS)
+    assert {kind.name for kind in EXPORTS.values() if issubclass(kind, LabelsExport)} == set(_LABELS)
 
 
 def make_turned_pair(root: Path) -> Path:

@@ -32,7 +32,7 @@ class Reader:
         if number in self._errors:
             raise self._errors[number]
 
-    def release_shards(self, numbers: Collection[int]) -> None:
+    def release(self, numbers: Collection[int]) -> None:
         self.left += numbers
 
 

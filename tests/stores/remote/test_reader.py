@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +63,18 @@ def opened(url: UrlPath) -> Any:
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The requests that are made, as they are made."""
     made: list[str] = []
-    call, iterate = ObjectStore._call, ObjectStore._iterate
 
-    def counted(self: ObjectStore, method: str, *arguments: Any) -> Any:
-        made.append(f"{method} {arguments[0]}")
-        return call(self, method, *arguments)
+    def count(name: str) -> None:
+        real = getattr(ObjectStore, name)
 
-    def iterated(self: ObjectStore, method: str, *arguments: Any) -> Iterator[Any]:
-        made.append(f"{method} {arguments[0]}")
-        return iterate(self, method, *arguments)
+        def counted(self: ObjectStore, *arguments: Any, **options: Any) -> Any:
+            made.append(f"{name} {arguments[0]}")
+            return real(self, *arguments, **options)
 
-    monkeypatch.setattr(ObjectStore, "_call", counted)
-    monkeypatch.setattr(ObjectStore, "_iterate", iterated)
+        monkeypatch.setattr(ObjectStore, name, counted)
+
+    for name in ("get", "stream", "read", "head", "list", "list_directory", "create", "put"):
+        count(name)
     return made
 
 
