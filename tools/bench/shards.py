@@ -32,7 +32,7 @@ from packstore.core.manifest import Column, Manifest, Origin, Split
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.stores import StoreBuilder, open_store
-from packstore.stores.builder.files import write_manifest_and_table
+from packstore.stores.builder.assembly import write_manifest_and_table
 
 STEP = """
 import json, re, resource, sys, time
