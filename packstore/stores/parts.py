@@ -204,6 +204,10 @@ class Rows(ABC):
         """
         return
 
+    def key(self, index: int) -> str:
+        """Returns the key of a record. Bytes that are not UTF-8 become surrogates, as in file names."""
+        return decode_key(self.value("key", index))
+
     def try_key(self, index: int) -> str:
         """Returns the key of a record for a message, unchecked; or the words "its key is damaged, too"."""
         try:
@@ -295,6 +299,9 @@ class Lens(Rows):
 
     def verify_column(self, name: str) -> None:
         self.rows.verify_column(name)
+
+    def key(self, index: int) -> str:
+        return self.rows.key(index)
 
     def try_key(self, index: int) -> str:
         return self.rows.try_key(index)

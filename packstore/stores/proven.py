@@ -18,7 +18,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import CorruptRecordError, StoreError, UnreachableError, printable
 from packstore.core.manifest import Column
 from packstore.core.proof import Comparison, Proof
-from packstore.stores.parts import Lens, Rows
+from packstore.stores.parts import Lens, Rows, decode_key
 from packstore.stores.records import PartTable, Records
 
 ARRAY_SHARE = 16
@@ -72,7 +72,7 @@ class Proven(Lens):
     """Compares all that is read of a record with its checksums.
 
     - :meth:`view` checks the image and all fields: label, key and others.
-    - A key is read after checking all fields.
+    - :meth:`key` checks all fields.
     - Other values and columns are not checked: one bad label would make all others unreadable. Call
       :meth:`check_fields` or :meth:`find_faults` for these.
 
@@ -118,12 +118,13 @@ class Proven(Lens):
         return self.rows.column(name)
 
     def value(self, name: str, index: int) -> Any:
-        """Returns the value: a key after checking the record's fields, others unchecked."""
-        if name == "key":
-            self.check_fields(index)
-        elif not self._proof.has_rows:
+        if not self._proof.has_rows:
             self._check_digest(name)
         return self.rows.value(name, index)
+
+    def key(self, index: int) -> str:
+        self.check_fields(index)
+        return self.rows.key(index)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
         if not self._proof.has_rows:
@@ -249,6 +250,9 @@ class SparinglyProven(Proven):
         if name != "image":
             self._check_digest(name)
         return self.rows.column(name)
+
+    def key(self, index: int) -> str:
+        return decode_key(self.value("key", index))
 
     def value(self, name: str, index: int) -> Any:
         """Returns the value from the checked copy of its column. Without such a copy, checks the record."""

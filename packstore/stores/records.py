@@ -21,7 +21,7 @@ from packstore.core.manifest import Column, Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import notebook_html
 from packstore.core.urls import ShardPlace, UrlPath
-from packstore.stores.parts import Fault, Lens, Part, Problem, Rows, as_image_array, decode_key
+from packstore.stores.parts import Fault, Lens, Part, Problem, Rows, as_image_array
 
 if TYPE_CHECKING:
     from packstore.cache import Cache
@@ -282,6 +282,14 @@ class Chain(Rows):
             columns[name] = concatenate_column(column, parts)
         return columns[name]
 
+    def key(self, index: int) -> str:
+        rows, local = self._find(index)
+        try:
+            return rows.key(local)
+        except StoreError as error:
+            self._renumber(error, index - local)
+            raise
+
     def try_key(self, index: int) -> str:
         rows, local = self._find(index)
         return rows.try_key(local)
@@ -403,10 +411,6 @@ class Records(Lens):
         has_shape = column.kind == "ragged" and column.layout is not None
         shape = tuple(self.rows.value(column.shape_name, index).tolist()) if has_shape else None
         return from_stored(column, self.rows.value(name, index), shape)
-
-    def key(self, index: int) -> str:
-        """Returns the key of a record. Bytes that are not UTF-8 become surrogates, as in file names."""
-        return decode_key(self.rows.value("key", index))
 
     def mapped_ragged_column(self, name: str) -> Ragged | None:
         """Returns the ragged column ``name`` if all of it is mapped or in memory, else None.

@@ -161,7 +161,7 @@ def test_rows_that_differ() -> None:
     data = {"label": np.arange(4), "key": [b"a", b"b", b"c", b"d"]}
     rows = np.array([row_checksum(columns, {n: values[i] for n, values in data.items()}) for i in range(4)], np.uint64)
     assert compare_rows(columns, data, rows) == {}
-    rows[3] += 1
+    rows[3] += np.uint64(1)
     expected = {3: Comparison(int(rows[3]) - 1, int(rows[3]))}
     assert compare_rows(columns, data, rows) == compare_rows(columns, data, rows[2:], 2) == expected
     lost = compare_rows(columns, data | {"key": Unreadable(data["key"])}, rows)

@@ -797,7 +797,7 @@ TARGETS = (
         "export",
         _export,
         (PackstoreError,),
-        ("sources/export_manifest.py", "sources/exported.py"),
+        ("stores/export_manifest.py", "sources/exported.py"),
         _repair_export,
     ),
     Target("offsets", _offsets, (), ("mapped.py",)),

@@ -142,6 +142,8 @@ class Pages:
         if code in (_ORDER, _UNREACHABLE):
             describe = nodes.describe_order if code == _ORDER else nodes.describe_unreachable
             return describe(nodes.read_key(self.tree, page), nodes.read_key(self.tree, where))
+        if code == _TWICE:  # without reading its nodes again: a hostile file names pages millions of times
+            return f"the tree names page {page} twice"
         try:
             if code == _VALUE:
                 nodes.locate_value(self.tree, page, where)
@@ -149,7 +151,7 @@ class Pages:
                 nodes.read_nodes(self.tree, page, where)
         except PageError as error:
             return str(error)
-        return f"the tree names page {page} twice"
+        return f"page {page} has changed while it was checked"
 
 
 class RecordLookup:
