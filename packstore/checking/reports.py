@@ -51,7 +51,7 @@ class ProblemList:
 
 @dataclass
 class CheckReport:
-    """What a check of a store found. Has at most one problem a record, except for duplicate keys.
+    """Result of a check of a store: at most one problem a record, except for duplicate keys.
 
     Attributes:
         problems: Damage.

@@ -191,8 +191,7 @@ class _Salvage:
 
 
 class _FoundRecords:
-    """What was found in a damaged file; chooses image and fields of each record by its checksums. Records count from
-    0."""
+    """Chooses the image and fields of each record, from 0 on, among the data of a damaged file, by its checksums."""
 
     def __init__(self, manifest: Manifest, data: ScavengedData, count: int) -> None:
         self._manifest = manifest

@@ -38,7 +38,7 @@ def open_objects(url: str | os.PathLike[str]) -> ObjectStore:
     return ObjectStore(parse_url(url))
 
 
-def _requested(method: Callable[Concatenate[Direct, P], Result]) -> Callable[Concatenate[ObjectStore, P], Result]:
+def _make_request(method: Callable[Concatenate[Direct, P], Result]) -> Callable[Concatenate[ObjectStore, P], Result]:
     """Returns a method that calls one of :class:`Direct` in another thread or, in a forked process, in the agent."""
 
     @functools.wraps(method)
@@ -53,10 +53,10 @@ def _requested(method: Callable[Concatenate[Direct, P], Result]) -> Callable[Con
     return request
 
 
-def _iterated(
+def _make_iteration(
     method: Callable[Concatenate[Direct, P], Iterator[Result]],
 ) -> Callable[Concatenate[ObjectStore, P], Iterator[Result]]:
-    """Returns a method that yields the values of one of :class:`Direct`, which runs as for :func:`_requested`."""
+    """Returns a method that yields the values of one of :class:`Direct`, which runs as for :func:`_make_request`."""
 
     @functools.wraps(method)
     def iterate(self: ObjectStore, /, *arguments: P.args, **keywords: P.kwargs) -> Iterator[Result]:
@@ -96,15 +96,15 @@ class ObjectStore:
         self.url = location.url
         self.can_list = self.can_write = location.scheme not in ("http", "https")
 
-    get = _requested(Direct.get)
-    stream = _iterated(Direct.stream)
-    read = _requested(Direct.read)
-    head = _requested(Direct.head)
-    list = _iterated(Direct.list)
-    list_directory = _requested(Direct.list_directory)
-    create = _requested(Direct.create)
-    put = _requested(Direct.put)
-    delete = _requested(Direct.delete)
+    get = _make_request(Direct.get)
+    stream = _make_iteration(Direct.stream)
+    read = _make_request(Direct.read)
+    head = _make_request(Direct.head)
+    list = _make_iteration(Direct.list)
+    list_directory = _make_request(Direct.list_directory)
+    create = _make_request(Direct.create)
+    put = _make_request(Direct.put)
+    delete = _make_request(Direct.delete)
 
     def __repr__(self) -> str:
         return f"open_objects({self.url!r})"

@@ -74,8 +74,8 @@ class LmdbPart(Part):
         image = self.manifest.image
         self._width = image.record_nbytes if image.kind == "fixed" else None
         self._columns: dict[str, ColumnData] = {}
-        one_by_one = len(_numbered_columns(self.manifest))
-        expected = self._records * one_by_one + len(_named_keys(self.manifest))
+        one_by_one = len(_list_numbered_columns(self.manifest))
+        expected = self._records * one_by_one + len(_list_named_keys(self.manifest))
         entries, shown = pages.tree.entries, printable(str(path))
         if entries > len(pages.map) // _ENTRY_BYTES:
             raise StoreError(f"{shown} is damaged: it says it has {entries} entries in {len(pages.map)} bytes")
@@ -260,12 +260,12 @@ def _key_prefix(column: str) -> bytes:
     return b"" if column == "image" else f"{column}/".encode("ascii")
 
 
-def _numbered_columns(manifest: Manifest) -> list[Column]:
+def _list_numbered_columns(manifest: Manifest) -> list[Column]:
     """Returns the columns with an entry per record; the first are the images."""
     return [manifest.image, *(column for column in manifest.columns[1:] if column.one_by_one)]
 
 
-def _named_keys(manifest: Manifest) -> set[bytes]:
+def _list_named_keys(manifest: Manifest) -> set[bytes]:
     """Returns the keys without a record number: ``manifest``, and the arrays of whole columns."""
     whole = (column for column in manifest.columns[1:] if not column.one_by_one)
     return {MANIFEST.encode("ascii"), *(name.encode("ascii") for column in whole for name in array_names(column))}
@@ -273,7 +273,7 @@ def _named_keys(manifest: Manifest) -> set[bytes]:
 
 def _check_entries(pages: Pages, manifest: Manifest, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
     """Yields the faults of pages and entries, and differences from the manifest's bytes of each column."""
-    columns, named, records = _numbered_columns(manifest), _named_keys(manifest), manifest.records
+    columns, named, records = _list_numbered_columns(manifest), _list_named_keys(manifest), manifest.records
     prefixes = [_key_prefix(column.name) for column in columns]
     widths = [column.record_nbytes if column.kind == "fixed" else -1 for column in columns]
     walked = (WalkedColumn * len(columns))(
