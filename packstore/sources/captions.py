@@ -15,6 +15,7 @@ from packstore.sources.annotations import find_other_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_lines
+from packstore.sources.columns import CAPTION_COLUMNS
 from packstore.sources.companion_patterns import SIDECAR, CompanionPattern, parse_pattern
 from packstore.sources.companions import CompanionsSource
 from packstore.sources.contents import list_contents, suffix_of
@@ -34,7 +35,6 @@ _NAME = re.compile(r"captions?[.](csv|tsv|txt|jsonl)|results[.]csv|(?!.*lemma).*
 _SETS = re.compile(r"flickr_8k[.](train|dev|test)images[.]txt", re.I)
 _KNOWN = re.compile(r"(.*/)?(flickr_?8k|flickr_?30k|crowdflower|expertannotations)[^/]*", re.I)
 _FILES = ("file", "file_name", "filename", "image", "image_name", "image_path", "path")
-_CAPTIONS = ("caption", "captions", "text", "comment", "description", "sentence")
 # Columns that only count.
 _NUMBERS = ("comment_number", "caption_number", "caption_id", "index", "")
 _SUFFIXES = (".csv", ".tsv", ".txt", ".jsonl", ".token")
@@ -158,7 +158,7 @@ def _find_columns(header: Iterable[str]) -> list[str] | None:
     files and one of captions. Also returns None if another column is neither a split nor a counter."""
     names = {name: name.strip().lower() for name in header}
     files = [name for name, plain in names.items() if plain in _FILES]
-    captions = [name for name, plain in names.items() if plain in _CAPTIONS]
+    captions = [name for name, plain in names.items() if plain in CAPTION_COLUMNS]
     rest = [name for name in names if name not in (*files, *captions) and names[name] not in _NUMBERS]
     if len(files) != 1 or len(captions) != 1 or [names[name] for name in rest] not in ([], ["split"]):
         return None

@@ -20,6 +20,7 @@ FILE_COLUMNS = (
     *("path", "filepath", "file_path", "image_path"),
 )
 LABEL_COLUMNS = ("label", "class", "category", "target", "class_name", "label_name", "classname", "labels", "y")
+CAPTION_COLUMNS = ("caption", "captions", "text", "comment", "description", "sentence")
 _LONGEST = 60
 _WORDS = frozenset(["y", "label", "labels", "class", "category", "target", "targets"])
 _MAX_CLASSES, _LONGEST_NAME = 1 << 16, 200

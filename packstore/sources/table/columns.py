@@ -11,7 +11,7 @@ from typing import Any
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.fields import Array, Field, Json, Label, Text
-from packstore.sources.columns import LABEL_COLUMNS, is_label_name, name_words
+from packstore.sources.columns import CAPTION_COLUMNS, LABEL_COLUMNS, is_label_name, name_words
 from packstore.sources.splits import is_split_value
 from packstore.sources.table.boxes import (
     find_box_columns,
@@ -376,7 +376,7 @@ def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes
     With a header, takes a column whose name is that of labels; texts before numbers. Otherwise takes the only column
     that is left, in two cases:
 
-    - Texts: they repeat, or there are boxes.
+    - Texts: they repeat and are no captions by their name, or there are boxes.
     - Numbers: there is no header, or there are boxes.
     """
     kinds = {
@@ -401,7 +401,8 @@ def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes
     one = free[only]
     if "text" in kinds[only]:
         repeated = one.texts is not None and (2 * len(one.texts) <= one.filled_count or one.find_separator() != "")
-        return only if repeated or with_boxes else ""
+        captions = header and only.lower() in CAPTION_COLUMNS  # images of one subject often share a caption
+        return only if (repeated and not captions) or with_boxes else ""
     return only if not header or with_boxes else ""
 
 
