@@ -38,17 +38,6 @@ if TYPE_CHECKING:
     from packstore.cli.source_info import format_column, sample_keys, source_rows
     from packstore.core import compiled, urls
     from packstore.core import files as scratch
-    from packstore.core.checksums import (
-        ROW_CHECKSUM,
-        column_digest,
-        file_digest,
-        hash_values,
-        join_records_digests,
-        records_digest,
-        row_checksum,
-        row_checksums,
-        row_columns,
-    )
     from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, Column
     from packstore.core.column_types import base
     from packstore.core.column_types.base import Field
@@ -116,7 +105,21 @@ if TYPE_CHECKING:
         to_canonical_json,
     )
     from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
-    from packstore.core.proof import Comparison, Proof, compare_rows, find_different_image
+    from packstore.core.proof import (
+        ROW_CHECKSUM,
+        Comparison,
+        Proof,
+        column_digest,
+        compare_rows,
+        file_digest,
+        find_different_image,
+        hash_values,
+        join_records_digests,
+        records_digest,
+        row_checksum,
+        row_checksums,
+        row_columns,
+    )
     from packstore.core.registry import COLUMN_TYPES, ENCODINGS, EXPORTS, FORMATS, SOURCES, Registry
     from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
     from packstore.core.urls import UrlPath, location
@@ -249,11 +252,12 @@ if TYPE_CHECKING:
         sniff,
     )
     from packstore.images.unread import UNREAD_BYTES, UNREAD_SUFFIXES
-    from packstore.objects import connection, direct, interrupts
+    from packstore.objects import connection, direct
+    from packstore.objects import store as interrupts
     from packstore.objects import store as objects_store
     from packstore.objects.agent import get_agent_if_forked
-    from packstore.objects.interrupts import call_interruptibly, iterate_interruptibly
     from packstore.objects.location import parse_url
+    from packstore.objects.store import call_interruptibly, iterate_interruptibly
     from packstore.packing import append, batches, composing, conversion
     from packstore.packing.append_plan import plan_append
     from packstore.packing.composing_options import SelectOptions

@@ -13,13 +13,14 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.checking.independent import ROWS, count_independently
 from packstore.checking.reports import Difference, try_key
-from packstore.checking.source_records import KeyIndex, SourceRecords, reading_source
+from packstore.checking.source_records import SourceRecords, reading_source
 from packstore.checking.store_check import COMPARED_RECORDS, Batch, ValueGetter, open_files
 from packstore.core.columns import NUMPY_DTYPE, Buffer
 from packstore.core.errors import PackstoreError, StoreError, printable
 from packstore.sources.base import Entry, Sample, Source
 from packstore.sources.ledger import Role
 from packstore.stores.base import Reader
+from packstore.stores.keys import KeyIndex
 from packstore.stores.places import place_of
 
 _CAPPED = 256

@@ -16,7 +16,6 @@ from packstore.checking.options import RepairOptions
 from packstore.checking.reports import CheckReport, RepairReport, try_key
 from packstore.checking.source_records import DamagedRecord, Donor, LostRecordError
 from packstore.checking.store_check import StoreCheck, open_files
-from packstore.core.checksums import ROW_CHECKSUM, hash_values, image_checksum, row_checksum, row_columns
 from packstore.core.column import LINK_COLUMNS, Link
 from packstore.core.columns import Buffer
 from packstore.core.errors import DestinationError, SourceError, StoreError, printable
@@ -24,6 +23,7 @@ from packstore.core.files import refuse_nested_paths, writing
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.proof import ROW_CHECKSUM, hash_values, image_checksum, row_checksum, row_columns
 from packstore.core.registry import FORMATS
 from packstore.images.encode.options import keeps_exif
 from packstore.images.orientation import count_oriented

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from packstore.checking.mending import RecordWriter, repair_files
 from packstore.checking.options import RepairOptions
 from packstore.checking.reports import RepairReport, ShardCounts
-from packstore.checking.source_records import Donor, KeyIndex, LostRecordError
-from packstore.core.checksums import file_digest
+from packstore.checking.source_records import Donor, LostRecordError
 from packstore.core.errors import DestinationError, MissingStoreError, PackstoreError, StoreError, UsageError
 from packstore.core.files import check_paths, refuse_empty, writing
 from packstore.core.manifest import Manifest
 from packstore.core.options import argument, option, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
+from packstore.core.proof import file_digest
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
 from packstore.core.urls import ShardPlace, UrlPath, location
@@ -37,7 +37,7 @@ from packstore.packing.recorded_options import drop_record_counts
 from packstore.sources.base import Entry
 from packstore.stores.base import Problem
 from packstore.stores.builder.assembly import list_shards
-from packstore.stores.keys import hash_keys
+from packstore.stores.keys import KeyIndex, hash_keys
 from packstore.stores.opening import open_reader
 from packstore.stores.places.remote import open_shard_file, upload_shard
 from packstore.stores.records import Records
@@ -223,7 +223,7 @@ class _ShardRepairs:
             undamaged = [n for n in range(len(self._table)) if n not in gone and n not in self._lost_keys]
             known = [*self._lost_keys.values(), *(hash_keys([reader.part(number)]) for number in undamaged)]
             index = KeyIndex(np.concatenate([np.empty(0, np.uint64), *known]))
-            entries = [entry for entry in donor.report_entries(self._progress) if index.find(entry.key) is None]
+            entries = [entry for entry in donor.report_entries(self._progress) if entry.key not in index]
             wanted = sum(self._table[number].records for number in gone)
             if len(entries) != wanted:
                 raise StoreError(

@@ -23,13 +23,20 @@ from packstore.checking.mending import RecordWriter, check_destination_name, fin
 from packstore.checking.reports import ProblemList, SalvageReport
 from packstore.checking.source_records import LostRecordError
 from packstore.core.arguments import check_bools
-from packstore.core.checksums import ROW_CHECKSUM, column_digest, image_checksum, row_checksum, row_columns
 from packstore.core.columns import Buffer, ColumnData
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_nested_paths, writing
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
-from packstore.core.proof import Comparison, compare_rows
+from packstore.core.proof import (
+    ROW_CHECKSUM,
+    Comparison,
+    column_digest,
+    compare_rows,
+    image_checksum,
+    row_checksum,
+    row_columns,
+)
 from packstore.stores.base import Problem
 from packstore.stores.builder.batch import check_batch
 from packstore.stores.scavenge import ScavengedData

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.checksums import row_checksum, row_columns
 from packstore.core.column import Link
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.proof import row_checksum, row_columns
 from packstore.images.encode import EncodedImage, Encoder
 from packstore.images.encode.options import readers_transpose
 from packstore.packing.frames import restore_aligner
@@ -27,6 +26,7 @@ from packstore.packing.sizing import make_encoder
 from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.store import StoreSource
+from packstore.stores.keys import encode_key
 from packstore.stores.link_files import FileState
 
 _REPORT_EVERY = 4096
@@ -105,20 +105,6 @@ def _make_encoder(manifest: Manifest, source: Source, survey: Survey, decoder: s
         return make_encoder(encode, survey, shape or None, reencode=not alike)
     except UsageError as error:
         raise UsageError(f"{source.path} cannot be compared with the store: {error}") from None
-
-
-class KeyIndex:
-    """Finds keys by their hashes. Valid for ``hashes`` of :func:`packstore.stores.keys.hash_keys`."""
-
-    def __init__(self, hashes: NDArray[np.uint64]) -> None:
-        self._order = np.argsort(hashes, kind="stable")
-        self._hashes = hashes[self._order]
-
-    def find(self, key: str) -> int | None:
-        """Returns the first place of a key among the hashes, or None."""
-        wanted = np.uint64(xxh3_64_intdigest(encode_key(key)))
-        place = int(np.searchsorted(self._hashes, wanted))
-        return int(self._order[place]) if place < len(self._hashes) and self._hashes[place] == wanted else None
 
 
 class DamagedRecord(NamedTuple):
@@ -278,8 +264,3 @@ class Donor(SourceRecords):
         if any(value is None for value in fields.values()):
             return None
         return row_checksum(self.manifest.columns, fields)
-
-
-def encode_key(key: str) -> bytes:
-    """Encodes a key as UTF-8, as stores do. A surrogate becomes the byte that it stands for."""
-    return key.encode("utf-8", "surrogateescape")

@@ -2,7 +2,7 @@
 
 A digest in the manifest proves the manifest itself: a store with a damaged manifest does not open. The manifest proves
 each column by a digest. Two columns prove each record: ``checksum`` its image, ``row_checksum`` its other fields (see
-:mod:`packstore.core.checksums`). If one of these two columns is damaged, it is computed again from the records. If the
+:mod:`packstore.core.proof`). If one of these two columns is damaged, it is computed again from the records. If the
 result has the column's digest, the records are undamaged.
 
 Two words, throughout the room: *damaged* is what differs from its checksum or digest, or cannot be read. *Unproven* is
@@ -22,13 +22,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.checking.reports import CheckReport, try_key
-from packstore.core.checksums import ROW_CHECKSUM, column_digest, image_checksum, records_digest, row_columns
 from packstore.core.column import Column
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import PackstoreError, StoreError, UnreachableError, printable
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.core.proof import Comparison, compare_rows, compute_rows
+from packstore.core.proof import (
+    ROW_CHECKSUM,
+    Comparison,
+    column_digest,
+    compare_rows,
+    compute_rows,
+    image_checksum,
+    records_digest,
+    row_columns,
+)
 from packstore.core.urls import UrlPath
 from packstore.stores.base import Problem, Reader
 from packstore.stores.keys import digest_keys

@@ -14,13 +14,7 @@ import numpy as np
 
 from packstore.checking.options import VerifyOptions
 from packstore.checking.reports import MOST_LISTED, CheckReport, VerifyReport, try_key
-from packstore.checking.store_check import (
-    COMPARED_RECORDS,
-    Batch,
-    ImageChecks,
-    StoreCheck,
-    ValueGetter,
-)
+from packstore.checking.store_check import COMPARED_RECORDS, Batch, ImageChecks, StoreCheck, ValueGetter
 from packstore.core.column import SEEK_INDEX, Column, find_file_columns
 from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable

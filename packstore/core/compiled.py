@@ -6,8 +6,11 @@ import ctypes
 import functools
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import TypeVar
 
 from packstore.core.errors import EngineError
+
+Library = TypeVar("Library", bound=ctypes.CDLL)
 
 _INTERFACE = 20
 """Version of the interface of ``batch.c``, to detect an engine that an older version compiled here."""
@@ -18,6 +21,32 @@ FOLDER = Path(__file__).parents[1] / "images" / "engine"
 DONE = 0
 """The outcome in ``engine.h`` for success."""
 _AGAIN = "install packstore again on this machine (in a clone: pip install -v .), which compiles it"
+
+_TYPES = {
+    "p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int, "u": ctypes.c_uint32, "s": ctypes.c_char_p, "-": None,
+}  # fmt: skip
+_FUNCTIONS = {
+    "new": "i p",
+    "free": "p -",
+    "sizes": "ppnp -",
+    "size": "pnnp i",
+    "whole": "ppnnnnp i",
+    "run": "ppnpnp n",
+    "run_gray": "ppnpnp n",
+    "augment": "ppnnnpn n",
+    "checkpoints": "pppnippp -",
+    "read_files": "isnpppp -",
+    "scan_tar": "innnpp n",
+    "stat_files": "isnp -",
+    "list_names": "inppp i",
+    "permute": "pnuiup -",
+    "find_lmdb_value": "psnp -",
+    "locate_lmdb_records": "ppnppp n",
+    "walk_lmdb": "ppnn n",
+    "png": "pnpnnni i",
+}
+"""Types of the arguments and, after a space, of the result of each function of ``batch.c``: letters of ``_TYPES``."""
+_WITH_GIL = {"is_plain": "snn i", "locate_lmdb_record": "pnp n"}
 
 
 def engine_problem() -> str | None:
@@ -54,62 +83,18 @@ def load_with_gil() -> ctypes.PyDLL | None:
     """Loads the functions that keep the GIL, since releasing it would take longer than they do. Returns None without
     an engine."""
     library = load_once()[0]
-    if library is None:
-        return None
-    number, kept = ctypes.c_int64, ctypes.PyDLL(library._name)
-    kept.packstore_engine_is_plain.argtypes = (ctypes.c_char_p, number, number)
-    kept.packstore_engine_is_plain.restype = ctypes.c_int
-    kept.packstore_engine_locate_lmdb_record.argtypes = (ctypes.c_void_p, number, ctypes.c_void_p)
-    kept.packstore_engine_locate_lmdb_record.restype = number
-    return kept
+    return None if library is None else _declare(ctypes.PyDLL(library._name), _WITH_GIL)
 
 
 def load_library(path: str) -> ctypes.CDLL:
     """Loads a compiled engine from a file, and sets the types of arguments and results of its functions. Raises
     :class:`OSError`, and :class:`AttributeError` for a missing function."""
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library = ctypes.CDLL(path)
-    library.packstore_engine_new.argtypes, library.packstore_engine_new.restype = (ctypes.c_int,), pointer
-    library.packstore_engine_free.argtypes, library.packstore_engine_free.restype = (pointer,), None
-    library.packstore_engine_sizes.argtypes = (pointer, pointer, number, pointer)
-    library.packstore_engine_sizes.restype = None
-    library.packstore_engine_size.argtypes = (pointer, number, number, pointer)
-    library.packstore_engine_size.restype = ctypes.c_int
-    library.packstore_engine_whole.argtypes = (pointer, pointer, number, number, number, number, pointer)
-    library.packstore_engine_whole.restype = ctypes.c_int
-    library.packstore_engine_run.argtypes = (pointer, pointer, number, pointer, number, pointer)
-    library.packstore_engine_run.restype = number
-    library.packstore_engine_run_gray.argtypes = library.packstore_engine_run.argtypes
-    library.packstore_engine_run_gray.restype = number
-    library.packstore_engine_augment.argtypes = (*(pointer, pointer, number, number), *(number, pointer, number))
-    library.packstore_engine_augment.restype = number
-    library.packstore_engine_checkpoints.argtypes = (
-        *(pointer, pointer, pointer, number, ctypes.c_int),
-        *(pointer, pointer, pointer),
-    )
-    library.packstore_engine_checkpoints.restype = None
-    library.packstore_engine_read_files.argtypes = (
-        *(ctypes.c_int, ctypes.c_char_p, number),
-        *(pointer, pointer, pointer, pointer),
-    )
-    library.packstore_engine_read_files.restype = None
-    library.packstore_engine_scan_tar.argtypes = (ctypes.c_int, number, number, number, pointer, pointer)
-    library.packstore_engine_scan_tar.restype = number
-    library.packstore_engine_stat_files.argtypes = (ctypes.c_int, ctypes.c_char_p, number, pointer)
-    library.packstore_engine_stat_files.restype = None
-    library.packstore_engine_list_names.argtypes = (ctypes.c_int, number, pointer, pointer, pointer)
-    library.packstore_engine_list_names.restype = ctypes.c_int
-    library.packstore_engine_permute.argtypes = (
-        *(pointer, number, ctypes.c_uint32),
-        *(ctypes.c_int, ctypes.c_uint32, pointer),
-    )
-    library.packstore_engine_permute.restype = None
-    library.packstore_engine_find_lmdb_value.argtypes = (pointer, ctypes.c_char_p, number, pointer)
-    library.packstore_engine_find_lmdb_value.restype = None
-    library.packstore_engine_locate_lmdb_records.argtypes = (pointer, pointer, number, pointer, pointer, pointer)
-    library.packstore_engine_locate_lmdb_records.restype = number
-    library.packstore_engine_walk_lmdb.argtypes = (pointer, pointer, number, number)
-    library.packstore_engine_walk_lmdb.restype = number
-    library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number, ctypes.c_int)
-    library.packstore_engine_png.restype = ctypes.c_int
+    return _declare(ctypes.CDLL(path), _FUNCTIONS)
+
+
+def _declare(library: Library, functions: dict[str, str]) -> Library:
+    """Sets the types of arguments and results of a library's functions, and returns the library."""
+    for name, types in functions.items():
+        function = getattr(library, f"packstore_engine_{name}")
+        *function.argtypes, function.restype = (_TYPES[letter] for letter in types if letter != " ")
     return library

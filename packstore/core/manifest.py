@@ -169,7 +169,7 @@ class Manifest:
         origin: The source of the records.
         versions: Versions of the software that wrote the store.
         skipped: Samples left out by ``on_error="skip"``.
-        records_digest: Digest of all records in order, see :func:`packstore.core.checksums.records_digest`.
+        records_digest: Digest of all records in order, see :func:`packstore.core.proof.records_digest`.
         shards: Table of the files of a sharded store; None if the store is one file.
         format_version: Version of the layout.
     """

@@ -1,19 +1,207 @@
-"""Compares records with their checksums. Readers, packing, links, repair and the page all use :class:`Proof`."""
+"""The checksums of a store, each defined here and nowhere else; and :class:`Proof`, which compares records with them.
+
+=================  =======  ===========================================  =====================
+proves             hash     over                                         kept in
+=================  =======  ===========================================  =====================
+a record's image   XXH3-64  its bytes                                    column ``checksum``
+its other fields   XXH3-64  its row                                      column ``row_checksum``
+a column           SHA-256  all its values                               the manifest
+all records        see      their checksums and row checksums            the manifest
+a shard            SHA-256  its file                                     the table of shards
+the table          SHA-256  its file                                     the manifest
+the manifest       SHA-256  its JSON without this digest                 itself
+=================  =======  ===========================================  =====================
+
+A column's digest tells that a byte of the column is wrong; only the record checksums tell in which record. A *row*
+concatenates a record's values of all columns in the manifest's order, except ``image``, ``checksum``,
+``row_checksum``, ``seek_index`` and ``link_…``: the bytes of a fixed value, or the XXH3-64 of a ragged value as eight
+bytes; all little-endian.
+
+The digest of a fixed column is the SHA-256 of its values, little-endian and in C order. The digest of a ragged column
+is the SHA-256 of two concatenated SHA-256: of its ``int64`` offsets (N + 1 of them, from 0) and of its bytes.
+
+The digest of all records must not depend on how they are divided into shards, and must follow from the digests of the
+shards. So it is a polynomial and not a hash of the sequence, see :func:`records_digest`. Like the checksums it is
+computed from, it detects accidental changes, not deliberate forgeries.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
-from packstore.core.checksums import ROW_CHECKSUM, hash_values, image_checksum, row_checksum, row_checksums, row_columns
-from packstore.core.column import Column
-from packstore.core.columns import NUMPY_DTYPE, Buffer, Ragged
+from packstore.core.column import LINK_COLUMNS, SEEK_INDEX, Column
+from packstore.core.column import ROW_CHECKSUM as ROW_CHECKSUM
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, LazyArray, LazyRagged, Ragged
 from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError
 
+_NOT_IN_ROWS = ("image", "checksum", ROW_CHECKSUM.name, SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS))
 _IMAGE_NOUN = "checksum of its image"
+_PRIME = (1 << 127) - 1
+_BASE = int.from_bytes(hashlib.sha256(b"packstore").digest()[:15], "big")
+_RECORDS_AT_ONCE = 1 << 10
+_STEP_BYTES = 1 << 24
+"""A column is hashed in steps of so many bytes, since hashing may copy its values."""
+
+
+image_checksum = xxh3_64_intdigest
+"""Computes the checksum of a stored image."""
+
+
+def hash_values(values: Iterable[Buffer], count: int) -> NDArray[np.uint64]:
+    """Computes the XXH3-64 of each of ``count`` values."""
+    return np.fromiter(map(xxh3_64_intdigest, values), np.uint64, count)
+
+
+def row_columns(columns: Iterable[Column]) -> list[Column]:
+    """Returns the columns that the row checksum covers, in order: all but image, checksums, seek index and links."""
+    return [column for column in columns if column.name not in _NOT_IN_ROWS]
+
+
+def row_checksum(columns: Iterable[Column], fields: Mapping[str, Any]) -> int:
+    """Computes the row checksum of one record.
+
+    Args:
+        columns: All columns of the store.
+        fields: The record's value in each column of :func:`row_columns`, by name: a scalar or array of the column's
+            dtype, or the bytes of a ragged value. None for an unreadable value; the result then differs from the stored
+            checksum.
+    """
+    return xxh3_64_intdigest(b"".join(_row_bytes(column, fields[column.name]) for column in row_columns(columns)))
+
+
+def _row_bytes(column: Column, value: Any) -> bytes:
+    """Returns the bytes of a value in its row. For a ragged value these are its hash, for None there are none."""
+    if value is None:
+        return b""
+    if column.kind == "ragged":
+        return xxh3_64_intdigest(value).to_bytes(8, "little")
+    array = np.asarray(value)
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def row_checksums(columns: Iterable[Column], values: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.uint64]:
+    """Computes the row checksums of many records at once.
+
+    Args:
+        columns: All columns of the store.
+        values: For each column of :func:`row_columns`, by name: the values of a fixed column, ``(count,
+            *column.shape)`` in its dtype; the :func:`hash_values` of a ragged column.
+        count: Number of records.
+
+    Returns:
+        ``uint64``, shape ``(count,)``.
+    """
+    parts = []
+    for column in row_columns(columns):
+        array = values[column.name]
+        little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        parts.append(little.reshape(count, -1).view(np.uint8) if little.size else np.empty((count, 0), np.uint8))
+    width = sum(part.shape[1] for part in parts)
+    if not width:
+        return np.full(count, xxh3_64_intdigest(b""), np.uint64)
+    rows: list[bytes] = np.concatenate(parts, axis=1).view(f"V{width}").ravel().tolist()
+    return hash_values(rows, count)
+
+
+def records_digest(checksums: NDArray[np.uint64], rows: NDArray[np.uint64]) -> str:
+    """Computes the digest of records in order: 32 hexadecimal digits.
+
+    It is the sum of ``r[i] * b ** (n - 1 - i)`` modulo ``2 ** 127 - 1``. ``r[i]`` is ``checksum + 2 ** 64 * row
+    checksum`` of record ``i`` of ``n``. ``b`` is the first 15 bytes of the SHA-256 of ``packstore``, as a big-endian
+    number.
+
+    Args:
+        checksums: Image checksums, ``uint64``.
+        rows: Row checksums, ``uint64``, even if the store does not keep them.
+    """
+    digest, powers = 0, _compute_powers()
+    limbs = np.stack([checksums, rows], axis=1).astype("<u8", copy=False).view("<u2")  # (n, 8): 16 bits each
+    for start in range(0, len(limbs), _RECORDS_AT_ONCE):
+        part = limbs[start : start + _RECORDS_AT_ONCE].astype(np.float64)
+        sums = part.T @ powers[-len(part) :]  # exact: at most 2 ** 10 products below 2 ** 32
+        total = sum(int(value) << 16 * (i + j) for (i, j), value in np.ndenumerate(sums))
+        digest = (digest * pow(_BASE, len(part), _PRIME) + total) % _PRIME
+    return f"{digest:032x}"
+
+
+@cache
+def _compute_powers() -> NDArray[np.float64]:
+    """Computes the powers of ``_BASE`` modulo ``_PRIME``, highest first, and caches them.
+
+    Each is cut into limbs of 16 bits: ``(_RECORDS_AT_ONCE, 8)``.
+    """
+    powers = [1]
+    while len(powers) < _RECORDS_AT_ONCE:
+        powers.append(powers[-1] * _BASE % _PRIME)
+    data = b"".join(power.to_bytes(16, "little") for power in reversed(powers))
+    return np.frombuffer(data, "<u2").reshape(-1, 8).astype(np.float64)
+
+
+def join_records_digests(parts: Iterable[tuple[str, int]]) -> str:
+    """Computes the digest of all records of consecutive shards. ``parts`` has digest and number of records of each
+    shard."""
+    digest = 0
+    for part, records in parts:
+        digest = (digest * pow(_BASE, records, _PRIME) + int(part, 16)) % _PRIME
+    return f"{digest:032x}"
+
+
+def column_digest(values: ColumnData) -> str:
+    """Computes the SHA-256 digest of a column of one file, as in the manifest. Reads all its values.
+
+    Raises :class:`StoreError` if a value that is read on access cannot be read.
+    """
+    data = hashlib.sha256()
+    if isinstance(values, LazyArray):
+        for value in values:
+            data.update(value.data)
+        return data.hexdigest()
+    if not isinstance(values, Ragged):
+        _hash_array(data, values)
+        return data.hexdigest()
+    offsets = hashlib.sha256(bytes(8))
+    if isinstance(values, LazyRagged):
+        ends, end = array("q"), 0
+        for raw in values:
+            data.update(raw)
+            end += len(raw)
+            ends.append(end)
+        _hash_array(offsets, np.frombuffer(ends, np.int64))
+    else:
+        # The first offset should be 0; adding it changes the digest if it is not.
+        _hash_array(offsets, values.offsets[1:], int(values.offsets[0]))
+        _hash_array(data, values.data)
+    return ragged_digest(offsets.digest(), data.digest())
+
+
+def ragged_digest(offsets_sha256: bytes, data_sha256: bytes) -> str:
+    """Computes the digest of a ragged column from the SHA-256 of its offsets and of its bytes."""
+    return hashlib.sha256(offsets_sha256 + data_sha256).hexdigest()
+
+
+def _hash_array(sha: Any, array: NDArray[Any], add: int = 0) -> None:
+    """Feeds an array to a hash, in little-endian pieces of about 16 MiB. Adds ``add`` to each value."""
+    little = array.dtype.newbyteorder("<")
+    step = max(1, _STEP_BYTES // max(1, array.nbytes // max(1, len(array))))
+    for start in range(0, len(array), step):
+        piece = np.ascontiguousarray(array[start : start + step] + add if add else array[start : start + step], little)
+        sha.update(piece.reshape(-1).view(np.uint8).data)
+
+
+def file_digest(path: Path) -> tuple[int, str]:
+    """Reads a file; returns its size and its SHA-256 in hexadecimal."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest
 
 
 class Comparison(NamedTuple):

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.checksums import image_checksum, join_records_digests, records_digest, row_checksum
 from packstore.core.errors import printable
 from packstore.core.files import check_space, refuse_empty, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
+from packstore.core.proof import image_checksum, join_records_digests, records_digest, row_checksum
 from packstore.core.urls import location
 from packstore.exports.base import Export, Record
 from packstore.exports.options import ExportOptions

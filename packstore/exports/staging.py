@@ -31,7 +31,7 @@ class ShardReceipt(NamedTuple):
         file: Its path in the export. None if each record is a file of its own, or the export is one file.
         size: Bytes of the shard's file. For an export of one file: bytes of the export up to the end of the shard. Else
             0.
-        records_digest: Digest of re-encoded records, see :func:`packstore.core.checksums.records_digest`. Unchanged
+        records_digest: Digest of re-encoded records, see :func:`packstore.core.proof.records_digest`. Unchanged
             records do not count.
         lines: Bytes of the records' lines.
     """

@@ -5,18 +5,11 @@ Only this room uses obstore, which ``pip install 'packstore[remote]'`` installs.
 
 from __future__ import annotations
 
-from packstore.objects.interrupts import interrupt, refuse_requests
-from packstore.objects.location import ConflictError, MissingObjectError, ObjectInfo, RemoteError, is_url
-from packstore.objects.store import ObjectStore, open_objects
-
-__all__ = [
-    "ConflictError",
-    "MissingObjectError",
-    "ObjectInfo",
-    "ObjectStore",
-    "RemoteError",
-    "interrupt",
-    "is_url",
-    "open_objects",
-    "refuse_requests",
-]
+from packstore.objects.location import ConflictError as ConflictError
+from packstore.objects.location import MissingObjectError as MissingObjectError
+from packstore.objects.location import ObjectInfo as ObjectInfo
+from packstore.objects.location import RemoteError as RemoteError
+from packstore.objects.store import ObjectStore as ObjectStore
+from packstore.objects.store import interrupt as interrupt
+from packstore.objects.store import open_objects as open_objects
+from packstore.objects.store import refuse_requests as refuse_requests

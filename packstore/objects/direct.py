@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import re
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packstore.core.errors import UsageError
+from packstore.core.errors import UsageError, printable
 from packstore.core.files import sync_directory, sync_file
 from packstore.objects import connection
 from packstore.objects.connection import connect
-from packstore.objects.failures import raise_as_remote_error
 from packstore.objects.location import ConflictError, MissingObjectError, ObjectInfo, ParsedUrl, RemoteError
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ _PARTS = 9_000  # S3 allows 10,000
 _COPY_BYTES = 5 << 30  # most bytes that S3 copies in one request
 _AT_ONCE = 4
 _BULK = 1000  # names in one request
+_SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL|SAS|ACCOUNT")
+_MOST_CHARACTERS = 300  # of a server's own message
 
 
 class Direct:
@@ -192,7 +194,7 @@ class Direct:
         step = _BULK if self.location.scheme == "s3" else 1  # other clouds fail if one of several is absent
         for first in range(0, len(names), step):
             some = names[first : first + step]
-            with self._raise_as_remote_error(some[0], "deleted"), contextlib.suppress(FileNotFoundError):
+            with self._raise_as_remote_error(some[0], "deleted"), suppress(FileNotFoundError):
                 self._client.delete([self._full_name(name) for name in some])
 
     def _create_in_one_put(self, name: str, data: bytes | Path) -> bool | None:
@@ -232,13 +234,7 @@ class Direct:
         part = max(_PART_BYTES, -(-nbytes // _PARTS))
         copies = self.location.scheme != "s3" or nbytes <= _COPY_BYTES
         target = f"{WORK}/upload-{uuid.uuid4().hex}" if copies else name
-        self._client.put(
-            self._full_name(target),
-            data,
-            use_multipart=True,
-            chunk_size=part,
-            max_concurrency=_AT_ONCE,
-        )
+        self._client.put(self._full_name(target), data, use_multipart=True, chunk_size=part, max_concurrency=_AT_ONCE)
         if not copies:
             return True
         try:
@@ -341,3 +337,80 @@ class Direct:
 def _was_retried(error: Exception) -> bool:
     """Tells if obstore had sent the request before: the reply to the first one, which may have succeeded, was lost."""
     return re.search(r"\bretries: [1-9]", str(error)) is not None
+
+
+@contextmanager
+def raise_as_remote_error(location: ParsedUrl, name: str, doing: str) -> Iterator[None]:
+    """Raises :class:`RemoteError` for each error of obstore, :class:`OSError` or :class:`ValueError` in the context.
+
+    Raises :class:`MissingObjectError` for a missing object. Does not change a :class:`UsageError`.
+
+    ``doing``: verb of the message: read, written, listed or deleted.
+    """
+    try:
+        yield
+    except (RemoteError, UsageError):
+        raise
+    except Exception as error:
+        if not (type(error).__module__.startswith("obstore") or isinstance(error, (OSError, ValueError))):
+            raise
+        raise _to_remote_error(error, location, name, doing) from None
+
+
+def _to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str) -> RemoteError:
+    """Converts an error of obstore to a :class:`RemoteError` with a plain explanation."""
+    text = str(error)
+    shown = location.display_url(name)
+    code = re.search(r"<Code>([^<]*)</Code>", text)
+    if code is not None and code[1] in ("NoSuchBucket", "ContainerNotFound"):
+        return RemoteError(f"{shown} cannot be {doing}: there is no bucket {location.bucket!r}")
+    if isinstance(error, FileNotFoundError):
+        return MissingObjectError(f"{shown} does not exist")
+    return RemoteError(f"{shown} cannot be {doing}: {_explain_reason(text, location)}")
+
+
+def _explain_reason(text: str, location: ParsedUrl) -> str:
+    """Returns the reason of a known failure with advice, else the beginning of the server's message."""
+    first = text.partition("\n\nDebug source")[0].strip()
+    code = re.search(r"<Code>([^<]*)</Code>", text)
+    status = re.search(r"status(?: code)?: (\d{3})", text)
+    named = code[1] if code is not None else (status[1] if status is not None else "")
+    tried = re.search(r"after (\d+) retries", first)
+    again = f" (tried {int(tried[1]) + 1} times)" if tried is not None else ""
+    if named in ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"):
+        return f"the credentials have expired ({named}); renew them"
+    if named in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed"):
+        return f"the server does not accept the credentials ({named}); check those in the environment"
+    if named == "RequestTimeTooSkewed":
+        return "this machine's clock is wrong; servers accept signed requests of the last 15 minutes only"
+    if status is not None and status[1] in ("301", "307", "308"):
+        return f"the bucket is elsewhere (status {status[1]}); set AWS_REGION to its region"
+    if status is not None and status[1] in ("401", "403"):
+        return f"access is denied ({named}); the credentials in the environment lack this right"
+    if status is not None:
+        return f"the server answers {_remove_secrets(named)}{again}"
+    if "kind: Timeout" in text or "TimedOut" in text:
+        return (
+            f"no answer within {connection.SILENCE_SECONDS:g} s{again}; is the server overloaded, or the network slow?"
+        )
+    if "ConnectionRefused" in text or "kind: Connect" in text:
+        return f"no connection to the server{again}; check the endpoint and the network"
+    if "kind: Interrupted" in text or "IncompleteBody" in text:
+        return f"the connection keeps breaking off{again}"
+    if location.scheme != "file" and ("metadata" in first or "credential" in first.lower()):
+        return "the cloud's metadata service returned no credentials; set them in the environment"
+    return _remove_secrets(first)[:_MOST_CHARACTERS]
+
+
+def _remove_secrets(text: str) -> str:
+    """Returns ``text`` on one line without secrets.
+
+    - Queries and user names in URLs are removed.
+    - Values of the environment's AWS, Azure and Google credential variables become ``…``, from 8 characters on.
+    """
+    for name, value in os.environ.items():
+        if len(value) >= 8 and name.startswith(("AWS_", "AZURE_", "GOOGLE_")) and _SECRET_NAME.search(name):
+            text = text.replace(value, "…")
+    text = re.sub(r"(https?://)[^/@\s]*@", r"\1", text)
+    text = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text)
+    return printable(" ".join(text.split()))

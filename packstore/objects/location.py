@@ -79,14 +79,6 @@ class ParsedUrl(NamedTuple):
         return printable(f"{self.url}/{name}" if name else self.url)
 
 
-def is_url(path: str | os.PathLike[str]) -> bool:
-    """Returns whether ``path`` is a URL of any scheme, even a :class:`Path` that has lost one of its two slashes.
-
-    False if a local folder has the scheme's name with a colon (``s3:``).
-    """
-    return split_url(path) is not None
-
-
 def parse_url(url: str | os.PathLike[str]) -> ParsedUrl:
     """Parses a URL. Reads ``s3a`` as ``s3``, and decodes percent signs of HTTP.
 

@@ -16,7 +16,7 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
-from packstore.stores.keys import StoreKeys, find_repeated_keys
+from packstore.stores.keys import KeyIndex, find_repeated_keys, hash_keys
 from packstore.stores.lenses import map_class_numbers
 from packstore.stores.link_files import Location
 
@@ -84,7 +84,7 @@ class AddedSource(Source):
         """Finds the keys that an open store has, too. Compares only hashes if all of a store is added as it is."""
         if isinstance(self.source, StoreSource) and self._taken is None and not self._prefix:
             return set(find_repeated_keys([reader, self.source.reader]))
-        keys = StoreKeys(reader)
+        keys = KeyIndex(hash_keys([reader]), reader.key)
         return {entry.key for entry in self.entries() if entry.key in keys}
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:

@@ -14,7 +14,7 @@ from packstore.core.proof import Proof
 from packstore.packing.batches import PackedBatch, pack_batches
 from packstore.packing.plan import Plan
 from packstore.stores.base import Reader
-from packstore.stores.keys import StoreKeys
+from packstore.stores.keys import KeyIndex, hash_keys
 
 
 def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCallback) -> int:
@@ -29,13 +29,13 @@ def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress
         keys: Keys of the samples to compare; the store has all of them.
         progress: Called after each batch.
     """
-    stored, encoder = StoreKeys(reader), plan.make_encoder()
+    stored, encoder = KeyIndex(hash_keys([reader]), reader.key), plan.make_encoder()
     proof = Proof(reader.manifest.columns, reader.value)
     known = (entry for entry in plan.source.entries() if entry.key in keys)
     same = seen = 0
     for packed in pack_batches(plan, encoder, known, plan.options.workers or plan.source.workers()):
         for key, checksum, fields in _iterate_fields(packed, plan, reader.manifest.columns):
-            record = stored.find_record(key)
+            record = stored.find(key)
             same += (
                 record is not None
                 and checksum == int(reader.value("checksum", record))

@@ -16,7 +16,6 @@ import numpy as np
 import xxhash
 
 import packstore
-from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.column import CHECKSUM, KEY, LINK_COLUMNS, SEEK_INDEX
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SampleError, StoreError, printable
@@ -24,6 +23,7 @@ from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.modes import is_reading_option
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.proof import ROW_CHECKSUM
 from packstore.core.tally import Tally
 from packstore.images.reading import EXPECTED
 from packstore.packing.batches import (

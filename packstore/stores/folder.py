@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from packstore.core.checksums import file_digest, join_records_digests
 from packstore.core.errors import ManifestError, StoreError, UnreachableError, UsageError, printable
 from packstore.core.files import (
     MANIFEST_FILE,
@@ -25,6 +24,7 @@ from packstore.core.files import (
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.plainjson import to_canonical_json
 from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.proof import file_digest, join_records_digests
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.core.urls import ShardPlace

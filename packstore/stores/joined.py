@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import join_records_digests
 from packstore.core.column import join_hidden_boxes
 from packstore.core.columns import Buffer
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column, Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.proof import join_records_digests
 from packstore.core.urls import ShardPlace
 from packstore.stores.lenses import Renumbered, join_columns
 from packstore.stores.parts import Part, Problem, Rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -12,31 +12,33 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 from packstore.stores.records import Records
 
 
-class StoreKeys:
-    """Finds the record of a key; ``in`` tells if there is one. Creating it reads all keys.
+class KeyIndex:
+    """Finds the places of keys by their hashes; ``in`` tells if a key has one."""
 
-    Valid as long as the store does not change.
-    """
-
-    def __init__(self, reader: Records) -> None:
-        self._reader = reader
-        hashes = hash_keys([reader])
+    def __init__(self, hashes: NDArray[np.uint64], read_key: Callable[[int], str] | None = None) -> None:
+        """
+        Args:
+            hashes: Those of :func:`hash_keys`.
+            read_key: Returns the key at a place, to tell apart different keys with equal hashes. None ignores those.
+        """
         self._order = np.argsort(hashes, kind="stable")
         self._hashes = hashes[self._order]
+        self._read_key = read_key
 
     def __contains__(self, key: str) -> bool:
-        return self.find_record(key) is not None
+        return self.find(key) is not None
 
-    def find_record(self, key: str) -> int | None:
-        """Returns the first record with this key, or None."""
-        wanted = np.uint64(xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")))
-        place = int(np.searchsorted(self._hashes, wanted))
-        while place < len(self._hashes) and self._hashes[place] == wanted:
-            record = int(self._order[place])
-            if self._reader.key(record) == key:
-                return record
-            place += 1
-        return None
+    def find(self, key: str) -> int | None:
+        """Returns the first place of a key, or None."""
+        wanted = np.uint64(xxh3_64_intdigest(encode_key(key)))
+        first, last = (int(np.searchsorted(self._hashes, wanted, side)) for side in ("left", "right"))
+        places = self._order[first:last].tolist()
+        return next((place for place in places if self._read_key is None or self._read_key(place) == key), None)
+
+
+def encode_key(key: str) -> bytes:
+    """Encodes a key as UTF-8, as stores do. A surrogate becomes the byte that it stands for."""
+    return key.encode("utf-8", "surrogateescape")
 
 
 def hash_keys(readers: Iterable[Records]) -> NDArray[np.uint64]:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import image_checksum
 from packstore.core.columns import Buffer, ColumnData
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
+from packstore.core.proof import image_checksum
 from packstore.core.urls import UrlPath
 from packstore.stores.link_files import (
     FileState,

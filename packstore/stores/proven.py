@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.checksums import column_digest, image_checksum
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import CorruptRecordError, StoreError, UnreachableError, printable
 from packstore.core.manifest import Column
-from packstore.core.proof import Comparison, Proof
+from packstore.core.proof import Comparison, Proof, column_digest, image_checksum
 from packstore.stores.parts import Lens, Rows, decode_key
 from packstore.stores.records import PartTable, Records
 

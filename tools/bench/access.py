@@ -24,9 +24,9 @@ from common import interleaved, machine, packstore_command, run_process, table
 
 from packstore import PackedDataset, convert
 from packstore import open as open_store
-from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.column import CHECKSUM, KEY
 from packstore.core.manifest import Column, Origin
+from packstore.core.proof import ROW_CHECKSUM
 from packstore.images.decoders import get_decoder
 from packstore.stores import StoreBuilder
 

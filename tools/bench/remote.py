@@ -35,8 +35,8 @@ from shards import head, make_shard
 
 import packstore
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.core.checksums import file_digest
 from packstore.core.parallel import ordered_map
+from packstore.core.proof import file_digest
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
 from packstore.core.urls import UrlPath, location

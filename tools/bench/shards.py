@@ -25,10 +25,10 @@ from statistics import median
 import numpy as np
 from common import machine, table
 
-from packstore.core.checksums import ROW_CHECKSUM, file_digest, join_records_digests
 from packstore.core.column import CHECKSUM, KEY
 from packstore.core.errors import ManifestError
 from packstore.core.manifest import Column, Manifest, Origin, Split
+from packstore.core.proof import ROW_CHECKSUM, file_digest, join_records_digests
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.stores import StoreBuilder, open_store

@@ -93,11 +93,7 @@ class _Audit:
         reader, options, collector = self.reader, self.options, self.collector
         manifest = reader.manifest
         table = RecordTable(reader, collector)
-        checks = [
-            "checksums of images, within and across splits",
-            "labels and classes",
-            "double keys",
-        ]
+        checks = ["checksums of images, within and across splits", "labels and classes", "double keys"]
         sizes = _read_uniform_sizes(reader)
         report_classes(collector, manifest, table.rows, options.imbalance)
         if options.pixels:

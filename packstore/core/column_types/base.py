@@ -22,6 +22,7 @@ from packstore.core.column_types.forms import (
     RowClasses,
     RowFaults,
     RowMoves,
+    show_numbers,
 )
 from packstore.core.errors import ManifestError
 from packstore.core.modes import RGB, Mode, parse_mode
@@ -62,7 +63,7 @@ class Column:
             shapes in another column, :attr:`shape_name`.
         classes: Class names if the column holds class numbers, else None.
         nbytes: Bytes of all values, without any container's overhead.
-        digest: SHA-256 (hexadecimal) of the values, see :mod:`packstore.core.checksums`. None for the image column,
+        digest: SHA-256 (hexadecimal) of the values, see :mod:`packstore.core.proof`. None for the image column,
             since the column ``checksum`` covers each image. None in the manifest of a sharded store, since each shard
             has its own.
         type: A name of :data:`packstore.core.registry.COLUMN_TYPES`.
@@ -359,7 +360,7 @@ class ColumnType(ABC):
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Converts a value to a JSON object for the page of ``packstore view``; the value is not missing.
 
-        By default an array of numbers. Overrides cut long values, as :mod:`.shown` does.
+        By default an array of numbers. Overrides cut long values, as :func:`show_text` does.
 
         Returns:
             ``as``: ``numbers``, ``classes``, ``text``, ``json``, ``bytes``, ``image``, ``images`` or ``mask``.
@@ -369,8 +370,6 @@ class ColumnType(ABC):
         array = np.asarray(value)
         if column.dtype == "bfloat16":
             array = (array.astype(np.uint32) << 16).view(np.float32)
-        from packstore.core.column_types.shown import show_numbers
-
         return {"as": "numbers", **show_numbers(array)}
 
     def name_checks(self, sizes_known: bool) -> str:

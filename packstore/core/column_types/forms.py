@@ -1,7 +1,8 @@
-"""Forms of values: stored, in batches, drawn, moved with their image; and the dtypes of their elements."""
+"""Forms of values: stored, in batches, drawn, moved with their image, as JSON for the page; and their dtypes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, Protocol
@@ -45,6 +46,10 @@ NUMPY_DTYPE: dict[str, np.dtype[Any]] = {
 """The numpy dtype of each dtype that a column may have. Stored values are little-endian."""
 ITEM_SIZE = {name: dtype.itemsize for name, dtype in NUMPY_DTYPE.items()}
 """Bytes of one element by dtype name."""
+LONGEST_TEXT = 16_000
+"""Most characters of a text that are shown."""
+MOST_ROWS = 2000
+"""Most rows of boxes, points and arrays that are shown."""
 
 
 def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -139,3 +144,39 @@ class RowFaults(NamedTuple):
     kind: str
     rows: NDArray[np.bool_]
     depends_on_size: bool = False
+
+
+def show_text(text: str) -> dict[str, Any]:
+    """Returns the first 16,000 characters of a text as ``value``. If there are more, ``cut`` is the number of all."""
+    return {"value": text[:LONGEST_TEXT], **({"cut": len(text)} if len(text) > LONGEST_TEXT else {})}
+
+
+def show_numbers(array: NDArray[Any]) -> dict[str, Any]:
+    """Returns the first rows of an array as ``value``, and its ``shape``. If there are more rows, ``cut`` is the number
+    of all.
+    """
+    kept = cut_rows(array)
+    cut = {"cut": len(array)} if array.ndim and len(kept) < len(array) else {}
+    return {"value": to_json_numbers(kept), "shape": list(array.shape), **cut}
+
+
+def cut_rows(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns the first rows of an array: at most 2,000, and about 128,000 numbers, but at least one row."""
+    kept = array[:MOST_ROWS] if array.ndim else array
+    if kept.ndim and kept.size > 64 * MOST_ROWS:
+        kept = kept[: max(1, MOST_ROWS * 64 // max(1, kept[0].size))]
+    return kept
+
+
+def to_json_numbers(array: NDArray[Any]) -> Any:
+    """Converts ``array`` to lists for JSON. NaN, infinity and whole numbers of more than 53 bits become strings."""
+
+    def plain(value: Any) -> Any:
+        """Converts a value of a list, and the values of nested lists."""
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        if isinstance(value, float):
+            return value if math.isfinite(value) else str(value)
+        return str(value) if type(value) is int and abs(value) >= 1 << 53 else value
+
+    return plain(array.tolist())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from packstore.core.column_types.base import Column, ColumnType, Field, unfit_error
-from packstore.core.column_types.forms import Buffer, Form
+from packstore.core.column_types.forms import Buffer, Form, show_text
 from packstore.core.errors import StoreError
 from packstore.core.plainjson import load_json
 
@@ -112,8 +112,6 @@ class TextType(BytesType):
 
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Returns the first 16,000 characters as ``value``."""
-        from packstore.core.column_types.shown import show_text
-
         return {"as": "text", **show_text(value)}
 
 
@@ -163,8 +161,6 @@ class JsonType(BytesType):
 
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Returns the first 16,000 characters of indented JSON as ``value``."""
-        from packstore.core.column_types.shown import show_text
-
         return {"as": "json", **show_text(json.dumps(value, ensure_ascii=False, indent=1))}
 
     def find_hidden_boxes(self, column: Column, values: Iterable[Buffer]) -> bool:

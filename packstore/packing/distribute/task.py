@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import packstore
-from packstore.core.checksums import file_digest
 from packstore.core.errors import StoreError
 from packstore.core.files import scratch_folder
 from packstore.core.manifest import Manifest
+from packstore.core.proof import file_digest
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
 from packstore.objects import ObjectStore

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.column import INTERNAL, read_row_classes
-from packstore.core.column_types.forms import RowClasses
-from packstore.core.column_types.shown import cut_rows, to_json_numbers
+from packstore.core.column_types.forms import RowClasses, cut_rows, to_json_numbers
 from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.proof import Comparison, Proof

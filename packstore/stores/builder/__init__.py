@@ -14,16 +14,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import (
-    ROW_CHECKSUM,
-    join_records_digests,
-    records_digest,
-)
 from packstore.core.column import LINK_LENGTH
 from packstore.core.columns import Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import check_paths, device_and_inode, writing
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped
+from packstore.core.proof import (
+    ROW_CHECKSUM,
+    join_records_digests,
+    records_digest,
+)
 from packstore.core.registry import FORMATS
 from packstore.core.shards import ShardTable
 from packstore.stores.builder.assembly import write_manifest_and_table

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import file_digest, join_records_digests
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import MANIFEST_FILE
 from packstore.core.manifest import Column, Manifest, Skipped, Split
+from packstore.core.proof import file_digest, join_records_digests
 from packstore.core.registry import FORMATS
 from packstore.core.shards import TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
 from packstore.core.urls import ShardPlace, UrlPath

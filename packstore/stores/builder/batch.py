@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import ROW_CHECKSUM, hash_values, row_checksums
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column, Split
+from packstore.core.proof import ROW_CHECKSUM, hash_values, row_checksums
 from packstore.stores.builder.spools import ColumnSpool, check_classes
 
 KEY_HASHES = Column("keyhash", "fixed", "uint64")

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from packstore.core.checksums import file_digest
 from packstore.core.columns import WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import sync_tree
 from packstore.core.manifest import Column, Manifest
 from packstore.core.parallel import default_workers, ordered_map
-from packstore.core.proof import find_different_image
+from packstore.core.proof import file_digest, find_different_image
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
 from packstore.stores.builder.assembly import differs_error

@@ -13,11 +13,11 @@ from typing import IO, Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import column_digest, ragged_digest
 from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Column
+from packstore.core.proof import column_digest, ragged_digest
 
 _KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes
 

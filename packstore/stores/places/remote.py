@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from packstore.core.checksums import file_digest
 from packstore.core.errors import DestinationError, ManifestError, MissingStoreError, StoreError, printable
 from packstore.core.files import MANIFEST_FILE, SlicedFile, remove_empty, writing
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.proof import file_digest
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.core.urls import ShardPlace, UrlPath

@@ -46,12 +46,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.core.checksums import ROW_CHECKSUM, file_digest
 from packstore.core.errors import ManifestError, StoreError, printable
 from packstore.core.files import drop, open_file
 from packstore.core.manifest import Column
 from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_digest, to_plain
-from packstore.core.proof import Proof
+from packstore.core.proof import ROW_CHECKSUM, Proof, file_digest
 from packstore.core.shards import Shard, ShardTable, shards_to_rows
 from packstore.core.tally import Tally
 from packstore.stores.format import Format

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from itertools import accumulate, islice
 from typing import Any
 
-from packstore.core.checksums import join_records_digests
 from packstore.core.errors import UsageError
+from packstore.core.proof import join_records_digests
 from packstore.core.shards import ShardTable
 from packstore.training.dataset import PackedDataset
 
