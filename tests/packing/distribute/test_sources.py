@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,18 @@ class Elsewhere(LocalRunner):
     """Packs as another process does: job and entries come as bytes."""
 
     def __init__(self, job: ClusterJob) -> None:
-        task._sources.clear()
         super().__init__(pickle.loads(pickle.dumps(job)))
 
     def submit(self, number: int, entries: Any) -> None:
         super().submit(number, pickle.loads(pickle.dumps(entries)))
+
+
+@pytest.fixture(autouse=True)
+def close_sources() -> Iterator[None]:
+    """Closes what the process that packs has opened; an array in a file warns otherwise."""
+    yield
+    while task._sources:
+        task._sources.popitem()[1].close()
 
 
 @pytest.mark.slow
