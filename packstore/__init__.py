@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from packstore.core.manifest import Manifest
     from packstore.exports.run import ExportReport, export
     from packstore.packing.append import AppendReport, append
-    from packstore.packing.conversion import convert
+    from packstore.packing.conversion import ConvertReport, convert
     from packstore.packing.merge import MergeReport, merge
-    from packstore.packing.report import ConvertReport
     from packstore.packing.rewriting import IndexReport, RelinkReport, add_index, relink
     from packstore.packing.select import select
     from packstore.packing.writer import Writer

@@ -261,17 +261,15 @@ if TYPE_CHECKING:
     from packstore.packing import append, batches, composing, conversion
     from packstore.packing.append_plan import plan_append
     from packstore.packing.composing_options import SelectOptions
-    from packstore.packing.conversion import convert
-    from packstore.packing.distribute import driver, runners, task
-    from packstore.packing.distribute.cluster_run import ClusterRun, TaskReceipt
+    from packstore.packing.conversion import ConvertReport, convert
+    from packstore.packing.distribute import driver, runners
+    from packstore.packing.distribute import shared_run as task
     from packstore.packing.distribute.driver import Driver, PendingTasks
-    from packstore.packing.distribute.on_ray import RayRunner
-    from packstore.packing.distribute.runners import LocalRunner, Outcome, ProcessRunner
-    from packstore.packing.distribute.task import ClusterJob
+    from packstore.packing.distribute.runners import LocalRunner, Outcome, ProcessRunner, RayRunner
+    from packstore.packing.distribute.shared_run import SharedJob, SharedRun, TaskReceipt
     from packstore.packing.options import AppendOptions, ConvertOptions
     from packstore.packing.plan import Plan, make_plan
-    from packstore.packing.report import ConvertReport
-    from packstore.packing.run import Run, pack_shard
+    from packstore.packing.run import Packed, Run, pack_shard
     from packstore.packing.sizing import ShardCuts, ShardRule
     from packstore.packing.where import parse_where
     from packstore.packing.writer import Writer

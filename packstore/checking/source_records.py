@@ -19,8 +19,8 @@ from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.proof import row_checksum, row_columns
 from packstore.images.encode import EncodedImage, Encoder
 from packstore.images.encode.options import readers_transpose
+from packstore.packing.batches import Linker
 from packstore.packing.frames import restore_aligner
-from packstore.packing.linking import Linker
 from packstore.packing.recorded_options import restore_encode_options, same_encoding_options
 from packstore.packing.sizing import make_encoder
 from packstore.packing.values import ValueConverter

@@ -43,8 +43,8 @@ from packstore.core.registry import ENCODINGS, FORMATS
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Manifest
+    from packstore.packing.conversion import ConvertReport
     from packstore.packing.plan import Plan
-    from packstore.packing.report import ConvertReport
 
 _FEW_IMAGES_A_FILE = 0.5
 

@@ -243,7 +243,7 @@ def store_rows(reader: Reader, counted: bool = False) -> Rows:
 
 def _add_counts_of_packing(rows: Rows, m: Manifest) -> None:
     """Adds rows on EXIF orientations, conversions without loss, and annotations that state another size."""
-    from packstore.packing.report import describe_other_sizes, read_conversion_counts
+    from packstore.packing.conversion import describe_other_sizes, read_conversion_counts
 
     if oriented := m.options.get("exif_oriented"):
         rows.add("", f"{oriented:,} of them have an EXIF orientation, {_describe_orientation(m)}")
@@ -279,8 +279,8 @@ def _add_classes(rows: Rows, reader: Reader, counted: bool) -> None:
 
 def _add_origin(rows: Rows, m: Manifest) -> None:
     """Adds rows on the source, the options and versions of packing, and its files and skipped samples."""
+    from packstore.packing.conversion import read_conversion_counts
     from packstore.packing.frames import OTHER_SIZE
-    from packstore.packing.report import read_conversion_counts
 
     rows.add("origin", printable(f"{m.origin.name} ({m.origin.kind})"))
     told = ("exif_oriented", OTHER_SIZE, *read_conversion_counts(m))  # in other rows

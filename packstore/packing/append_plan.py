@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.arguments import convert_size
 from packstore.core.column import CROWD, SEEK_INDEX
 from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
@@ -20,8 +19,7 @@ from packstore.core.modes import is_reading_option
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.shards import TABLE_ROW
 from packstore.images.reading import OF_SOURCES, Reading
-from packstore.packing.added_source import AddedSource
-from packstore.packing.column_answers import split_column_options
+from packstore.packing.added_source import AddedSource, count_identical_samples
 from packstore.packing.composing import (
     NO_LIMIT,
     Composition,
@@ -30,7 +28,6 @@ from packstore.packing.composing import (
     largest_shard_bytes,
     list_linkable_shards,
 )
-from packstore.packing.known_records import count_identical_samples
 from packstore.packing.options import AppendOptions, ConvertOptions
 from packstore.packing.plan import Plan, plan_source
 from packstore.packing.recorded_options import drop_record_counts, options_to_record, restore_encode_options
@@ -156,7 +153,7 @@ def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> So
         options = replace(options, pair=pair, sidecar=sidecar, masks=masks)
     opened = options.open_source(
         source,
-        columns=split_column_options(options.columns)[0],
+        columns=options.source_columns,
         frames=str(options.frames) if options.frames in OF_SOURCES else None,
         skip_bad=options.on_error == "skip",
         crowds=True if manifest.has_column(CROWD) else None,
@@ -182,7 +179,7 @@ def read_request(source: Path, options: AppendOptions, store: Path) -> dict[str,
 
 def _make_request(source: Source, survey: Survey, options: AppendOptions) -> dict[str, Any]:
     """Returns the request of an opened source: its identity, split, stamp, key prefix, samples by split, and bytes."""
-    request = {"source": source.identity(), "split": options.split, "stamp": source.stamp()}
+    request = {"source": source.resume_key(), "split": options.split, "stamp": source.stamp()}
     request["key_prefix"] = options.key_prefix
     return request | {"samples": dict(survey.splits), "bytes": survey.size_bytes}
 
@@ -398,8 +395,8 @@ def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
 def _collect_column_answers(plan: AppendPlan) -> tuple[str, ...]:
     """Returns the options of single columns, as ``COLUMN.NAME=VALUE``. This append's options replace the store's."""
     recorded = {name: value for name, value in plan.manifest.options.items() if "." in name and is_reading_option(name)}
-    given = split_column_options(plan.options.columns)[1]
-    own = {f"{column}.{name}": value for column, answers in given.items() for name, value in answers.items()}
+    given = plan.options.column_answers.items()
+    own = {f"{column}.{name}": value for column, answers in given for name, value in answers.items()}
     return tuple(f"{name}={value}" for name, value in (recorded | own).items())
 
 
@@ -409,8 +406,7 @@ def _max_shard_bytes(plan: AppendPlan) -> int:
     It is the option, else the size of the store's largest shard. If the store is one file, returns a number that no
     shard reaches.
     """
-    size = convert_size(plan.options.shard_size)
-    return size if size is not None else largest_shard_bytes(plan.manifest) or NO_LIMIT
+    return plan.options.shard_bytes or largest_shard_bytes(plan.manifest) or NO_LIMIT
 
 
 def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,21 +14,29 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.column import LINK_COLUMNS, SEEK_INDEX, Column, Link
 from packstore.core.columns import Buffer, ImageData
-from packstore.core.errors import CorruptRecordError, SampleError
-from packstore.core.files import FileState
+from packstore.core.errors import CorruptRecordError, SampleError, SourceError, UsageError, printable
+from packstore.core.files import FileState, Location
 from packstore.core.manifest import Skipped
 from packstore.core.parallel import ordered_flat_map
 from packstore.core.tally import Tally
 from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
 from packstore.packing.frames import FrameAligner
-from packstore.packing.further_images import FileChecks, FileLossError
 from packstore.packing.plan import Plan
 from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.packing.sizing import ShardCuts
-from packstore.packing.values import UnfitValueError, ValueConverter, count_stored_bytes, stack_values
+from packstore.packing.values import (
+    FileChecks,
+    FileLossError,
+    UnfitValueError,
+    ValueConverter,
+    count_stored_bytes,
+    stack_values,
+)
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.stores.builder import StoreBuilder
+from packstore.stores.link_files import LinkedFiles, is_url_link, read_file_state
+from packstore.stores.linked import make_relative_link
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
@@ -94,8 +105,6 @@ class BatchPacker:
         self._convert = ValueConverter(plan.survey, checks, aligner)
         self._linker = None
         if plan.options.link:
-            from packstore.packing.linking import Linker
-
             self._linker = Linker(plan.source, plan.relative_link_folder)
 
     def pack(self, entries: list[Entry]) -> Iterator[PackedBatch]:
@@ -269,3 +278,81 @@ def _append_run(builder: StoreBuilder, run: Sequence[PackedSample], survey: Surv
         values |= zip((c.name for c in LINK_COLUMNS), map(list, zip(*links, strict=True)), strict=True)
     checksums = np.array([each.checksum for each in run], np.uint64)
     builder.append([each.record for each in run], values, run[0].entry.split, checksums=checksums)
+
+
+_KNOWN_PATHS = 1 << 10
+
+
+class Linker:
+    """Computes links to records, and checks that their files did not change while they were read.
+
+    Refuses samples that are no plain range of a file's bytes.
+    """
+
+    def __init__(self, source: Source, folder: Path | None) -> None:
+        """``folder`` is the base of relative links; None for absolute links."""
+        self._source = source
+        self._files = LinkedFiles()
+
+        @lru_cache(_KNOWN_PATHS)  # an archive's path is asked for often
+        def stored_path(path: str) -> str:
+            return path if folder is None else make_relative_link(path, folder)
+
+        self._stored_path = stored_path
+
+    def locate(self, entry: Entry, states: dict[str, FileState]) -> Location:
+        """Locates a sample before it is read, and notes the state of its file in ``states``.
+
+        Raises :class:`UsageError` if the sample is no range of a file's bytes. Raises :class:`SampleError` if the file
+        is gone.
+        """
+        place = self._source.locate(entry)
+        if place is None:
+            raise self._make_unlinkable_error(entry.key)
+        if place.path not in states:
+            try:
+                states[place.path] = read_file_state(place.path) if place.state is None else place.state
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+                raise SampleError(entry.key, f"cannot be linked: {reason}") from None
+        return place
+
+    def make_link(self, key: str, place: Location, record: Buffer, states: Mapping[str, FileState]) -> Link:
+        """Returns the link to a record that has been read, in the form in which stores keep it.
+
+        :meth:`locate` may know only a longer range of the file; then searches that range for the record. Raises
+        :class:`UsageError` if the record is not there, and :class:`SampleError` if the file cannot be read.
+        """
+        path, offset, _, within = place
+        if within is not None:
+            try:
+                file = self._files.open(path).data.obj
+            except (OSError, ValueError) as error:
+                raise SampleError(key, f"cannot be linked: {error}") from None
+            offset = file.find(record, offset, offset + within) if isinstance(file, mmap.mmap) else -1
+            if offset < 0:
+                raise self._make_unlinkable_error(key)
+        nbytes, modified = states[path]
+        return Link(self._stored_path(path), offset, len(record), nbytes, modified)
+
+    def _make_unlinkable_error(self, key: str) -> UsageError:
+        """Makes the error for a sample that is no plain range of a file's bytes."""
+        return UsageError(
+            f"{printable(key)} cannot be linked: in this source ({self._source.kind}) it is no plain range of bytes of "
+            "a file, as in compressed archives and shards; pack without --link"
+        )
+
+    def check_files(self, states: Mapping[str, FileState]) -> None:
+        """Raises :class:`SourceError` if a file changed or vanished since its state was noted.
+
+        Skips files at URLs: the source itself checks them when it has been read.
+        """
+        for path, state in states.items():
+            if is_url_link(path):
+                continue
+            try:
+                same = read_file_state(path) == state
+            except OSError:
+                same = False
+            if not same:
+                raise SourceError(f"{printable(path)} changed while it was read; link it when nothing writes to it")

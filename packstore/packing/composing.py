@@ -18,7 +18,7 @@ from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
-from packstore.packing.copying import LinkGetter, RecordCopier, create_store_like
+from packstore.packing.copying import CopiedCounts, LinkGetter, copy_records, create_store_like
 from packstore.packing.recorded_options import EXIF_ORIENTED, drop_record_counts, record_counts
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import (
@@ -50,14 +50,14 @@ class CopiedRecords:
         reader: Reader of the store that contains them.
         records: ``int64``, their numbers, in order.
         split: Their split in the new store; ``""`` for none.
-        labels: Maps of class numbers by column, see :meth:`packstore.packing.copying.RecordCopier.copy_records`.
+        labels: Maps of class numbers by column, see :func:`packstore.packing.copying.copy_records`.
         cut: Begin a new shard with them.
     """
 
     reader: Reader
     records: NDArray[np.int64]
     split: str
-    labels: Mapping[str, NDArray[np.int64]] | None = None
+    labels: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     cut: bool = False
 
     @property
@@ -217,15 +217,19 @@ class Composition:
         size = self.shard_size if sharded else None
         building = {"overwrite": overwrite, "sharded": sharded, "shard_size": size}
         with create_store_like(path, base, self.columns, **building) as builder:
-            copier = RecordCopier(builder, self.copied_count, progress, links, self.stage)
+            counts, done, done_bytes, total = CopiedCounts(), 0, 0, self.copied_count
+            progress(Progress(self.stage, 0, total, 0))
             last: Piece | None = None
             for piece in self.pieces:
                 if isinstance(piece, CopiedRecords):
                     if piece.cut or isinstance(last, LinkedShards):
                         builder.cut()
-                    copier.copy_records(piece.reader, piece.records, piece.split, piece.labels)
+                    copied = piece.reader, piece.records, piece.split, piece.labels
+                    for count, nbytes in copy_records(builder, *copied, links, counts):
+                        done, done_bytes = done + count, done_bytes + nbytes
+                        progress(Progress(self.stage, done, total, done_bytes))
                 last = piece
-            oriented = self._count_oriented(copier.oriented, copier.unread)
+            oriented = self._count_oriented(counts.oriented, counts.unread)
             return builder.commit(counted=record_counts(self.base) | oriented, skipped=self.base.skipped)
 
     def _count_oriented(self, counted: int, unread: int) -> dict[str, int]:

@@ -5,29 +5,175 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+import numpy as np
 
 from packstore.core.arguments import take_options
-from packstore.core.errors import SourceError, UsageError, printable
+from packstore.core.errors import UsageError, printable
 from packstore.core.fields import Field, parse_fields
 from packstore.core.files import check_paths, check_space, refuse_empty
+from packstore.core.manifest import Manifest, Skipped
 from packstore.core.options import argument, option, progress_option, takes
 from packstore.core.progress import ProgressCallback, no_progress, progress_callback
 from packstore.core.tally import Tally
 from packstore.core.urls import location
+from packstore.images.encode.options import readers_transpose
+from packstore.images.losses import UNIFIED
+from packstore.packing.frames import OTHER_SIZE
 from packstore.packing.header_survey import ask_about_lossy_image
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, check_new_store, make_plan, plan_source, resolve_format
-from packstore.packing.report import ConvertReport, make_report
-from packstore.packing.run import Run, with_statistics
+from packstore.packing.recorded_options import EXIF_ORIENTED
+from packstore.packing.run import Packed, Run, refuse_changed_source, with_statistics
 from packstore.packing.sizing import ShardCuts
 from packstore.sources.base import SourceOptions
+from packstore.sources.ledger import Ledger
 from packstore.stores import StoreBuilder
+from packstore.stores.base import disk_bytes
+from packstore.stores.opening import open_reader
 from packstore.stores.places import place_of
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ConvertReport:
+    """Result of a conversion.
+
+    Attributes:
+        destination: The store.
+        manifest: Its manifest.
+        tally: Counts of the samples, including those of an interrupted run.
+        disk_bytes: Bytes that the store takes on disk.
+        seconds: From the survey to the published store.
+        ledger: Every file of the source with its role; empty if the source has no files of its own.
+        resumed: Number of records that an interrupted run had packed.
+        palette: Classes whose images are all PNG files with a palette, which may be masks; ``""`` stands for a whole
+            dataset without classes.
+        notes: Remarks of the source for the user, see :class:`packstore.sources.base.Survey`.
+    """
+
+    destination: Path
+    manifest: Manifest
+    tally: Tally
+    disk_bytes: int
+    seconds: float
+    ledger: Ledger
+    resumed: int = 0
+    palette: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of the images that were read."""
+        return self.tally.source_bytes
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Samples left out by policy."""
+        return tuple(self.tally.skipped)
+
+    @property
+    def kept(self) -> Mapping[str, int]:
+        """Number of progressive files that could not be made baseline and were kept unchanged, by reason."""
+        return self.tally.kept
+
+    @property
+    def oriented(self) -> int:
+        """Number of images whose EXIF orientation asks for a rotation or flip. :attr:`orientation` says if it was
+        applied."""
+        return int(self.manifest.options.get(EXIF_ORIENTED) or 0)
+
+    @property
+    def unified(self) -> Mapping[str, int]:
+        """Number of images of other modes converted to the store's without loss, by kind of conversion
+        (:data:`packstore.images.losses.UNIFIED`)."""
+        return read_conversion_counts(self.manifest)
+
+    @property
+    def orientation(self) -> Literal["not applied", "applied", "applied when loading"]:
+        """Says if the EXIF orientation is applied: not at all, at packing, or at loading."""
+        if not self.manifest.options.get("exif_transpose"):
+            return "not applied"
+        return "applied when loading" if readers_transpose(self.manifest) else "applied"
+
+    def __repr__(self) -> str:
+        more = f", {len(self.skipped):,} skipped" if self.skipped else ""
+        if self.oriented and self.orientation == "not applied":
+            more += f", {self.oriented:,} with an EXIF orientation that is not applied"
+        return (
+            f"<ConvertReport of {str(self.destination)!r}: {self.manifest.records:,} records, "
+            f"{self.disk_bytes / 1e6:,.1f} MB, {self.seconds:.1f} s{more}>"
+        )
+
+
+def read_conversion_counts(manifest: Manifest) -> dict[str, int]:
+    """Reads from the manifest how many images were converted without loss, by kind of conversion (:data:`UNIFIED`).
+
+    Leaves out kinds without a count.
+    """
+    return {name: count for name in UNIFIED if isinstance(count := manifest.options.get(name), int)}
+
+
+def _describe_rounding(manifest: Manifest) -> list[str]:
+    """Describes the rounding of images of more than 8 bits by a floating point encoding of 16 bits, in one line.
+
+    Empty for other encodings, and for images of 8 bits.
+    """
+    bits, mode = {"float16": 11, "bfloat16": 8}.get(manifest.encoding), manifest.image.pixels
+    if bits is None or mode.dtype == "uint8":
+        return []
+    return [f"{manifest.encoding} rounds values of {mode.dtype} to {bits} bits; --encoding float32 keeps 24"]
+
+
+def describe_other_sizes(manifest: Manifest, first: str = "") -> list[str]:
+    """Describes the records whose annotations state another size than their image has, in one line. ``first``: the
+    first of them, in words. Empty if there are none."""
+    if not (count := manifest.options.get(OTHER_SIZE)):
+        return []
+    example = f" ({first})" if first else ""
+    return [
+        f"annotations of {count:,} of {manifest.records:,} images state another size than the image has{example}: they "
+        "may have been made for other copies of the images; compare both before you train (packstore view)"
+    ]
+
+
+def _describe_convention(plan: Plan, manifest: Manifest) -> list[str]:
+    """Describes the convention of the source's format by which annotations of turned photos were understood. Empty
+    if it was not needed."""
+    frame = plan.source.annotation_frame("jpeg")
+    moved = manifest.options.get("exif_oriented") and any(column.frame is not None for column in manifest.columns)
+    if frame is None or not moved or plan.options.annotation_frame is not None:
+        return []
+    other = {"upright": "stored", "stored": "upright"}[frame]
+    return [
+        f"annotations of turned photos are taken to count in the {frame} image, as in tools of "
+        f"{manifest.origin.kind}; if not: --annotation-frame {other}"
+    ]
+
+
+def _find_palette_classes(plan: Plan, packed: Packed) -> tuple[str, ...]:
+    """Returns the classes whose records are all PNG files with a palette.
+
+    For a store without classes, returns ``("",)`` if all records are such files. Empty if the samples bring labels.
+    """
+    manifest, palette, labels = packed.manifest, packed.tally.palette, packed.labels
+    if not palette:
+        return ()
+    if manifest.classes is None:
+        return ("",) if palette.total() == manifest.records else ()
+    if "label" in plan.survey.sampled:
+        return ()
+    if labels is None:
+        with open_reader(plan.destination) as reader:
+            numbers = reader.fixed_column("label")
+            labels = Counter({str(label): int(count) for label, count in enumerate(np.bincount(numbers))})
+    return tuple(name for label, name in enumerate(manifest.classes) if 0 < labels[str(label)] == palette[str(label)])
+
 
 _SMALL_FILE = 16 << 10
 
@@ -162,62 +308,71 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         DestinationError: There is too little space.
     """
     started = time.monotonic() if started is None else started
-    place = place_of(plan.destination)
-    if place.remote:
+    if place_of(plan.destination).remote:
         # Processes, object stores and ray: only here are they needed.
         from packstore.packing.distribute.driver import run_on_cluster
 
-        return run_on_cluster(plan, progress, started)
+        packed = run_on_cluster(plan, progress)
+    else:
+        packed = _pack_locally(plan, progress)
+    manifest = packed.manifest
+    return ConvertReport(
+        destination=plan.destination,
+        manifest=manifest,
+        tally=packed.tally,
+        disk_bytes=disk_bytes(plan.destination) if packed.nbytes is None else packed.nbytes,
+        seconds=time.monotonic() - started,
+        ledger=plan.survey.ledger,
+        resumed=packed.resumed,
+        palette=_find_palette_classes(plan, packed),
+        notes=(
+            *plan.survey.notes,
+            *_describe_rounding(manifest),
+            *_describe_convention(plan, manifest),
+            *describe_other_sizes(manifest, packed.other_size),
+        ),
+    )
+
+
+def _pack_locally(plan: Plan, progress: ProgressCallback) -> Packed:
+    """Packs the source into a store at a local path, and publishes it."""
     check_space(plan.destination, plan.estimate_bytes)
-    workers = plan.options.workers or plan.source.workers()
+    options, survey, source = plan.options, plan.survey, plan.source
+    workers = options.workers or source.workers()
     plan = with_statistics(plan, workers, progress)
     run = Run(plan)
-    if run.encoder.passes_through and not plan.index and not place_of(plan.source.path).remote:
+    if run.encoder.passes_through and not plan.index and not place_of(source.path).remote:
         # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for
         # 50,000 files of 2 KB on 2 cores: 0.92 s with one thread beside the writing one, 1.08 s with two. With larger
         # files the writing thread has as much to do as a core can: 600 of 110 KB take 68 ms so, and 79 ms with two; but
         # with links it has little to do.
-        small = plan.survey.size_bytes < _SMALL_FILE * plan.survey.records
-        workers = plan.options.workers or (1 if small else max(1, workers - (not plan.options.link)))
-    survey = plan.survey
-    total = survey.records if survey.counted else None
-    stamp = plan.source.stamp()
-    identity = run.identity if survey.resumable and not plan.options.link else None
+        small = survey.size_bytes < _SMALL_FILE * survey.records
+        workers = options.workers or (1 if small else max(1, workers - (not options.link)))
+    stamp, total = source.stamp(), survey.records if survey.counted else None
+    identity = run.identity if survey.resumable and not options.link else None
     if identity is not None:
-        published = place.finish_published_run(identity, overwrite=plan.options.overwrite)
+        published = place_of(plan.destination).finish_published_run(identity, overwrite=options.overwrite)
         if published is not None:
-            return make_report(plan, published, Tally(), started, published.records)
+            return Packed(published, Tally(), published.records)
     builder = StoreBuilder(
         plan.destination,
         format=plan.format,
         encoding=plan.encode.encoding,
         columns=run.columns,
-        overwrite=plan.options.overwrite,
+        overwrite=options.overwrite,
         sharded=plan.shards is not None,
         identity=identity,
-        restart=plan.options.restart,
+        restart=options.restart,
     )
     try:
         with builder:
-            cuts = ShardCuts(plan.shards) if plan.shards else None
-            entries = plan.source.entries(plan.options.split)
-            with ask_about_lossy_image(plan.source, survey, plan.options, plan.encode.reading):
-                run.pack(builder, entries, workers, progress, total, cuts)
-            tally = run.tally
-            if total is not None and tally.entries != total:
-                raise SourceError(
-                    f"{plan.source.path} changed while it was packed: {total} images at first, {tally.entries} in "
-                    "the end; run the conversion again when nothing writes to it"
-                )
-            if plan.source.stamp() != stamp:
-                raise SourceError(f"{plan.source.path} changed while it was packed; pack it when nothing writes to it")
-            if tally.entries == len(tally.skipped):
-                raise SourceError(
-                    f"{plan.source.path}: all {tally.entries} images were skipped, so there is nothing to pack"
-                )
+            entries = source.entries(options.split)
+            with ask_about_lossy_image(source, survey, options, plan.encode.reading):
+                run.pack(builder, entries, workers, progress, total, ShardCuts(plan.shards) if plan.shards else None)
+            refuse_changed_source(plan, stamp, run.tally)
             inherited = survey.store.skipped if survey.store else ()
-            skipped = (*inherited, *tally.skipped)
-            manifest = builder.commit(counted=tally.counted, skipped=skipped, position=run.make_position)
+            skipped = (*inherited, *run.tally.skipped)
+            manifest = builder.commit(counted=run.tally.counted, skipped=skipped, position=run.make_position)
     except BaseException as error:
         if builder.kept is not None:
             error.add_note(
@@ -227,8 +382,8 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         elif identity is None:
             error.add_note(
                 "nothing is kept of linking: the same call starts afresh"
-                if plan.options.link
+                if options.link
                 else "an iterable cannot be read from the middle: nothing is kept, and the same call starts afresh"
             )
         raise
-    return make_report(plan, manifest, tally, started, run.resumed, other_size=run.aligner.other_size)
+    return Packed(manifest, run.tally, run.resumed, other_size=run.aligner.other_size)

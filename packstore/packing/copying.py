@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from packstore.core.column import LINK_LENGTH, SEEK_INDEX
 from packstore.core.columns import Buffer
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column, Manifest
-from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.proof import ROW_CHECKSUM, Proof, row_columns
 from packstore.images.encode.options import keeps_exif
 from packstore.images.orientation import count_oriented
@@ -22,7 +21,6 @@ from packstore.images.seek_index import index_values, reads_gray
 from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
-from packstore.stores.linked import read_link_values
 from packstore.stores.proven import DamagedCopies
 
 _RECORDS, _BYTES = 1024, 8 << 20
@@ -51,95 +49,73 @@ def create_store_like(path: Path, manifest: Manifest, columns: Iterable[Column],
     return builder
 
 
-class RecordCopier:
-    """Copies records of open stores to a builder, and reports how many it has copied.
-
-    Raises :class:`CorruptRecordError` at a record that does not match its checksums. Images are not read, and so not
-    verified, between linked stores. Fields of a store without row checksums are not verified either.
+@dataclass(slots=True)
+class CopiedCounts:
+    """Counts of copied records of stores that have image files with an EXIF orientation.
 
     Attributes:
-        oriented: Number of copied image files with an EXIF orientation, from stores that have such files.
-        unread: Number of records copied from such stores without their images.
+        oriented: Number of those whose image has an EXIF orientation.
+        unread: Number of records that were copied without their images.
     """
 
-    def __init__(
-        self,
-        builder: StoreBuilder,
-        total: int,
-        progress: ProgressCallback,
-        links: LinkGetter = read_link_values,
-        stage: str = "copy",
-    ) -> None:
-        """
-        Args:
-            builder: Receives the records.
-            total: Number of records that will be copied.
-            progress: Called now and after each batch.
-            links: Returns the links of records; called only if the builder's store is linked.
-            stage: Name of the stage in progress reports.
-        """
-        self._builder = builder
-        self._links = links
-        self._progress = progress
-        self.oriented = self.unread = 0
-        self._report = Progress(stage, 0, total, 0)
-        progress(self._report)
+    oriented: int = 0
+    unread: int = 0
 
-    def copy_records(
-        self,
-        reader: Reader,
-        records: NDArray[np.int64],
-        split: str,
-        labels: Mapping[str, NDArray[np.int64]] | None = None,
-    ) -> None:
-        """Copies records of an open store to the builder, and verifies their checksums.
 
-        Between linked stores it reads no images, and then verifies only the other fields. To add a seek index it reads
-        them.
+def copy_records(
+    builder: StoreBuilder,
+    reader: Reader,
+    records: NDArray[np.int64],
+    split: str,
+    labels: Mapping[str, NDArray[np.int64]],
+    links: LinkGetter,
+    counts: CopiedCounts,
+) -> Iterator[tuple[int, int]]:
+    """Copies records of an open store to a builder, batch by batch. Yields the number of records and bytes of each.
 
-        Args:
-            reader: The store. Columns that the new store does not have are dropped.
-            records: ``int64``, numbers of the records, in their new order.
-            split: Their new split; ``""`` for none.
-            labels: By column, an array that maps old class numbers to new ones; missing values become 0.
+    Verifies the checksums. Between linked stores it reads no images, and then verifies only the other fields. To add a
+    seek index it reads them. Fields of a store without row checksums are not verified.
 
-        Raises:
-            CorruptRecordError: The image or another value of a record does not match its checksum.
-        """
-        own = self._builder.columns
-        wanted = {column.name for column in row_columns(own)}
-        linked = any(column.name == LINK_LENGTH for column in own)
-        given = reader.manifest.columns
-        adds_index = {c.name for c in own} - {c.name for c in given} == {SEEK_INDEX.name}
-        unread = linked and not adds_index and reads_gray(own) == reads_gray(given)
-        has_oriented = bool(reader.manifest.options.get(EXIF_ORIENTED)) and keeps_exif(reader.manifest)
-        for some in _batch_records(reader, records):
-            checksums, images, values = _read_proven(reader, some, unread)
-            for name, numbers in (labels or {}).items():
-                values[name] = renumber_classes(values[name], numbers)
-                if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
-                    values[name][~values[f"{name}_valid"]] = 0  # missing values have no class
-            kept = {name: value for name, value in values.items() if name in wanted}
-            if unread and reader.manifest.has_column(SEEK_INDEX.name):
-                kept |= dict(_read_values(reader, [c for c in own if c.name == SEEK_INDEX.name], some))
-            else:
-                kept |= index_values(own, images)
-            if has_oriented and unread:
-                self.unread += len(some)
-            elif has_oriented:
-                self.oriented += count_oriented(images)
-            nbytes = sum(map(len, images))
-            if linked:
-                kept |= self._links(reader, some)
-                images, nbytes = [b""] * len(some), sum(kept[LINK_LENGTH].tolist())
-            self._builder.append(images, kept, split, checksums=checksums)
-            self._report_copied(len(some), nbytes)
+    Args:
+        builder: Receives the records.
+        reader: The store. Columns that the new store does not have are dropped.
+        records: ``int64``, numbers of the records, in their new order.
+        split: Their new split; ``""`` for none.
+        labels: By column, an array that maps old class numbers to new ones; missing values become 0.
+        links: Returns the links of records; called only if the builder's store is linked.
+        counts: Gets the counts of these records.
 
-    def _report_copied(self, records: int, nbytes: int) -> None:
-        """Adds a batch to the counts, and reports progress."""
-        before = self._report
-        self._report = replace(before, done=before.done + records, done_bytes=before.done_bytes + nbytes)
-        self._progress(self._report)
+    Raises:
+        CorruptRecordError: The image or another value of a record does not match its checksum.
+    """
+    own, given = builder.columns, reader.manifest.columns
+    wanted = {column.name for column in row_columns(own)}
+    linked = any(column.name == LINK_LENGTH for column in own)
+    adds_index = {c.name for c in own} - {c.name for c in given} == {SEEK_INDEX.name}
+    unread = linked and not adds_index and reads_gray(own) == reads_gray(given)
+    has_oriented = bool(reader.manifest.options.get(EXIF_ORIENTED)) and keeps_exif(reader.manifest)
+    step = max(1, min(_RECORDS, _BYTES // reader.manifest.mean_nbytes))
+    for some in (records[start : start + step] for start in range(0, len(records), step)):
+        checksums, images, values = _read_proven(reader, some, unread)
+        for name, numbers in labels.items():
+            values[name] = renumber_classes(values[name], numbers)
+            if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
+                values[name][~values[f"{name}_valid"]] = 0  # missing values have no class
+        kept = {name: value for name, value in values.items() if name in wanted}
+        if unread and reader.manifest.has_column(SEEK_INDEX.name):
+            kept |= dict(_read_values(reader, [c for c in own if c.name == SEEK_INDEX.name], some))
+        else:
+            kept |= index_values(own, images)
+        if has_oriented and unread:
+            counts.unread += len(some)
+        elif has_oriented:
+            counts.oriented += count_oriented(images)
+        nbytes = sum(map(len, images))
+        if linked:
+            kept |= links(reader, some)
+            images, nbytes = [b""] * len(some), sum(kept[LINK_LENGTH].tolist())
+        builder.append(images, kept, split, checksums=checksums)
+        yield len(some), nbytes
 
 
 def renumber_classes(labels: Any, numbers: NDArray[np.int64]) -> Any:
@@ -173,12 +149,6 @@ def _read_proven(
                 raise
         else:
             return checksums, images, values
-
-
-def _batch_records(reader: Reader, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Splits record numbers into consecutive batches of at most 1,024 records and about 8 MiB by mean size."""
-    step = max(1, min(_RECORDS, _BYTES // reader.manifest.mean_nbytes))
-    return (records[start : start + step] for start in range(0, len(records), step))
 
 
 def _read_values(reader: Reader, columns: Iterable[Column], some: NDArray[np.int64]) -> Iterator[tuple[str, Any]]:

@@ -26,12 +26,11 @@ from packstore.images.losses import PixelLossError, examine_losses, exceeds_rgb,
 from packstore.images.orientation import read_orientation
 from packstore.images.reading import OF_SOURCES, PLAIN, Reading
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
-from packstore.packing.column_answers import KEEP
 from packstore.packing.frames import FrameAligner, state_frames
-from packstore.packing.further_images import FileChecks, FileLossError, resolve_column_modes
-from packstore.packing.modes import resolve_reading
+from packstore.packing.modes import resolve_column_modes, resolve_reading
 from packstore.packing.options import ConvertOptions
-from packstore.packing.values import ValueConverter
+from packstore.packing.source_arguments import KEEP
+from packstore.packing.values import FileChecks, FileLossError, ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.tree import Tree
 from packstore.stores.places import place_of

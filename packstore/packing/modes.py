@@ -1,24 +1,32 @@
-"""Chooses the mode (channels and dtype) of a conversion's images: the requested one, the source's, or that of the
-first image."""
+"""Chooses the mode (channels and dtype) of each image column: the requested one, the source's, or that of the first
+image.
+
+An option of a single column, such as ``--column NAME.depth=scale``, answers a question about the files of that column.
+So these options are called answers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from packstore.core.column import find_file_columns
+from packstore.core.column import Column, find_file_columns
 from packstore.core.columns import Buffer
-from packstore.core.errors import DecodeError, SourceError, UsageError, printable
+from packstore.core.errors import DecodeError, SampleError, SourceError, UsageError, printable
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode, with_dtype
 from packstore.core.registry import ENCODINGS
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.sniff import HeaderError, check_header
-from packstore.packing.column_answers import KEEP, Answers
 from packstore.packing.options import ConvertOptions
-from packstore.sources.base import Source, Survey
+from packstore.packing.source_arguments import KEEP, Answers
+from packstore.sources.base import Sample, Source, Survey
+
+_LOOKED_FOR = 1000
+"""Number of samples among which the first file of a column is looked for."""
 
 
 def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> Reading:
@@ -46,12 +54,9 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
         return Reading(chosen=store is not None, by_pillow=True)
     reading = replace(Reading.restore(base.mode, base.answers() | given), chosen=store is not None)
     holds_arrays = ENCODINGS[survey.encoding].layout == "HWC" and not find_file_columns(survey.columns)
-    if holds_arrays:
-        from packstore.packing.added_source import AddedSource
-
-        if not isinstance(source, AddedSource):  # its store was asked
-            _refuse_unused_options(base, options, str(source.path), source.kind)
-            _refuse_wide_scale(base, options, survey, str(source.path))
+    if holds_arrays and not source.read_like_store:
+        _refuse_unused_options(base, options, str(source.path), source.kind)
+        _refuse_wide_scale(base, options, survey, str(source.path))
     is_raw = survey.encoding == base.pixels.dtype and (store is None or store.normalization is None)
     if ENCODINGS[survey.encoding].layout == "CHW" and not (is_raw and options.depth not in (None, KEEP)):
         _refuse_other_mode(base, options, is_raw)
@@ -216,3 +221,79 @@ def read_file_mode(data: Buffer, where: str, max_pixels: int, frame: int = 0) ->
     if described is None:
         raise SourceError(f"{where}: its mode cannot be read; name the mode instead of keep")
     return described.mode
+
+
+def _refuse_other_columns(files: Mapping[str, Column], options: ConvertOptions) -> None:
+    """Raises :class:`UsageError` if ``--column NAME.OPTION=…`` names no column of image files."""
+    for name, own in options.column_answers.items():
+        if name not in files:
+            known = ", ".join(files) or "none"
+            raise UsageError(
+                f"--column {printable(name)}.{next(iter(own))}: there is no column of image files {printable(name)!r} "
+                f"beside the main image; there are: {known}"
+            )
+
+
+def resolve_column_modes(source: Source, survey: Survey, options: ConvertOptions) -> Survey:
+    """Returns the survey with the mode of each column of image files.
+
+    - An option names the mode: that mode.
+    - ``keep``: the mode of the column's first file, or the declared mode if ``keep`` is for all columns.
+    - Only ``depth`` is given for the column: RGB.
+    - Else the mode stays.
+
+    For ``keep`` reads samples until each such column had a file, 1,000 at most, and skips bad samples. Samples that can
+    be read only once are not read: a ``keep`` for all columns has no effect on them.
+
+    Raises:
+        SourceError: The first file of a column cannot be read.
+        UsageError: An option names a column that does not exist, or a single column has ``keep`` and the samples can be
+            read only once.
+    """
+    files = {column.name: column for column in find_file_columns(survey.columns)}
+    _refuse_other_columns(files, options)
+    modes: dict[str, str] = {}
+    wanted: dict[str, Column] = {}
+    for name, column in files.items():
+        own, answers = options.column_answers.get(name, {}), options.answers_for(name)
+        if own.get("mode") not in (None, KEEP):
+            modes[name] = own["mode"]
+        elif KEEP in answers and (column.mode is None or KEEP in own.values()):
+            wanted[name] = column
+        elif "depth" in own:
+            modes[name] = RGB.name
+    if wanted and not survey.counted:
+        if any(KEEP in options.column_answers.get(name, {}).values() for name in wanted):
+            raise UsageError(
+                "keep reads the first file of a column beforehand, and an iterable can be read once; name the mode"
+            )
+        wanted = {}
+    for entry in islice(source.fetch(source.entries(options.split)), _LOOKED_FOR) if wanted else ():
+        try:
+            content = source.read(entry)
+        except SampleError:
+            continue  # packing reports it
+        if not isinstance(content, Sample):
+            break
+        for name in wanted.keys() - modes.keys():
+            value = content.values[name]
+            if found_files := _extract_files(wanted[name], value, content.at_rest):
+                where = f"{printable(entry.key)}: column {name!r}"
+                answers = options.answers_for(name)
+                frame = Reading(frames=answers.frames).frame
+                mode = read_file_mode(found_files[0], where, options.max_pixels, frame)
+                modes[name] = resolve_kept_mode(mode, answers).name
+        if modes.keys() >= wanted.keys():
+            break
+    kept = {name: None if mode == RGB.name else mode for name, mode in modes.items()}
+    return replace(
+        survey, columns=tuple(replace(c, mode=kept[c.name]) if c.name in kept else c for c in survey.columns)
+    )
+
+
+def _extract_files(column: Column, value: Any, at_rest: bool) -> Sequence[Any]:
+    """Returns the image files in a sample's value, none if the value is missing. ``at_rest``: whether it has the stored
+    form."""
+    if at_rest and value:
+        return column.traits.files(column, value)
+    return value if isinstance(value, list) else [value] if value else []

@@ -21,12 +21,20 @@ from packstore.core.options import (
     workers_option,
 )
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
-from packstore.packing.source_arguments import SourceArguments, annotation_frame_option, decoder_option
+from packstore.packing.source_arguments import (
+    KEEP,
+    Answers,
+    SourceArguments,
+    annotation_frame_option,
+    check_column_options,
+    check_mode_options,
+    decoder_option,
+)
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Normalization
     from packstore.images.normalization import MeanAndStd
-    from packstore.packing.column_answers import Answers
+    from packstore.packing.source_arguments import Answers
 
 OnDuplicate = Literal["raise", "skip", "unchecked"]
 _CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
@@ -99,6 +107,11 @@ class ReadingOptions:
     )
     workers: int | None = workers_option(none="one per core; 32 for a URL")
     decoder: str = decoder_option()
+
+    @property
+    def shard_bytes(self) -> int | None:
+        """:attr:`shard_size` in bytes; None if it is not set."""
+        return convert_size(self.shard_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +253,6 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
     def __post_init__(self) -> None:
         from packstore.images.normalization import parse_normalization
         from packstore.images.reading import OF_SOURCES
-        from packstore.packing.column_answers import check_column_options, check_mode_options
         from packstore.sources.companion_patterns import OPTIONS, check_companions
         from packstore.sources.ignoring import check_patterns
         from packstore.sources.splits import check_splits
@@ -278,20 +290,6 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
                 f"cluster should be 'processes:N' with N from 1 on, 'ray' or 'ray:ADDRESS', got {self.cluster!r}"
             )
 
-    @property
-    def source_columns(self) -> tuple[str, ...]:
-        """The meanings of a table's columns in :attr:`columns`, without the options of single image columns."""
-        from packstore.packing.column_answers import split_column_options
-
-        return split_column_options(self.columns)[0]
-
-    @property
-    def column_answers(self) -> dict[str, dict[str, str]]:
-        """The options of single image columns in :attr:`columns`, by column and name."""
-        from packstore.packing.column_answers import split_column_options
-
-        return split_column_options(self.columns)[1]
-
     def answers_for(self, column: str) -> Answers:
         """Returns mode, depth, alpha and frames for a column beside the main image.
 
@@ -301,17 +299,10 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
         - ``mode`` applies only if its value is ``keep``, and the column's own ``depth`` is not given or ``keep``.
         - ``frames`` never applies.
         """
-        from packstore.packing.column_answers import KEEP, Answers
-
         own = self.column_answers.get(column, {})
         mode = KEEP if self.mode == KEEP and own.get("depth") in (None, KEEP) else None
         depth = None if own.get("mode") == KEEP and self.depth != KEEP else self.depth
         return Answers(mode, depth, self.alpha)._replace(**own)
-
-    @property
-    def shard_bytes(self) -> int | None:
-        """:attr:`shard_size` in bytes; None if it is not set."""
-        return convert_size(self.shard_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,8 +350,6 @@ class AppendOptions(ReadingOptions, SourceArguments):
     restart: bool = restart_option()
 
     def __post_init__(self) -> None:
-        from packstore.packing.column_answers import check_column_options
-
         check_options(self)
         object.__setattr__(self, "columns", check_column_options(self.columns))
         if not isinstance(self.key_prefix, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import packstore
 from packstore.core.errors import UsageError, printable
 from packstore.core.files import free_bytes, refuse_nested_paths
 from packstore.core.manifest import Manifest
@@ -17,11 +18,10 @@ from packstore.images.encode.options import readers_transpose
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.seek_index import reads_gray, wants_index
 from packstore.packing.frames import FrameAligner, no_effect_error, state_frames
-from packstore.packing.further_images import resolve_column_modes
 from packstore.packing.header_survey import find_pixel_question, survey_headers
-from packstore.packing.modes import resolve_reading
+from packstore.packing.modes import resolve_column_modes, resolve_reading
 from packstore.packing.options import ConvertOptions
-from packstore.packing.sizing import SampleProbe, ShardRule, make_encoder, resolve_uniform_shape
+from packstore.packing.sizing import ShardRule, make_encoder, measure_sizes, resolve_uniform_shape
 from packstore.sources import add_source_to_questions, ask_about_classes, ask_about_left
 from packstore.sources.base import Source, Survey
 from packstore.stores import format_of
@@ -72,6 +72,10 @@ class Plan:
     def make_encoder(self) -> Encoder:
         """Makes the encoder of the plan."""
         return make_encoder(self.encode, self.survey, self.shape, reencode=self.options.quality is not None)
+
+    def list_versions(self) -> dict[str, str]:
+        """Returns the versions of the software that makes the records."""
+        return {"packstore": packstore.__version__} | self.make_encoder().versions()
 
     def make_aligner(self) -> FrameAligner:
         """Makes what moves annotations to the frame of the images."""
@@ -141,8 +145,7 @@ def plan_source(
             from packstore.stores.linked import link_folder as find_link_folder
 
             link_folder = find_link_folder(destination)
-        probe = SampleProbe(opened, options)
-        shape = resolve_uniform_shape(encode, survey, probe)
+        shape = resolve_uniform_shape(encode, opened, survey, options.split)
         plan = Plan(
             source=opened,
             survey=survey,
@@ -168,7 +171,7 @@ def plan_source(
             raise UsageError("normalize='auto' reads all images first, and an iterable can be read once; give numbers")
         if options.link:
             _check_link(plan, encoder)
-        sampled = probe.measure_sizes(encoder, survey.records)
+        sampled = measure_sizes(encoder, opened, survey, options.split)
         plan = replace(plan, estimate_bytes=_estimate_bytes(plan, encoder, [size for _, size in sampled]))
         usual = _LINKED_SHARD_BYTES if options.link else REMOTE_SHARD_BYTES
         shard_bytes = options.shard_bytes or (usual if remote else None)

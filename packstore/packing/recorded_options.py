@@ -10,8 +10,8 @@ from packstore.core.registry import ENCODINGS
 from packstore.images.encode import EncodeOptions, parse_size
 from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS
-from packstore.packing.column_answers import format_answers
 from packstore.packing.plan import DEFAULT_QUALITY, Plan
+from packstore.packing.source_arguments import format_answers
 
 EXIF_ORIENTED = "exif_oriented"
 """Name of the option with the number of records whose image has an EXIF orientation."""

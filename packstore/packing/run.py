@@ -6,8 +6,9 @@ The protocol of resuming is in :mod:`packstore.stores.places.resuming`.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import xxhash
 import packstore
 from packstore.core.column import CHECKSUM, KEY, LINK_COLUMNS, SEEK_INDEX
 from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.errors import SampleError, StoreError, printable
+from packstore.core.errors import SampleError, SourceError, StoreError, printable
 from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.modes import is_reading_option
 from packstore.core.parallel import ordered_map
@@ -44,12 +45,34 @@ from packstore.packing.values import count_stored_bytes
 from packstore.sources.base import Entry
 from packstore.sources.ledger import file_counts
 from packstore.stores.builder import StoreBuilder
+from packstore.stores.places import place_of
 from packstore.stores.places.resuming import ConversionIdentity, InterruptedRun, SourcePosition
 
 if TYPE_CHECKING:
     from packstore.images.encode.statistics import DatasetStatistics
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Outcome of a conversion whose store is published.
+
+    Attributes:
+        manifest: Manifest of the store.
+        tally: Counts of its samples.
+        resumed: Number of records that an interrupted run had packed.
+        nbytes: Bytes of the store; None if it must be measured on disk.
+        labels: Number of records by first label, as text; None if it must be read from the store.
+        other_size: See :attr:`FrameAligner.other_size`.
+    """
+
+    manifest: Manifest
+    tally: Tally
+    resumed: int
+    nbytes: int | None = None
+    labels: Counter[str] | None = None
+    other_size: str = ""
 
 
 class Run:
@@ -96,7 +119,7 @@ class Run:
             ),
             "normalization": plan.encode.normalization,
             "options": options_to_record(plan),
-            "versions": {"packstore": packstore.__version__} | self.encoder.versions(),
+            "versions": plan.list_versions(),
         }
 
     @property
@@ -106,7 +129,7 @@ class Run:
         plan, survey, options = self.plan, self.plan.survey, options_to_record(self.plan)
         normalization = plan.encode.normalization
         return {
-            "source": plan.source.identity(),
+            "source": plan.source.resume_key(),
             "kind of source": plan.source.kind,
             "samples of the source": dict(survey.splits),
             "content of the source": plan.source.stamp(),
@@ -274,6 +297,28 @@ class EntriesDigest:
             self._digest.update(repr((key, split, labels, size, modified, changed)).encode("utf-8", "surrogatepass"))
         self._pending = []
         return self._digest.hexdigest()
+
+
+def refuse_changed_source(plan: Plan, stamp: str, tally: Tally) -> None:
+    """Raises :class:`SourceError` if the source has changed since ``stamp``, or if all of its samples were skipped."""
+    expected = plan.survey.records
+    if plan.survey.counted and tally.entries != expected:
+        raise source_changed_error(plan, f"{expected} images at first, {tally.entries} in the end")
+    if plan.source.stamp() != stamp:
+        raise source_changed_error(plan, "its stamp is another one")
+    if tally.entries == len(tally.skipped):
+        raise SourceError(
+            f"{printable(str(plan.source.path))}: all {tally.entries} images were skipped, so there is nothing to pack"
+        )
+
+
+def source_changed_error(plan: Plan, how: str) -> SourceError:
+    """Returns the error for a source that changed while it was packed. ``how`` says what changed."""
+    fresh = "with --restart " if place_of(plan.destination).remote else ""
+    return SourceError(
+        f"{printable(str(plan.source.path))} changed while it was packed: {how}; run the conversion again "
+        f"{fresh}when nothing writes to it"
+    )
 
 
 def pack_shard(

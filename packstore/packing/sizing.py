@@ -14,8 +14,7 @@ from typing import Literal
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.modes import RGB, parse_mode
 from packstore.core.registry import ENCODINGS
-from packstore.images.encode import EncodeOptions, Encoder
-from packstore.packing.options import ConvertOptions
+from packstore.images.encode import EncodedImage, EncodeOptions, Encoder
 from packstore.sources.base import Entry, Source, Survey
 
 _SAMPLED = 24
@@ -42,56 +41,34 @@ def make_encoder(
     )
 
 
-class SampleProbe:
-    """Encodes a few samples, spread over the source, to learn sizes and shapes. Skips bad samples."""
-
-    def __init__(self, source: Source, options: ConvertOptions) -> None:
-        """Stores the source and the split of ``options``; ignores all other options."""
-        self._source = source
-        self._split = options.split
-
-    def sample_entries(self, records: int) -> Iterator[Entry]:
-        """Yields 8 to 24 entries, spread over the source's ``records``, ready to be read.
-
-        Yields fewer if the source has fewer.
-        """
-        # Fewer in a small source, for which they would take a large part of the conversion's time.
-        count = max(8, min(_SAMPLED, records // 100))
-        return self._source.pick_entries(self._split, records, count)
-
-    def measure_sizes(self, encoder: Encoder, records: int) -> list[tuple[int, int]]:
-        """Encodes the samples; returns (bytes in the source, bytes as a record) of each. Skips bad samples.
-
-        If files stay unchanged, or all records have one size, reads nothing and returns an empty list.
-        """
-        sizes: list[tuple[int, int]] = []
-        if encoder.passes_through or encoder.columns()[0].kind == "fixed":
-            return sizes
-        for entry in self.sample_entries(records):
-            try:
-                record = encoder(entry.key, self._source.image(entry)).record
-                sizes.append((entry.size_bytes, memoryview(record).nbytes))
-            except SampleError:
-                continue
-        return sizes
-
-    def sample_shapes(self, encode: EncodeOptions, survey: Survey) -> dict[tuple[int, ...], str]:
-        """Decodes the samples; returns their different shapes, each with the key of its first image. Skips bad
-        samples."""
-        pixels = replace(encode, encoding=encode.reading.pixels.dtype, size=None, normalization=None)
-        encoder = make_encoder(pixels, survey, None)
-        shapes: dict[tuple[int, ...], str] = {}
-        for entry in self.sample_entries(survey.records):
-            try:
-                shape = encoder(entry.key, self._source.image(entry)).shape
-            except SampleError:
-                continue
-            if shape is not None:
-                shapes.setdefault(tuple(shape), entry.key)
-        return shapes
+def encode_samples(
+    encoder: Encoder, source: Source, survey: Survey, split: str | None
+) -> Iterator[tuple[Entry, EncodedImage]]:
+    """Encodes 8 to 24 samples, spread over the source, to learn sizes and shapes. Skips bad samples."""
+    # Fewer in a small source, for which they would take a large part of the conversion's time.
+    count = max(8, min(_SAMPLED, survey.records // 100))
+    for entry in source.pick_entries(split, survey.records, count):
+        try:
+            encoded = encoder(entry.key, source.image(entry))
+        except SampleError:
+            continue
+        yield entry, encoded
 
 
-def resolve_uniform_shape(encode: EncodeOptions, survey: Survey, probe: SampleProbe) -> tuple[int, ...] | None:
+def measure_sizes(encoder: Encoder, source: Source, survey: Survey, split: str | None) -> list[tuple[int, int]]:
+    """Encodes a few samples; returns (bytes in the source, bytes as a record) of each.
+
+    If files stay unchanged, or all records have one size, reads nothing and returns an empty list.
+    """
+    if encoder.passes_through or encoder.columns()[0].kind == "fixed":
+        return []
+    samples = encode_samples(encoder, source, survey, split)
+    return [(entry.size_bytes, memoryview(encoded.record).nbytes) for entry, encoded in samples]
+
+
+def resolve_uniform_shape(
+    encode: EncodeOptions, source: Source, survey: Survey, split: str | None
+) -> tuple[int, ...] | None:
     """Returns the shape ``(H, W, C)`` of all records, or None if they may differ.
 
     If only the images can tell, decodes a few samples and assumes that all have their shape. Returns None if all of
@@ -109,7 +86,11 @@ def resolve_uniform_shape(encode: EncodeOptions, survey: Survey, probe: SamplePr
         return survey.shape
     if layout == "HWC":
         return None
-    shapes = probe.sample_shapes(encode, survey)
+    pixels = replace(encode, encoding=encode.reading.pixels.dtype, size=None, normalization=None)
+    shapes: dict[tuple[int, ...], str] = {}
+    for entry, encoded in encode_samples(make_encoder(pixels, survey, None), source, survey, split):
+        if encoded.shape is not None:
+            shapes.setdefault(tuple(encoded.shape), entry.key)
     if len(shapes) > 1:
         some = ", ".join(f"{h}x{w} ({printable(key)})" for (h, w, _), key in islice(shapes.items(), 3))
         proposal = 224 if min(min(shape[:2]) for shape in shapes) >= 64 else 32

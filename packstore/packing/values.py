@@ -1,17 +1,25 @@
-"""Converts values of samples to the form in which stores keep them."""
+"""Converts values of samples to the form in which stores keep them, and checks image files beside the main image."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from packstore.core.column import Column
+from packstore.core.column import Column, find_file_columns
 from packstore.core.columns import NUMPY_DTYPE, shape_to_stored, to_stored
-from packstore.core.errors import DecodeError, SampleError, printable
-from packstore.images.sniff import HeaderError, check_header
+from packstore.core.errors import DecodeError, SampleError, UsageError, printable
+from packstore.core.modes import RGB
+from packstore.core.registry import ENCODINGS
+from packstore.images.encode import EncodeOptions, SourceImages
+from packstore.images.losses import examine_losses
+from packstore.images.reading import Reading
+from packstore.images.sniff import HeaderError, ImageInfo, check_header
 from packstore.packing.frames import FrameAligner
+from packstore.packing.options import ConvertOptions
+from packstore.packing.source_arguments import KEEP, format_answers
 from packstore.sources.base import Sample, Survey
 from packstore.sources.values import nbytes_of
 
@@ -181,3 +189,122 @@ def stack_values(columns: Sequence[Column], values: Sequence[Mapping[str, Any]])
                 column_values if column.kind == "ragged" else np.array(column_values, NUMPY_DTYPE[column.dtype])
             )
     return stacked
+
+
+_EIGHT_BITS = "--depth scale, clip or window:LO,HI (8 bits, of all columns)"
+
+
+class FileLossError(UsageError):
+    """Error for a file beside the main image: reading it would lose something, and no option allows that.
+
+    Attributes:
+        column: The column.
+        number: Number of the file in the value.
+    """
+
+    def __init__(self, key: str, column: Column, number: int, what: str, file: str | None = None) -> None:
+        which = f": image {number}" if column.form == "files" else ""
+        named = "" if file is None else f" ({printable(file)})"
+        super().__init__(f"{printable(key)}: column {column.name!r}{which}{named}: {what}")
+        self.column = column
+        self.number = number
+        self._parts = key, column, number, what
+
+    def with_file(self, file: str | None) -> FileLossError:
+        """Returns this error with the name of the file."""
+        return FileLossError(*self._parts, file)
+
+
+class FileChecks:
+    """Checks image files in columns beside the main image. Call it with a sample's values. Thread-safe.
+
+    Finds files with a damaged header or end. Finds files that would lose something (depth, channels, alpha, frames)
+    without an option that allows it.
+
+    It is false as a condition if there is nothing to check:
+    - No column has files, or ``check`` is ``none``.
+    - The source is a store, and its files will be read in the same mode.
+    """
+
+    def __init__(self, survey: Survey, encode: EncodeOptions, options: ConvertOptions) -> None:
+        store = survey.store
+        checked = [
+            column
+            for column in find_file_columns(survey.columns)
+            if column.name in survey.sampled
+            and encode.check != "none"
+            # Do not ask again about files of a store, unless they will be read in another way.
+            and (store is None or store.column(column.name).mode != column.mode)
+        ]
+        self._options = options
+        self._counted = survey.counted
+        self._columns = []
+        for column in checked:
+            recorded = encode.reading.answers() | format_answers(options.column_answers)
+            own = options.column_answers.get(column.name, {}).get("mode")
+            named = own if own is not None else options.mode
+            chosen = named == column.pixels.name if own is not None else named == RGB.name and column.mode is None
+            reading = replace(Reading.of_column(column, recorded), chosen=chosen)
+            only_header = EncodeOptions(max_pixels=encode.max_pixels, reading=reading)
+            self._columns.append((column, reading, SourceImages(only_header, ENCODINGS["original"])))
+
+    def __bool__(self) -> bool:
+        return bool(self._columns)
+
+    def __call__(self, key: str, stored: Mapping[str, Any]) -> None:
+        """Checks the files in the stored values of a sample.
+
+        Raises:
+            SampleError: A file is damaged.
+            FileLossError: A file would lose something, and no option allows it.
+        """
+        for column, reading, images in self._columns:
+            if column.nullable and not stored[column.valid_name]:
+                continue
+            for number, data in enumerate(column.traits.files(column, stored[column.name])):
+                where = f"column {column.name!r}" + (f": image {number}" if column.form == "files" else "")
+                try:
+                    _, info = images.check_file(key, data if isinstance(data, bytes) else memoryview(data))
+                    losses = examine_losses(data, info, reading).losses if info is not None else {}
+                except HeaderError as error:
+                    raise SampleError(key, f"{where}: {error.reason}") from error
+                except DecodeError as error:
+                    raise SampleError(key, f"{where}: {error}") from error
+                if losses and info is not None:
+                    raise FileLossError(key, column, number, self._describe_loss(column, reading, losses, data, info))
+
+    def _describe_loss(
+        self, column: Column, reading: Reading, losses: Mapping[str, str], data: Any, info: ImageInfo
+    ) -> str:
+        """Returns the text about a file that would lose something. It names the options that allow or avoid the
+        loss."""
+        from packstore.images.decoders import native
+
+        described = native.describe_image(memoryview(data), info, reading.frame)
+        mode = "" if described is None else described.mode.name
+        has = f"it has {'; and '.join(losses.values())}. The images of this column are read as "
+        has += f"{reading.pixels}. "
+        own = f"--column {column.name}"
+        eight = f"{own}.depth=scale, clip or window:LO,HI (8 bits)" if self._counted else _EIGHT_BITS
+        answers = self._options.answers_for(column.name)
+        kept = KEEP in (answers.mode, answers.depth)
+        if ("depth" in losses or "channels" in losses) and (kept or column.mode is not None):
+            instead = f", or {eight}" if kept or reading.pixels.dtype == "uint8" else ""
+            return (
+                f"{has}A column has one mode, here that of its first file or of its declaration: leave such files out "
+                f"with --ignore{instead if 'depth' in losses else ''}"
+            )
+        declared = f"fields={{…, {column.name!r}: packstore.{'Images' if column.form == 'files' else 'Image'}"
+        keep = f"{declared}(mode={mode!r})}} (values as they are)"
+        offered = {
+            "depth": f"{f'{own}.depth=keep (values as they are)' if self._counted else keep}, or {eight}",
+            "frames": f"{own}.frames=first, or the number of a frame from 0" if self._counted else "--frames first",
+            "channels": f"{f'{own}.mode=keep (all channels)' if self._counted else keep}, or {own}.mode=RGB",
+            "alpha": f"{f'{own}.alpha=keep' if self._counted else keep}, or {own}.alpha=drop or over:COLOUR",
+        }
+        if not self._counted:
+            offered |= {"channels": f"{keep}, or --mode RGB", "alpha": f"{keep}, or --alpha drop or over:COLOUR"}
+        return (
+            f"{has}To pack this file and those like it: {'; '.join(offered[name] for name in losses)}; or leave them "
+            "out with --ignore"
+        )

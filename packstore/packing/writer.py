@@ -17,10 +17,9 @@ from packstore.core.fields import Field, parse_fields
 from packstore.core.files import check_paths
 from packstore.core.options import argument, describes, initializes, option, progress_option
 from packstore.core.progress import ProgressCallback, progress_callback
-from packstore.packing.conversion import run_plan
+from packstore.packing.conversion import ConvertReport, run_plan
 from packstore.packing.options import ConvertOptions, EncodingOptions, ReadingOptions
 from packstore.packing.plan import check_new_store, plan_source, resolve_format
-from packstore.packing.report import ConvertReport
 from packstore.packing.source_arguments import max_pixels_option
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.dataset import PROBED, StreamSource, index_key
@@ -72,7 +71,7 @@ class Writer:
     first.
 
     Attributes:
-        report: The :class:`packstore.packing.report.ConvertReport`; None before the end.
+        report: The :class:`packstore.packing.conversion.ConvertReport`; None before the end.
         added: Number of samples added until now.
     """
 

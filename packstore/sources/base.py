@@ -353,6 +353,8 @@ class Source(ABC):
     left_images: ClassVar[str] = "images that are no samples"
     # Raises a question about left files that may be annotations; False for published data sets.
     asks_about_left: ClassVar[bool] = True
+    read_like_store: ClassVar[bool] = False
+    """Options for its pixels are those of a store to which it is appended, and need not have an effect."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
@@ -434,7 +436,7 @@ class Source(ABC):
         """Takes over how images will be read, and tells if that changes the survey. False in this base."""
         return False
 
-    def identity(self) -> str:
+    def resume_key(self) -> str:
         """Returns a text that identifies this source when an interrupted conversion resumes. The text has the path, and
         the options for arrays, ``ignore``, ``splits``, ``columns`` and companions."""
         names = [f" {name}={value}" for name, value in self.options.array_names.items() if value is not None]

@@ -293,7 +293,7 @@ class DatasetSource(SampleSource):
             for index, raw in islice(part.probes.items(), count):
                 yield self.make_entry(part.split, index, self._reading.name_values(index, raw))
 
-    def identity(self) -> str:
+    def resume_key(self) -> str:
         """Returns the name of each split and the type of its dataset."""
         types = {part.split: type(part.data) for part in self._parts}
         return ", ".join(f"{split}: {made.__module__}.{made.__qualname__}" for split, made in types.items())

@@ -60,9 +60,9 @@ class FrameFilesSource(WrappedSource):
     def locate(self, entry: Entry) -> Location | None:
         """Returns None: pixels are not a range of a file."""
 
-    def identity(self) -> str:
+    def resume_key(self) -> str:
         """Returns the identity of the wrapped source, with the option ``frames``."""
-        return f"{self._source.identity()} frames={self.options.frames}"
+        return f"{self._source.resume_key()} frames={self.options.frames}"
 
     def survey_files(self, split: str | None) -> Survey:
         """Surveys the wrapped source. Raises :class:`UsageError` for a store, and for a source that has no image files

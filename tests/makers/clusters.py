@@ -11,10 +11,10 @@ from typing import Any
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
 from tests.internals import (
     ConvertOptions,
-    ConvertReport,
     Driver,
     LocalRunner,
     Outcome,
+    Packed,
     Plan,
     ProgressCallback,
     encode_manifest,
@@ -105,9 +105,9 @@ def plan_for(source: Path, url: str, **options: Any) -> Plan:
 
 def drive(
     source: Path, url: str, progress: ProgressCallback = no_progress, objects: ObjectStore | None = None, **options: Any
-) -> ConvertReport:
+) -> Packed:
     """Converts by a driver of its own."""
-    return Driver(plan_for(source, url, **options), objects or open_objects(url), progress).run(0)
+    return Driver(plan_for(source, url, **options), objects or open_objects(url), progress).run()
 
 
 def objects_at(url: str) -> dict[str, bytes]:

@@ -421,5 +421,5 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     SETS["DTD"](tmp_path / "root")
     plan = make_plan(Path(f"torchvision:DTD:{tmp_path / 'root'}"), tmp_path / "out.lmdb", ConvertOptions())
     assert plan.survey.resumable
-    assert "torchvision:DTD" in plan.source.identity()
+    assert "torchvision:DTD" in plan.source.resume_key()
     plan.source.close()

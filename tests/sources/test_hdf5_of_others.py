@@ -224,7 +224,7 @@ def test_names_of_arrays_are_kept_for_going_on_and_for_proofs(tmp_path: Path) ->
     assert verify(tmp_path / "o.lmdb", against=path, image_key="left", label_key="z").problems
     assert not repair(tmp_path / "o.lmdb", path, tmp_path / "r.lmdb").lost
     sources = [open_source(path, image_key=name, label_key="z") for name in ("left", "right")]
-    assert len({source.identity() for source in sources}) == 2
+    assert len({source.resume_key() for source in sources}) == 2
     for source in sources:
         source.close()
 

@@ -1,43 +1,54 @@
-"""The driver of a run: hands out tasks, collects receipts, and commits the store."""
+"""The driver of a run: hands out tasks, collects receipts, and publishes the shards as the next version of a store."""
 
 from __future__ import annotations
 
 import bisect
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from packstore.core.errors import SampleError, SourceError, StoreError, UsageError, printable
+import numpy as np
+
+from packstore.core.errors import SampleError, StoreError, UsageError
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
+from packstore.core.registry import FORMATS
+from packstore.core.shards import Shard, shards_to_rows
 from packstore.core.tally import sum_tallies
 from packstore.objects import ObjectStore, open_objects
-from packstore.packing.distribute.cluster_run import (
+from packstore.packing.distribute.runners import LocalRunner, ProcessRunner, RayRunner, Runner
+from packstore.packing.distribute.shared_run import (
+    SharedJob,
     SharedPlan,
+    SharedRun,
     TaskReceipt,
     identify_run,
     join_run,
-    source_changed_error,
-    sum_counts,
+    select_receipts_with_records,
 )
-from packstore.packing.distribute.commit import commit_run
-from packstore.packing.distribute.on_ray import RayRunner
-from packstore.packing.distribute.runners import LocalRunner, ProcessRunner, Runner
-from packstore.packing.distribute.task import ClusterJob
 from packstore.packing.plan import Plan
-from packstore.packing.report import ConvertReport, make_report
+from packstore.packing.run import Packed, Run, refuse_changed_source, source_changed_error
 from packstore.sources.base import Entry
 from packstore.stores.base import encode_manifest
-from packstore.stores.places.remote import check_url
+from packstore.stores.builder.assembly import ShardList, build_sharded_manifest
+from packstore.stores.builder.spools import refuse_duplicates
+from packstore.stores.format import Format
+from packstore.stores.places.remote import check_url, publish_version, upload_shard
 from packstore.stores.remote.head import find_newest_version, read_head
-from packstore.stores.remote.objects import SHARDS, shard_object_name
+from packstore.stores.remote.objects import SHARDS, shard_object_name, shard_object_names
 
 FACTOR = 3.0
 """A straggler has run this many times as long as the median task."""
 LEAST_SECONDS = 30.0
 """A straggler has run at least this long."""
 COPIES = 3
+_HEAD = "head.json"
+"""Object of a run with the manifest that is about to be published."""
 
 
 @dataclass(slots=True)
@@ -122,12 +133,9 @@ class PendingTasks:
         return max(LEAST_SECONDS, FACTOR * self._seconds[len(self._seconds) // 2]) if self._seconds else None
 
 
-def run_on_cluster(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:
-    """Runs a plan whose destination is a URL, as :func:`packstore.convert` does.
-
-    ``started``: ``time.monotonic`` at the start, for the report. None for now.
-    """
-    return Driver(plan, open_objects(plan.destination), progress).run(time.monotonic() if started is None else started)
+def run_on_cluster(plan: Plan, progress: ProgressCallback = no_progress) -> Packed:
+    """Runs a plan whose destination is a URL."""
+    return Driver(plan, open_objects(plan.destination), progress).run()
 
 
 class Driver:
@@ -156,7 +164,7 @@ class Driver:
         self._receipts: dict[int, TaskReceipt] = {}
         self._failed: dict[int, BaseException] = {}
 
-    def run(self, started: float) -> ConvertReport:
+    def run(self) -> Packed:
         """Packs the shards that lack a receipt, publishes the store, and removes the run's objects.
 
         If an earlier driver has published the store, only removes the run's objects. The option ``restart`` removes the
@@ -172,7 +180,7 @@ class Driver:
         run, options = self._run, self._plan.options
         if (published := self._find_published()) is not None:  # a driver was killed before it removed the run
             run.remove_objects()
-            return self._make_report(published, started, published.records)
+            return self._make_outcome(published, published.records)
         previous = check_url(self._objects, overwrite=options.overwrite)
         if options.restart:
             run.remove_objects()
@@ -182,7 +190,7 @@ class Driver:
         resumed = sum(receipt.records for receipt in self._receipts.values())
         self._report_progress()
         try:
-            with make_runner(ClusterJob(plan, run), len(shared.cuts)) as runner:
+            with make_runner(SharedJob(plan, run), len(shared.cuts)) as runner:
                 self._run_tasks(shared, runner)
         except BaseException as stopped:
             if not isinstance(stopped, Exception):  # a signal
@@ -190,13 +198,14 @@ class Driver:
                     "what is packed so far is kept there: the same command resumes from it, and --restart starts again"
                 )
             raise
-        if plan.source.stamp() != self._stamp:
-            raise source_changed_error(plan, "its stamp is another one")
         receipts = [self._receipts[number] for number in range(len(shared.cuts))]
-        self._refuse_skipped(receipts)
+        tally = sum_tallies(receipt.tally for receipt in receipts)
+        if tally.skipped and options.on_error == "raise":
+            raise SampleError(tally.skipped[0].key, tally.skipped[0].reason)
+        refuse_changed_source(plan, self._stamp, tally)
         manifest = commit_run(plan, run, receipts, previous)
         run.remove_objects()
-        return self._make_report(manifest, started, resumed)
+        return self._make_outcome(manifest, resumed)
 
     def _read_reusable_receipts(self, shared: SharedPlan) -> dict[int, TaskReceipt]:
         """Reads all receipts of the run. Returns, by task, the receipts that still hold. Their tasks need not run
@@ -221,7 +230,7 @@ class Driver:
 
     def _find_published(self) -> Manifest | None:
         """Returns the store's manifest if this run has published it: if it equals ``head.json``. Else returns None."""
-        head = self._run.read_object(self._run.head_name)
+        head = self._run.read_object(self._run.object_name(_HEAD))
         if head is None or not find_newest_version(self._objects):
             return None
         manifest = read_head(self._objects).manifest
@@ -283,37 +292,20 @@ class Driver:
         nbytes = sum(tally.source_bytes for tally in done)
         self._progress(Progress("pack", sum(t.entries for t in done), self._plan.survey.records, nbytes))
 
-    def _refuse_skipped(self, receipts: Sequence[TaskReceipt]) -> None:
-        """Raises :class:`SampleError` for the first skipped sample if ``on_error`` is ``"raise"``.
-
-        Raises :class:`SourceError` if all samples were skipped.
-        """
-        tally = sum_tallies(receipt.tally for receipt in receipts)
-        skipped = tally.skipped
-        if skipped and self._plan.options.on_error == "raise":
-            raise SampleError(skipped[0].key, skipped[0].reason)
-        if len(skipped) == tally.entries:
-            raise SourceError(
-                f"{printable(str(self._plan.source.path))}: all {len(skipped)} images were skipped, so there is "
-                "nothing to pack"
-            )
-
-    def _make_report(self, manifest: Manifest, started: float, resumed: int) -> ConvertReport:
-        """Makes the report of the conversion from the manifest and the receipts."""
+    def _make_outcome(self, manifest: Manifest, resumed: int) -> Packed:
+        """Makes the outcome of the conversion from the manifest and the receipts."""
         receipts, table = list(self._receipts.values()), manifest.shards
         assert table is not None
-        return make_report(
-            self._plan,
+        return Packed(
             manifest,
             sum_tallies(receipt.tally for receipt in receipts),
-            started,
             resumed,
             nbytes=int(table.table["nbytes"].sum()) + table.nbytes + len(manifest.to_json()),
-            labels=sum_counts(receipt.labels for receipt in receipts),
+            labels=sum((Counter(receipt.labels) for receipt in receipts), Counter[str]()),
         )
 
 
-def make_runner(job: ClusterJob, tasks: int) -> Runner:
+def make_runner(job: SharedJob, tasks: int) -> Runner:
     """Starts the runner that the option ``cluster`` names.
 
     - ``ray:ADDRESS``: :class:`RayRunner`.
@@ -330,7 +322,125 @@ def make_runner(job: ClusterJob, tasks: int) -> Runner:
     return LocalRunner(job)
 
 
-def _set_threads(job: ClusterJob, threads: int) -> ClusterJob:
+def _set_threads(job: SharedJob, threads: int) -> SharedJob:
     """Returns the job with ``threads`` threads a task, unless the user has chosen a number."""
     options = replace(job.plan.options, workers=job.plan.options.workers or threads)
     return replace(job, plan=replace(job.plan, options=options))
+
+
+def commit_run(plan: Plan, run: SharedRun, receipts: Sequence[TaskReceipt], previous: int) -> Manifest:
+    """Publishes the shards in the receipts as version ``previous + 1`` of the store. Returns its manifest.
+
+    First writes the manifest to ``head.json``. Closes gaps in the shards' numbers: uploads shards under their new
+    numbers, and in the end deletes the old objects.
+
+    Raises:
+        StoreError: There are no records, two records have the same key, or a shard no longer exists.
+        LostRaceError: Somebody else has published another store meanwhile.
+    """
+    filled, objects = select_receipts_with_records(receipts), run.objects
+    _refuse_duplicates(filled, FORMATS[plan.format], objects)
+    shards = _renumber_shards(filled, objects)
+    manifest = _build_manifest(plan, receipts, filled, shards)
+    assert manifest.shards is not None
+    objects.put(run.object_name(_HEAD), encode_manifest(manifest))
+    publish_version(objects, manifest, previous)
+    names = set(shard_object_names(manifest.shards))
+    uploaded = [shard_object_name(receipt.shard) for receipt in filled if receipt.shard is not None]
+    objects.delete([name for name in uploaded if name not in names])
+    return manifest
+
+
+def _build_manifest(
+    plan: Plan, receipts: Sequence[TaskReceipt], filled: Sequence[TaskReceipt], shards: Sequence[Shard]
+) -> Manifest:
+    """Builds the manifest of the store from the plan and the receipts.
+
+    Its options include the sums of the receipts' counts. Its skipped samples come from the source, if that is a store,
+    and from the receipts.
+    """
+    run = Run(plan)
+    # If the source is a store, its columns have the sizes and digests of all its records.
+    columns = [replace(column, nbytes=0, digest=None, hides_boxes=None) for column in run.columns]
+    nbytes = sum((Counter(receipt.columns) for receipt in filled), Counter[str]())
+    image = replace(columns[0], nbytes=sum(shard.image_nbytes for shard in shards))
+    tally, store = sum_tallies(receipt.tally for receipt in receipts), plan.survey.store
+    skipped = [*(store.skipped if store else ()), *tally.skipped]
+    base = Manifest(plan.format, plan.encode.encoding, 0, tuple(columns), **run.facts)
+    parts = ShardList(
+        shards_to_rows(shards), [""] * len(shards), [((receipt.split, receipt.records),) for receipt in filled]
+    )
+    others = [
+        replace(column, nbytes=nbytes[column.name], hides_boxes=_find_hidden_boxes(filled, column.name))
+        for column in columns[1:]
+    ]
+    options = {**base.options, **tally.counted}
+    return build_sharded_manifest(base, parts, [image, *others], options=options, skipped=skipped)
+
+
+def _find_hidden_boxes(filled: Sequence[TaskReceipt], name: str) -> bool | None:
+    """Returns :attr:`Column.hides_boxes` of a column in all shards."""
+    facts = [receipt.hidden_boxes.get(name) for receipt in filled]
+    return True if True in facts else None if None in facts else False
+
+
+def _renumber_shards(filled: Sequence[TaskReceipt], objects: ObjectStore) -> list[Shard]:
+    """Returns the shards with consecutive numbers. A number is missing if all samples of a task were skipped.
+
+    Downloads shards whose number changes, and uploads them under the new number. Deletes nothing.
+    """
+    shards = []
+    for number, receipt in enumerate(filled):
+        assert receipt.shard is not None
+        shard = receipt.shard
+        if number != receipt.number:
+            _, _, suffix = shard.name.partition(".")
+            shard = replace(shard, name=f"shard-{number:05d}.{suffix}")
+            with tempfile.NamedTemporaryFile(prefix="packstore-") as copy:
+                copy.writelines(objects.stream(shard_object_name(receipt.shard)))
+                copy.flush()
+                upload_shard(objects, shard, Path(copy.name))
+        shards.append(shard)
+    return shards
+
+
+class _RemoteKeys:
+    """Keys of the receipts' shards, by record number. Fetches a whole shard for a key, and remembers the last shard's
+    keys."""
+
+    def __init__(self, filled: Sequence[TaskReceipt], format: Format, objects: ObjectStore) -> None:
+        self._filled, self._format, self._objects = filled, format, objects
+        self._ends = np.cumsum([receipt.records for receipt in filled])
+        self._held: tuple[int, list[bytes]] = -1, []
+
+    def __getitem__(self, record: int) -> bytes:
+        place = int(np.searchsorted(self._ends, record, "right"))
+        if self._held[0] != place:
+            self._held = place, self._fetch_keys(place)
+        return self._held[1][record - int(self._ends[place]) + self._filled[place].records]
+
+    def _fetch_keys(self, place: int) -> list[bytes]:
+        """Downloads a shard to a temporary file and returns its keys."""
+        shard = self._filled[place].shard
+        assert shard is not None
+        with tempfile.TemporaryFile() as file:
+            file.writelines(self._objects.stream(shard_object_name(shard)))
+            file.flush()
+            with closing(self._format.open(Path(shard.name), file.fileno())) as part:
+                return [bytes(key) for key in part.ragged_column("key")]
+
+
+def _refuse_duplicates(filled: Sequence[TaskReceipt], format: Format, objects: ObjectStore) -> None:
+    """Raises :class:`StoreError` if there are no records, or if two records have the same key, both of which it names.
+
+    Its memory is bounded: key hashes go to a file, and keys are fetched only if hashes are equal.
+    """
+    records = sum(receipt.records for receipt in filled)
+    if not records:
+        raise StoreError("no records to put into the store")
+    with tempfile.TemporaryFile() as file:
+        for receipt in filled:
+            file.write(receipt.key_hashes().tobytes())
+        file.flush()
+        hashes = np.memmap(file, np.dtype("<u8"), "r", shape=(records,))
+        refuse_duplicates(_RemoteKeys(filled, format, objects), hashes)

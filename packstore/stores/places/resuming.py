@@ -24,7 +24,7 @@ directory.
 **Other notes of unfinished work**:
 
 - a conversion by many machines: a plan, and a receipt for each shard, as objects at the destination
-  (:mod:`packstore.packing.distribute.cluster_run`)
+  (:mod:`packstore.packing.distribute.shared_run`)
 - an export: a receipt for each shard (:mod:`packstore.exports.staging`)
 - an append: a marker with the files that it adds (:mod:`packstore.stores.places.local`)
 """

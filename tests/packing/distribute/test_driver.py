@@ -22,8 +22,6 @@ import packstore
 from packstore.objects import ObjectStore, open_objects
 from tests.internals import (
     GRACE_SECONDS,
-    ClusterJob,
-    ClusterRun,
     ConvertOptions,
     DestinationError,
     LocalRunner,
@@ -31,6 +29,8 @@ from tests.internals import (
     Progress,
     SampleError,
     ShardTable,
+    SharedJob,
+    SharedRun,
     SourceError,
     StoreError,
     TaskReceipt,
@@ -172,7 +172,7 @@ def test_a_killed_worker_leaves_nothing_for_long(folder_to_pack: Path, url: str,
 
 @pytest.mark.slow
 def test_a_task_that_kills_every_worker(folder_to_pack: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = ClusterJob(plan_for(folder_to_pack, url, **PASSING), ClusterRun(open_objects(url), "convert-x"))
+    job = SharedJob(plan_for(folder_to_pack, url, **PASSING), SharedRun(open_objects(url), "convert-x"))
     assert job.plan.shards is not None
     entries = next(job.plan.shards.split_entries(job.plan.source.entries()))
     with ProcessRunner(job, 1) as runner:
@@ -288,9 +288,9 @@ def test_two_drivers_write_the_plan(
     folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second writes it after the first has seen none."""
-    read, ended = ClusterRun.read_object, []
+    read, ended = SharedRun.read_object, []
 
-    def late(self: ClusterRun, name: str) -> bytes | None:
+    def late(self: SharedRun, name: str) -> bytes | None:
         found = read(self, name)
         if name == self.plan_name and not ended:
             ended.append(1)
@@ -298,7 +298,7 @@ def test_two_drivers_write_the_plan(
                 drive(folder_to_pack, url, dying(1), **PASSING)
         return found
 
-    monkeypatch.setattr(ClusterRun, "read_object", late)
+    monkeypatch.setattr(SharedRun, "read_object", late)
     report = drive(folder_to_pack, url, **PASSING)
     assert report.resumed > 0
     assert_same(url, whole)
@@ -309,7 +309,7 @@ def test_killed_after_it_had_published(
     folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """The store is there, and so is the run: the same command ends it, and no second version comes of it."""
-    monkeypatch.setattr(ClusterRun, "remove_objects", _raise_end)
+    monkeypatch.setattr(SharedRun, "remove_objects", _raise_end)
     with pytest.raises(EndOfDriverError):
         drive(folder_to_pack, url, **PASSING)
     monkeypatch.undo()
@@ -321,7 +321,7 @@ def test_killed_after_it_had_published(
     assert_same(url, whole)
 
 
-def _raise_end(self: ClusterRun) -> None:
+def _raise_end(self: SharedRun) -> None:
     raise EndOfDriverError
 
 
@@ -367,8 +367,8 @@ def test_other_software_is_refused(
 
 
 def test_a_machine_with_other_software(folder_to_pack: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = pickle.dumps(ClusterJob(plan_for(folder_to_pack, url, **PASSING), ClusterRun(open_objects(url), "convert-x")))
-    assert isinstance(pickle.loads(job), ClusterJob)
+    job = pickle.dumps(SharedJob(plan_for(folder_to_pack, url, **PASSING), SharedRun(open_objects(url), "convert-x")))
+    assert isinstance(pickle.loads(job), SharedJob)
     monkeypatch.setattr(packstore, "__version__", "9.9")
     with pytest.raises(StoreError, match=r"other software than the plan: packstore 9\.9 instead of [\d.]+; install"):
         pickle.loads(job)
@@ -425,7 +425,7 @@ def test_bad_samples(tmp_path: Path, url: str) -> None:
     assert caught.value.key == first
     report = drive(folder, url, on_error="skip", **options)
     local = packstore.convert(folder, tmp_path / "x.h5", on_error="skip", **options)
-    assert report.skipped == local.skipped
+    assert tuple(report.tally.skipped) == local.skipped
     assert report.manifest == local.manifest
     assert_same(url, tmp_path / "x.h5")
 

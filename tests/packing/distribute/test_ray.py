@@ -14,7 +14,7 @@ import pytest
 
 import packstore
 from packstore.objects import open_objects
-from tests.internals import ClusterJob, ClusterRun, RayRunner, SampleError, StoreError, TaskReceipt, UsageError
+from tests.internals import RayRunner, SampleError, SharedJob, SharedRun, StoreError, TaskReceipt, UsageError
 from tests.makers.clusters import KillingObjects, NamingObjects, assert_same, drive, objects_at, plan_for
 from tests.makers.datasets import make_folder
 
@@ -77,7 +77,7 @@ def test_failures_on_ray(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPat
     assert caught.value.key == "train/bee/000.jpg"
     assert not any(name.startswith("versions/") for name in objects_at(url))
 
-    job = ClusterJob(plan_for(folder, url, on_error="skip", **PASSING), ClusterRun(open_objects(url), "convert-x"))
+    job = SharedJob(plan_for(folder, url, on_error="skip", **PASSING), SharedRun(open_objects(url), "convert-x"))
     shards = job.plan.shards
     assert shards is not None
     with RayRunner(job, 1, "") as runner:

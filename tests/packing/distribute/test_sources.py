@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import packstore
-from tests.internals import ClusterJob, LocalRunner, PackstoreError, driver, task
+from tests.internals import LocalRunner, PackstoreError, SharedJob, driver, task
 from tests.makers.all_layouts import LAYOUTS
 from tests.makers.clusters import assert_same
 
@@ -19,7 +19,7 @@ from tests.makers.clusters import assert_same
 class Elsewhere(LocalRunner):
     """Packs as another process does: job and entries come as bytes."""
 
-    def __init__(self, job: ClusterJob) -> None:
+    def __init__(self, job: SharedJob) -> None:
         super().__init__(pickle.loads(pickle.dumps(job)))
 
     def submit(self, number: int, entries: Any) -> None:

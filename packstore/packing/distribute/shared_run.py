@@ -1,30 +1,43 @@
-"""The run that many machines share: its name, its plan, and the receipts of its tasks.
+"""The run that many machines share: its name, its plan, its tasks and their receipts.
 
-A receipt proves to every driver that a shard is packed and uploaded.
+A task packs one shard, uploads it, and creates its receipt, with the same bytes wherever and however often it runs. The
+receipt proves to every driver that the shard is packed and uploaded.
 """
 
 from __future__ import annotations
 
 import base64
+import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import DestinationError, ManifestError, SourceError, StoreError, printable
-from packstore.core.manifest import Normalization
+from packstore.core.errors import DestinationError, ManifestError, StoreError, printable
+from packstore.core.files import scratch_folder
+from packstore.core.manifest import Manifest, Normalization
 from packstore.core.parallel import default_workers
 from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_digest, sha256_json, to_plain
 from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.proof import file_digest
+from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
 from packstore.core.tally import Tally
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore
+from packstore.packing.batches import first_label
 from packstore.packing.plan import Plan
-from packstore.packing.run import EntriesDigest, Run, with_statistics
+from packstore.packing.run import EntriesDigest, Run, pack_shard, source_changed_error, with_statistics
+from packstore.sources import open_source
+from packstore.sources.base import Entry, Source, SourceOptions
+from packstore.stores.format import Format
+from packstore.stores.keys import hash_keys
+from packstore.stores.opening import open_reader
+from packstore.stores.places.remote import upload_shard
 from packstore.stores.places.resuming import describe_difference
 
 WORK = "_work/"
@@ -35,8 +48,32 @@ _CHOSEN_BY_USER = ("source", "kind of source", "format", "encoding", "options", 
 """Parts of a fingerprint that the user chooses: they name the run. The other parts may change between runs."""
 
 
+class _Note:
+    """An object of a run: a dataclass as JSON.
+
+    Attributes:
+        fault: Message for a damaged note, with a place for the reason.
+    """
+
+    __slots__ = ()
+    fault: ClassVar[str]
+
+    def to_json(self) -> bytes:
+        """Returns canonical JSON. Its field ``digest`` is the digest of all other fields."""
+        return encode_with_digest(to_plain(self))
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Self:
+        """Parses a note. ``where`` names it in messages. Raises :class:`StoreError` if its digest or its fields are
+        wrong."""
+        try:
+            return from_plain(cls, parse_with_digest(data), "note")
+        except (ValueError, TypeError, KeyError, ManifestError) as error:
+            raise StoreError(f"{where} {cls.fault.format(printable(str(error)))}") from None
+
+
 @dataclass(frozen=True, slots=True)
-class SharedPlan:
+class SharedPlan(_Note):
     """The plan that all drivers of a run share, content of ``plan.json``.
 
     Attributes:
@@ -49,23 +86,11 @@ class SharedPlan:
     fingerprint: dict[str, Any]
     cuts: tuple[int, ...]
     normalization: Normalization | None
-
-    def to_json(self) -> bytes:
-        """Returns canonical JSON. Its field ``digest`` is the digest of all other fields."""
-        return encode_with_digest(to_plain(self))
-
-    @classmethod
-    def from_json(cls, data: bytes, where: str) -> SharedPlan:
-        """Parses a plan. ``where`` names it in messages. Raises :class:`StoreError` if its digest or its fields are
-        wrong."""
-        try:
-            return from_plain(cls, parse_with_digest(data), "plan")
-        except (ValueError, TypeError, KeyError, ManifestError) as error:
-            raise StoreError(f"{where} is not a conversion's plan ({printable(str(error))}); use --restart") from None
+    fault = "is not a conversion's plan ({}); use --restart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskReceipt:
+class TaskReceipt(_Note):
     """Receipt of a shard that is packed and uploaded. Equal work gives equal receipts.
 
     Attributes:
@@ -87,6 +112,11 @@ class TaskReceipt:
     hidden_boxes: Mapping[str, bool] = field(default_factory=dict)
     keys: str = ""
     labels: Mapping[str, int] = field(default_factory=dict)
+    fault = "is damaged ({}); delete it, and the conversion packs this shard again"
+
+    def __post_init__(self) -> None:
+        if len(self.key_hashes()) != self.records:
+            raise ManifestError("its number of keys is not that of its records")
 
     @property
     def records(self) -> int:
@@ -96,31 +126,6 @@ class TaskReceipt:
     def key_hashes(self) -> NDArray[np.uint64]:
         """Returns the hashes of the keys: ``uint64``, one a record."""
         return np.frombuffer(base64.b64decode(self.keys), "<u8")
-
-    def to_json(self) -> bytes:
-        """Returns canonical JSON. Its field ``digest`` is the digest of all other fields."""
-        return encode_with_digest(to_plain(self))
-
-    @classmethod
-    def from_json(cls, data: bytes, where: str) -> TaskReceipt:
-        """Parses a receipt. ``where`` names it in messages.
-
-        Raises :class:`StoreError` if its digest, its fields or its number of keys are wrong.
-        """
-        try:
-            receipt = from_plain(cls, parse_with_digest(data), "receipt")
-            if len(receipt.key_hashes()) != receipt.records:
-                raise ManifestError("its number of keys is not that of its records")
-        except (ValueError, TypeError, KeyError, ManifestError) as error:
-            raise StoreError(
-                f"{where} is damaged ({printable(str(error))}); delete it, and the conversion packs this shard again"
-            ) from None
-        return receipt
-
-
-def encode_keys(hashes: NDArray[np.uint64]) -> str:
-    """Encodes ``uint64`` hashes as :attr:`TaskReceipt.keys`."""
-    return base64.b64encode(hashes.astype("<u8", copy=False).tobytes()).decode("ascii")
 
 
 def create_receipt(objects: ObjectStore, name: str, receipt: TaskReceipt) -> None:
@@ -147,21 +152,13 @@ def _describe_receipt(receipt: TaskReceipt) -> str:
     return f"SHA-256 {receipt.shard.digest} ({receipt.records:,} records)"
 
 
-def sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """Adds up counts by name."""
-    added: Counter[str] = Counter()
-    for each in counts:
-        added.update(each)
-    return added
-
-
 def select_receipts_with_records(receipts: Sequence[TaskReceipt]) -> list[TaskReceipt]:
     """Returns the receipts of shards with records, sorted by number."""
     return [receipt for receipt in sorted(receipts, key=lambda r: r.number) if receipt.shard is not None]
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterRun:
+class SharedRun:
     """Names, reads and deletes the objects of a run, under ``_work/<name>/`` at the destination."""
 
     objects: ObjectStore
@@ -175,11 +172,6 @@ class ClusterRun:
     def plan_name(self) -> str:
         """Name of the object with the shared plan."""
         return self.object_name("plan.json")
-
-    @property
-    def head_name(self) -> str:
-        """Name of the object with the manifest that is about to be published."""
-        return self.object_name("head.json")
 
     def receipt_name(self, number: int) -> str:
         """Returns the name of the object with a task's receipt."""
@@ -216,7 +208,7 @@ class ClusterRun:
         self.objects.delete([name for name in names if name == self.plan_name])
 
 
-def identify_run(plan: Plan, objects: ObjectStore) -> ClusterRun:
+def identify_run(plan: Plan, objects: ObjectStore) -> SharedRun:
     """Returns the run of a plan. Requests nothing.
 
     Its name is a digest of the source and the options that users choose. Drivers with equal ones share a run.
@@ -224,10 +216,10 @@ def identify_run(plan: Plan, objects: ObjectStore) -> ClusterRun:
     fingerprint = _plan_fingerprint(plan)
     chosen: dict[str, Any] = {name: fingerprint[name] for name in _CHOSEN_BY_USER}
     chosen["normalize"] = "auto" if plan.auto_normalize else to_plain(plan.encode.normalization)
-    return ClusterRun(objects, f"convert-{sha256_json(chosen)[:12]}")
+    return SharedRun(objects, f"convert-{sha256_json(chosen)[:12]}")
 
 
-def join_run(plan: Plan, run: ClusterRun, progress: ProgressCallback) -> tuple[Plan, SharedPlan]:
+def join_run(plan: Plan, run: SharedRun, progress: ProgressCallback) -> tuple[Plan, SharedPlan]:
     """Joins the run that other drivers began, or begins it by creating its plan.
 
     Lists the source. Computes the normalisation if this driver begins the run and the plan asks for it.
@@ -287,9 +279,92 @@ def _list_shards(plan: Plan, progress: ProgressCallback) -> tuple[dict[str, Any]
     return _plan_fingerprint(plan) | {"entries": digest.hexdigest()}, tuple(cuts)
 
 
-def source_changed_error(plan: Plan, how: str) -> SourceError:
-    """Returns the error for a source that changed while it was packed. ``how`` says what changed."""
-    return SourceError(
-        f"{printable(str(plan.source.path))} changed while it was packed: {how}; run the conversion again with "
-        "--restart when nothing writes to it"
-    )
+_sources: dict[tuple[str, str], Source] = {}
+"""Sources that this process has opened, by destination and run."""
+
+
+@dataclass(frozen=True)
+class SharedJob:
+    """Data that all tasks of a run need.
+
+    It pickles without the opened source. Each process opens the source itself. Unpickling raises :class:`StoreError`
+    if versions of the software differ.
+
+    Attributes:
+        plan: The plan, with the run's normalisation.
+        run: The run, which gets the receipts.
+    """
+
+    plan: Plan
+    run: SharedRun
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Replaces the source by its options, with which :func:`_rebuild_job` opens it again."""
+        source, plan = self.plan.source, replace(self.plan, source=cast("Source", None))
+        return _rebuild_job, (plan, self.run, source.path, source.kind, source.options, self.plan.list_versions())
+
+
+def _rebuild_job(
+    plan: Plan, run: SharedRun, path: Path, kind: str, options: SourceOptions, versions: dict[str, str]
+) -> SharedJob:
+    """Unpickles a job in another process, and opens its source. A process opens the source of a run once, and keeps it.
+
+    Raises :class:`StoreError` if versions of the software differ from the driver's: records might differ too. Errors of
+    opening the source pass through.
+    """
+    mine = plan.list_versions()
+    if mine != versions:
+        differs = ", ".join(
+            f"{name} {mine.get(name, 'none')} instead of {versions.get(name, 'none')}"
+            for name in sorted({*mine, *versions})
+            if mine.get(name) != versions.get(name)
+        )
+        raise StoreError(
+            f"the machine {platform.node()} would pack with other software than the plan: {differs}; install the same "
+            "versions on all machines"
+        )
+    key = run.objects.url, run.name
+    if key not in _sources:
+        source = _sources[key] = open_source(path, options, kind=kind)
+        source.read_as(plan.encode.reading)
+    return SharedJob(replace(plan, source=_sources[key]), run)
+
+
+def run_task(job: SharedJob, number: int, entries: Sequence[Entry]) -> TaskReceipt:
+    """Packs shard ``number`` from its entries, uploads it, and creates its receipt. Returns the receipt.
+
+    If all samples were skipped, uploads no shard.
+
+    Raises:
+        SampleError: A sample is bad, and bad ones are not to be skipped.
+        StoreError: The shard cannot be written, or a receipt of it exists and differs.
+    """
+    plan, objects = job.plan, job.run.objects
+    with scratch_folder(job.run.name) as folder:
+        path = folder / FORMATS[plan.format].shard_name(number)
+        manifest, tally = pack_shard(plan, entries, path)
+        skipped = {each.key for each in tally.skipped}
+        labels = Counter(str(first_label(entry)) for entry in entries if entry.key not in skipped)
+        receipt = TaskReceipt(number=number, split=entries[0].split, tally=tally, labels=labels)
+        if manifest is not None:
+            receipt = _upload_shard(receipt, manifest, path, objects)
+    create_receipt(objects, job.run.receipt_name(number), receipt)
+    return receipt
+
+
+def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: ObjectStore) -> TaskReceipt:
+    """Uploads the shard at ``path``, which was sealed and read back.
+
+    Returns the receipt with these facts added: the shard, hashes of its keys, and for each column except the main image
+    its bytes and whether it hides boxes.
+    """
+    format: Format = FORMATS[manifest.format]
+    nbytes, digest = file_digest(format.data_file(path))
+    sizes = manifest.records, nbytes, manifest.image.nbytes
+    shard = Shard(path.name, *sizes, manifest.records_digest, digest, manifest.digest)
+    with open_reader(path) as reader:
+        keys = base64.b64encode(hash_keys([reader]).astype("<u8", copy=False).tobytes()).decode("ascii")
+    upload_shard(objects, shard, format.data_file(path))
+    columns = {column.name: column.nbytes for column in manifest.columns[1:]}
+    hidden = {column.name: column.hides_boxes for column in manifest.columns if column.hides_boxes is not None}
+    return replace(receipt, shard=shard, columns=columns, hidden_boxes=hidden, keys=keys)
