@@ -138,17 +138,6 @@ def test_a_label_that_has_changed_in_the_source_is_refused(source: Path, tmp_pat
     assert "no sample with its key" in report.lost[0].what
 
 
-def test_a_damaged_donor_is_refused(source: Path, tmp_path: Path) -> None:
-    store, donor = tmp_path / "a.h5", tmp_path / "b.pth"
-    packstore.convert(source, store)
-    packstore.convert(source, donor, encoding="original")
-    damage(store, [2], [])
-    damage(donor, [2], [])
-    report = packstore.repair(store, donor, tmp_path / "fixed.h5")
-    assert [p.record for p in report.lost] == [2]
-    assert "is damaged" in report.lost[0].what
-
-
 def test_a_donor_with_an_unreadable_column_replaces_nothing(source: Path, tmp_path: Path) -> None:
     store, donor = tmp_path / "a.h5", tmp_path / "b.lmdb"
     packstore.convert(source, store, encoding="uint8")

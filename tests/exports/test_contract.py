@@ -18,4 +18,4 @@ for _kind in EXPORTS.built_in:
 def test_other_kinds_have_a_suite_of_their_own() -> None:
     texts = [file.read_text("utf-8") for file in Path(__file__).parent.glob("test_*.py")]
     for kind in ELSEWHERE:
-        assert any(f'(ExportSuite):\n    kind = "{kind}"\n' in text for text in texts), kind
+        assert any(f'ExportSuite):\n    kind = "{kind}"\n' in text for text in texts), kind

@@ -20,9 +20,12 @@ from tests.makers.annotated import coco, fill, jpeg, voc, without_export_manifes
 from tests.makers.torchvision import import_torchvision
 
 KINDS = {
-    "voc": "voc", "kitti": "kitti", "labelme": "labelme", "cvat": "cvat", "label_studio": "label_studio",
-    "datumaro": "datumaro", "fiftyone": "fiftyone", "csv": "table", "open_images": "table",
-}  # fmt: skip
+    **{
+        name: name
+        for name in ("voc", "kitti", "labelme", "cvat", "label_studio", "datumaro", "fiftyone", "coco", "yolo")
+    },
+    **dict.fromkeys(("csv", "open_images"), "table"),
+}
 """Exports, and the sources that read them without ``packstore.json``."""
 TAGGED = ["labelme", "cvat", "label_studio", "datumaro", "fiftyone", "csv"]
 POLYGONS = ["labelme", "cvat", "label_studio", "datumaro", "fiftyone"]
@@ -52,7 +55,7 @@ def samples(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
     return kind, found
 
 
-@pytest.mark.parametrize("to", [*KINDS, "coco", "yolo"])
+@pytest.mark.parametrize("to", KINDS)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_sets_with_objects_come_back(kind: str, to: str, tmp_path: Path) -> None:
     manifest = convert(MAKERS[kind](tmp_path / "set"), tmp_path / "in.lmdb").manifest

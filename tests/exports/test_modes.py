@@ -17,21 +17,8 @@ from packstore import PackedDataset
 from tests.internals import UsageError, encode_png, fits_png, parse_mode
 
 MODES = (
-    "L",
-    "LA",
-    "RGBA",
-    "I;16",
-    "RGB;16",
-    "RGBA;16",
-    "I;16S",
-    "I",
-    "F",
-    "multi:5:uint16",
-    "multi:3:float32",
-    "multi:4:uint16",
-    "multi:3:uint16",
-    "multi:3:uint8",
-    "multi:2:uint8",
+    *("L", "LA", "RGBA", "I;16", "RGB;16", "RGBA;16", "I;16S", "I", "F", "multi:5:uint16", "multi:3:float32"),
+    *("multi:4:uint16", "multi:3:uint16", "multi:3:uint8", "multi:2:uint8"),
 )
 ARRAYS = ("npz", "hdf5", "zarr", "mds", "tfds", "webdataset")
 FILES = ("imagefolder", "tar", "parquet", "recordio")

@@ -120,18 +120,6 @@ def test_what_datasets_reads(tmp_path: Path) -> None:
     assert found["train"][0]["image"].size == (3, 2)
 
 
-@pytest.mark.slow
-def test_one_digest_through_other_formats(tmp_path: Path) -> None:
-    store = write_store(tmp_path, {"train": {"b": [1, 2], "a": [3]}, "val": {"b": [4]}})
-    digests = {convert(tmp_path / "in", tmp_path / "again.h5").manifest.dataset_digest}
-    for number, kind in enumerate(("webdataset", "parquet", "imagefolder", "parquet")):
-        out, new = tmp_path / f"{number}", tmp_path / f"{number}.lmdb"
-        export(store, out, to=kind)
-        digests.add(convert(out, new).manifest.dataset_digest)
-        store = new
-    assert len(digests) == 1
-
-
 def test_pyarrow_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = write_store(tmp_path, {"train": {"a": [1]}})
     monkeypatch.setitem(sys.modules, "pyarrow", None)

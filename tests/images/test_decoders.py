@@ -7,7 +7,6 @@ import pickle
 import random
 import shutil
 import struct
-import subprocess
 import sys
 import warnings
 import zlib
@@ -331,16 +330,6 @@ def test_segments_whose_length_lies_agree(marker: int, length: int, content: byt
             np.testing.assert_array_equal(get_decoder(name).decode(data), expected)
 
 
-def test_broken_exif_neither_warns_nor_fails(decoder: Decoder) -> None:
-    broken = b"Exif\0\0II*\0\x08\0\0\0\x05\0" + b"\x12\x01\x03\0\xff\xff\xff\0\0\1\0\0"
-    data = save(PHOTO, "JPEG", exif=broken)
-    with pytest.warns(UserWarning, match=r"Tag data larger than file|Corrupt EXIF data|Truncated File Read"):
-        Image.open(io.BytesIO(data)).getexif()
-    expected = reference(save(PHOTO, "JPEG"))
-    np.testing.assert_array_equal(decoder.decode(data), expected)
-    np.testing.assert_array_equal(decoder.decode(data, exif_transpose=True), expected)
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -372,12 +361,7 @@ def test_unusual_frames_agree(sof: int) -> None:
     data = ORDINARY["444 61x83"]
     at = data.index(b"\xff\xc0")
     assert_agreement(data[:at] + bytes([0xFF, sof]) + data[at + 2 :])
-
-
-def test_12_bit_frames_agree() -> None:
-    data = bytearray(ORDINARY["444 61x83"])
-    data[data.index(b"\xff\xc0") + 4] = 12
-    assert assert_agreement(bytes(data)) is False
+    assert not assert_agreement(data[: at + 4] + b"\x0c" + data[at + 5 :])  # of 12 bits
 
 
 @pytest.mark.parametrize("options", ["-arithmetic", "-arithmetic -progressive"])
@@ -439,12 +423,6 @@ def test_orientation(decoder: Decoder, orientation: int) -> None:
             image = ImageOps.exif_transpose(image)
         np.testing.assert_array_equal(turned, np.array(image.convert("RGB")))
         assert turned.flags.c_contiguous
-
-
-@pytest.mark.parametrize("orientation", [0, 9, 65535])
-def test_an_orientation_that_does_not_exist_turns_nothing(decoder: Decoder, orientation: int) -> None:
-    data = save(PHOTO, "JPEG", exif=exif(orientation))
-    np.testing.assert_array_equal(decoder.decode(data, exif_transpose=True), reference(data))
 
 
 # Choosing one.
@@ -514,16 +492,6 @@ def test_versions_are_named() -> None:
         assert what.startswith(UNAVAILABLE) or any(c.isdigit() for c in what), name
         if not what.startswith(UNAVAILABLE):
             assert get_decoder(name).version == what
-
-
-@pytest.mark.slow
-def test_importing_loads_no_image_library() -> None:
-    code = (
-        "import sys, packstore.images.decoders, packstore.images.encode\n"
-        "print(sorted(sys.modules.keys() & {'PIL', 'cv2', 'simplejpeg', 'turbojpeg', 'jpeg4py', 'torch'}))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
 
 
 # Threads and processes.

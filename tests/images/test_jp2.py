@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from packstore import PackedDataset, convert, verify
 from packstore.images.decoders import get_decoder
-from tests.internals import DecodeError, HeaderError, Reading, SampleError, UsageError, check_header, native, sniff
+from tests.internals import DecodeError, HeaderError, Reading, check_header, native, sniff
 
 imagecodecs = pytest.importorskip("imagecodecs")
 
@@ -47,32 +45,6 @@ def test_pixels_and_mode(channels: int, dtype: str, bits: int | None, mode: str,
     assert found_mode.name == mode
     np.testing.assert_array_equal(found, pixels)
     np.testing.assert_array_equal(get_decoder(reading=Reading(mode)).decode(data), pixels)
-
-
-def test_a_folder_is_packed_asked_about_and_read(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    pixels = pixels_of(1, "uint16", 12)
-    (source / "a.jp2").write_bytes(encoded(pixels, bitspersample=12))
-    with pytest.raises(UsageError, match="depth"):
-        convert(source, tmp_path / "x.lmdb")
-    convert(source, tmp_path / "x.lmdb", depth="keep")
-    assert verify(tmp_path / "x.lmdb", decode=True, against=source).ok
-    np.testing.assert_array_equal(PackedDataset(tmp_path / "x.lmdb")[0][0], pixels[..., 0])
-    convert(source, tmp_path / "y.h5", depth="window:0,4095", encoding="uint8", mode="L")
-    assert verify(tmp_path / "y.h5", against=source).ok
-
-
-def test_cut_files_are_refused(tmp_path: Path) -> None:
-    for form in ("jp2", "j2k"):
-        data = encoded(pixels_of(3), form)
-        for length in range(12, len(data) - 1, 5):
-            with pytest.raises(HeaderError, match=r"truncated|damaged"):
-                check_header(data[:length])
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "a.jp2").write_bytes(data[:-20])
-    with pytest.raises(SampleError, match="truncated"):
-        convert(tmp_path / "source", tmp_path / "x.lmdb")
 
 
 def test_hostile_headers() -> None:

@@ -18,6 +18,7 @@ import packstore
 from packstore.cli import cli
 from tests.internals import PLAIN, UNREAD_BYTES, UsageError, check_header, find_losses, pixels_of_pillow
 from tests.makers.datasets import pixels
+from tests.makers.fuzz_targets import CORPUS
 from tests.makers.images import heic
 
 RGB = pixels(20, 30, 1)
@@ -145,26 +146,6 @@ def test_smaller_versions_in_a_tiff_are_no_pages(tmp_path: Path) -> None:
     assert find_losses(data, check_header(data), PLAIN) == {}
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_with_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was packed before the question is not packed again."""
-    monkeypatch.setattr("packstore.packing.header_survey._choose_entries", lambda *_: iter(()))
-    monkeypatch.setattr("packstore.stores.places.resuming.EVERY_SECONDS", 0.0)
-    monkeypatch.setattr("packstore.packing.batches.PASS_RECORDS", 3)
-    folder = tmp_path / "images" / "a"
-    folder.mkdir(parents=True)
-    for number in range(40):
-        Image.fromarray(pixels(60, 80, number)).save(folder / f"{number:02}.png")
-    Image.fromarray(DEEP).save(folder / "99.png")
-    with pytest.raises(UsageError, match="--depth keep"):
-        packstore.convert(folder.parent, tmp_path / "s.h5")
-    assert not (tmp_path / "s.h5").exists()
-    whole = packstore.convert(folder.parent, tmp_path / "whole.h5", depth="scale").manifest
-    found = packstore.convert(folder.parent, tmp_path / "s.h5", depth="scale")
-    assert found.resumed >= 30
-    assert found.manifest.records_digest == whole.records_digest
-
-
 def test_appending_asks_too(tmp_path: Path) -> None:
     plain, deep = made(tmp_path / "plain", WHOLE["png"]), made(tmp_path / "deep", LOSSY["png of 16 bits"][1])
     packstore.convert(plain, tmp_path / "s.lmdb")
@@ -185,18 +166,6 @@ def test_a_writer_asks_too(tmp_path: Path) -> None:
         writer.add(image=deep)
     with packstore.open(tmp_path / "s.lmdb") as store:
         assert bytes(store.read(0)) == deep.read_bytes()
-
-
-def test_on_the_command_line(tmp_path: Path) -> None:
-    folder = made(tmp_path / "images", LOSSY["png with alpha"][1])
-    command = ["convert", str(folder), str(tmp_path / "s.lmdb")]
-    done = CliRunner().invoke(cli, command)
-    assert done.exit_code != 0
-    assert isinstance(done.exception, UsageError)
-    done = CliRunner().invoke(cli, [*command, "--alpha", "over:white"])
-    assert done.exit_code == 0, done.output
-    with pytest.raises(UsageError, match="depth should be scale, clip or window:LO,HI, got 'bits'"):
-        packstore.convert(folder, tmp_path / "t.lmdb", depth="bits")
 
 
 def test_channels_that_only_tifffile_opens_are_asked_about() -> None:
@@ -504,6 +473,8 @@ MISSING: dict[str, tuple[tuple[str, ...], str]] = {
     "zstd.tif": (("tifffile", "imagecodecs"), r"packstore\[tiff\]"),
     "deep.jp2": (("imagecodecs",), r"takes imagecodecs: pip install 'packstore\[tiff\]'"),
     "deep.avif": (("imagecodecs",), r"takes imagecodecs: pip install 'packstore\[tiff\]'"),
+    "a.jxl": (("imagecodecs",), r"takes imagecodecs: pip install 'packstore\[tiff\]'"),
+    "a.exr": (("OpenEXR",), r"takes OpenEXR: pip install 'packstore\[exr\]'"),
     "a.heic": (("pillow_heif", "pillow_heif.as_plugin"), "takes pip install pillow-heif"),
 }
 
@@ -525,6 +496,10 @@ def test_a_file_that_a_missing_library_reads_is_not_packed(
         tifffile.imwrite(path, pixels, photometric=photometric, planarconfig="contig", compression=compression)
     elif name.endswith("heic"):
         path.write_bytes(heic(36, 23))
+    elif name.endswith("exr"):
+        path.write_bytes((CORPUS / "exr" / "rgb-zip.exr").read_bytes())
+    elif name.endswith("jxl"):
+        path.write_bytes(imagecodecs.jpegxl_encode(deep, lossless=True))
     elif name.endswith("jp2"):
         path.write_bytes(imagecodecs.jpeg2k_encode(deep, level=0, reversible=True))
     else:
@@ -535,20 +510,3 @@ def test_a_file_that_a_missing_library_reads_is_not_packed(
     options: dict[str, Any] = {} if mode is None else {"mode": mode}
     with pytest.raises((packstore.SampleError, packstore.SourceError), match=said):
         packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", **options)
-
-
-def test_unified_images_are_counted_once_across_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "images" / "a"
-    folder.mkdir(parents=True)
-    for number in range(6):
-        MIXED["1 gray jpeg"][0](folder / str(number))
-    broken = folder / "5.jpg"
-    whole = broken.read_bytes()
-    monkeypatch.setattr("packstore.packing.batches.PASS_RECORDS", 2)
-    monkeypatch.setattr("packstore.stores.places.resuming.EVERY_SECONDS", 0.0)
-    broken.write_bytes(whole[:-30])
-    with pytest.raises(packstore.SampleError):
-        packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", workers=1)
-    broken.write_bytes(whole)
-    report = packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", workers=1)
-    assert dict(report.unified) == {"gray_to_colour": 6}

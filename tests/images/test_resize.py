@@ -26,7 +26,6 @@ from tests.internals import (
     resize_to_fit,
     shrink_to_limits,
     size_by_shorter_side,
-    target_size,
 )
 from tests.internals import resize_pixels as resize
 from tests.makers.datasets import pixels
@@ -104,14 +103,6 @@ def test_equal_to_torchvision_on_tensors(image: Pixels, height: int, width: int)
     tensor = torch.from_numpy(image).permute(2, 0, 1)[None].contiguous()
     expected = torch.nn.functional.interpolate(tensor, (height, width), mode="bilinear", antialias=True)
     np.testing.assert_array_equal(resize(image, height, width), expected[0].permute(1, 2, 0).numpy())
-
-
-@given(images(), SIDES, SIDES)
-def test_the_result_is_plain(image: Pixels, height: int, width: int) -> None:
-    result = resize(image, height, width)
-    assert result.shape == (height, width, 3)
-    assert result.dtype == np.uint8
-    assert result.flags.c_contiguous
 
 
 @pytest.mark.parametrize("height", [1, 2, 3, 17])
@@ -299,11 +290,6 @@ def test_pad_keeps_the_image_between_black_bars() -> None:
     np.testing.assert_array_equal(padded[10:30], image)
     assert not padded[:10].any()
     assert not padded[30:].any()
-
-
-def test_target_size() -> None:
-    assert target_size(5) == (5, 5)
-    assert target_size((5, 7)) == (5, 7)
 
 
 def test_an_unknown_fit_lists_the_known() -> None:

@@ -190,6 +190,8 @@ def test_what_has_it_by_default(jpegs_and_png: Path, tmp_path: Path) -> None:
         assert manifest.encoding == "uint8"
         assert not manifest.has_column("seek_index"), name
     assert pack(jpegs_and_png, tmp_path / "files.pth").has_column("seek_index")
+    with pytest.raises(UsageError, match="for the encoding original, not jpeg"):
+        packstore.convert(jpegs_and_png, tmp_path / "other.lmdb", encoding="jpeg", index=True)
     for option, there in (("--no-index", False), ("--quiet", True), ("--index", True)):
         store = tmp_path / f"cli{option}.lmdb"
         done = CliRunner().invoke(cli, ["convert", str(jpegs_and_png), str(store), option])
@@ -339,20 +341,6 @@ def test_exports_do_not_have_it(jpegs_and_png: Path, tmp_path: Path) -> None:
     packstore.export(indexed, exported)
     assert pack(exported, tmp_path / "again.lmdb").dataset_digest == digest
     assert packstore.convert(exported, tmp_path / "once.lmdb", index=True).manifest.dataset_digest == digest
-
-
-def test_on_the_command_line(jpegs_and_png: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(cli, ["convert", str(jpegs_and_png), str(tmp_path / "s.lmdb"), "--index", "--quiet"])
-    assert done.exit_code == 0, done.output
-    assert_indexed(tmp_path / "s.lmdb")
-    with pytest.raises(UsageError, match="for the encoding original, not jpeg"):
-        packstore.convert(jpegs_and_png, tmp_path / "other.lmdb", encoding="jpeg", index=True)
-    with pytest.raises(UsageError, match="not float16"):
-        packstore.convert(jpegs_and_png, tmp_path / "other.pth", size=32, index=True)
-    with packstore.Writer(tmp_path / "w.lmdb", index=True) as writer:
-        for path in sorted(jpegs_and_png.rglob("*.jpg")):
-            writer.add(image=path)
-    assert_indexed(tmp_path / "w.lmdb", COUNT - 1)
 
 
 @pytest.mark.parametrize("shard_size", [None, "100kB"])

@@ -19,7 +19,6 @@ from packstore.stores import open_store
 from tests.internals import (
     AppendOptions,
     DestinationError,
-    Progress,
     Run,
     Shards,
     SourceError,
@@ -30,12 +29,11 @@ from tests.internals import (
     assembly,
     find_leftovers,
     growth,
-    journal,
     plan_append,
     work_path,
 )
-from tests.internals import batches as record_packing
 from tests.makers.datasets import make_folder
+from tests.makers.interrupted import CutError, cut_short, take_small_steps
 from tests.makers.stores import content
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
@@ -339,28 +337,17 @@ def test_without_links_shards_are_copied(photos: Path, tmp_path: Path, monkeypat
 # Interrupted
 
 
-class CutError(BaseException):
-    """What ends a run."""
-
-
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_an_interrupted_run_goes_on(
     photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
 ) -> None:
-    monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(record_packing, "PASS_RECORDS", 2)
+    take_small_steps(monkeypatch, 2)
     store, second = tmp_path / "x.h5", part("second", lambda key: "/cat/" in key)
     packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000 if sharded else None)
     before = content(store)
-
-    def progress(report: Progress) -> None:
-        if report.stage == "pack" and report.done >= 4:
-            raise CutError
-
-    with pytest.raises(CutError) as caught:
-        packstore.append(store, second, progress=progress)
-    assert "the same command goes on from there" in caught.value.__notes__[0]
+    error = cut_short(packstore.append, store, second, after=4)
+    assert "the same command goes on from there" in error.__notes__[0]
     assert content(store) == before
     with pytest.raises(UsageError):  # a slip does not lose the work
         packstore.append(store, second, split="none")
@@ -439,20 +426,6 @@ def test_clean_takes_away_what_a_kill_left_in_the_store(
     assert CliRunner().invoke(cli, ["clean", str(tmp_path), "--yes"]).exit_code == 0
     assert content(store) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "second", "x.lmdb"]
-
-
-@pytest.mark.slow
-def test_two_at_once(photos: Path, tmp_path: Path) -> None:
-    store = tmp_path / "x.h5"
-    packstore.convert(photos, store, split="train", shard_size=3000)
-
-    def progress(report: Progress) -> None:
-        if report.stage == "pack" and report.done:
-            with pytest.raises(DestinationError, match="is being written by process"):
-                packstore.append(store, photos, split="val")
-
-    packstore.append(store, photos, split="val", progress=progress)
-    assert len(keys(store)) == 24
 
 
 def test_bad_files(photos: Path, tmp_path: Path) -> None:

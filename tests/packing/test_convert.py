@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -139,16 +135,6 @@ def test_auto_normalisation_is_that_of_the_training_split(tmp_path: Path) -> Non
     np.testing.assert_allclose(manifest.normalization.std, train.std((0, 1, 2)), rtol=1e-9)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_shards(photos: Path, tmp_path: Path, suffix: str) -> None:
-    whole = packstore.convert(photos, tmp_path / f"whole{suffix}", encoding="original").manifest
-    report = packstore.convert(photos, tmp_path / f"out{suffix}", encoding="original", shard_size=20_000)
-    assert len(report.manifest.shards or ()) > 2
-    assert report.manifest.dataset_digest == whole.dataset_digest
-    assert (tmp_path / f"out{suffix}" / "manifest.json").is_file()
-    assert packstore.verify(tmp_path / f"out{suffix}", against=photos).ok
-
-
 def test_memory_in_flight_does_not_change_the_result(photos: Path, tmp_path: Path) -> None:
     manifests = [
         packstore.convert(photos, tmp_path / f"{workers}.h5", encoding="uint8", size=20, workers=workers).manifest
@@ -263,15 +249,6 @@ def test_a_failed_overwrite_keeps_the_old_store(bad_folder: Path, photos: Path, 
     assert left_in(tmp_path) == ["out.lmdb", "photos"]
 
 
-@pytest.mark.parametrize("make", [lambda p: p.write_text("mine"), lambda p: p.mkdir()])
-def test_overwrite_never_touches_what_is_not_a_store(photos: Path, tmp_path: Path, make: object) -> None:
-    out = tmp_path / "out.lmdb"
-    make(out)  # type: ignore[operator]
-    with pytest.raises(DestinationError, match="not a packstore store"):
-        packstore.convert(photos, out, overwrite=True)
-    assert out.exists()
-
-
 @pytest.mark.parametrize("name", ["out.lmdb", "train/out.lmdb"])
 def test_a_destination_inside_the_source_is_refused(photos: Path, name: str) -> None:
     with pytest.raises(DestinationError, match="one lies in the other"):
@@ -348,45 +325,6 @@ def test_a_source_that_shrinks_meanwhile_is_noticed(photos: Path, tmp_path: Path
         packstore.convert(root, tmp_path / "out.lmdb", progress=remove_one)
     assert removed
     assert left_in(tmp_path) == ["photos"]
-
-
-def _convert_as_somebody_else(folder: Path, destination: Path, result: Any) -> None:
-    if os.geteuid() == 0:  # root may write everywhere
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-    try:
-        packstore.convert(folder, destination)
-    except PackstoreError as error:
-        result.put((type(error).__name__, str(error)))
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_no_permission(suffix: str) -> None:
-    import packstore.stores.hdf5.store
-    import packstore.stores.lmdb.store
-    import packstore.stores.lmdb.writer
-    import packstore.stores.pth.store  # noqa: F401 - loaded before the child gives up the right to read them
-
-    place = Path(tempfile.mkdtemp())
-    try:
-        place.chmod(0o755)
-        folder = make_folder(place / "photos", splits=(), size=(9, 9))
-        (place / "locked").mkdir(mode=0o555)
-        context = multiprocessing.get_context("fork")
-        result = context.Queue()
-        child = context.Process(
-            target=_convert_as_somebody_else, args=(folder, place / "locked" / f"out{suffix}", result)
-        )
-        child.start()
-        name, message = result.get(timeout=120)
-        child.join(240)
-        assert name == "DestinationError"
-        assert "ermission denied" in message
-        assert f"locked/out{suffix}" in message
-    finally:
-        (place / "locked").chmod(0o755)
-        shutil.rmtree(place)
 
 
 @pytest.mark.parametrize(("suffix", "encoding"), [(s, e) for s in SUFFIXES for e in ("original", "jpeg", "uint8")])

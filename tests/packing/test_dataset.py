@@ -285,20 +285,6 @@ packstore.convert(Data(), {str(tmp_path / "a.lmdb")!r}, workers=2, progress=kill
     pytest.fail("the workers of a killed conversion are still there")
 
 
-def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    samples = coco(100)
-    samples[70]["labels"] = [*samples[70]["labels"].tolist(), 1]
-    with pytest.raises(
-        SampleError, match=r"^00/000000000070: sample 70: 'labels' has \d rows and 'boxes' has \d; expected as many"
-    ):
-        packstore.convert(samples, tmp_path / "a.lmdb")
-    samples = coco(100)
-    del samples[70]["mask"]
-    with pytest.raises(SampleError, match=r"^0000000070: sample 70: mask: no value; declare the field optional"):
-        packstore.convert(samples, tmp_path / "a.lmdb")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [

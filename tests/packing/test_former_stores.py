@@ -13,16 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import h5py
-import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomResizedCrop
-from packstore.cli import cli
-from packstore.images.decoders import get_decoder
 from packstore.stores import open_store
 from tests.makers.fuzz_targets import CORPUS
 from tests.makers.stores import content
@@ -42,32 +38,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return Path((shutil.copytree if request.param.is_dir() else shutil.copy)(request.param, copy))
 
 
-def pixels_of(store: Path) -> dict[str, np.ndarray]:
-    dataset = PackedDataset(store, columns=("image", "key"), output="numpy")
-    return {key: image for image, key in dataset}
-
-
 def test_they_say_seekable() -> None:
     with h5py.File(WHOLE) as file:
         assert json.loads(file.attrs["manifest"])["encoding"] == "seekable"
     assert json.loads((SHARDS / "manifest.json").read_text())["encoding"] == "seekable"
-
-
-def test_they_open_and_are_whole(store: Path) -> None:
-    with open_store(store) as reader:
-        manifest = reader.manifest
-        assert (manifest.encoding, len(reader)) == ("original", 6)
-        assert manifest.shards is None or len(manifest.shards) == 2
-        restarts = sum(b"packstore\0" in bytes(reader.read(i))[:200] for i in range(6))
-        assert restarts == 5  # all but the CMYK file were rewritten
-    report = packstore.verify(store, decode=True)
-    assert report.problems == ()
-    said = CliRunner().invoke(cli, ["info", str(store)])
-    assert said.exit_code == 0
-    assert "encoding             original" in said.output
-    decoder = get_decoder("pillow")
-    for key, image in pixels_of(store).items():
-        np.testing.assert_array_equal(image, decoder.decode((PHOTOS / key).read_bytes()), key)
 
 
 def test_a_manifest_that_was_changed_is_still_seen(store: Path) -> None:
@@ -85,20 +59,6 @@ def test_they_are_loaded(store: Path) -> None:
     packstore.convert(PHOTOS, store.parent / "new.lmdb")
     loader = PackedLoader(PackedDataset(store.parent / "new.lmdb"), 3, augment=[RandomResizedCrop(16)], seed=2)
     assert torch.equal(found, torch.cat([images.clone() for images, _ in loader]))
-
-
-@pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
-def test_they_become_stores_of_today(store: Path, tmp_path: Path, suffix: str) -> None:
-    made, again = tmp_path / f"a.{suffix}", tmp_path / "b.lmdb"
-    manifest = packstore.convert(store, made, encoding="original").manifest
-    assert manifest.encoding == "original"
-    assert manifest.has_column("seek_index")
-    assert "not_seekable" not in manifest.options
-    assert packstore.verify(made, decode=True, against=store).problems == ()
-    assert packstore.convert(made, again).manifest.dataset_digest == manifest.dataset_digest
-    with open_store(store) as old, open_store(made) as new:
-        assert old.manifest.dataset_digest == manifest.dataset_digest
-        assert [bytes(old.read(i)) for i in range(6)] == [bytes(new.read(i)) for i in range(6)]
 
 
 def _indexed(store: Path, out: Path) -> None:

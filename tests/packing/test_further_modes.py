@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from numpy.typing import NDArray
 from PIL import Image
 
 import packstore
 from packstore import PackedDataset, PackedLoader, Writer, append, audit, convert, verify
 from packstore.augment import RandomCrop, RandomHorizontalFlip
-from packstore.cli import cli
 from tests.internals import Column, ManifestError, SampleError, UsageError
 
 SIZE = 12, 16
@@ -100,16 +98,6 @@ def test_a_question_names_the_file_of_a_wrapped_source(options: dict[str, Any], 
         convert(**modalities(tmp_path / "set"), destination=tmp_path / "s.lmdb", **options)
 
 
-@pytest.mark.parametrize("kind", SETS)
-def test_a_window_holds_for_a_column_too(kind: str, tmp_path: Path) -> None:
-    given, name = SETS[kind](tmp_path / "set"), "further_images" if kind == "conversations" else "depth"
-    manifest = convert(**given, destination=tmp_path / "s.lmdb", depth="window:0,51000").manifest
-    assert manifest.column(name).mode is None
-    value = PackedDataset(tmp_path / "s.lmdb", columns=(name,))[1]
-    found = value[0] if kind == "conversations" else value
-    np.testing.assert_array_equal(found, np.repeat(np.rint(deep(1) / 200).astype(np.uint8)[None], 3, 0))
-
-
 def test_batches_have_the_mode_of_each_column(tmp_path: Path) -> None:
     convert(**modalities(tmp_path / "set"), destination=tmp_path / "s.lmdb", depth="keep")
     dataset = PackedDataset(tmp_path / "s.lmdb", columns=("image", "depth"))
@@ -124,16 +112,6 @@ def test_batches_have_the_mode_of_each_column(tmp_path: Path) -> None:
         images, depths = next(iter(PackedLoader(dataset, 3, **options)))
         assert depths.dtype == images.dtype
         np.testing.assert_allclose(depths.float(), scaled, atol=1e-3)
-
-
-def test_the_command_line_asks_and_shows_the_mode(tmp_path: Path) -> None:
-    modalities(tmp_path / "set")
-    arguments = ["convert", str(tmp_path / "set"), str(tmp_path / "s.lmdb"), "--pair=rgb/{s}.*=depth/{s}.*"]
-    asked = CliRunner().invoke(cli, arguments)
-    assert isinstance(asked.exception, UsageError)  # by which the command ends with 2
-    assert "column 'depth' (depth/0.png): it has" in str(asked.exception)
-    assert "mode I;16" in CliRunner().invoke(cli, [*arguments, "--depth", "keep"]).output
-    assert "mode I;16" in CliRunner().invoke(cli, ["info", str(tmp_path / "s.lmdb")]).output
 
 
 def test_a_later_file_of_another_mode_is_a_question(tmp_path: Path) -> None:
@@ -159,29 +137,6 @@ def test_a_column_without_a_first_value(tmp_path: Path) -> None:
     manifest = convert(**given, destination=tmp_path / "s.lmdb", depth="keep").manifest
     assert manifest.column("depth").mode == "I;16"
     assert PackedDataset(tmp_path / "s.lmdb", columns=("depth",))[0] is None
-
-
-def test_alpha_and_frames_of_a_column(tmp_path: Path) -> None:
-    given = modalities(tmp_path / "set")
-    clear = np.dstack([rgb(1), np.zeros(SIZE, np.uint8)])
-    put(tmp_path / "set" / "depth" / "0.png", clear)
-    put(tmp_path / "set" / "depth" / "1.png", clear)
-    put(tmp_path / "set" / "depth" / "2.png", clear)
-    with pytest.raises(UsageError, match=r"column 'depth' \(depth/0\.png\): it has transp.*--column depth\.alpha=keep"):
-        convert(**given, destination=tmp_path / "s.lmdb")
-    assert convert(**given, destination=tmp_path / "a.lmdb", alpha="keep").manifest.column("depth").mode == "RGBA"
-    convert(**given, destination=tmp_path / "b.lmdb", alpha="over:white")
-    assert int(PackedDataset(tmp_path / "b.lmdb", columns=("depth",))[0].min()) == 255
-    for number in range(3):
-        frames = [Image.fromarray(rgb(number)), Image.fromarray(rgb(9))]
-        path = tmp_path / "set" / "depth" / f"{number}.png"
-        path.unlink()
-        frames[0].save(path.with_suffix(".gif"), save_all=True, append_images=frames[1:])
-    with pytest.raises(
-        UsageError, match=r"column 'depth' \(depth/0\.gif\): it has 2 frames.*--column depth\.frames=first"
-    ):
-        convert(**given, destination=tmp_path / "s.lmdb")
-    assert convert(**given, destination=tmp_path / "s.lmdb", frames="first").manifest.records == 3
 
 
 @pytest.mark.parametrize("field", [packstore.Image(), packstore.Images()])

@@ -26,6 +26,7 @@ from tests.internals import (
     suggest_commands,
 )
 from tests.makers.annotated import fill
+from tests.makers.interrupted import take_small_steps
 
 tifffile = pytest.importorskip("tifffile")
 
@@ -166,8 +167,7 @@ def test_pixels_are_those_of_pillow(encoding: str, tmp_path: Path) -> None:
 
 
 def test_it_is_recorded_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packstore.stores.places.resuming.EVERY_SECONDS", 0.0)
-    monkeypatch.setattr("packstore.packing.batches.PASS_RECORDS", 3)
+    take_small_steps(monkeypatch)
     monkeypatch.setattr("packstore.packing.header_survey._choose_entries", lambda *_: iter(()))
     folder = pile(tmp_path, photos=40)
     (folder / "b" / "z.png").write_bytes(ODD["alpha.png"]())

@@ -294,17 +294,6 @@ def test_other_classes(stores: Path, tmp_path: Path) -> None:
             packstore.select(stores / "whole.h5", tmp_path / "c.h5", relabel=tmp_path / "map.csv")
 
 
-def test_columns_left_out(stores: Path, tmp_path: Path) -> None:
-    packstore.select(stores / "whole.h5", tmp_path / "a.h5", drop_columns=["label"])
-    with open_store(tmp_path / "a.h5") as reader, open_store(stores / "whole.h5") as whole:
-        assert not reader.manifest.has_column("label")
-        assert [reader.key(i) for i in range(36)] == [whole.key(i) for i in range(36)]
-    assert packstore.verify(tmp_path / "a.h5").ok
-    for name in ("key", "masks"):
-        with pytest.raises(UsageError, match=f"no column '{name}' that can be left out; there are: label"):
-            packstore.select(stores / "whole.h5", tmp_path / "b.h5", drop_columns=[name])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -14,9 +14,8 @@ import packstore
 from packstore import PackedDataset
 from packstore.cli import cli
 from packstore.testing.encodings import picture
-from tests.internals import Progress, journal
-from tests.internals import batches as record_packing
 from tests.makers.images import heic
+from tests.makers.interrupted import cut_short, take_small_steps
 from tests.makers.stores import content
 
 ORIENTED = 4
@@ -29,23 +28,13 @@ def photos(tmp_path: Path) -> Path:
     root = tmp_path / "photos"
     for number in range(5):
         (root / f"c{number}").mkdir(parents=True)
-    for number, (orientation, suffix) in enumerate(
-        [
-            (6, "jpg"),
-            (1, "jpg"),
-            (3, "png"),
-            (None, "jpg"),
-            (8, "webp"),
-            (1, "png"),
-            (5, "jpg"),
-            (None, "bmp"),
-            (6, "tif"),
-        ]
-    ):
+    names = ("6.jpg", "1.jpg", "3.png", "None.jpg", "8.webp", "1.png", "5.jpg", "None.bmp", "6.tif")
+    for number, name in enumerate(names):
+        orientation, suffix = name.split(".")
         tags = Image.Exif()
         tags[0x0131] = "a program"
-        if orientation is not None:
-            tags[0x0112] = orientation
+        if orientation != "None":
+            tags[0x0112] = int(orientation)
         options = {} if suffix == "bmp" else {"exif": tags}
         image = Image.fromarray(picture(40, 56, number))
         image.save(root / f"c{number % 5}" / f"{number}.{suffix}", **options)  # type: ignore[arg-type]
@@ -172,10 +161,6 @@ def test_repair_and_salvage_keep_the_wish(how: str, photos: Path, tmp_path: Path
     np.testing.assert_array_equal(images[0][0], upright(photos, images.keys[0]))
 
 
-class CutError(BaseException):
-    """What ends a run: not an Exception, as an interrupt is none."""
-
-
 @pytest.mark.sampled(4, fast=1)
 @pytest.mark.parametrize(("suffix", "encoding"), ENCODINGS)
 @pytest.mark.parametrize("options", [{}, TURNED])
@@ -189,19 +174,11 @@ def test_a_run_that_goes_on_counts_the_same(
 ) -> None:
     """Also where records have lost their EXIF, or an LMDB transaction is packed once more; to the same bytes."""
     options = options | {"encoding": encoding, **({"size": 32} if encoding == "float16" else {})}
-    monkeypatch.setattr(journal, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(record_packing, "PASS_RECORDS", 1)
-    monkeypatch.setattr(record_packing, "DECODE_RECORDS", 1)
+    take_small_steps(monkeypatch, 1)
     expected = packstore.convert(photos, tmp_path / f"whole.{suffix}", **options)
     assert expected.oriented == ORIENTED
     for after in (7, 2, 5):
-
-        def progress(report: Progress, after: int = after) -> None:
-            if report.stage == "pack" and report.done >= after:
-                raise CutError
-
-        with pytest.raises(CutError):
-            packstore.convert(photos, tmp_path / f"a.{suffix}", progress=progress, **options)
+        cut_short(packstore.convert, photos, tmp_path / f"a.{suffix}", after=after, **options)
     report = packstore.convert(photos, tmp_path / f"a.{suffix}", **options)
     assert report.resumed or suffix == "lmdb"
     assert (report.oriented, report.orientation) == (ORIENTED, expected.orientation)

@@ -144,10 +144,6 @@ def test_the_same_bytes_each_time(progressive_folder: Path, tmp_path: Path, suff
     assert content(tmp_path / f"a.{suffix}") == content(tmp_path / f"b.{suffix}")
 
 
-class CutError(BaseException):
-    """Ends a run as an interrupt does."""
-
-
 def test_what_comes_out_with_other_pixels_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(scans(61, 83))

@@ -25,27 +25,20 @@ from tests.internals import (
     remove_leftover,
     work_path,
 )
-from tests.internals import batches as record_packing
 from tests.internals import builder_publish as publish
 from tests.internals import journal as receipts
 from tests.internals import work_directory as work
 from tests.makers.command import run as run_command
 from tests.makers.datasets import make_folder, write_image
+from tests.makers.interrupted import CutError, cut_short, take_small_steps
 from tests.makers.stores import content
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
 
 
-class CutError(BaseException):
-    """What ends a run: not an Exception, as an interrupt is none."""
-
-
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A receipt after each batch, and three images a batch."""
-    monkeypatch.setattr(receipts, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(record_packing, "PASS_RECORDS", 3)
-    monkeypatch.setattr(record_packing, "DECODE_RECORDS", 3)
+    take_small_steps(monkeypatch)
 
 
 @pytest.fixture
@@ -53,18 +46,25 @@ def photos(tmp_path: Path) -> Path:
     return make_folder(tmp_path / "photos")  # 24 images, 12 of them in train
 
 
-def cut_short(source: Path, destination: Path, after: int, **options: Any) -> Path:
+def cut(source: Path, destination: Path, after: int, **options: Any) -> Path:
     """Runs a conversion until ``after`` images are packed; returns the directory of that run."""
-
-    def progress(report: Progress) -> None:
-        if report.stage == "pack" and report.done >= after:
-            raise CutError
-
-    with pytest.raises(CutError) as caught:
-        packstore.convert(source, destination, progress=progress, **options)
-    assert "goes on from there" in caught.value.__notes__[0]
+    error = cut_short(packstore.convert, source, destination, after=after, **options)
+    assert "goes on from there" in error.__notes__[0]
     assert not destination.exists()
     return list_runs(work_path(destination))[-1]
+
+
+def die_when_done(monkeypatch: pytest.MonkeyPatch, source: Path, destination: Path, **options: Any) -> None:
+    """Runs a conversion that is killed between the name and the cleaning up."""
+
+    def killed(self: work.WorkDirectory) -> None:
+        self.release()
+        raise CutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work.WorkDirectory, "remove", killed)
+        with pytest.raises(CutError):
+            packstore.convert(source, destination, **options)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_it_goes_on_and_ends_with_the_same_bytes(
 ) -> None:
     expected = reference(suffix, **options)
     out = tmp_path / f"out{suffix}"
-    cut_short(photos, out, after, **options)
+    cut(photos, out, after, **options)
     report = packstore.convert(photos, out, **options)
     assert content(out) == expected
     # LMDB has what the last transaction of 4 MiB has; all this is less.
@@ -115,7 +115,7 @@ def test_lmdb_goes_on_from_its_last_transaction(
 
     monkeypatch.setattr(lmdb_writer, "_TXN_BYTES", 1)
     expected = reference(".lmdb")
-    cut_short(photos, tmp_path / "out.lmdb", 12)
+    cut(photos, tmp_path / "out.lmdb", 12)
     report = packstore.convert(photos, tmp_path / "out.lmdb")
     assert report.resumed >= 12
     assert content(tmp_path / "out.lmdb") == expected
@@ -124,7 +124,7 @@ def test_lmdb_goes_on_from_its_last_transaction(
 def test_cut_short_again_and_again(photos: Path, tmp_path: Path, reference: Any) -> None:
     expected, out = reference(".h5"), tmp_path / "out.h5"
     for after in (6, 3, 12, 9, 18):
-        run = cut_short(photos, out, after)
+        run = cut(photos, out, after)
         # The run that got furthest is kept, whichever that was.
         found = [read_receipt(r) for r in list_runs(run.parent)]
         assert max(r.records for r in found if r is not None) >= max(6, after)
@@ -135,7 +135,7 @@ def test_cut_short_again_and_again(photos: Path, tmp_path: Path, reference: Any)
 @pytest.mark.slow
 def test_shards_are_taken_over_as_they_are(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.pth"
-    run = cut_short(photos, out, 20, encoding="original", shard_size=2000)
+    run = cut(photos, out, 20, encoding="original", shard_size=2000)
     receipt = read_receipt(run)
     assert receipt is not None
     assert len(receipt.shards or ()) > 2
@@ -169,7 +169,7 @@ def test_other_options_start_afresh_and_say_why(
     photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, first: Any, second: Any, reason: str
 ) -> None:
     out = tmp_path / "out.h5"
-    run = cut_short(photos, out, 6, **first)
+    run = cut(photos, out, 6, **first)
     run.with_name("run-00009").mkdir()  # a later run that was ended before its first receipt
     report = packstore.convert(photos, out, **second)
     assert report.resumed == 0
@@ -180,7 +180,7 @@ def test_other_options_start_afresh_and_say_why(
 
 @pytest.mark.parametrize("second", [{"workers": 1}, {"on_error": "skip"}, {"overwrite": True}])
 def test_what_does_not_change_the_store_goes_on(photos: Path, tmp_path: Path, second: Any) -> None:
-    cut_short(photos, tmp_path / "out.h5", 6)
+    cut(photos, tmp_path / "out.h5", 6)
     assert packstore.convert(photos, tmp_path / "out.h5", **second).resumed >= 6
 
 
@@ -203,7 +203,7 @@ def test_a_changed_source_starts_afresh_and_says_why(
     photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, reference: Any
 ) -> None:
     out = tmp_path / "out.pth"
-    cut_short(photos, out, 6, encoding="original")
+    cut(photos, out, 6, encoding="original")
     change(photos, what)
     report = packstore.convert(photos, out, encoding="original")
     assert report.resumed == 0
@@ -217,7 +217,7 @@ def test_files_of_one_size_and_age_that_were_exchanged(tmp_path: Path, caplog: p
     for path in folder.rglob("*.bmp"):
         os.utime(path, ns=(1, 1))
     for out in (tmp_path / "out.h5", tmp_path / "out.lmdb"):
-        cut_short(folder, out, 6)
+        cut(folder, out, 6)
         one, other = folder / "train" / "ant" / "000.bmp", folder / "train" / "bee" / "000.bmp"
         aside = one.rename(tmp_path / "aside")
         other.rename(one)
@@ -229,7 +229,7 @@ def test_files_of_one_size_and_age_that_were_exchanged(tmp_path: Path, caplog: p
 
 
 def test_a_change_behind_what_was_packed_does_not_matter(photos: Path, tmp_path: Path, reference: Any) -> None:
-    cut_short(photos, tmp_path / "out.h5", 6)
+    cut(photos, tmp_path / "out.h5", 6)
     last = sorted(p for p in (photos / "val").rglob("*") if p.is_file())[-1]
     os.utime(last, ns=(1, 1))
     assert packstore.convert(photos, tmp_path / "out.h5").resumed >= 6
@@ -245,7 +245,7 @@ def flip(path: Path, position: int) -> None:
 @pytest.mark.parametrize("name", ["journal", "receipt", "owner"])
 def test_damaged_notes_are_not_believed(photos: Path, tmp_path: Path, name: str, reference: Any) -> None:
     out = tmp_path / "out.h5"
-    run = cut_short(photos, out, 12)
+    run = cut(photos, out, 12)
     path = run.parent / name if name == "owner" else run / name
     if name == "owner":
         path.write_bytes(b"")  # killed between making it and writing to it
@@ -262,7 +262,7 @@ def test_a_damaged_record_ends_what_is_taken_over(
 ) -> None:
     out = tmp_path / f"out{suffix}"
     expected = reference(suffix, encoding="original")
-    run = cut_short(photos, out, 12, encoding="original")
+    run = cut(photos, out, 12, encoding="original")
     image = sorted(p for p in (photos / "train").rglob("*") if p.is_file())[4].read_bytes()
     flip(run / STORE, (run / STORE).read_bytes().index(image) + 100)
     caplog.set_level(logging.INFO)
@@ -276,7 +276,7 @@ def test_a_damaged_record_ends_what_is_taken_over(
 def test_a_damaged_shard_ends_what_is_taken_over(photos: Path, tmp_path: Path, suffix: str, reference: Any) -> None:
     out, options = tmp_path / f"out{suffix}", {"encoding": "original", "shard_size": 2000}
     expected = reference(suffix, **options)
-    run = cut_short(photos, out, 20, **options)
+    run = cut(photos, out, 20, **options)
     receipt = read_receipt(run)
     assert receipt is not None
     path = run / STORE / receipt.shards[1].name
@@ -286,7 +286,7 @@ def test_a_damaged_shard_ends_what_is_taken_over(photos: Path, tmp_path: Path, s
 
 
 def test_a_shard_of_another_run_is_closed(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_short(photos, tmp_path / "out.pth", 20, encoding="original", shard_size=2000)
+    cut(photos, tmp_path / "out.pth", 20, encoding="original", shard_size=2000)
     other = Mock()
     monkeypatch.setattr(receipts, "open_reader", lambda path: other)
     assert packstore.convert(photos, tmp_path / "out.pth", encoding="original", shard_size=2000).resumed == 0
@@ -298,7 +298,7 @@ def test_skipped_samples_stay_skipped(photos: Path, tmp_path: Path) -> None:
     names[1].write_bytes(b"no image")
     names[7].write_bytes(b"")
     expected = packstore.convert(photos, tmp_path / "reference.h5", on_error="skip")
-    cut_short(photos, tmp_path / "out.h5", 12, on_error="skip")
+    cut(photos, tmp_path / "out.h5", 12, on_error="skip")
     report = packstore.convert(photos, tmp_path / "out.h5", on_error="skip")
     assert report.resumed >= 10
     assert report.skipped == expected.skipped
@@ -310,7 +310,7 @@ def test_with_skipped_samples_and_another_policy_it_starts_afresh(
     photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sorted(p for p in (photos / "train").rglob("*") if p.is_file())[1].write_bytes(b"no image")
-    cut_short(photos, tmp_path / "out.h5", 12, on_error="skip")
+    cut(photos, tmp_path / "out.h5", 12, on_error="skip")
     with pytest.raises(packstore.SampleError):
         packstore.convert(photos, tmp_path / "out.h5")
     assert "skipped 1 bad sample" in warning(caplog)
@@ -326,14 +326,7 @@ def test_killed_between_the_name_and_the_cleaning_up(
     if overwrite:
         packstore.convert(photos, out, encoding="jpeg")
 
-    def killed(self: work.WorkDirectory) -> None:
-        self.release()
-        raise CutError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(work.WorkDirectory, "remove", killed)
-        with pytest.raises(CutError):
-            packstore.convert(photos, out, encoding="original", overwrite=overwrite)
+    die_when_done(monkeypatch, photos, out, encoding="original", overwrite=overwrite)
     assert (list_runs(work_path(out))[-1] / RECEIPT).exists()
     before = out.stat().st_ino
     with pytest.raises(DestinationError, match="made by another conversion"):
@@ -350,15 +343,7 @@ def test_complete_is_only_what_the_source_still_gives(
     photos: Path, tmp_path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch, reference: Any
 ) -> None:
     out = tmp_path / "out.h5"
-
-    def killed(self: work.WorkDirectory) -> None:
-        self.release()
-        raise CutError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(work.WorkDirectory, "remove", killed)
-        with pytest.raises(CutError):
-            packstore.convert(photos, out)
+    die_when_done(monkeypatch, photos, out)
     change(photos, "touched")  # of the same size
     if overwrite:
         assert packstore.convert(photos, out, overwrite=True).resumed == 0
@@ -402,7 +387,7 @@ def test_a_store_that_was_set_aside_comes_back(
     out = tmp_path / f"out{suffix}"
     packstore.convert(photos, out, encoding="jpeg")
     before = content(out)
-    left = cut_short(photos, tmp_path / f"other{suffix}", 12, encoding="original")
+    left = cut(photos, tmp_path / f"other{suffix}", 12, encoding="original")
     run = left.parent.rename(work_path(out)) / left.name
     owner = (run.parent / "owner").read_text("ascii")
     (run.parent / "owner").write_text(owner.replace(f"other{suffix}", out.name).ljust(len(owner)), "ascii")
@@ -421,18 +406,13 @@ def test_a_store_that_was_set_aside_comes_back(
 def test_a_short_run_that_fails_leaves_nothing(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts, "EVERY_SECONDS", 3600.0)
 
-    def progress(report: Progress) -> None:
-        if report.done >= 12:
-            raise CutError
-
-    with pytest.raises(CutError) as caught:
-        packstore.convert(photos, tmp_path / "out.h5", progress=progress)
-    assert not hasattr(caught.value, "__notes__")
+    error = cut_short(packstore.convert, photos, tmp_path / "out.h5", after=12)
+    assert not hasattr(error, "__notes__")
     assert [p.name for p in tmp_path.iterdir()] == ["photos"]
 
 
 def test_leftovers_are_found_and_nothing_else(photos: Path, tmp_path: Path) -> None:
-    run = cut_short(photos, tmp_path / "out.lmdb", 12)
+    run = cut(photos, tmp_path / "out.lmdb", 12)
     (tmp_path / ".mine.packstore").mkdir()
     (tmp_path / ".other.lmdb.packstore").mkdir()
     shutil.copy(run.parent / "owner", tmp_path / ".other.lmdb.packstore" / "owner")  # the owner of another name
@@ -461,7 +441,7 @@ def test_an_owner_that_packstore_cannot_have_written(photos: Path, tmp_path: Pat
     (tmp_path / ".a.h5.packstore").mkdir()
     text = ", ".join(f'"{name}": {each}' for name, each in (fields | {field: value}).items())
     (tmp_path / ".a.h5.packstore" / "owner").write_text(f"{{{text}}}")
-    cut_short(photos, tmp_path / "out.h5", 6)
+    cut(photos, tmp_path / "out.h5", 6)
     assert [found.path.name for found in find_leftovers(tmp_path)] == [".out.h5.packstore"]
     assert run_command("clean", "--yes", tmp_path).returncode == 0
     assert not (tmp_path / ".out.h5.packstore").exists()
@@ -489,7 +469,7 @@ def test_images_with_a_palette_are_counted_once(tmp_path: Path, suffix: str, enc
             if name == "ant" or number:
                 Image.open(path).quantize(8).save(path)
     options = {"encoding": encoding}
-    cut_short(tmp_path / "set", tmp_path / f"a{suffix}", 5, **options)
-    cut_short(tmp_path / "set", tmp_path / f"a{suffix}", 13, **options)
+    cut(tmp_path / "set", tmp_path / f"a{suffix}", 5, **options)
+    cut(tmp_path / "set", tmp_path / f"a{suffix}", 13, **options)
     report = packstore.convert(tmp_path / "set", tmp_path / f"a{suffix}", **options)
     assert report.palette == ("ant",)

@@ -1,4 +1,4 @@
-"""A conversion of a dataset, or of a store with columns of every type, that was cut short goes on by index."""
+"""A conversion of a dataset, or of a store with columns of every type, that was cut short resumes by index."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,19 @@ import numpy as np
 import pytest
 
 import packstore
-from tests.internals import DestinationError, Progress, WorkDirectory
+from tests.internals import (
+    COLUMNS,
+    DestinationError,
+    WorkDirectory,
+    find_leftovers,
+    list_runs,
+    remove_leftover,
+    work_path,
+)
 from tests.internals import base as column_module
-from tests.internals import batches as record_packing
-from tests.internals import journal as receipts
 from tests.internals import writer as lmdb_writer
 from tests.makers.datasets import pixels
+from tests.makers.interrupted import cut_short, take_small_steps
 from tests.makers.samples import Voc, coco
 from tests.makers.stores import content
 from tests.makers.tools import load_tool
@@ -29,16 +37,9 @@ SUFFIXES = (".lmdb", ".h5", ".pth")
 killing: Any = load_tool("killing.py")
 
 
-class CutError(BaseException):
-    """What ends a run: not an Exception, as an interrupt is none."""
-
-
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A receipt after each batch, three samples a batch, and small transactions."""
-    monkeypatch.setattr(receipts, "EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(record_packing, "PASS_RECORDS", 3)
-    monkeypatch.setattr(record_packing, "DECODE_RECORDS", 3)
+    take_small_steps(monkeypatch)
     monkeypatch.setattr(lmdb_writer, "_TXN_BYTES", 1)
 
 
@@ -57,59 +58,69 @@ class Counted:
         return self.samples[index]
 
 
-def cut_short(source: Any, destination: Path, after: int, **options: Any) -> BaseException:
-    """Runs a conversion until ``after`` samples are packed; returns what ended it."""
-
-    def progress(report: Progress) -> None:
-        if report.stage == "pack" and report.done >= after:
-            raise CutError
-
-    with pytest.raises(CutError) as caught:
-        packstore.convert(source, destination, progress=progress, **options)
+def cut(source: Any, destination: Path, after: int = 20, **options: Any) -> BaseException:
+    error = cut_short(packstore.convert, source, destination, after=after, workers=1, **options)
     assert not destination.exists()
-    return caught.value
+    return error
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(1, per="suffix", fast=1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("shard_size", [None, pytest.param(4000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("after", [15, pytest.param(30, marks=pytest.mark.slow), 40])
-def test_a_map_style_dataset_goes_on_by_index(tmp_path: Path, suffix: str, shard_size: int | None, after: int) -> None:
-    options: dict[str, Any] = {"split": "train", "shard_size": shard_size, "encoding": "original"}
-    packstore.convert(coco(40), tmp_path / f"reference{suffix}", **options)
-    out = tmp_path / f"out{suffix}"
-    cut_short(Counted(coco(40)), out, after, **options)
+@pytest.mark.parametrize("options", [{}, {"shard_size": 4000}, {"encoding": "uint8", "shard_size": 8000}])
+@pytest.mark.parametrize("after", [15, 30, 40])
+def test_a_map_style_dataset_goes_on_by_index(tmp_path: Path, suffix: str, options: dict[str, Any], after: int) -> None:
+    """The store has the bytes of one that was never interrupted."""
+    options = {"split": "train", "encoding": "original", "workers": 1} | options
+    whole, out = tmp_path / f"whole{suffix}", tmp_path / f"out{suffix}"
+    packstore.convert(Counted(coco(40)), whole, **options)
+    cut_short(packstore.convert, Counted(coco(40)), out, after=after, **options)
     data = Counted(coco(40))
     report = packstore.convert(data, out, **options)
     assert 0 < report.resumed <= after + 3
-    with packstore.open(out) as found, packstore.open(tmp_path / f"reference{suffix}") as wanted:
-        assert found.manifest.dataset_digest == wanted.manifest.dataset_digest
-        assert found.key(39) == wanted.key(39)
+    assert content(out) == content(whole)
     probed = len(data.asked) - (40 - report.resumed)  # looked at first, to learn what the samples are
     assert data.asked[probed:] == list(range(report.resumed, 40))
     assert probed < 40
-    assert packstore.verify(out).ok
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([out.name, f"reference{suffix}"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([out.name, whole.name])
 
 
-@pytest.mark.parametrize("encoding", ["uint8", "jpeg"])
-def test_encoded_images_go_on(tmp_path: Path, encoding: str) -> None:
-    samples = [{"image": pixels(8 + i % 3, 9, i), "label": i} for i in range(40)]
-    expected = packstore.convert(samples, tmp_path / "reference.h5", encoding=encoding).manifest.dataset_digest
-    cut_short(samples, tmp_path / "out.h5", 20, encoding=encoding)
-    report = packstore.convert(samples, tmp_path / "out.h5", encoding=encoding)
-    assert 0 < report.resumed <= 24
-    assert report.manifest.dataset_digest == expected
+def keep_keys(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: sample[key] for key in ("key", "image")} for sample in samples]
 
 
+def spoil(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    samples[5]["image"] = samples[30]["image"] = b"bad"
+    return samples
+
+
+SAMPLES: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "arrays as pixels": (lambda _: [{"image": pixels(8 + i % 3, 9, i)} for i in range(40)], {"encoding": "uint8"}),
+    "arrays as JPEG": (lambda _: [{"image": pixels(8 + i % 3, 9, i)} for i in range(40)], {"encoding": "jpeg"}),
+    "keys alone": (lambda _: keep_keys(coco(40)), {}),
+    "skipped samples": (lambda _: spoil(coco(40)), {"on_error": "skip"}),
+    "a store of every type": (lambda folder: make_store(folder / "coco.h5"), {"encoding": "original"}),
+}
+
+
+def make_store(path: Path) -> Path:
+    if not path.exists():
+        packstore.convert(coco(40), path, split="train")
+    return path
+
+
+@pytest.mark.sampled(2, per="name")
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_store_of_every_type_goes_on(tmp_path: Path, suffix: str) -> None:
-    expected = packstore.convert(coco(40), tmp_path / "coco.h5", split="train").manifest.dataset_digest
-    out = tmp_path / f"out{suffix}"
-    cut_short(tmp_path / "coco.h5", out, 20, encoding="original")
-    report = packstore.convert(tmp_path / "coco.h5", out, encoding="original")
+@pytest.mark.parametrize("name", SAMPLES)
+def test_whatever_was_cut_short_goes_on(tmp_path: Path, name: str, suffix: str) -> None:
+    make, options = SAMPLES[name]
+    whole = packstore.convert(make(tmp_path), tmp_path / f"whole{suffix}", **options)
+    cut(make(tmp_path), tmp_path / f"out{suffix}", **options)
+    report = packstore.convert(make(tmp_path), tmp_path / f"out{suffix}", **options)
     assert 0 < report.resumed <= 24
-    assert report.manifest.dataset_digest == expected
+    assert report.skipped == whole.skipped
+    assert len(report.skipped) == (2 if name == "skipped samples" else 0)
+    assert report.manifest.dataset_digest == whole.manifest.dataset_digest
 
 
 @pytest.mark.slow
@@ -121,39 +132,57 @@ def test_large_arrays_go_on_to_the_byte(
     monkeypatch.setattr(column_module, "_WHOLE_BYTES", 200)
     samples = [sample | {"array": np.full((4, 5), i, np.float32)} for i, sample in enumerate(coco(40))]
     options: dict[str, Any] = {"split": "train", "shard_size": shard_size}
-    packstore.convert(samples, tmp_path / "reference.lmdb", **options)
+    packstore.convert(samples, tmp_path / "whole.lmdb", **options)
     out = tmp_path / "out.lmdb"
-    cut_short(samples, out, 20, **options)
+    cut(samples, out, **options)
     assert 0 < packstore.convert(samples, out, **options).resumed <= 24
     with packstore.open(out) as store:
         assert next(store.parts()).manifest.column("array").one_by_one
         assert (store.item("array", 39) == 39).all()
-    assert content(out) == content(tmp_path / "reference.lmdb")
+    assert content(out) == content(tmp_path / "whole.lmdb")
 
 
-def test_keys_go_on_where_samples_have_nothing_else(tmp_path: Path) -> None:
-    samples = [{key: sample[key] for key in ("key", "image")} for sample in coco(40)]
-    cut_short(samples, tmp_path / "out.h5", 20)
-    report = packstore.convert(samples, tmp_path / "out.h5")
-    assert 0 < report.resumed <= 24
-    with packstore.open(tmp_path / "out.h5") as store:
-        assert [store.key(i) for i in range(40)] == [sample["key"] for sample in samples]
+def flip_one(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 0x10
+    file.write_bytes(data)
 
 
-def test_skipped_samples_stay_skipped(tmp_path: Path) -> None:
-    samples = coco(40)
-    samples[5]["image"] = b"bad"
-    samples[30]["image"] = b"bad"
-    expected = packstore.convert(samples, tmp_path / "reference.h5", on_error="skip").manifest
-    cut_short(samples, tmp_path / "out.h5", 20, on_error="skip")
-    report = packstore.convert(samples, tmp_path / "out.h5", on_error="skip")
-    assert report.resumed > 0
-    assert [skipped.key for skipped in report.skipped] == ["0000000005", "0000000030"]
-    assert report.manifest.dataset_digest == expected.dataset_digest
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "damage", "most"),
+    [
+        *((f"{name}.values", flip_one, 11) for name in ("boxes", "mask", "mask_shape")),
+        ("captions.offsets", flip_one, 11),
+        ("note.values", Path.unlink, 1),
+        ("image_id.values", lambda file: file.write_bytes(file.read_bytes()[:1]), 1),
+    ],
+)
+def test_damaged_values_end_what_is_taken_over(
+    tmp_path: Path, name: str, damage: Callable[[Path], object], most: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, out = tmp_path / "whole.h5", tmp_path / "out.h5"
+    packstore.convert(coco(60), whole, split="train")
+    cut(coco(60), out, 12, split="train")
+    damage(list_runs(work_path(out))[-1] / COLUMNS / name)
+    caplog.set_level(logging.INFO)
+    report = packstore.convert(coco(60), out, split="train", workers=1)
+    assert report.resumed <= most
+    if damage is flip_one:
+        assert report.resumed > 0
+        assert f"going on from record {report.resumed}" in caplog.text
+    assert content(out) == content(whole)
+
+
+def test_what_is_left_can_be_removed(tmp_path: Path) -> None:
+    cut(coco(60), tmp_path / "out.h5", 12)
+    (leftover,) = find_leftovers(tmp_path)
+    remove_leftover(leftover)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_iterable_starts_afresh_and_says_so(tmp_path: Path) -> None:
-    error = cut_short(iter(coco(40)), tmp_path / "out.h5", 20)
+    error = cut(iter(coco(40)), tmp_path / "out.h5")
     assert list(tmp_path.iterdir()) == []
     assert error.__notes__ == [
         "an iterable cannot be read from the middle: nothing is kept, and the same call starts afresh"
@@ -173,7 +202,7 @@ def test_an_iterable_starts_afresh_and_says_so(tmp_path: Path) -> None:
 def test_a_dataset_that_changed_starts_afresh_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Any, message: str
 ) -> None:
-    cut_short(coco(40), tmp_path / "out.h5", 20)
+    cut(coco(40), tmp_path / "out.h5")
     with caplog.at_level(logging.WARNING, "packstore"):
         report = packstore.convert(change(coco(40)), tmp_path / "out.h5")
     assert report.resumed == 0

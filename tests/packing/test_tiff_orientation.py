@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
 
 import packstore
 from packstore import PackedDataset, PackedLoader, convert, export, verify
@@ -161,23 +160,6 @@ def test_exports_are_upright(layout: str, orientation: int, tmp_path: Path) -> N
     convert(tmp_path / "out", tmp_path / "again.lmdb", mode="keep")
     for (found, _), wanted in zip(PackedDataset(tmp_path / "again.lmdb", output="numpy"), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("layout", ["rgb8", "rgb16"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_mask_of_the_upright_image_belongs_to_it(layout: str, orientation: int, tmp_path: Path) -> None:
-    (tmp_path / "set" / "images").mkdir(parents=True)
-    (tmp_path / "set" / "masks").mkdir()
-    expected = LAYOUTS[layout].pixels(0, orientation)
-    mask = (expected[..., 0] > expected.mean()).astype(np.uint8)
-    for name in "01":
-        (tmp_path / "set" / "images" / f"{name}.tif").write_bytes(LAYOUTS[layout].write(0, oriented(orientation)))
-        Image.fromarray(mask).save(tmp_path / "set" / "masks" / f"{name}.png")
-    dataset = PackedDataset(pack(tmp_path / "set", annotation_frame="upright"), columns=("image", "mask"))
-    for images, masks in (*dataset, *((a[0], b[0]) for a, b in PackedLoader(dataset, 1))):
-        np.testing.assert_array_equal(images, expected.transpose(2, 0, 1))
-        np.testing.assert_array_equal(masks, mask)
 
 
 @pytest.mark.sampled(4, fast=2)

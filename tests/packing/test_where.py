@@ -151,24 +151,8 @@ def test_which_columns_it_looks_at() -> None:
 
 
 WORDS = [
-    "label",
-    "split",
-    "key",
-    "year",
-    "==",
-    "!=",
-    "<",
-    "in",
-    "not",
-    "and",
-    "or",
-    "(",
-    ")",
-    ",",
-    "cat",
-    "1",
-    "'a'",
-    "like",
+    *("label", "split", "key", "year", "==", "!=", "<", "in", "not", "and", "or"),
+    *("(", ")", ",", "cat", "1", "'a'", "like"),
 ]
 
 

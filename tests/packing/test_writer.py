@@ -31,7 +31,7 @@ from tests.internals import (
 )
 from tests.makers.datasets import make_folder, pixels
 from tests.makers.images import all_images, whole_images
-from tests.makers.samples import COCO_CLASSES, VOC_CLASSES, Voc, coco, jpeg, palette_png, same
+from tests.makers.samples import COCO_CLASSES, coco, jpeg, palette_png
 from tests.makers.tiers import examples
 
 FORMATS = [".lmdb", ".h5", ".pth"]
@@ -43,12 +43,6 @@ COCO = {
     "mask": "mask",
     "image_id": "int64",
     "note": packstore.Text(optional=True),
-}
-VOC = {
-    "image": "image",
-    "mask": "mask",
-    "boxes": "boxes",
-    "labels": packstore.Labels(VOC_CLASSES),
 }
 
 
@@ -64,49 +58,6 @@ def write(path: Path, samples: Any, fields: Any = None, **options: Any) -> packs
 def item(path: Path, name: str, record: int = 0) -> Any:
     with packstore.open(path) as store:
         return store.item(name, record)
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("shard_size", [None, pytest.param(3000, marks=pytest.mark.slow)])
-def test_samples_like_those_of_coco_come_back(tmp_path: Path, suffix: str, shard_size: int | None) -> None:
-    path, samples = tmp_path / f"coco{suffix}", coco(30)
-    manifest = write(path, samples, COCO, split="train", shard_size=shard_size).manifest
-    assert [column.name for column in manifest.columns] == [
-        *("image", "boxes", "labels", "captions", "mask", "mask_shape", "image_id", "note", "note_valid"),
-        *("key", "checksum", "row_checksum", "seek_index"),
-    ]
-    assert manifest.column("labels").classes == COCO_CLASSES
-    assert manifest.column("labels").parallel == "boxes"
-    assert manifest.column("boxes").coordinates == "xyxy"
-    assert (manifest.encoding, [(s.name, len(s)) for s in manifest.splits]) == ("original", [("train", 30)])
-    with packstore.open(path) as store:
-        for record, sample in enumerate(samples):
-            for name, value in sample.items():
-                assert same(store.item(name, record), value), (record, name)
-    assert packstore.verify(path, decode=True).ok
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_samples_like_those_of_voc_come_back(tmp_path: Path, suffix: str) -> None:
-    """Masks are files and stay as they are; labels are given by name."""
-    path, samples = tmp_path / f"voc{suffix}", Voc(tmp_path / "voc")
-    manifest = write(path, samples, VOC).manifest
-    assert manifest.column("labels").parallel == "boxes"  # the first samples have one for each box
-    with packstore.open(path) as store:
-        for record, sample in enumerate(samples):
-            found = {name: store.item(name, record) for name in (*VOC, "key")}
-            assert found["image"] == sample["image"].read_bytes()
-            assert found["mask"] == sample["mask"].read_bytes()
-            assert same(found["boxes"], sample["boxes"])
-            assert found["labels"].tolist() == [VOC_CLASSES.index(name) for name in sample["labels"]]
-            assert found["key"] == f"{record:010}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fields", [COCO, None])
-def test_the_store_is_the_same_in_every_format(tmp_path: Path, fields: Any) -> None:
-    manifests = [write(tmp_path / f"coco{suffix}", coco(20), fields).manifest for suffix in FORMATS]
-    assert len({manifest.dataset_digest for manifest in manifests}) == 1
 
 
 def test_types_are_inferred(tmp_path: Path) -> None:
@@ -342,15 +293,6 @@ def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path, change: dict[
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bad_samples_can_be_skipped(tmp_path: Path) -> None:
-    samples = [{"image": b"bad" if i in (3, 30) else jpeg(i), "label": i} for i in range(40)]
-    report = write(tmp_path / "a.lmdb", samples, {"image": "image", "label": "label"}, on_error="skip")
-    assert [skipped.key for skipped in report.skipped] == ["0000000003", "0000000030"]
-    assert report.manifest.records == 38
-    with packstore.open(tmp_path / "a.lmdb") as store:
-        assert store.fixed_column("label").tolist() == [i for i in range(40) if i not in (3, 30)]
-
-
 def test_bad_targets_can_be_skipped(tmp_path: Path) -> None:
     """Boxes that are none, and masks of another size than their images; boxes may be empty, and lie outside."""
     good = [[[0, 0, 0, 0]], [[5, 5, 5, 9]], [[-9, -9, 99, 99]], np.zeros((0, 4)), []]
@@ -474,12 +416,6 @@ def test_splits_follow_each_other(tmp_path: Path) -> None:
     assert [(split.name, len(split)) for split in writer.report.manifest.splits] == [("train", 20), ("val", 3)]
     with packstore.open(tmp_path / "a.lmdb") as store:
         assert (store.key(19), store.key(20)) == ("train/0000000019", "val/0000000000")
-
-
-def test_equal_samples_give_equal_bytes(tmp_path: Path) -> None:
-    for name in ("a.h5", "b.h5"):
-        write(tmp_path / name, coco(10), COCO)
-    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
 
 
 def test_a_writer_makes_what_convert_makes(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 from packstore import augment as A  # noqa: N812
 from tests.internals import AUGMENT_TEXT_OPERATIONS as OPERATIONS
 from tests.internals import UsageError, list_operation_names, parse_augment
-from tests.makers.command import run
 
 
 def test_operations_hold_others() -> None:
@@ -94,15 +91,3 @@ def test_any_text_is_taken_or_refused(parts: list[str]) -> None:
         warnings.simplefilter("ignore", SyntaxWarning)
         list_operation_names("".join(parts))
         parse_augment("".join(parts))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["minus signs", "attributes", "nested groups"])
-@pytest.mark.parametrize("command", [("sheet", "out.png"), ("bench",)])
-def test_the_commands_refuse_them(
-    command: tuple[str, ...], name: str, stores: Callable[[str], Path], tmp_path: Path
-) -> None:
-    done = run(command[0], stores("files.lmdb"), *command[1:], "--augment", NESTED[name], cwd=tmp_path)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr) < 1000

@@ -9,7 +9,6 @@ import pty
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -110,17 +109,6 @@ def test_augmented_images_are_those_of_the_loader_bit_for_bit(store: Path, tmp_p
             assert any((windows[y, x] == wanted).all() for y, x in places), record
 
 
-def test_a_file_that_is_no_image_is_shown_as_such(tmp_path: Path) -> None:
-    with packstore.Writer(tmp_path / "x.lmdb", {"image": "image"}, check="none") as writer:
-        for number in range(2):
-            writer.add(key=f"{number}", image=(encode(Image.new("RGB", (8, 8)), "PNG"), b"no image")[number])
-    with packstore.open(tmp_path / "x.lmdb") as reader:
-        for augment in (None, "Resize(8)"):
-            cells = CellMaker(reader, SheetOptions(augment=augment))
-            assert cells[0].image is not None
-            assert "not an image" in cells[1].fault
-
-
 @pytest.mark.parametrize("augment", [None, AUGMENT])
 def test_a_damaged_record_is_shown_as_such(store: Path, tmp_path: Path, augment: str | None) -> None:
     packstore.convert(make_folder(tmp_path / "photos", per_class=3, suffixes=(".png",)), tmp_path / "x.lmdb")
@@ -165,15 +153,6 @@ def test_boxes_are_drawn_and_masks_if_asked_for(tmp_path: Path) -> None:
             UsageError, match="no column 'label' of masks, boxes, keypoints or lists of images; there are: mask, boxes"
         ):
             CellMaker(reader, SheetOptions(columns=["label"]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"encoding": "uint8"}, {"encoding": "float16", "normalize": "imagenet"}])
-def test_arrays_have_a_sheet_too(tmp_path: Path, options: dict[str, Any]) -> None:
-    packstore.convert(make_folder(tmp_path / "in", per_class=2), tmp_path / "x.pth", size=32, **options)
-    for augment in (None, "RandomHorizontalFlip()"):
-        write_sheet(tmp_path / "x.pth", tmp_path / "x.png", SheetOptions(augment=augment, side=32))
-        assert size_of(tmp_path / "x.png")[0] > 2 * 32
 
 
 def test_a_pdf_has_a_page_for_twenty_classes(tmp_path: Path) -> None:

@@ -647,12 +647,6 @@ def test_the_guide_has_small_pictures(name: str) -> None:
     assert f"{name}.png" in (ROOT / "packstore" / "guide" / "seeing.md").read_text("utf-8")
 
 
-def test_help_names_the_command() -> None:
-    done = run("view", "--help")
-    assert done.returncode == 0
-    assert "--no-browser" in done.stdout
-
-
 def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
     done = run("view", tmp_path / "nothing.lmdb", "--no-browser")
     assert done.returncode == 2

@@ -96,8 +96,14 @@ def column_and_values(draw: st.DrawFn, name: str, count: int) -> tuple[Column, l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_any_columns_come_back(tmp_path_factory: pytest.TempPathFactory, suffix: str) -> None:
+@pytest.mark.parametrize(("suffix", "large"), [*((suffix, False) for suffix in SUFFIXES), (".lmdb", True)])
+def test_any_columns_come_back(
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``large``: every column that can lies record by record."""
+    if large:
+        monkeypatch.setattr(columns_module, "_WHOLE_BYTES", 0)
+
     @examples(20)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
@@ -116,6 +122,9 @@ def test_any_columns_come_back(tmp_path_factory: pytest.TempPathFactory, suffix:
                 for record, value in enumerate(values):
                     assert reader.has_value(column.name, record) == (value is not None)
                     assert same(reader.item(column.name, record), value, column)
+                if column.kind == "fixed":
+                    chosen = reader.values(column.name, np.arange(count))
+                    assert reader.fixed_column(column.name).tobytes() == chosen.tobytes()  # a NaN does not equal itself
         assert verify(path).ok
 
     check()
@@ -205,86 +214,36 @@ def test_a_large_column_lies_record_by_record(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("shard_size", [None, 60])
-def test_any_large_columns_come_back(
-    tmp_path_factory: pytest.TempPathFactory, shard_size: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As :func:`test_any_columns_come_back`, with every column that can lying record by record."""
-    monkeypatch.setattr(columns_module, "_WHOLE_BYTES", 0)
-
-    @given(data=st.data())
-    def check(data: st.DataObject) -> None:
-        count = data.draw(st.integers(1, 5))
-        found = [data.draw(column_and_values(f"c{i}", count)) for i in range(data.draw(st.integers(1, 6)))]
-        path = tmp_path_factory.mktemp("any") / "out.lmdb"
-        build(path, found, count, shard_size)
-        with open_store(path) as reader:
-            assert list(reader.check_structure()) == []
-            for column, values in found:
-                for record, value in enumerate(values):
-                    assert same(reader.item(column.name, record), value, column)
-                if column.kind == "fixed":
-                    chosen = reader.values(column.name, np.arange(count))
-                    assert (
-                        reader.fixed_column(column.name).tobytes() == chosen.tobytes()
-                    )  # a NaN is not equal to itself
-        assert verify(path).ok
-
-    check()
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(1, per="kind")
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_memory_while_an_array_is_large(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither writing, reading one record, checking nor mending holds a fixed column of 96 MiB in memory."""
+@pytest.mark.parametrize("kind", ["fixed", "ragged"])
+def test_memory_while_a_column_is_large(
+    tmp_path: Path, kind: str, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither writing, reading one record, checking nor mending holds a column of 96 MiB in memory."""
     monkeypatch.setattr(columns_module, "_WHOLE_BYTES", 64 << 20)
-    array = Column("array", "fixed", "float32", (128, 128))
+    array = Column("large", "fixed", "float32", (128, 128))
+    column = array if kind == "fixed" else Column("large", "ragged", "uint8", type="mask")
     path = tmp_path / f"x{suffix}"
     tracemalloc.start()
     try:
-        columns = [IMAGE, array, KEY, CHECKSUM, ROW_CHECKSUM]
+        columns = [IMAGE, column, KEY, CHECKSUM, ROW_CHECKSUM]
         with StoreBuilder(path, format=str(format_of(path)), encoding="original", columns=columns) as builder:
             for i in range(96):
-                arrays = np.full((16, 128, 128), i, np.float32)
-                builder.append([b"x"] * 16, {"key": [f"{i}/{j}" for j in range(16)], "array": arrays}, "")
+                values: Any = np.full((16, 128, 128), i, np.float32) if column is array else [bytes([i]) * 65536] * 16
+                builder.append([b"x"] * 16, {"key": [f"{i}/{j}" for j in range(16)], "large": values}, "")
             builder.commit(origin=Origin("made", "large"))
         assert tracemalloc.get_traced_memory()[1] < 40 << 20
         tracemalloc.reset_peak()
-        with open_store(path) as reader:
-            assert (reader.manifest.column("array").one_by_one, isinstance(reader.column("array"), LazyArray)) == (
-                True,
-                suffix == ".lmdb",
-            )
-            assert (reader.value("array", 1000) == 1000 // 16).all()
-            assert (reader.values("array", np.array([1000, 1001])) == 1000 // 16).all()
-        with open_store(path, "auto") as reader:
-            assert (reader.value("array", 1000) == 1000 // 16).all()
+        for checksums in ("never", "auto"):
+            with open_store(path, checksums) as reader:
+                found = np.frombuffer(bytes(reader.value("large", 1000)), array.dtype if column is array else "uint8")
+                assert (found == 1000 // 16).all()
+                if column is array:
+                    assert isinstance(reader.column("large"), LazyArray) == (suffix == ".lmdb")
+                    assert (reader.values("large", np.array([1000, 1001])) == 1000 // 16).all()
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
         assert verify(path).ok
         assert tracemalloc.get_traced_memory()[1] < 80 << 20 + 64 << 20
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_memory_while_a_column_is_large(tmp_path: Path, suffix: str) -> None:
-    """Neither writing nor reading one record holds a column of 96 MiB in memory."""
-    columns = [IMAGE, Column("mask", "ragged", "uint8", type="mask"), KEY, CHECKSUM, ROW_CHECKSUM]
-    path = tmp_path / f"x{suffix}"
-    tracemalloc.start()
-    try:
-        with StoreBuilder(path, format=str(format_of(path)), encoding="original", columns=columns) as builder:
-            for i in range(96):
-                masks = [bytes([i]) * 65536] * 16
-                builder.append([b"x"] * 16, {"key": [f"{i}/{j}" for j in range(16)], "mask": masks}, "")
-            builder.commit(origin=Origin("made", "large"))
-        assert tracemalloc.get_traced_memory()[1] < 40 << 20
-        tracemalloc.reset_peak()
-        with open_store(path) as reader:
-            assert bytes(reader.value("mask", 1000)) == bytes([1000 // 16]) * 65536
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()

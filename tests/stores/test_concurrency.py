@@ -28,7 +28,6 @@ from tests.internals import (
     DestinationError,
     Manifest,
     Owner,
-    Progress,
     WorkDirectory,
     find_leftovers,
     local_place,
@@ -39,6 +38,7 @@ from tests.internals import (
     work_path,
 )
 from tests.internals import journal as receipts
+from tests.makers.interrupted import cut_short
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
 
@@ -48,39 +48,26 @@ def digests(reader: Any) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1, per="suffix")
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("shard_size", [None, 3000])
-def test_a_reader_keeps_what_it_has_opened_while_the_store_is_replaced(
-    photos: Path, tmp_path: Path, suffix: str, shard_size: int | None
+@pytest.mark.parametrize("read", [1, 24])
+def test_a_reader_keeps_the_store_that_it_has_opened_while_that_is_replaced(
+    photos: Path, tmp_path: Path, suffix: str, shard_size: int | None, read: int
 ) -> None:
+    """Also shards that it has not read yet."""
     out = tmp_path / f"out{suffix}"
     packstore.convert(photos, out, encoding="original", shard_size=shard_size)
+    with packstore.open(out) as reader:
+        before = digests(reader)
     with packstore.open(out) as old:
-        before = digests(old)
-        packstore.convert(photos, out, encoding="uint8", size=16, overwrite=True)
+        assert [xxh3_64_intdigest(old.read(i)) for i in range(read)] == before[:read]
+        packstore.convert(photos, out, encoding="uint8", size=16, shard_size=shard_size, overwrite=True)
         assert digests(old) == before
         labels = old.fixed_column("label").tolist()
     with packstore.open(out) as new:
         assert new.fixed_column("label").tolist() == labels
         assert new.manifest.encoding == "uint8"
-        assert digests(new) != before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_shards_not_read_yet_are_kept_too(photos: Path, tmp_path: Path, suffix: str) -> None:
-    out = tmp_path / f"out{suffix}"
-    packstore.convert(photos, out, encoding="original", shard_size=3000)
-    with packstore.open(out) as reader:
-        before = digests(reader)
-    with packstore.open(out) as old:
-        assert len(old.manifest.shards or ()) > 2
-        old.read(0)
-        packstore.convert(photos, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
-        assert digests(old) == before
-        labels = old.fixed_column("label").tolist()
-    with packstore.open(out) as new:
-        assert new.fixed_column("label").tolist() == labels
         assert digests(new) != before
 
 
@@ -444,25 +431,13 @@ def test_names_of_all_kinds_go_on_and_are_cleaned(
     photos: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receipts, "EVERY_SECONDS", 0.0)
-
-    class CutError(BaseException):
-        pass
-
-    def progress(report: Progress) -> None:
-        if report.stage == "pack" and report.done:
-            raise CutError
-
-    def cut() -> None:
-        with pytest.raises(CutError):
-            packstore.convert(photos, tmp_path / name, progress=progress)
-
-    cut()
+    cut_short(packstore.convert, photos, tmp_path / name, after=1)
     command = [sys.executable, "-B", "-m", "packstore", "clean", "--yes", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert list(tmp_path.iterdir()) == []
-    cut()
-    cut()
+    for _ in range(2):
+        cut_short(packstore.convert, photos, tmp_path / name, after=1)
     (leftover,) = find_leftovers(tmp_path)
     assert leftover.owner.destination == name
     assert packstore.convert(photos, tmp_path / name).resumed > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import pickle
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -115,22 +114,6 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
         reader = open_store(path)
         assert list(reader.check_structure(quick=True)) == []
         assert ["archive/data/0" in p.what for p in reader.check_structure()] == [True]
-
-    def test_nothing_is_executed(self, path: Path) -> None:
-        class Evil:
-            def __reduce__(self) -> Any:
-                return Path.write_text, (path.with_name("pwned"), "x")
-
-        for content in (Evil(), {"manifest": Evil()}):
-            torch.save(content, path)
-            with pytest.raises(StoreError, match=r"cannot be opened as a \.pth"):
-                open_store(path)
-        path.unlink()
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("archive/data.pkl", pickle.dumps({"manifest": Evil()}, protocol=2))
-            archive.writestr("archive/version", "3\n")
-        assert not is_store(path)
-        assert [p.name for p in path.parent.iterdir()] == [path.name]
 
     @pytest.mark.parametrize(
         "content", [{"a": torch.zeros(2)}, torch.zeros(2), {"manifest": 3}, collections.OrderedDict(x=1)]

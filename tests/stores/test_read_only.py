@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -75,32 +73,6 @@ for path in sorted(foreign.iterdir()):
         assert {p: p.stat().st_mtime_ns for p in inside.rglob("*")} == before
 
 
-@pytest.fixture
-def read_only_mount(stores: Path, tmp_path: Path) -> Iterator[Path]:
-    """The stores on a mount that nobody can write to, not even root."""
-    place = tmp_path / "mounted"
-    place.mkdir()
-    for command in (["mount", "--bind", stores, place], ["mount", "-o", "remount,bind,ro", place]):
-        try:
-            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-        except OSError as error:
-            pytest.skip(f"no read-only mount here: {error}")
-        if done.returncode:
-            subprocess.run(["umount", str(place)], capture_output=True, check=False)
-            pytest.skip(f"no read-only mount here: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-@pytest.mark.slow
-def test_a_read_only_mount(read_only_mount: Path) -> None:
-    with pytest.raises(OSError, match="Read-only"):
-        (read_only_mount / "probe").touch()
-    code = READ + "\nfor path in sys.argv[1:]:\n    print(read(path))\n"
-    paths = [read_only_mount / name for name in NAMES]
-    assert in_child(code, *paths).split() == ["3"] * len(NAMES)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_moved_copied_and_linked(name: str, stores: Path, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -114,16 +86,3 @@ def test_moved_copied_and_linked(name: str, stores: Path, tmp_path: Path) -> Non
     for place in (moved, link):
         assert verify(place).ok
         assert len(PackedDataset(place, split="train")) == 3
-
-
-@pytest.mark.parametrize("name", NAMES[:3])
-def test_a_store_that_is_moved_or_removed_while_it_is_open(name: str, stores: Path, tmp_path: Path) -> None:
-    path = tmp_path / name
-    source = stores / name
-    shutil.copytree(source, path) if source.is_dir() else shutil.copy(source, path)
-    with open_store(path) as reader:
-        expected = [bytes(reader.read(i)) for i in range(len(reader))]
-        moved = path.rename(tmp_path / "elsewhere")
-        assert [bytes(reader.read(i)) for i in range(len(reader))] == expected
-        shutil.rmtree(moved) if moved.is_dir() else moved.unlink()
-        assert [bytes(reader.read(i)) for i in range(len(reader))] == expected

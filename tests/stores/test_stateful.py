@@ -38,11 +38,10 @@ from tests.internals import (
     remove_leftover,
     work_path,
 )
-from tests.internals import batches as record_packing
-from tests.internals import journal as receipts
 from tests.internals import work_directory as work
 from tests.internals import writer as lmdb_writer
 from tests.makers.datasets import write_image
+from tests.makers.interrupted import CutError, take_small_steps
 from tests.makers.stores import content, files_of
 
 Content = dict[str, bytes]
@@ -55,10 +54,6 @@ OPTIONS = st.fixed_dictionaries(
         "overwrite": st.booleans(),
     }
 )
-
-
-class CutError(BaseException):
-    """What ends a run: not an Exception, as an interrupt is none."""
 
 
 def delete(path: Path) -> None:
@@ -80,9 +75,7 @@ class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(receipts, "EVERY_SECONDS", 0.0)
-        self.patch.setattr(record_packing, "PASS_RECORDS", 3)
-        self.patch.setattr(record_packing, "DECODE_RECORDS", 3)
+        take_small_steps(self.patch)
         self.patch.setattr(lmdb_writer, "_TXN_BYTES", 1)
         self.root = Path(tempfile.mkdtemp(prefix="packstore-life-"))
         self.source, self.other = self.root / "photos", self.root / "reference"

@@ -66,11 +66,3 @@ def test_failures_of_tasks_are_said_in_one_line(small_folder: Path, tmp_path: Pa
     done = run("convert", photos, url, *skipping, cwd=tmp_path)
     assert done.returncode == 3
     assert "skipped  1 sample:\n    val/cat/000.jpg" in done.stdout
-
-
-def test_a_cluster_that_is_none(small_folder: Path, tmp_path: Path) -> None:
-    done = run("convert", small_folder, "s3://bucket/x.h5", "--cluster", "slurm", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "packstore: error: cluster should be 'processes:N' with N from 1 on, 'ray' or 'ray:ADDRESS', got 'slurm'\n"
-    )

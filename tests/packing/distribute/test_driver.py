@@ -104,6 +104,12 @@ def dying(after: int) -> Callable[[Progress], None]:
     return progress
 
 
+def begin(folder: Path, url: str, after: int = 1, **options: Any) -> None:
+    """Runs a driver that dies at its call of progress number ``after``."""
+    with pytest.raises(EndOfDriverError):
+        drive(folder, url, dying(after), **PASSING, **options)
+
+
 def test_the_same_bytes(folder_to_pack: Path, whole: Path, url: str) -> None:
     report = packstore.convert(folder_to_pack, url, **PASSING)
     assert_same(url, whole)
@@ -161,13 +167,6 @@ def test_a_worker_is_killed(
     drive(folder_to_pack, url, objects=objects, cluster="processes:2", workers=1, **PASSING)
     assert (tmp_path / "kills" / "killed").exists()
     assert_same(url, whole)
-
-
-@pytest.mark.slow
-def test_a_killed_worker_leaves_nothing_for_long(folder_to_pack: Path, url: str, tmp_path: Path, scratch: Path) -> None:
-    objects = KillingObjects(url, tmp_path / "kills", "shards/")
-    drive(folder_to_pack, url, objects=objects, cluster="processes:1", workers=1, **PASSING)
-    assert not list(scratch.iterdir())
 
 
 @pytest.mark.slow
@@ -234,8 +233,7 @@ def test_a_driver_ends_at_every_receipt(
     with packstore.open(whole) as reader:
         shards = len(reader.manifest.shards or ())
     for lives in range(shards):
-        with pytest.raises(EndOfDriverError):
-            drive(folder_to_pack, url, dying(1), **PASSING)
+        begin(folder_to_pack, url)
         assert len([name for name in objects_at(url) if "/done/" in name]) == lives + 1
         assert not any("versions/" in name for name in objects_at(url))
     report = drive(folder_to_pack, url, **PASSING)
@@ -294,8 +292,7 @@ def test_two_drivers_write_the_plan(
         found = read(self, name)
         if name == self.plan_name and not ended:
             ended.append(1)
-            with pytest.raises(EndOfDriverError):
-                drive(folder_to_pack, url, dying(1), **PASSING)
+            begin(folder_to_pack, url)
         return found
 
     monkeypatch.setattr(SharedRun, "read_object", late)
@@ -327,8 +324,7 @@ def _raise_end(self: SharedRun) -> None:
 
 def test_a_receipt_that_differs(folder_to_pack: Path, url: str) -> None:
     """Two machines that compute otherwise: the error names both digests, and nothing is published."""
-    with pytest.raises(EndOfDriverError):
-        drive(folder_to_pack, url, dying(1), **PASSING)
+    begin(folder_to_pack, url)
     objects = open_objects(url)
     (name,) = (name for name in objects_at(url) if "/done/" in name)
     ours = TaskReceipt.from_json(objects.get(name), name)
@@ -351,8 +347,7 @@ def test_other_software_is_refused(
     folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packstore, "__version__", "0.0.9")
-    with pytest.raises(EndOfDriverError):
-        drive(folder_to_pack, url, dying(1), **PASSING)
+    begin(folder_to_pack, url)
     monkeypatch.undo()
     before = objects_at(url)
     with pytest.raises(
@@ -376,8 +371,7 @@ def test_a_machine_with_other_software(folder_to_pack: Path, url: str, monkeypat
 
 def test_a_source_that_changed_is_refused(tmp_path: Path, url: str) -> None:
     folder = make_folder(tmp_path / "photos")
-    with pytest.raises(EndOfDriverError):
-        drive(folder, url, dying(1), **PASSING)
+    begin(folder, url)
     file = next(folder.rglob("*.png"))
     os.utime(file, ns=(1, 1))
     with pytest.raises(DestinationError, match=r"another conversion to it was begun \(.*\)"):
@@ -447,8 +441,7 @@ def test_skipped_samples_are_raised_by_a_run_that_may_not_skip(tmp_path: Path, u
     folder = make_folder(tmp_path / "photos", per_class=1)
     bad = folder / "train" / "ant" / "000.jpg"
     bad.write_bytes(bytes(bad.stat().st_size))
-    with pytest.raises(EndOfDriverError):
-        drive(folder, url, dying(1), on_error="skip", **PASSING)
+    begin(folder, url, on_error="skip")
     with pytest.raises(SampleError, match=r"train/ant/000\.jpg"):
         drive(folder, url, **PASSING)
 
@@ -506,8 +499,7 @@ def test_what_a_cluster_cannot_do(folder_to_pack: Path, url: str, tmp_path: Path
 
 
 def test_a_damaged_receipt_or_plan(folder_to_pack: Path, whole: Path, url: str) -> None:
-    with pytest.raises(EndOfDriverError):
-        drive(folder_to_pack, url, dying(1), **PASSING)
+    begin(folder_to_pack, url)
     (receipt,) = (name for name in objects_at(url) if "/done/" in name)
     objects = open_objects(url)
     data = objects.get(receipt)
@@ -529,8 +521,7 @@ def test_a_damaged_receipt_or_plan(folder_to_pack: Path, whole: Path, url: str) 
 
 def test_shards_that_are_gone(folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of an earlier driver are packed again; one that goes before the end is missed, and nothing is published."""
-    with pytest.raises(EndOfDriverError):
-        drive(folder_to_pack, url, dying(2), **PASSING)
+    begin(folder_to_pack, url, 2)
     objects = open_objects(url)
     gone = sorted(name for name in objects_at(url) if name.startswith("shards/"))[0]
     objects.delete([gone])
@@ -550,8 +541,7 @@ def test_shards_that_are_gone(folder_to_pack: Path, whole: Path, url: str, monke
 
 
 def test_receipts_of_other_tasks(folder_to_pack: Path, url: str) -> None:
-    with pytest.raises(EndOfDriverError):
-        drive(folder_to_pack, url, dying(1), **PASSING)
+    begin(folder_to_pack, url)
     (name,) = (name for name in objects_at(url) if "/done/" in name)
     objects = open_objects(url)
     receipt = TaskReceipt.from_json(objects.get(name), name)
@@ -567,8 +557,7 @@ def test_receipts_of_other_tasks(folder_to_pack: Path, url: str) -> None:
 
 def test_clean_removes_what_an_interrupted_run_left(folder_to_pack: Path, url: str) -> None:
     """A plan, receipts, and shards that nobody needs any more."""
-    with pytest.raises(EndOfDriverError):
-        drive(folder_to_pack, url, dying(2), **PASSING)
+    begin(folder_to_pack, url, 2)
     objects, later = open_objects(url), time.time() + 2 * GRACE_SECONDS
     left = objects_at(url)
     assert len(left) > 4

@@ -152,16 +152,6 @@ def test_every_format_and_encoding(tmp_path: Path, suffix: str, encoding: str) -
     assert packstore.verify(url, against=path).ok
 
 
-def test_what_is_there_already(place: str, tmp_path: Path) -> None:
-    path, url = local(tmp_path), at(f"{place}/x.h5")
-    upload_store(path, url)
-    with pytest.raises(DestinationError, match=r"x\.h5 exists already; choose another URL, or --overwrite"):
-        upload_store(path, url)
-    upload_store(local(tmp_path, "y.h5", 1), url, overwrite=True)
-    assert_holds(open_store(url), make_records("uint8", 12, 1))
-    assert find_newest_version(open_objects(url)) == 2
-
-
 def test_a_copy_of_a_local_store_is_not_changed(tmp_path: Path) -> None:
     path = local(tmp_path)
     copy = shutil.copytree(path, tmp_path / "copy.h5")

@@ -6,7 +6,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from tests.internals import (
     TABLE_ROW,
     CacheFullError,
     ManifestError,
-    MissingStoreError,
     RemoteShards,
     ShardTable,
     StoreError,
@@ -199,15 +197,6 @@ def test_refused_requests_are_made_after_an_error(bucket: Path, tmp_path: Path) 
         assert_holds(reader, records)
 
 
-def test_a_dataset_travels(bucket: Path, tmp_path: Path) -> None:
-    url = put(bucket, tmp_path, make_records("uint8", 9))
-    dataset = packstore.PackedDataset(str(url), "train")
-    expected = [dataset[i][0].tolist() for i in range(len(dataset))]
-    assert str(dataset.path) == str(url)
-    other = pickle.loads(pickle.dumps(dataset))
-    assert [other[i][0].tolist() for i in range(len(other))] == expected
-
-
 @pytest.mark.sampled(1, fast=0)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader(bucket: Path, tmp_path: Path, method: str) -> None:
@@ -223,11 +212,6 @@ def test_workers_of_a_data_loader(bucket: Path, tmp_path: Path, method: str) -> 
     loader = torch.utils.data.DataLoader(dataset, batch_size=2, num_workers=2, multiprocessing_context=context)
     images = torch.cat([images for images, _ in loader])
     assert torch.equal(images, torch.stack(expected))
-
-
-def test_what_is_not_there(bucket: Path) -> None:
-    with pytest.raises(MissingStoreError, match=r"file:///.*nothing\.lmdb: there is no store"):
-        packstore.open(f"{bucket.as_uri()}/nothing.lmdb")
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -313,17 +297,6 @@ class TestDamage:
             (problem,) = packstore.verify(url, quick=quick).problems
             assert problem.lost
             assert "is missing" in problem.what
-
-    def test_swapped(self, url: UrlPath, shards: list[Path]) -> None:
-        """Each under the name of the other."""
-        first, second = shards[0].read_bytes(), shards[1].read_bytes()
-        shards[0].write_bytes(second)
-        shards[1].write_bytes(first)
-        with opened(url) as reader:
-            for record in (0, 3):
-                with pytest.raises(StoreError, match="came damaged"):
-                    reader.read(record)
-        assert not packstore.verify(url).ok
 
     def test_a_cached_shard_that_is_damaged(self, url: UrlPath, records: Records, cache: Cache) -> None:
         with opened(url) as reader:
