@@ -1,4 +1,4 @@
-"""Caches on file systems that have no room, no locks, or cannot be written."""
+"""Caches on file systems without room or locks, or that cannot be written; faults on the way from an object store."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import random
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from packstore.cache import Cache
-from tests.internals import CacheError, files
+from packstore.objects import open_objects
+from tests.internals import CacheError, StoreError, files
 from tests.internals import folder as folders
+from tests.makers.s3 import Double, Fault
 
 SIZE = 200_000
 CONTENTS = [bytes([number]) * SIZE for number in range(8)]
@@ -229,3 +232,40 @@ def test_a_cache_on_another_disk_is_a_link_at_most(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "scratch")
     with pytest.raises(CacheError, match="cannot be written: File exists"):
         open_object(cache, 0)
+
+
+CONTENT = random.Random(5).randbytes(9 << 20)  # obstore gives it in several pieces
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+def open_it(cache: Cache, content: bytes = CONTENT) -> None:
+    objects = open_objects("s3://bucket")
+    digest = hashlib.sha256(content).hexdigest()
+    descriptor = cache.open(digest, len(content), lambda: objects.stream("x"))
+    assert os.pread(descriptor, len(content) + 1, 0) == content
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("kind", ["503", "cut", "flipped", "slow"])
+@pytest.mark.parametrize("content", [CONTENT, b"small"])
+def test_the_bytes_are_right_at_last(s3_double: Double, tmp_path: Path, kind: str, content: bytes) -> None:
+    s3_double.objects["x"] = content
+    s3_double.faults = [Fault(kind, "GET", times=2)]
+    open_it(Cache(tmp_path, 10 << 20), content)
+    assert s3_double.faults[0].times < 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("flipped", "came damaged 3 times"), ("403", "s3://bucket/x"), ("expired", "s3://bucket/x")],
+)
+def test_it_is_one_line(s3_double: Double, tmp_path: Path, kind: str, said: str) -> None:
+    s3_double.objects["x"] = CONTENT
+    s3_double.faults = [Fault(kind, "GET", times=1000)]
+    cache = Cache(tmp_path / "cache", 10 << 20)
+    with pytest.raises(StoreError, match=said) as caught:
+        open_it(cache)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert cache.entries() == []
+    assert list((cache.root / "part").iterdir()) == []

@@ -1,4 +1,4 @@
-"""``repair`` makes a damaged store what it was, byte for byte, and lets nothing else in."""
+"""``repair``: what is damaged comes back from sources, even if those are damaged or change meanwhile."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import packstore
-from tests.internals import DestinationError, StoreError, UsageError
+from tests.internals import DestinationError, SourceError, StoreError, UsageError
+from tests.internals import repair_module as repairing
 from tests.makers.command import commands, run
 from tests.makers.datasets import write_image
 from tests.makers.images import encode, picture
-from tests.makers.stores import content, damage
+from tests.makers.stores import change, content, damage, files_of
 from tests.makers.tiers import examples
 
 SUFFIXES = ("lmdb", "h5", "pth")
@@ -260,3 +262,139 @@ def test_counts_of_the_whole_store_stay_out_of_the_shards(tmp_path: Path) -> Non
     assert not packstore.verify(bad).ok
     assert packstore.repair(bad, tmp_path / "photos", fixed).identical
     assert digest(fixed) == digest(good)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    root = tmp_path / "photos"
+    for number, name in enumerate(("ant/a", "ant/b", "bee/c", "bee/d", "bee/e", "cat/f")):
+        write_image(root / f"{name}.png", 10 + number % 3, 11, number)
+    return root
+
+
+def copy(store: Path, name: str) -> Path:
+    new = store.with_name(f"{name}{store.suffix}")
+    shutil.copytree(store, new) if store.is_dir() else shutil.copy(store, new)
+    return new
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "changed": lambda file: file.write_bytes(bytes(file.stat().st_size)),
+    "deleted": lambda file: file.unlink(),
+    "truncated": lambda file: file.write_bytes(file.read_bytes()[:40]),
+    "another image": lambda file: write_image(file, 9, 9, 99),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("shard_size", [None, 700])
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_source_that_changes_during_the_repair(
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    suffix: str,
+    what: str,
+    shard_size: Any,
+    partial: bool,
+) -> None:
+    store = tmp_path / f"bad.{suffix}"
+    packstore.convert(photos, store, encoding="original", shard_size=shard_size)
+    damage(store, [1, 3], [])
+    real = repairing._Repair._write_store
+
+    def write(self: Any, lost: Any) -> None:
+        CHANGES[what](photos / "ant" / "b.png")
+        real(self, lost)
+
+    monkeypatch.setattr(repairing._Repair, "_write_store", write)
+    with pytest.raises(
+        SourceError, match=r"the source .*photos has changed during the repair: record 1 \(ant/b\.png\)"
+    ):
+        packstore.repair(store, photos, tmp_path / "fixed", partial=partial)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [store.name, "photos"]
+
+
+def test_a_linked_file_that_changes_during_the_repair(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, copied = tmp_path / "bad.lmdb", tmp_path / "copied"
+    shutil.copytree(photos, copied)
+    packstore.convert(photos, store, link=True)
+    (photos / "ant" / "b.png").write_bytes(b"x" * 300)
+    real = repairing._Repair._write_store
+
+    def write(self: Any, lost: Any) -> None:
+        (copied / "ant" / "b.png").unlink()
+        real(self, lost)
+
+    monkeypatch.setattr(repairing._Repair, "_write_store", write)
+    with pytest.raises(SourceError, match="has changed during the repair"):
+        packstore.repair(store, copied, tmp_path / "fixed.lmdb")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.lmdb", "copied", "photos"]
+
+
+def damage_offsets(store: Path, column: str = "key") -> None:
+    """Makes the offsets of two keys impossible."""
+    with packstore.open(store) as reader:
+        offsets = [part.ragged_column(column).offsets.tobytes() for part in reader.parts()]
+    change(store, max(offsets, key=len), 8 + 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("columns", [[], ["label"], ["key"]], ids=str)
+def test_a_damaged_donor_is_named(photos: Path, tmp_path: Path, suffix: str, columns: list[str]) -> None:
+    good = tmp_path / f"good.{suffix}"
+    packstore.convert(photos, good, encoding="original")
+    bad, donor = copy(good, "bad"), copy(good, "donor")
+    damage(bad, [1], columns)
+    damage_offsets(donor)
+    with pytest.raises(SourceError, match=rf"the source .*donor\.{suffix} cannot be read: "):
+        packstore.repair(bad, donor, tmp_path / f"fixed.{suffix}")
+    with pytest.raises(SourceError, match=rf"the source .*donor\.{suffix} cannot be read: "):
+        packstore.verify(good, against=donor)
+    assert not (tmp_path / f"fixed.{suffix}").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_damaged_records_of_a_donor_are_passed_over(photos: Path, tmp_path: Path, suffix: str) -> None:
+    good = tmp_path / f"good.{suffix}"
+    packstore.convert(photos, good, encoding="original")
+    bad, donor = copy(good, "bad"), copy(good, "donor")
+    damage(bad, [1, 3], [])
+    damage(donor, [3], ["label"], 4)
+    report = packstore.repair(bad, donor, tmp_path / f"fixed.{suffix}", partial=True)
+    assert ([p.record for p in report.replaced], [p.record for p in report.lost]) == ([1], [3])
+    assert "the source's image cannot be used" in report.lost[0].what
+    found = packstore.verify(good, against=donor).problems
+    assert {p.record for p in found} == {3, 4}
+    assert any("the source's sample cannot be read" in p.what for p in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    ("what", "shard_size"),
+    [("offsets", None), ("offsets", 700), ("label", None), ("label", 700), ("lost shard", 700)],
+)
+def test_damage_of_the_compared_store_is_reported(
+    photos: Path, tmp_path: Path, suffix: str, what: str, shard_size: int | None
+) -> None:
+    good = tmp_path / f"good.{suffix}"
+    packstore.convert(photos, good, encoding="original", shard_size=shard_size)
+    bad = copy(good, "bad")
+    if what == "offsets":
+        damage_offsets(bad)
+    elif what == "label":
+        damage(bad, [], ["label"], 0)
+    else:
+        files_of(bad / f"shard-00001.{suffix}")[0].unlink()
+    for source in (photos, good):
+        report = packstore.verify(bad, against=source)
+        assert report.problem_count > report.differences
+        assert packstore.verify(good, against=photos).ok

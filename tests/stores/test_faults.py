@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import shutil
@@ -21,6 +22,7 @@ import packstore
 from packstore.stores import is_store
 from tests.internals import writer as lmdb_writer
 from tests.makers.command import run as run_command
+from tests.makers.failing_operations import EXPORTS, STORES
 from tests.makers.stores import content
 from tests.makers.tools import load_tool
 
@@ -286,3 +288,24 @@ from packstore.cli import main
 conversion.check_space = lambda *_: None
 main(["convert", "-q", sys.argv[1], sys.argv[2], "--encoding", "original"])
 """
+
+ERRORS = ("ENOSPC", "EIO", "EDQUOT", "EROFS")
+REASONS = ("No space left on device", "Input/output error", "Disk quota exceeded", "Read-only file system",
+           "No usable temporary directory found")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", [*STORES, *EXPORTS])
+def test_writing_fails_from_any_call_on(tmp_path: Path, need: Any, name: str) -> None:
+    """In the default run, from every fifth call on."""
+    need("cc", shutil.which("cc") is not None and sys.platform == "linux")
+    command = [sys.executable, "-m", "tests.makers.failing_calls", tmp_path, name, "5", ",".join(ERRORS)]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    outcomes: dict[str, int] = json.loads(done.stdout)
+    assert outcomes.pop("done") >= 1
+    assert sum(outcomes.values()) >= 3
+    for outcome in outcomes:
+        assert outcome.startswith(f"DestinationError: cannot write {tmp_path}"), outcome
+        assert any(reason in outcome for reason in REASONS), outcome
