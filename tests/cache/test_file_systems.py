@@ -256,8 +256,7 @@ def test_the_bytes_are_right_at_last(s3_double: Double, tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
-    [("flipped", "came damaged 3 times"), ("403", "s3://bucket/x"), ("expired", "s3://bucket/x")],
+    ("kind", "said"), [("flipped", "came damaged 3 times"), ("403", "s3://bucket/x"), ("expired", "s3://bucket/x")]
 )
 def test_it_is_one_line(s3_double: Double, tmp_path: Path, kind: str, said: str) -> None:
     s3_double.objects["x"] = CONTENT

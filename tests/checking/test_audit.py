@@ -257,7 +257,7 @@ def test_boxes_and_masks(tmp_path: Path) -> None:
     assert [(finding.kind, *finding.keys) for finding in quick.findings] == [("box_empty", "1"), ("box_outside", "2")]
     report = packstore.audit(tmp_path / "x.lmdb", pixels=True, mask_classes=5)
     assert {(finding.kind, *finding.keys) for finding in report.findings} == {
-        *(("box_empty", "1"), ("box_outside", "2"), ("box_outside", "4"), ("mask_value", "2")),
+        *(("box_empty", "1"), ("box_outside", "2"), ("box_outside", "4"), ("mask_value", "2"))
     }
     assert report.of("box_outside")[1].what == "'boxes' 0: [0.0, 0.0, 90.0, 20.0] in 30 x 20"
     assert report.of("mask_value")[0].what == "'mask' has 7; there are 5 classes, numbered from 0"

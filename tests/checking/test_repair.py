@@ -379,8 +379,7 @@ def test_damaged_records_of_a_donor_are_passed_over(photos: Path, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(
-    ("what", "shard_size"),
-    [("offsets", None), ("offsets", 700), ("label", None), ("label", 700), ("lost shard", 700)],
+    ("what", "shard_size"), [("offsets", None), ("offsets", 700), ("label", None), ("label", 700), ("lost shard", 700)]
 )
 def test_damage_of_the_compared_store_is_reported(
     photos: Path, tmp_path: Path, suffix: str, what: str, shard_size: int | None

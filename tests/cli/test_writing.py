@@ -194,8 +194,6 @@ def test_stopped_append_leaves_the_store_as_it_was(tmp_path: Path, number: signa
     assert not (tmp_path / ".a.h5.packstore").exists()
 
 
-
-
 def report(code: int, *arguments: object, cwd: Path) -> dict[str, Any]:
     done = run(*arguments, "--json", cwd=cwd)
     assert (done.returncode, done.stderr) == (code, "")

@@ -44,11 +44,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 BROKEN = [
-    (
-        "formats",
-        "tar = no_such_module:FORMAT",
-        "does not load: No module named 'no_such_module'; repair",
-    ),
+    ("formats", "tar = no_such_module:FORMAT", "does not load: No module named 'no_such_module'; repair"),
     ("formats", "tar = plugged:NUMBER", "is 42 and should be an object of packstore.stores.format.Format; repair"),
     ("formats", "tar = plugged:Kind", "and should be an object of packstore.stores.format.Format; repair"),
     ("sources", "tar = plugged:NUMBER", "is 42 and should be an object of packstore.sources.base.Kind; repair"),

@@ -321,14 +321,12 @@ def test_a_later_file_of_another_mode_is_a_question(tmp_path: Path) -> None:
     given = modalities(tmp_path / "set", depth=deep)
     put(tmp_path / "set" / "depth" / "2.png", rgb(7))
     with pytest.raises(
-        UsageError,
-        match=r"column 'depth' \(depth/2\.png\): it has values of uint8 .*--column depth\.depth=scale",
+        UsageError, match=r"column 'depth' \(depth/2\.png\): it has values of uint8 .*--column depth\.depth=scale"
     ):
         convert(**given, destination=tmp_path / "s.lmdb", depth="keep")
     put(tmp_path / "set" / "depth" / "0.png", rgb(7))  # now the first has 8 bits, and the second more
     with pytest.raises(
-        UsageError,
-        match=r"column 'depth' \(depth/1\.png\): it has values of uint16 .*--column depth\.depth=scale",
+        UsageError, match=r"column 'depth' \(depth/1\.png\): it has values of uint16 .*--column depth\.depth=scale"
     ):
         convert(**given, destination=tmp_path / "s.lmdb", depth="keep")
     assert convert(**given, destination=tmp_path / "s.lmdb", depth="scale").manifest.records == 3

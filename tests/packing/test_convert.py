@@ -155,11 +155,7 @@ def test_progress_counts_up_to_every_record(photos: Path, tmp_path: Path) -> Non
 # What goes wrong --------------------------------------------------------------------------------------------------
 
 
-BAD_FILES = {
-    "empty": b"",
-    "text": b"this is not an image at all, whatever its name says",
-    "truncated": None,
-}
+BAD_FILES = {"empty": b"", "text": b"this is not an image at all, whatever its name says", "truncated": None}
 
 
 @pytest.fixture(params=sorted(BAD_FILES))

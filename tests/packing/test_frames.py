@@ -17,16 +17,7 @@ import packstore
 from packstore import PackedDataset, PackedLoader, Writer, append, convert, export, merge, repair, select, verify
 from packstore.augment import CenterCrop, RandomHorizontalFlip
 from tests.internals import EXPORTS, AmbiguousSourceError, Manifest, UsageError, read_manifest, read_orientation
-from tests.makers.oriented import (
-    FORMATS,
-    FRAMES,
-    KINDS,
-    ORIENTATIONS,
-    describe_photo,
-    find_red,
-    make_photo,
-    make_set,
-)
+from tests.makers.oriented import FORMATS, FRAMES, KINDS, ORIENTATIONS, describe_photo, find_red, make_photo, make_set
 from tests.makers.stores import change
 
 _LABELS = ("coco", "csv", "cvat", "datumaro", "fiftyone", "kitti", "label_studio", "labelme", "masks",

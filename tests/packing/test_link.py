@@ -146,8 +146,7 @@ def test_compressed_archive_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"encoding": "uint8", "size": 8}, {"encoding": "jpeg"}, {"progressive": "baseline"}],
+    "options", [{"encoding": "uint8", "size": 8}, {"encoding": "jpeg"}, {"progressive": "baseline"}]
 )
 def test_options_that_make_other_bytes_are_refused(tmp_path: Path, options: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="link"):

@@ -173,12 +173,7 @@ def test_repair_and_salvage_keep_the_wish(how: str, photos: Path, tmp_path: Path
 @pytest.mark.parametrize(("suffix", "encoding"), ENCODINGS)
 @pytest.mark.parametrize("options", [{}, TURNED])
 def test_a_run_that_goes_on_counts_the_same(
-    suffix: str,
-    encoding: str,
-    options: dict[str, Any],
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    suffix: str, encoding: str, options: dict[str, Any], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where records have lost their EXIF, or an LMDB transaction is packed once more; to the same bytes."""
     options = options | {"encoding": encoding, **({"size": 32} if encoding == "float16" else {})}
@@ -303,10 +298,7 @@ def test_every_kind_comes_upright_everywhere(check: str, layout: str, orientatio
 @pytest.mark.sampled(4, fast=2)
 @pytest.mark.parametrize(
     ("layout", "encoding"),
-    [
-        *product(("gray8", "rgb8", "gray16", "rgb16"), ("original", "pixels")),
-        *product(("gray8", "rgb8"), ("jpeg",)),
-    ],
+    [*product(("gray8", "rgb8", "gray16", "rgb16"), ("original", "pixels")), *product(("gray8", "rgb8"), ("jpeg",))],
 )
 @pytest.mark.parametrize("orientation", range(2, 9))
 def test_exif_transpose_changes_nothing(encoding: str, layout: str, orientation: int, tmp_path: Path) -> None:

@@ -153,11 +153,7 @@ def warning(caplog: pytest.LogCaptureFixture) -> str:
     ("first", "second", "reason"),
     [
         ({"encoding": "jpeg", "quality": 80}, {"encoding": "jpeg", "quality": 90}, "options: quality was 80, is 90"),
-        (
-            {"encoding": "uint8", "size": 16},
-            {"encoding": "uint8", "size": 24},
-            "options: size was 16, is 24",
-        ),
+        ({"encoding": "uint8", "size": 16}, {"encoding": "uint8", "size": 24}, "options: size was 16, is 24"),
         ({}, {"encoding": "jpeg"}, "encoding was original, is jpeg"),
         ({}, {"shard_size": 2000}, "shard size was None, is 2000"),
         ({}, {"split": "val"}, "samples of the source: train was 12, is None"),

@@ -143,11 +143,7 @@ def test_files_pass_through_byte_for_byte(tmp_path: Path) -> None:
 
 
 PIXELS = pixels(12, 17, 1)
-DECODED = {
-    "array": PIXELS,
-    "PIL": Image.fromarray(PIXELS),
-    "tensor": torch.from_numpy(PIXELS).permute(2, 0, 1),
-}
+DECODED = {"array": PIXELS, "PIL": Image.fromarray(PIXELS), "tensor": torch.from_numpy(PIXELS).permute(2, 0, 1)}
 
 
 @pytest.mark.parametrize("form", DECODED)

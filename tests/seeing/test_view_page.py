@@ -237,10 +237,7 @@ def test_what_is_damaged_is_marked_and_ends_nothing(browser: Any, stores: Stores
     damage(path, [3], [], 3)
     found = [{"what": "another byte", "record": 8}, {"what": "a shard is missing"}]
     (tmp_path / "report.json").write_text(json.dumps({"problems": found}))
-    with (
-        served(path, verified=tmp_path / "report.json") as address,
-        opened(browser, address, "#view=overview") as page,
-    ):
+    with served(path, verified=tmp_path / "report.json") as address, opened(browser, address, "#view=overview") as page:
         page.wait_for_selector("text=a shard is missing")
         page.click("button:has-text('damaged: 1')")
         page.wait_for_selector("#status:has-text('1 of 42 records')")

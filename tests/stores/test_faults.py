@@ -185,11 +185,7 @@ def test_the_old_store_stays_when_the_new_one_fails(
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_write_that_lies_is_never_published(
-    traced: Callable[..., Any],
-    reference: Callable[[str], dict[str, bytes]],
-    photos: Path,
-    tmp_path: Path,
-    suffix: str,
+    traced: Callable[..., Any], reference: Callable[[str], dict[str, bytes]], photos: Path, tmp_path: Path, suffix: str
 ) -> None:
     """The call says that all was written, or a byte, and nothing was: only reading back can tell."""
     out, log = tmp_path / f"out{suffix}", tmp_path / "trace"

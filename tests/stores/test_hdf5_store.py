@@ -13,15 +13,7 @@ import pytest
 
 from packstore.stores import is_store, open_store
 from packstore.testing import StoreSuite
-from packstore.testing.records import (
-    ORIGIN,
-    Records,
-    append,
-    assert_holds,
-    begin,
-    make_records,
-    write,
-)
+from packstore.testing.records import ORIGIN, Records, append, assert_holds, begin, make_records, write
 from tests.internals import NUMPY_DTYPE, Manifest, StoreError
 from tests.internals import hdf5_store as hdf5_store
 
