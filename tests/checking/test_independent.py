@@ -24,15 +24,8 @@ from tests.internals import SourceError, against, convert, count_independently, 
 from tests.makers.images import tiny
 
 NAMES = [
-    "a/1.png",
-    "a/2.PNG",
-    "a/.hidden",
-    "b/3.png",
-    "b/3.txt",
-    "b/no suffix",
-    "LICENSE",
-    "a/deep/er/x.tar.gz",
-    "v1.0",
+    *("a/1.png", "a/2.PNG", "a/.hidden", "b/3.png", "b/3.txt", "b/no suffix", "LICENSE"),
+    *("a/deep/er/x.tar.gz", "v1.0"),
 ]
 COUNTS = {".png": 3, ".txt": 1, ".gz": 1, "": 4}
 

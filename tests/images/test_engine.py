@@ -91,15 +91,8 @@ def engines() -> list[Engine]:
 @pytest.mark.parametrize(
     "check",
     [
-        pytest.param(check_pixels, marks=pytest.mark.slow),
-        check_resizing,
-        check_brightness,
-        check_together,
-        check_forms,
-        pytest.param(check_checkpoints, marks=pytest.mark.slow),
-        check_wrong_checkpoints,
-        pytest.param(check_guard_pages, marks=pytest.mark.slow),
-        check_refusals,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (check_pixels, check_checkpoints, check_guard_pages)),
+        *(check_resizing, check_brightness, check_together, check_forms, check_wrong_checkpoints, check_refusals),
     ],
 )
 @pytest.mark.parametrize("vectors", [True, False], ids=["vectors", "plain"])

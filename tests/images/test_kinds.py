@@ -329,7 +329,7 @@ def test_folders_are_recognised_packed_and_read(kind: str, tmp_path: Path) -> No
     assert label == 1
     np.testing.assert_array_equal(image, pixels.transpose(2, 0, 1))
     assert verify(tmp_path / "x.lmdb", decode=True, against=tmp_path / "images").ok
-    encoding = "uint8" if pixels.dtype == np.uint8 else "float32"
+    encoding = str(pixels.dtype)
     convert(tmp_path / "images", tmp_path / "y.h5", encoding=encoding, **with_depth)
     assert verify(tmp_path / "y.h5", against=tmp_path / "images").ok
     np.testing.assert_array_equal(PackedDataset(tmp_path / "y.h5")[0][0], pixels.transpose(2, 0, 1))
