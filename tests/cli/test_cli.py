@@ -24,7 +24,7 @@ from packstore.stores import is_store
 from tests.internals import BYTE_SIZE, UsageError, human_bytes, wrap_row
 from tests.makers import annotated
 from tests.makers.command import COMMAND, commands, run
-from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
+from tests.makers.datasets import make_folder, pixels, write_image
 from tests.makers.images import tiny
 from tests.makers.stores import content
 
@@ -55,20 +55,6 @@ def test_help_of_convert_is_in_groups() -> None:
     assert titles == ["Images", "Channels, depth and frames", "Source", "Store", "Run"]
     for option in (option for each in command.params for option in each.opts if option.startswith("--")):
         assert len(re.findall(rf"^  (?:-\w, )?{option}\b(?!-)", text, re.MULTILINE)) == 1, option
-
-
-@pytest.mark.parametrize("command", [[], ["convert"], ["verify"], ["info"], ["demo"]])
-def test_help_loads_nothing_heavy(command: list[str]) -> None:
-    code = (
-        "import sys\nfrom packstore.cli import cli\n"
-        f"try: cli.main({[*command, '--help']!r}, standalone_mode=False)\nexcept SystemExit: pass\n"
-        "heavy = {'logging', 'torch', 'h5py', 'lmdb', 'PIL', 'cv2', 'simplejpeg', 'turbojpeg', 'numpy'}\n"
-        "heavy &= set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Examples:" in done.stdout
 
 
 @pytest.mark.slow
@@ -216,15 +202,9 @@ def test_verify_exits_1_and_names_the_damage(photos: Path, tmp_path: Path) -> No
     assert "DAMAGED" in done.stdout
     facts = json.loads(run("verify", out, "--json").stdout)
     assert facts["problems"][0]["record"] == 7
-
-
-@pytest.mark.slow
-def test_cifar_to_pth_from_the_shell(tmp_path: Path) -> None:
-    make_cifar10(tmp_path)
-    done = run("convert", "cifar-10-batches-py", "cifar.pth", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "float16" in done.stdout
-    assert "train 100, test 20" in done.stdout
+    problem, verdict = run("verify", "-q", out).stdout.splitlines()
+    assert problem.startswith("problem  record 7 ")
+    assert "DAMAGED" in verdict
 
 
 @pytest.mark.slow
@@ -430,21 +410,6 @@ def test_boxes_and_their_classes_are_told(tmp_path: Path) -> None:
         assert "JSON" in said
         assert "_valid" not in said
         assert "uint8, ragged" not in said
-
-
-@pytest.mark.slow
-def test_quiet_verify_prints_problems_only(tmp_path: Path) -> None:
-    make_folder(tmp_path / "photos", splits=())
-    packstore.convert(tmp_path / "photos", tmp_path / "a.h5")
-    with packstore.open(tmp_path / "a.h5") as store:
-        data = bytes(store.read(2))
-    content = bytearray((tmp_path / "a.h5").read_bytes())
-    content[content.find(data) + 20] ^= 1
-    (tmp_path / "a.h5").write_bytes(content)
-    lines = run("verify", "-q", tmp_path / "a.h5").stdout.splitlines()
-    assert len(lines) == 2
-    assert lines[0].startswith("problem  record 2 ")
-    assert "DAMAGED" in lines[1]
 
 
 @pytest.mark.slow

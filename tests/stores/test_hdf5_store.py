@@ -102,12 +102,9 @@ with h5py.File(sys.argv[1], "r") as file:
     def test_truncated_says_so(self, path: Path) -> None:
         write(path, make_records())
         path.write_bytes(path.read_bytes()[:5000])
-        with pytest.raises(StoreError) as caught:
+        said = r"is damaged or truncated: it cannot be opened as HDF5 \(the file is shorter than its header says\)"
+        with pytest.raises(StoreError, match=said):
             open_store(path)
-        assert str(caught.value) == (
-            f"{path} is damaged or truncated: it cannot be opened as HDF5 (the file is shorter than its header says); "
-            "restore it from a copy or pack it again"
-        )
 
     def test_offsets_that_go_backwards(self, path: Path) -> None:
         records = make_records()

@@ -223,12 +223,9 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
     def test_truncated_says_so(self, path: Path) -> None:
         write(path, make_records())
         path.write_bytes(path.read_bytes()[:-30])
-        with pytest.raises(StoreError) as caught:
+        said = r"is damaged or truncated: it cannot be opened as a \.pth \(not a zip archive that ends properly\)"
+        with pytest.raises(StoreError, match=said):
             open_store(path)
-        assert str(caught.value) == (
-            f"{path} is damaged or truncated: it cannot be opened as a .pth (not a zip archive that ends properly); "
-            "restore it from a copy or pack it again"
-        )
 
     @pytest.mark.slow
     def test_flips_in_the_directory(self, path: Path) -> None:
