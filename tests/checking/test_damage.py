@@ -258,7 +258,7 @@ def test_a_store_without_row_checksums(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_shards_swapped_missing_duplicated_and_extra(source: Path, tmp_path: Path, suffix: str) -> None:
+def test_shards_missing_duplicated_and_extra(source: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"a.{suffix}"
     packstore.convert(source, out, encoding="uint8", size=3, shard_size=60)
     shards = sorted(out.glob("shard-*"))
@@ -282,12 +282,6 @@ def test_shards_swapped_missing_duplicated_and_extra(source: Path, tmp_path: Pat
         copy(shards[0], shards[1])
         assert f"{shards[1].name}: " in problems(quick)  # another one twice
         remove(shards[1])
-        shards[0].rename(shards[1])
-        spare.rename(shards[0])
-        assert f"{shards[0].name}: " in problems(quick)  # swapped
-        assert f"{shards[1].name}: " in problems(quick)
-        shards[0].rename(spare)
-        shards[1].rename(shards[0])
         spare.rename(shards[1])
         copy(shards[1], out / f"shard-00077.{shards[1].suffix[1:]}")
         assert "shard-00077" in problems(quick)  # left over

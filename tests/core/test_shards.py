@@ -72,22 +72,16 @@ def test_every_changed_byte_is_found() -> None:
             table.parse_rows(cut)
 
 
-@pytest.mark.parametrize("field", ["number", "records", "nbytes", "image_nbytes"])
-@pytest.mark.parametrize("value", [2**62, 2**63, 2**64 - 1])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [*itertools.product(("number", "records", "nbytes", "image_nbytes"), (2**62, 2**63, 2**64 - 1)), ("records", 0)],
+)
 def test_a_row_that_cannot_be(field: str, value: int) -> None:
     rows = shards_to_rows([shard(i) for i in range(3)])
     rows[1][field] = value
     data = rows.tobytes()
     with pytest.raises(ManifestError, match="impossible row 1"):
         ShardTable(3, hashlib.sha256(data).hexdigest(), ".h5").parse_rows(data)
-
-
-def test_a_shard_without_records_cannot_be() -> None:
-    rows = shards_to_rows([shard(0)])
-    rows[0]["records"] = 0
-    data = rows.tobytes()
-    with pytest.raises(ManifestError, match="impossible row 0"):
-        ShardTable(1, hashlib.sha256(data).hexdigest(), ".h5").parse_rows(data)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +105,6 @@ def test_the_digest_of_records_does_not_depend_on_where_they_are_cut() -> None:
     rng = np.random.default_rng(3)
     checksums, rows = rng.integers(0, 2**64, (2, 50), np.uint64)
     whole = records_digest(checksums, rows)
-    base, prime = int.from_bytes(hashlib.sha256(b"packstore").digest()[:15], "big"), 2**127 - 1
-    numbers = [int(c) + 2**64 * int(r) for c, r in zip(checksums, rows, strict=True)]
-    assert int(whole, 16) == sum(r * pow(base, 49 - i, prime) for i, r in enumerate(numbers)) % prime
     for cuts in ([0, 50], [0, 1, 50], [0, 7, 7, 20, 49, 50], [*range(51)]):
         pairs = list(itertools.pairwise(cuts))
         parts = ((records_digest(checksums[a:b], rows[a:b]), b - a) for a, b in pairs)

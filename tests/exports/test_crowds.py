@@ -69,14 +69,6 @@ def corners(box: list[int]) -> list[float]:
     return [left, top, left + width, top + height]
 
 
-@pytest.mark.parametrize("to", [*MARKING, *LEAVING])
-def test_nothing_is_lost_with_packstore_json(to: str, store: Path, tmp_path: Path) -> None:
-    export(store, tmp_path / "out", to=to)
-    again = convert(tmp_path / "out", tmp_path / "again.lmdb").manifest
-    with closing(open_store(store)) as reader:
-        assert again.dataset_digest == reader.manifest.dataset_digest
-
-
 @pytest.mark.parametrize("to", MARKING)
 def test_a_format_with_a_mark_keeps_it(to: str, store: Path, tmp_path: Path) -> None:
     report = export(store, tmp_path / "out", to=to, bare=True)

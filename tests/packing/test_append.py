@@ -17,7 +17,6 @@ import packstore
 from packstore.cli import cli
 from packstore.stores import open_store
 from tests.internals import (
-    AppendOptions,
     DestinationError,
     Run,
     Shards,
@@ -29,7 +28,6 @@ from tests.internals import (
     assembly,
     find_leftovers,
     growth,
-    plan_append,
     work_path,
 )
 from tests.makers.datasets import make_folder
@@ -181,32 +179,26 @@ def test_splits_that_do_not_go_together(
     assert not work_path(tmp_path / "x.h5").exists()
 
 
-@pytest.mark.slow
-def test_a_source_without_splits_goes_into_one(part: Part, tmp_path: Path) -> None:
-    packstore.convert(part("first", lambda key: "/ant/" in key), tmp_path / "x.h5", shard_size=3000)
-    report = packstore.append(tmp_path / "x.h5", part("a", lambda key: "val/bee/" in key) / "val", split="train")
-    assert report.added == {"train": 4}
-    report = packstore.append(tmp_path / "x.h5", part("b", lambda key: "val/cat/" in key) / "val", split="more")
-    assert [(s.name, len(s)) for s in report.manifest.splits] == [("train", 8), ("val", 4), ("more", 4)]
+@pytest.mark.sampled(fast=2)
+@pytest.mark.parametrize(
+    ("own", "given", "split", "added", "splits"),
+    [
+        (True, False, "train", {"train": 4}, ["train", "val"]),
+        (True, False, "more", {"more": 4}, ["train", "val", "more"]),
+        (True, True, "val", {"val": 4}, ["train", "val"]),
+        (False, True, "val", {"": 4}, []),
+        (False, False, None, {"": 4}, []),
+    ],
+)
+def test_splits_that_go_together(
+    part: Part, tmp_path: Path, own: bool, given: bool, split: str | None, added: dict[str, int], splits: list[str]
+) -> None:
+    first, second = part("first", lambda key: "/ant/" in key), part("second", lambda key: "/bee/" in key)
+    packstore.convert(first if own else first / "train", tmp_path / "x.h5")
+    report = packstore.append(tmp_path / "x.h5", second if given else second / "val", split=split)
+    assert report.added == added
+    assert [each.name for each in report.manifest.splits] == splits
     assert packstore.verify(tmp_path / "x.h5").ok
-
-
-def test_stores_and_sources_without_splits(part: Part, tmp_path: Path) -> None:
-    packstore.convert(part("first", lambda key: "train/ant/" in key) / "train", tmp_path / "x.h5")
-    report = packstore.append(tmp_path / "x.h5", part("a", lambda key: "train/bee/" in key) / "train")
-    assert report.added == {"": 4}
-    said = "4 records added, 8 records now\n  new classes label: 1 (bee)\n  shards   2"
-    assert append_report_rows(report).text.endswith(said)
-
-
-@pytest.mark.slow
-def test_one_split_of_a_source(part: Part, tmp_path: Path) -> None:
-    packstore.convert(part("first", lambda key: "/ant/" in key), tmp_path / "x.h5", shard_size=3000)
-    report = packstore.append(tmp_path / "x.h5", part("second", lambda key: "/bee/" in key), split="val")
-    assert report.added == {"val": 4}
-    packstore.convert(part("third", lambda key: "train/ant/" in key) / "train", tmp_path / "y.h5")
-    assert packstore.append(tmp_path / "y.h5", tmp_path / "second", split="val").added == {"": 4}
-    assert packstore.open(tmp_path / "y.h5").manifest.splits == ()
 
 
 # Keys that are there, and what does not fit
@@ -441,17 +433,6 @@ def test_bad_files(photos: Path, tmp_path: Path) -> None:
     assert [s.key for s in report.skipped] == [str(bad.relative_to(folder))]
     assert report.manifest.skipped == report.skipped
     assert len(keys(tmp_path / "x.h5")) == 23
-
-
-def test_a_plan_writes_nothing(photos: Path, tmp_path: Path) -> None:
-    packstore.convert(photos, tmp_path / "x.h5", split="train")
-    before = content(tmp_path / "x.h5")
-    plan = plan_append(tmp_path / "x.h5", photos, AppendOptions(split="val"))
-    plan.source.close()
-    assert plan.added == {"val": 12}
-    assert plan.estimate_bytes > 10_000
-    assert content(tmp_path / "x.h5") == before
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.h5"]
 
 
 @pytest.mark.parametrize("value", ["overwrite", None, True])

@@ -72,21 +72,6 @@ def test_a_reader_keeps_the_store_that_it_has_opened_while_that_is_replaced(
 
 
 @pytest.mark.slow
-def test_a_shard_that_could_not_be_opened_is_never_taken_from_another_store(photos: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.h5"
-    packstore.convert(photos, out, encoding="original", shard_size=3000)
-    missing = out / "shard-00001.h5"
-    aside = missing.rename(tmp_path / "aside")
-    with packstore.open(out) as old:
-        with pytest.raises(packstore.StoreError, match=r"shard-00001\.h5 of .* cannot be opened: No such file"):
-            digests(old)
-        aside.rename(missing)
-        packstore.convert(photos, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
-        with pytest.raises(packstore.StoreError, match="has been replaced by another store; open it again"):
-            digests(old)
-
-
-@pytest.mark.slow
 def test_a_store_that_is_replaced_while_it_is_opened(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,23 +88,6 @@ def test_a_store_that_is_replaced_while_it_is_opened(
     with packstore.open(out) as reader:
         assert reader.manifest.encoding == "uint8"
         assert len(digests(reader)) == len(reader)
-
-
-MANY = """
-import resource, sys, packstore
-resource.setrlimit(resource.RLIMIT_NOFILE, (32, int(sys.argv[2])))
-with packstore.open(sys.argv[1]) as reader:
-    print(len({bytes(reader.read(i)) for i in range(len(reader))}), len(reader.manifest.shards))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hard", [1000, 80])
-def test_more_shards_than_files_may_be_open(photos: Path, tmp_path: Path, hard: int) -> None:
-    packstore.convert(photos, tmp_path / "out.lmdb", encoding="original", shard_size=1)
-    command = [sys.executable, "-c", MANY, str(tmp_path / "out.lmdb"), str(hard)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "24 24\n"
 
 
 READERS = """

@@ -475,23 +475,22 @@ def test_manifests_and_columns_of_any_number(count: int, columns: int, tmp_path:
             assert reader.fixed_column(column.name).tolist() == file[column.name][:].tolist()
 
 
-def _raw(kind: str) -> Callable[[Any], object]:
-    return {
-        "variable-length text": lambda f: f.attrs.create("manifest", "text", dtype=h5py.string_dtype()),
-        "array of texts": lambda f: f.attrs.create("manifest", np.array([b"a", b"b"])),
-        "number": lambda f: f.attrs.create("manifest", 7),
-        "compound": lambda f: f.attrs.create("manifest", np.zeros((), [("a", "i4"), ("b", "S9")])),
-        "reference": lambda f: f.attrs.create("manifest", f.ref, dtype=h5py.ref_dtype),
-        "empty": lambda f: f.attrs.create("manifest", h5py.Empty("S4")),
-    }[kind]
+ATTRIBUTES: dict[str, Callable[[Any], object]] = {
+    "variable-length text": lambda f: f.attrs.create("manifest", "text", dtype=h5py.string_dtype()),
+    "array of texts": lambda f: f.attrs.create("manifest", np.array([b"a", b"b"])),
+    "number": lambda f: f.attrs.create("manifest", 7),
+    "compound": lambda f: f.attrs.create("manifest", np.zeros((), [("a", "i4"), ("b", "S9")])),
+    "reference": lambda f: f.attrs.create("manifest", f.ref, dtype=h5py.ref_dtype),
+    "empty": lambda f: f.attrs.create("manifest", h5py.Empty("S4")),
+}
 
 
-@pytest.mark.parametrize("kind", ["variable-length text", "array of texts", "number", "compound", "reference", "empty"])
+@pytest.mark.parametrize("kind", ATTRIBUTES)
 def test_hdf5_attributes_of_other_types(kind: str, store: Callable[[str], Path]) -> None:
     path = store("uint8.h5")
     with h5py.File(path, "r+", libver=("v108", "v108")) as file:
         del file.attrs["manifest"]
-        _raw(kind)(file)
+        ATTRIBUTES[kind](file)
     with pytest.raises(StoreError):
         open_store(path)
 
@@ -501,7 +500,14 @@ def _named(file: Any, data: Any) -> Any:
     return file["t"]
 
 
+def _virtual(file: Any, data: Any) -> None:
+    layout = h5py.VirtualLayout(data.shape, data.dtype)
+    layout[:] = h5py.VirtualSource("/etc/passwd", "x", data.shape)
+    file.create_virtual_dataset("label", layout)
+
+
 DATASETS: dict[str, Callable[[Any, Any], object]] = {
+    "virtual": _virtual,
     "chunked": lambda f, data: f.create_dataset("label", data=data, chunks=(2,)),
     "compressed": lambda f, data: f.create_dataset("label", data=data, compression="gzip"),
     "checksummed": lambda f, data: f.create_dataset("label", data=data, fletcher32=True),
@@ -522,20 +528,14 @@ DATASETS: dict[str, Callable[[Any, Any], object]] = {
 }  # fmt: skip
 
 
-def _virtual(file: Any, data: Any) -> None:
-    layout = h5py.VirtualLayout(data.shape, data.dtype)
-    layout[:] = h5py.VirtualSource("/etc/passwd", "x", data.shape)
-    file.create_virtual_dataset("label", layout)
-
-
 @pytest.mark.parametrize("libver", ["v108", "v110", "latest"])
-@pytest.mark.parametrize("what", [*DATASETS, "virtual"])
+@pytest.mark.parametrize("what", DATASETS)
 def test_hdf5_datasets_of_other_kinds(what: str, libver: str, store: Callable[[str], Path]) -> None:
     path = store("uint8.h5")
     with h5py.File(path, "r+", libver=("v110" if what == "virtual" else libver, "latest")) as file:
         data = file["label"][:]
         del file["label"]
-        {**DATASETS, "virtual": _virtual}[what](file, data)
+        DATASETS[what](file, data)
     with pytest.raises(StoreError, match="label"):
         open_store(path)
 
