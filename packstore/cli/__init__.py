@@ -25,16 +25,13 @@ from packstore.cli.common import suggest_commands
 from packstore.cli.rows import red
 from packstore.core.errors import WITHOUT_TORCH, AmbiguousSourceError, PackstoreError, UsageError, printable
 
-_COMMANDS = (
-    *("demo", "convert", "append", "merge", "select", "index", "link", "export", "verify", "audit", "info"),
-    *("sheet", "view", "repair", "salvage", "clean", "cache", "bench", "doctor", "guide", "completion"),
-)
-_MODULES = {
-    **dict.fromkeys(("merge", "select"), "compose"),
-    **dict.fromkeys(("repair", "salvage"), "mend"),
-    **dict.fromkeys(("index", "link"), "update"),
-}
-"""Modules of commands that have not the command's name."""
+_COMMANDS = {
+    "demo": "diagnose", "convert": "convert", "append": "update", "merge": "compose", "select": "compose",
+    "index": "update", "link": "update", "export": "export", "verify": "check", "audit": "check", "info": "info",
+    "sheet": "show", "view": "show", "repair": "mend", "salvage": "mend", "clean": "clean", "cache": "cache",
+    "bench": "diagnose", "doctor": "diagnose", "guide": "guide", "completion": "guide",
+}  # fmt: skip
+"""All commands in the order of typical use, with their modules."""
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -48,7 +45,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Returns the command with this name, or None; imports it on first use."""
         if cmd_name in _COMMANDS and cmd_name not in self.commands:
-            self.add_command(getattr(import_module(f"{__name__}.{_MODULES.get(cmd_name, cmd_name)}"), cmd_name))
+            self.add_command(getattr(import_module(f"{__name__}.{_COMMANDS[cmd_name]}"), cmd_name))
         return super().get_command(ctx, cmd_name)
 
 

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import KINDS, Parsed, StorePath, progress_bar, shell_quote
-from packstore.cli.options import Command, OptionsOf, cache_options, dry_run_option, json_option, quiet_option
+from packstore.cli.common import KINDS, Parsed, StorePath, shell_quote
+from packstore.cli.options import (
+    Command,
+    OptionsOf,
+    Output,
+    cache_options,
+    output_options,
+)
 from packstore.cli.rows import Rows, format_column_classes, format_splits, human_bytes, if_any, pluralize, yellow
 from packstore.core.errors import UsageError, printable
 from packstore.core.registry import FORMATS
@@ -56,13 +62,9 @@ _out_option = click.option("-o", "--out", "destination", required=True, type=Sto
 @click.argument("stores", nargs=-1, required=True, type=StorePath())
 @_out_option
 @OptionsOf("packstore.packing.composing_options:MergeOptions", {"classes": Parsed("names", _parse_class_names)})
-@dry_run_option
-@json_option
-@quiet_option()
+@output_options(dry_run=True)
 @cache_options
-def merge(
-    stores: tuple[Path, ...], destination: Path, dry_run: bool, as_json: bool, quiet: bool, **options: Any
-) -> None:
+def merge(stores: tuple[Path, ...], destination: Path, output: Output, **options: Any) -> None:
     """Merge STORES into a new store, OUT. They must have one encoding and the same columns; they are not changed.
 
     In each split the records of the first store come first. OUT is a directory of shards. Shards of STORES that need
@@ -79,14 +81,13 @@ def merge(
     from packstore.packing.merge import plan_merge, write_composition
 
     started = time.monotonic()
-    with progress_bar(quiet or as_json) as progress, ExitStack() as stack:
+    with output.progress_bar() as progress, ExitStack() as stack:
         plan, duplicates = plan_merge(stores, destination, MergeOptions(**options), stack)
-        if dry_run:
+        if output.dry_run:
             rows = plan_rows(plan, duplicates)
         else:
             rows = report_rows(write_composition(plan, progress, started, duplicates))
-    if dry_run or as_json or not quiet:
-        rows.echo(as_json)
+    output.show(rows)
 
 
 @click.command(cls=Command, short_help="Write a new store with some records of a store.")
@@ -96,11 +97,9 @@ def merge(
     "packstore.packing.composing_options:SelectOptions",
     {"splits": Parsed("shares", _parse_shares), "drop_kinds": KINDS},
 )
-@dry_run_option
-@json_option
-@quiet_option()
+@output_options(dry_run=True)
 @cache_options
-def select(store: Path, destination: Path, dry_run: bool, as_json: bool, quiet: bool, **options: Any) -> None:
+def select(store: Path, destination: Path, output: Output, **options: Any) -> None:
     """Copy some records of STORE, byte for byte, to a new store, OUT. STORE is not changed.
 
     CONDITION compares key, split, label or another column of single values: == != < <= > >=, in (a, b), like "n01*";
@@ -121,11 +120,10 @@ def select(store: Path, destination: Path, dry_run: bool, as_json: bool, quiet: 
     from packstore.packing.select import plan_select
 
     started = time.monotonic()
-    with progress_bar(quiet or as_json) as progress, ExitStack() as stack:
+    with output.progress_bar() as progress, ExitStack() as stack:
         plan = plan_select(store, destination, SelectOptions(**options), stack, progress)
-        rows = plan_rows(plan) if dry_run else report_rows(write_composition(plan, progress, started))
-    if dry_run or as_json or not quiet:
-        rows.echo(as_json)
+        rows = plan_rows(plan) if output.dry_run else report_rows(write_composition(plan, progress, started))
+    output.show(rows)
 
 
 def plan_rows(plan: Composition, duplicates: int = 0) -> Rows:

@@ -16,10 +16,16 @@ from packstore.cli.common import (
     exit_if_skipped,
     format_source_options,
     name_bad_sample,
-    progress_bar,
     shell_quote,
 )
-from packstore.cli.options import Command, Option, OptionsOf, cache_options, dry_run_option, json_option, quiet_option
+from packstore.cli.options import (
+    Command,
+    Option,
+    OptionsOf,
+    Output,
+    cache_options,
+    output_options,
+)
 from packstore.cli.rows import (
     LISTED,
     Rows,
@@ -61,11 +67,9 @@ _FEW_IMAGES_A_FILE = 0.5
     "--link-relative", "link", flag_value="relative", cls=Option, group="Store",
     help="As --link, with paths relative to DEST's folder.",
 )  # fmt: skip
-@dry_run_option
-@json_option
-@quiet_option()
+@output_options(dry_run=True)
 @cache_options
-def convert(source: Path, dest: Path, dry_run: bool, as_json: bool, quiet: bool, **options: Any) -> None:
+def convert(source: Path, dest: Path, output: Output, **options: Any) -> None:
     """Pack SOURCE into a new store at DEST.
 
     SOURCE is a file, a folder, an archive (.zip, .tar, .tar.gz …), a store, or the URL of a folder
@@ -106,21 +110,21 @@ def convert(source: Path, dest: Path, dry_run: bool, as_json: bool, quiet: bool,
     options["link"] = {None: False, "absolute": True}.get(options["link"], options["link"])
     gc.freeze()
     gc.set_threshold(100_000)
-    with name_bad_sample(source), progress_bar(quiet or as_json) as progress:
+    with name_bad_sample(source), output.progress_bar() as progress:
         plan = make_plan(source, dest, ConvertOptions(**options), progress)
         with closing(plan.source):
-            report = None if dry_run else run_plan(plan, progress)
+            report = None if output.dry_run else run_plan(plan, progress)
     if report is None:
-        plan_rows(plan).echo(as_json)
+        output.show(plan_rows(plan))
         return
-    if as_json or not quiet:
+    if output.as_json or not output.quiet:  # the rows of a report open the store
         rows = report_rows(report)
         command = f"packstore verify {shell_quote(report.destination)} --against {shell_quote(source)}"
         # The store knows all other options of its packing.
         known = {name: options[name] for name in ("labels", "source_kind")}
         rows.add_lines(f"prove it with: {command}{format_source_options(known)}")
-        rows.echo(as_json)
-    exit_if_skipped(dest, report.skipped, quiet)
+        output.show(rows)
+    exit_if_skipped(dest, report.skipped, output.quiet)
 
 
 def plan_rows(plan: Plan) -> Rows:

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import StorePath, progress_bar, shell_quote, suggest_packing
-from packstore.cli.options import Command, OptionsOf, cache_options, dry_run_option, json_option, quiet_option
+from packstore.cli.common import StorePath, shell_quote, suggest_packing
+from packstore.cli.options import (
+    Command,
+    OptionsOf,
+    Output,
+    cache_options,
+    output_options,
+)
 from packstore.cli.rows import Rows, bold, human_bytes, if_any, pluralize
 from packstore.core.errors import UsageError, printable
 
@@ -24,11 +30,9 @@ if TYPE_CHECKING:
 @click.argument("store", type=StorePath())
 @click.argument("dest", type=StorePath())
 @OptionsOf("packstore.exports.options:ExportOptions")
-@dry_run_option
-@json_option
-@quiet_option()
+@output_options(dry_run=True)
 @cache_options
-def export(store: Path, dest: Path, dry_run: bool, as_json: bool, quiet: bool, **options: Any) -> None:
+def export(store: Path, dest: Path, output: Output, **options: Any) -> None:
     """Write STORE to DEST in another program's format. STORE is not changed.
 
     The suffix of DEST, or --to, chooses the format; packstore guide exporting lists them. Images stay byte for byte
@@ -51,23 +55,22 @@ def export(store: Path, dest: Path, dry_run: bool, as_json: bool, quiet: bool, *
     from packstore.stores.places import place_of
 
     started = time.monotonic()
-    with progress_bar(quiet or as_json) as progress, ExitStack() as stack:
+    with output.progress_bar() as progress, ExitStack() as stack:
         if place_of(store).is_empty():
             raise UsageError(f"{printable(str(store))}: no such file or directory")
         with suggest_packing(store):
             draft = stack.enter_context(place_of(dest).new_export(overwrite=options["overwrite"]))
             plan = plan_export(store, draft.path, ExportOptions(**options), stack)
-        if dry_run:
-            plan_rows(replace(plan, destination=dest)).echo(as_json)
+        if output.dry_run:
+            output.show(plan_rows(replace(plan, destination=dest)))
             return
-        if not (quiet or as_json):
+        if not output.silent:
             for loss in plan.losses:
                 click.echo(f"other readers of {plan.kind.name} do not get: {loss}", err=True)
         report = run_export(plan, progress, started)
         draft.publish(progress)
         report = replace(report, destination=dest)
-    if as_json or not quiet:
-        report_rows(report, store, bare=options["bare"]).echo(as_json)
+    output.show(report_rows(report, store, bare=options["bare"]))
 
 
 def plan_rows(plan: ExportPlan) -> Rows:

@@ -1,4 +1,4 @@
-"""``packstore guide``: shows the pages of ``packstore/guide/``."""
+"""``packstore guide``, which shows the pages of ``packstore/guide/``, and ``completion``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 from packstore.cli.rows import wrap_text
 
@@ -92,3 +93,22 @@ def _format_text(text: str, columns: int) -> Iterator[str]:
 def _split_cells(row: str) -> list[str]:
     """Splits a table row into the texts of its cells."""
     return [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", row.strip("|"))]
+
+
+@click.command(short_help="Print a completion script for a shell.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script that lets SHELL complete packstore's commands, options, values and paths.
+
+    Append it to the file that the shell reads at start, then open a new shell.
+
+    \b
+    Examples:
+      packstore completion bash >> ~/.bashrc
+      packstore completion zsh >> ~/.zshrc
+      packstore completion fish > ~/.config/fish/completions/packstore.fish
+    """
+    complete = get_completion_class(shell)
+    assert complete is not None
+    click.echo(complete(context.find_root().command, {}, "packstore", "_PACKSTORE_COMPLETE").source())

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import LocalPath, StorePath, progress_bar, shell_quote, suggest_packing
-from packstore.cli.options import Command, OptionsOf, cache_options, json_option, quiet_option
+from packstore.cli.check import format_problem
+from packstore.cli.common import LocalPath, StorePath, shell_quote, suggest_packing
+from packstore.cli.options import Command, OptionsOf, Output, cache_options, output_options
 from packstore.cli.rows import Rows, pluralize
-from packstore.cli.verify import format_problem
 from packstore.core.errors import printable
 
 if TYPE_CHECKING:
@@ -32,10 +32,9 @@ EXIT_LOST, EXIT_PARTIAL = 1, 3
     help="The new store; leave it out if DAMAGED is a URL.",
 )  # fmt: skip
 @OptionsOf("packstore.checking.options:RepairOptions")
-@json_option
-@quiet_option("No progress bar; print only if records are lost.")
+@output_options(quiet="No progress bar; print only if records are lost.")
 @cache_options
-def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+def repair(damaged: Path, source: Path, out: Path | None, output: Output, **options: Any) -> None:
     """Write a repaired copy of DAMAGED to FIXED, with its damaged records replaced from SOURCE.
 
     A record from SOURCE is used only if it has the checksum that DAMAGED holds for it; an image that has
@@ -55,10 +54,9 @@ def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: 
     """
     from packstore.checking.repair import repair as run
 
-    with suggest_packing(damaged), progress_bar(quiet or as_json) as progress:
+    with suggest_packing(damaged), output.progress_bar() as progress:
         report = run(damaged, source, out, **options, progress=progress)
-    if as_json or report.lost or not quiet:
-        repair_rows(report).echo(as_json)
+    output.show(repair_rows(report), needed=bool(report.lost))
     if report.lost:
         raise click.exceptions.Exit(EXIT_LOST if report.destination is None else EXIT_PARTIAL)
 
@@ -67,9 +65,8 @@ def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: 
 @click.argument("damaged", type=LocalPath())
 @click.option("--out", type=LocalPath(), required=True, metavar="FIXED", help="The new store.")
 @click.option("--unproven", is_flag=True, help="Also take records without a checksum to prove them, and list them.")
-@json_option
-@quiet_option("No progress bar; print only if records are missing.")
-def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
+@output_options(quiet="No progress bar; print only if records are missing.")
+def salvage(damaged: Path, out: Path, output: Output, **options: Any) -> None:
     """Write every undamaged record of DAMAGED to FIXED, even if its index or manifest is broken.
 
     Repairs a damaged manifest with the help of its digest. Finds records without an index, by scanning the
@@ -86,10 +83,9 @@ def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any
     """
     from packstore.checking.salvage import salvage as run
 
-    with suggest_packing(damaged), progress_bar(quiet or as_json) as progress:
+    with suggest_packing(damaged), output.progress_bar() as progress:
         report = run(damaged, out, **options, progress=progress)
-    if as_json or not (report.complete and quiet):
-        salvage_rows(report).echo(as_json)
+    output.show(salvage_rows(report), needed=not report.complete)
     if not report.complete:
         raise click.exceptions.Exit(EXIT_LOST if report.destination is None else EXIT_PARTIAL)
 

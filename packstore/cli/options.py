@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial, wraps
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
-from packstore.cli.common import BYTE_SIZE, PIXEL_COUNT, LocalPath, PluginChoice
+from packstore.cli.common import BYTE_SIZE, PIXEL_COUNT, LocalPath, PluginChoice, progress_bar
+from packstore.cli.rows import Rows
 from packstore.core.options import Description, list_options, split_union
 from packstore.core.registry import ENCODINGS, EXPORTS, FORMATS, SOURCES
+
+if TYPE_CHECKING:
+    from packstore.core.progress import ProgressCallback
 
 
 class Option(click.Option):
@@ -31,13 +37,61 @@ class Option(click.Option):
 
 
 run_option = partial(click.option, cls=Option, group="Run")
-dry_run_option = run_option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
 json_option = run_option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 
 
 def quiet_option(help: str = "No progress bar, no summary.") -> Callable[..., Any]:
     """Makes the option ``--quiet``."""
     return run_option("-q", "--quiet", is_flag=True, help=help)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a command prints.
+
+    Attributes:
+        as_json: Print the report as JSON, and no progress bar.
+        quiet: No progress bar, no report.
+        dry_run: Print the plan and write nothing.
+    """
+
+    as_json: bool
+    quiet: bool = False
+    dry_run: bool = False
+
+    @property
+    def silent(self) -> bool:
+        """True if there is nothing to show during the run."""
+        return self.quiet or self.as_json
+
+    def progress_bar(self) -> AbstractContextManager[ProgressCallback]:
+        """Returns the context of a progress bar, see :func:`packstore.cli.common.progress_bar`."""
+        return progress_bar(self.silent)
+
+    def show(self, rows: Rows, *, needed: bool = False) -> None:
+        """Prints a report or a plan. If ``quiet``, prints only plans, JSON, and what is ``needed``."""
+        if self.as_json or self.dry_run or needed or not self.quiet:
+            rows.echo(self.as_json)
+
+
+def output_options(*, dry_run: bool = False, quiet: str = "No progress bar, no summary.") -> Callable[..., Any]:
+    """Makes a decorator that adds ``--json``, ``--quiet`` and perhaps ``--dry-run``. The command gets them as
+    ``output``.
+
+    ``quiet``: help of ``--quiet``.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def call(*, as_json: bool, quiet: bool, dry_run: bool = False, **others: Any) -> None:
+            command(output=Output(as_json=as_json, quiet=quiet, dry_run=dry_run), **others)
+
+        call = json_option(quiet_option(quiet)(call))
+        if dry_run:
+            call = run_option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")(call)
+        return call
+
+    return decorate
 
 
 def _note_dicom(context: click.Context, _: click.Parameter, value: str | None) -> None:

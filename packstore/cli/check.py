@@ -1,4 +1,4 @@
-"""``packstore verify``."""
+"""``packstore verify`` and ``audit``."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import StorePath, progress_bar, shell_quote, suggest_packing
-from packstore.cli.options import Command, OptionsOf, cache_options, json_option, quiet_option
+from packstore.cli.common import KINDS, LocalPath, StorePath, progress_bar, shell_quote, suggest_packing
+from packstore.cli.options import Command, OptionsOf, Output, cache_options, output_options, quiet_option
 from packstore.cli.rows import Rows, bold, human_bytes, if_any, pluralize, red
 from packstore.core.errors import MissingStoreError, StoreError, printable
 
 if TYPE_CHECKING:
+    from packstore.checking.audit import AuditReport, Finding
     from packstore.checking.reports import VerifyReport
     from packstore.stores.base import Problem
 
-_LISTED_OF_ANOTHER = 5
+_LISTED = 5
+_KEYS = 3
 
 
 @click.command(cls=Command, short_help="Prove that a store is undamaged and complete.")
 @click.argument("path", type=StorePath())
 @OptionsOf("packstore.checking.options:VerifyOptions", {"against": StorePath()})
-@json_option
-@quiet_option("No progress bar; print only problems.")
+@output_options(quiet="No progress bar; print only problems.")
 @cache_options
-def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
+def verify(path: Path, output: Output, **options: Any) -> None:
     """Check the store at PATH: structure, manifest, digests, and the checksum of every record.
 
     Lists each damaged record with its number, key and shard. --quick reads no images, so its time does not
@@ -53,23 +54,22 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     if options["against"] is None and any(options[name] not in (None, ()) for name in (*of_source, *further)):
         raise click.UsageError("--labels, --source and the like describe the source of --against; add --against SOURCE")
     try:
-        with suggest_packing(path), progress_bar(quiet or as_json) as progress:
+        with suggest_packing(path), output.progress_bar() as progress:
             report = run(path, **options, progress=progress)
     except StoreError as error:
         far = isinstance(error, RemoteError)
-        if not as_json and not far and path.exists() and format_of(path) is not None:
+        if not output.as_json and not far and path.exists() and format_of(path) is not None:
             raise StoreError(f"{error}; packstore salvage may recover records") from error
-        if not as_json or isinstance(error, MissingStoreError):
+        if not output.as_json or isinstance(error, MissingStoreError):
             raise
         # A store that does not open is damaged; with --json that is reported as JSON too.
         click.echo(json.dumps({"path": str(path), "ok": False, "problem_count": 1, "problems": [{"what": str(error)}]}))
         raise click.exceptions.Exit(1) from None
-    if as_json or not quiet or not report.ok:
-        report_rows(report, quiet).echo(as_json)
+    output.show(verify_rows(report, output.quiet), needed=not report.ok)
     raise click.exceptions.Exit(0 if report.ok else 1)
 
 
-def report_rows(report: VerifyReport, quiet: bool = False) -> Rows:
+def verify_rows(report: VerifyReport, quiet: bool = False) -> Rows:
     """Makes the rows of a check: checks, at most 50 problems, the verdict, and advice. With ``quiet``, leaves out
     checks and most advice.
 
@@ -94,7 +94,7 @@ def report_rows(report: VerifyReport, quiet: bool = False) -> Rows:
         and len(differing) == min(manifest.records, len(report.problems))  # not all problems are kept
     )
     listed = [format_problem(problem) for problem in report.problems]
-    rows.add_some("problem", listed, count, _LISTED_OF_ANOTHER if another else 50)
+    rows.add_some("problem", listed, count, _LISTED if another else 50)
     path = printable(str(report.path))
     if report.ok:
         size = human_bytes(manifest.image_bytes)
@@ -137,3 +137,82 @@ def format_problem(problem: Problem) -> str:
         return shard + printable(problem.what)
     key = f" ({printable(problem.key)})" if problem.key is not None else ""
     return f"{shard}record {problem.record}{key}: {printable(problem.what)}"
+
+
+@click.command(cls=Command, short_help="Find leaks between splits, conflicting labels, odd images, wrong boxes.")
+@click.argument("store", type=StorePath())
+@OptionsOf("packstore.checking.options:AuditOptions")
+@click.option("--fail-on", type=KINDS, default=(), metavar="KINDS", help="Exit with 1 on leakage,conflict,… or any.")
+@click.option(
+    "--json", "json_file", type=LocalPath(), metavar="FILE", help="Write the report as JSON, too; - prints it."
+)
+@quiet_option("No progress bar; print only the findings of --fail-on.")
+@cache_options
+def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: bool, **options: Any) -> None:
+    """Find mistakes in STORE that spoil training: the same image in two splits or under two labels, classes
+    that are empty or in one split only, wrong boxes.
+
+    Reads checksums and labels, which takes seconds. With --pixels it also decodes every image, and finds
+    images that are nearly equal, flat, tiny, truncated or not upright, and masks of another size.
+    packstore guide seeing lists all kinds of findings.
+    Exits with 1 if there is a finding of the kinds in --fail-on, otherwise with 0.
+
+    \b
+    Examples:
+      packstore audit imagenet.lmdb
+      packstore audit imagenet.lmdb --pixels --json audit.json
+      packstore audit cifar.lmdb --fail-on leakage,conflict       in CI
+      packstore select imagenet.lmdb -o clean.lmdb --drop audit.json
+    """
+    from packstore.checking.audit import audit as run
+
+    to_stdout = json_file == Path("-")
+    if json_file is not None and not json_file.absolute().parent.is_dir():  # refused before the store is read
+        raise click.UsageError(f"--json: there is no directory {printable(str(json_file.absolute().parent))}")
+    with suggest_packing(store), progress_bar(quiet or to_stdout) as progress:
+        report = run(store, **options, progress=progress)
+    if to_stdout:
+        click.echo(report.to_json())
+    else:
+        if json_file is not None:
+            json_file.write_text(report.to_json() + "\n", "utf-8")
+        audit_rows(report, fail_on if quiet else None, fail_on).echo()
+    failed = any(report.counts.get(kind) for kind in fail_on)
+    raise click.exceptions.Exit(1 if failed else 0)
+
+
+def audit_rows(report: AuditReport, only: tuple[str, ...] | None = None, failing: tuple[str, ...] = ()) -> Rows:
+    """Makes the rows of an audit: checks, the first findings of each kind, and the total.
+
+    Args:
+        report: Report of an audit.
+        only: Kinds to list, without checks and total. None lists all.
+        failing: Kinds to print in red.
+    """
+    from packstore.core.findings import list_kinds
+
+    kinds, rows = list_kinds(), Rows(8)
+    if only is None:
+        rows.add("checked", *report.checks)
+    for kind, count in report.counts.items():
+        if only is None or kind in only:
+            mark = red(kind) if kind in failing else bold(kind)
+            rows.add_lines(f"{mark}  {pluralize(count, 'finding')}: {kinds[kind]}")
+            listed = [_format_finding(finding) for finding in report.of(kind)[:_LISTED]]
+            rows.add_some(None, listed, count, _LISTED)
+    if only is None:
+        total = sum(report.counts.values())
+        summary = pluralize(total, "finding") if total else "nothing found"
+        more = "" if report.pixels else "; --pixels looks at the images too"
+        records = pluralize(report.records, "record")
+        rows.add_lines(f"{printable(str(report.path))}: {bold(summary)} ({records}{more})")
+    return rows
+
+
+def _format_finding(finding: Finding) -> str:
+    """Formats a finding on one line, with the first of its records and their keys."""
+    pairs = zip(finding.records[:_KEYS], finding.keys, strict=False)
+    where = ", ".join(f"{record} ({'?' if key is None else printable(key)})" for record, key in pairs)
+    more = f" and {len(finding.records) - _KEYS:,} more" if len(finding.records) > _KEYS else ""
+    what = printable(finding.what)
+    return f"record {where}{more}: {what}" if where else what
