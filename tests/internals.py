@@ -130,6 +130,7 @@ if TYPE_CHECKING:
         bench,
         compute_loader_decode_rate,
         make_augmentation,
+        plot_report,
         trials,
     )
     from packstore.diagnose.bench.advice import (
@@ -143,7 +144,6 @@ if TYPE_CHECKING:
         find_limiting_stage,
     )
     from packstore.diagnose.bench.measure import Clock, EndToEnd, choose_random_records, measure_reading
-    from packstore.diagnose.bench.plot import plot_report
     from packstore.diagnose.bench.trials import choose_candidates
     from packstore.diagnose.bench_options import BenchOptions
     from packstore.diagnose.demo import make_demo
@@ -154,11 +154,12 @@ if TYPE_CHECKING:
         _gpu_facts,
         _library_fact,
         _plug_in_facts,
+        decoder_facts,
         examine,
         find_matching_torchvision,
         machine,
+        rate_facts,
     )
-    from packstore.diagnose.doctor.jpeg import decoder_facts, rate_facts
     from packstore.diagnose.doctor.probes import probe
     from packstore.exports import archives as export_archives
     from packstore.exports import base as exports_base
@@ -276,9 +277,10 @@ if TYPE_CHECKING:
     from packstore.seeing import notebook, sheet
     from packstore.seeing.augment_text import OPERATIONS as AUGMENT_TEXT_OPERATIONS
     from packstore.seeing.augment_text import list_operation_names, parse_augment
-    from packstore.seeing.charts import check_chart
+    from packstore.seeing.charts import _choose_images, check_chart, plot_store
     from packstore.seeing.colors import class_color, text_color_on
     from packstore.seeing.drawing import (
+        default_font,
         draw_record,
         draw_values,
         fit_text,
@@ -288,15 +290,12 @@ if TYPE_CHECKING:
         make_thumbnail,
         read_drawn_values,
     )
-    from packstore.seeing.fonts import default_font
-    from packstore.seeing.nearby import find_parts_within, spread_local_records
     from packstore.seeing.sheet import CellMaker, choose_rows, draw_page, write_sheet
     from packstore.seeing.sheet_options import SheetOptions
-    from packstore.seeing.store_chart import _choose_images, plot_store
     from packstore.seeing.terminal import encode_kitty, encode_sixel
     from packstore.seeing.view import images, loaded, site
     from packstore.seeing.view.app import make_app
-    from packstore.seeing.view.facts import sort_by_key
+    from packstore.seeing.view.facts import find_parts_within, sort_by_key, spread_local_records
     from packstore.seeing.view.findings import read_findings
     from packstore.seeing.view.guard import Guard
     from packstore.seeing.view.images import BrowserImages

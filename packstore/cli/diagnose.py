@@ -174,7 +174,7 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
     with progress_bar(as_json, count_stages=True) as progress:
         report = run(path, chosen, progress)
     if picture is not None:
-        from packstore.diagnose.bench.plot import plot_report
+        from packstore.diagnose.bench import plot_report
 
         plot_report(report, picture)
     bench_rows(report).echo(as_json)

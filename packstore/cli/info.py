@@ -112,7 +112,7 @@ def info(
             _add_costs(rows, reader, nodes, batch_size)
         rows.echo(as_json)
         if plot is not None:
-            from packstore.seeing.store_chart import plot_store
+            from packstore.seeing.charts import plot_store
 
             plot_store(reader, plot)
 

@@ -25,14 +25,7 @@ from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Manifest
-from packstore.exports.base import (
-    BLOCK_BYTES,
-    Export,
-    Record,
-    ShardWriter,
-    can_be_strings,
-    name_shard,
-)
+from packstore.exports.base import BLOCK_BYTES, Export, Record, ShardWriter, can_be_strings, name_shard
 from packstore.stores.hdf5.output import FailureHidingFile
 
 IMAGES, OFFSETS, SHAPES, CLASSES = "images", "images_offsets", "images_shape", "class_names"
@@ -61,11 +54,7 @@ class ArraysExport(Export):
             lost.append("names of classes: labels are numbers")
         if image.kind == "ragged" and not self.manifest.holds_files:
             lost.append(f"shapes of images: pixels are flat arrays, and {SHAPES} holds their shapes")
-        if image.dtype == "bfloat16":
-            lost.append("bfloat16 values: these formats have none, so the arrays hold their bit patterns as uint16")
-        if self.manifest.normalization is not None:
-            lost.append("mean and standard deviation by which the arrays were normalised")
-        return lost
+        return [*lost, *self.array_losses()]
 
     @property
     def array_columns(self) -> list[Column]:
@@ -104,18 +93,15 @@ class _ArraysWriter(ShardWriter):
         self.columns = columns
         self.images: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - until the shard ends
         self._values = {column.name: bytearray() for column in columns}
-        self._ends = [0]
+        self.ends = [0]
         self._shapes: list[tuple[int, ...]] = []
 
     def add(self, record: Record) -> Mapping[str, str]:
         """Appends the image to the temporary file, and the values of the columns to those in memory. Returns an empty
         mapping."""
-        image = record.image
-        data = image.tobytes() if isinstance(image, np.ndarray) else image
-        self.images.write(data)
-        self._ends.append(self._ends[-1] + len(data))
-        if isinstance(image, np.ndarray):
-            self._shapes.append(image.shape)
+        self.ends.append(self.ends[-1] + self.images.write(record.image_bytes))
+        if isinstance(record.image, np.ndarray):
+            self._shapes.append(record.image.shape)
         for column in self.columns:
             self._values[column.name] += np.asarray(record.stored[column.name]).tobytes()
         return {}
@@ -139,7 +125,7 @@ class _ArraysWriter(ShardWriter):
     @property
     def record_count(self) -> int:
         """Number of records so far."""
-        return len(self._ends) - 1
+        return len(self.ends) - 1
 
     @property
     def is_one_array(self) -> bool:
@@ -153,11 +139,6 @@ class _ArraysWriter(ShardWriter):
         image = self.manifest.image
         return (self.record_count, *image.shape), np.dtype(NUMPY_DTYPE[image.dtype])
 
-    @property
-    def image_offsets(self) -> NDArray[np.int64]:
-        """Offsets in the temporary file: 0, then the end of each image."""
-        return np.array(self._ends, np.int64)
-
     def small_arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yields the name and the values of each array except the images. If the images' shapes differ, the first is
         the array of shapes."""
@@ -170,7 +151,7 @@ class _ArraysWriter(ShardWriter):
     def read_next_image(self, number: int) -> bytes:
         """Reads the next image from the temporary file. ``number``, its number in the shard from 0, gives only its
         size."""
-        return self.images.read(self._ends[number + 1] - self._ends[number])
+        return self.images.read(self.ends[number + 1] - self.ends[number])
 
 
 def array_name(column: str) -> str:
@@ -196,8 +177,8 @@ class _NpzWriter(_ArraysWriter):
                 if self.is_one_array:
                     shape, dtype = self.image_array_type
                 else:
-                    shape, dtype = (int(self.image_offsets[-1]),), np.dtype(np.uint8)
-                    self._add_array(archive, OFFSETS, self.image_offsets)
+                    shape, dtype = (self.ends[-1],), np.dtype(np.uint8)
+                    self._add_array(archive, OFFSETS, np.array(self.ends, np.int64))
                 with archive.open(_make_npy_entry(IMAGES), "w", force_zip64=True) as file:
                     file.write(_build_npy_header(shape, dtype))
                     shutil.copyfileobj(self.images, file, _BLOCK_BYTES)
@@ -265,7 +246,7 @@ class _Hdf5ShardWriter(_ArraysWriter):
         if self.is_one_array:
             shape, dtype = self.image_array_type
             images = file.create_dataset(IMAGES, shape, dtype)
-            rows = max(1, _BLOCK_BYTES // max(1, int(self.image_offsets[1])))
+            rows = max(1, _BLOCK_BYTES // max(1, self.ends[1]))
             for start in range(0, self.record_count, rows):
                 held.raise_failure()
                 stop = min(start + rows, self.record_count)

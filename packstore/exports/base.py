@@ -86,6 +86,11 @@ class Record:
         column = self.columns[name]
         return not column.nullable or bool(self.stored[column.valid_name])
 
+    @property
+    def image_bytes(self) -> bytes:
+        """The image file, or the bytes of the array."""
+        return self.image.tobytes() if isinstance(self.image, np.ndarray) else self.image
+
     @cached_property
     def extension(self) -> str:
         """File extension of the image by its content, such as ``jpg``. It is ``npy`` for an array, and ``bin`` for an
@@ -221,6 +226,16 @@ class Export(ABC):
 
         Leaves out columns that :meth:`visible_columns` lacks: the report adds them.
         """
+
+    def array_losses(self) -> list[str]:
+        """Returns the losses that all formats of arrays share: bfloat16 values, and normalisation."""
+        visible = {"image", *self.visible_columns()}
+        lost = []
+        if any(column.dtype == "bfloat16" and column.name in visible for column in self.manifest.columns):
+            lost.append("bfloat16 values: they are their bit patterns as uint16")
+        if self.manifest.normalization is not None:
+            lost.append("mean and standard deviation by which the arrays were normalised")
+        return lost
 
     @abstractmethod
     def begin(self, number: int, split: str) -> ShardWriter:

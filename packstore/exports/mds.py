@@ -60,15 +60,11 @@ class MdsExport(Export):
         lost = []
         if any(column.classes is not None for column in self.columns):
             lost.append("names of classes: labels are numbers")
-        if any(column.dtype == "bfloat16" for column in (self.manifest.image, *self.columns)):
-            lost.append("bfloat16 values: they are their bit patterns as uint16")
         if lists := [column.name for column in self.columns if column.form == "files"]:
             lost.append(
                 f"that {', '.join(lists)} are images: a value is their sizes and files (packstore guide formats)"
             )
-        if self.manifest.normalization is not None:
-            lost.append("mean and standard deviation by which the arrays were normalised")
-        return lost
+        return [*lost, *self.array_losses()]
 
     def overhead(self) -> int:
         """Returns estimated bytes of a sample's key, offset and sizes."""
@@ -78,8 +74,8 @@ class MdsExport(Export):
         """Creates the folder of the split and the shard's file in it. Replaces a file that exists."""
         folder = shorten_name(safe_name(split)) if split else ""
         (self.path / folder).mkdir(exist_ok=True)
-        name = f"shard.{number:05}.mds"
-        return _MdsWriter(self.path, f"{folder}/{name}" if folder else name, self.columns, self._choose_encodings())
+        name = f"{folder}/shard.{number:05}.mds".lstrip("/")
+        return _MdsWriter(self.path, name, self.columns, self._choose_encodings())
 
     def sync(self, shard: ShardWriter) -> None:
         """Makes the shard's file and the export's folder durable, but not the entry in the split's folder."""
@@ -94,11 +90,10 @@ class MdsExport(Export):
             size = (self.path / file).stat().st_size
             said = {"samples": records, "raw_data": {"basename": name, "bytes": size, "hashes": {}}, "zip_data": None}
             shards.setdefault(folder, []).append(_describe_columns(self._choose_encodings()) | said)
+        indexes = {folder: {"version": 2, "shards": listed} for folder, listed in shards.items()}
         return {
-            f"{folder}/{_INDEX}" if folder else _INDEX: [
-                json.dumps({"version": 2, "shards": listed}, sort_keys=True).encode("ascii")
-            ]
-            for folder, listed in shards.items()
+            f"{folder}/{_INDEX}".lstrip("/"): [json.dumps(index, sort_keys=True).encode("ascii")]
+            for folder, index in indexes.items()
         }
 
     def _choose_encodings(self) -> dict[str, str]:
@@ -130,25 +125,17 @@ class _MdsWriter(FileWriter):
 
     def add(self, record: Record) -> Mapping[str, str]:
         """Encodes the record as a sample and appends it to the temporary file. Returns an empty mapping."""
-        image = record.image
-        values = {"key": record.key.encode("utf-8", "surrogateescape")}
-        if isinstance(image, np.ndarray):
-            values["image"] = _encode_value(record.columns["image"], image.tobytes(), image.shape)
-        else:
-            values["image"] = image
+        values = {"key": record.key.encode("utf-8", "surrogateescape"), "image": record.image_bytes}
+        if isinstance(record.image, np.ndarray):
+            values["image"] = _encode_value(record.columns["image"], values["image"], record.image.shape)
         for column in self._columns:
             values[column.name] = _encode_value(column, record.stored_bytes(column.name), record.shape_of(column))
             if column.nullable:
                 values[column.valid_name] = bytes([record.has_value(column.name)])
         data = [values[name] for name in self._encodings]
-        unsaid = [
-            value
-            for value, encoding in zip(data, self._encodings.values(), strict=True)
-            if not _parse_fixed_size(encoding)
-        ]
-        sample = np.array([len(value) for value in unsaid], "<u4").tobytes() + b"".join(data)
-        self._samples.write(sample)
-        self._ends.append(self._ends[-1] + len(sample))
+        sizes = [len(values[name]) for name, encoding in self._encodings.items() if not _parse_fixed_size(encoding)]
+        sample = np.array(sizes, "<u4").tobytes() + b"".join(data)
+        self._ends.append(self._ends[-1] + self._samples.write(sample))
         return {}
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
@@ -50,7 +51,7 @@ class ParquetExport(Export):
     def __init__(self, path: Path, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
         super().__init__(path, manifest, reader, recoded=recoded)
         self._held = [column for column in self.columns if _is_held_exactly(column)]
-        self._schema = _make_schema([manifest.image, *self._held])
+        self._schema = _make_schema(manifest.image, self._held)
 
     def exact_columns(self) -> Sequence[str]:
         """Returns the columns that have an Arrow type of ``datasets``."""
@@ -58,20 +59,17 @@ class ParquetExport(Export):
 
     def losses(self) -> Sequence[str]:
         """Returns a text on folders in keys, and one for each name of a split that ``datasets`` does not accept."""
-        lost = ["folders in keys: only file names are kept"]
-        lost += [
-            f"the split name {name!r}: it becomes {its!r}"
-            for name, its in self._split_names.items()
-            if name not in ("", its)
+        renamed = {own: name for own, name in self._split_names.items() if own not in ("", name)}
+        return [
+            "folders in keys: only file names are kept",
+            *(f"the split name {own!r}: it becomes {name!r}" for own, name in renamed.items()),
         ]
-        return lost
 
     def begin(self, number: int, split: str) -> ShardWriter:
         """Creates a Parquet file. Its name lacks the number of shards until :meth:`finish`."""
         (self.path / DATA).mkdir(exist_ok=True)
-        return _ParquetWriter(
-            self.path, f"{DATA}/{self._split_names[split]}-{number:05}.parquet", self._schema, self._held
-        )
+        file = f"{DATA}/{self._split_names[split]}-{number:05}.parquet"
+        return _ParquetWriter(self.path, file, self._schema, self._held)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         """Renames the shards to ``…-of-00002.parquet``, also in the export manifest. Then does as the base."""
@@ -117,9 +115,8 @@ class ParquetExport(Export):
             splits.append({"name": name, "num_bytes": size, "num_examples": sum(shard.records for shard in its)})
         size = sum(split["num_bytes"] for split in splits)  # type: ignore[misc]
         files = [{"split": name, "path": f"{DATA}/{name}-*"} for name in self._split_names.values()]
-        features = [
-            {"name": name, **_to_card_feature(feature)} for name, feature in _describe_features(self._held).items()
-        ]
+        described = _describe_features(self._held).items()
+        features = [{"name": name, **_to_card_feature(feature)} for name, feature in described]
         info = {"features": features, "splits": splits, "download_size": size, "dataset_size": size}
         configs = [{"config_name": "default", "data_files": files}]
         head = _format_yaml({"configs": configs, "dataset_info": info})
@@ -207,33 +204,18 @@ def _is_utf8(raw: Any) -> bool:
     return True
 
 
-def _make_schema(columns: Sequence[Column]) -> Any:
-    """Makes the Arrow schema of ``columns``, of which the first is the image.
+def _make_schema(image: Column, columns: Sequence[Column]) -> Any:
+    """Makes the Arrow schema of the image and of ``columns``.
 
     Its metadata describe the features for the library ``datasets``, and the convention of boxes, ``xyxy``.
     """
-    features = json.dumps({"info": {"features": _describe_features(columns[1:])}})
-    pa = _import_pyarrow("pyarrow")
-    boxes = {BOXES_ARE: b"xyxy"}
-    fields = [
-        pa.field(each.name, _choose_arrow_type(each), metadata=boxes if each.coordinates == "xyxy" else None)
-        for each in columns
-    ]
-    return pa.schema(fields, {b"huggingface": features.encode("ascii")})
-
-
-def _choose_arrow_type(column: Column) -> Any:
-    """Returns the Arrow type of a column. Images and files are structs of ``bytes`` and ``path``."""
-    pa = _import_pyarrow("pyarrow")
-    if column.name == "image" or column.form in ("file", "files"):  # images that are arrays become PNG files
-        file = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-        return pa.list_(file) if column.form == "files" else file
-    if column.form in ("text", "bytes"):
-        return pa.binary() if column.form == "bytes" else pa.string()
-    arrow_type = pa.bool_() if column.dtype == "bool" else pa.from_numpy_dtype(NUMPY_DTYPE[column.dtype])
-    for _ in range(len(column.shape) + (column.kind == "ragged")):
-        arrow_type = pa.list_(arrow_type)
-    return arrow_type
+    pa, features = _import_pyarrow("pyarrow"), _describe_features(columns)
+    fields = []
+    for column in (image, *columns):
+        boxes = {BOXES_ARE: b"xyxy"} if column.coordinates == "xyxy" else None
+        fields.append(pa.field(column.name, _to_arrow_type(features[column.name], column.dtype), metadata=boxes))
+    described = json.dumps({"info": {"features": features}})
+    return pa.schema(fields, {b"huggingface": described.encode("ascii")})
 
 
 def _describe_features(columns: Sequence[Column]) -> dict[str, Any]:
@@ -246,18 +228,31 @@ def _describe_feature(column: Column) -> dict[str, Any]:
 
     In class names, bytes that are not UTF-8 become ``?``.
     """
-    if column.form in ("file", "files"):
-        file = {"_type": "Image"}
-        return {"feature": file, "_type": "List"} if column.form == "files" else file
-    if column.form in ("text", "bytes"):
-        return {"dtype": "binary" if column.form == "bytes" else "string", "_type": "Value"}
     feature: dict[str, Any] = {"dtype": column.dtype, "_type": "Value"}
+    if column.form != "numbers":
+        dtype = "binary" if column.form == "bytes" else "string"
+        feature = {"dtype": dtype, "_type": "Value"} if column.form in ("text", "bytes") else {"_type": "Image"}
+        return {"feature": feature, "_type": "List"} if column.form == "files" else feature
     if column.classes is not None:
         names = [name.encode("utf-8", "replace").decode("utf-8") for name in column.classes]
         feature = {"names": names, "_type": "ClassLabel"}
     for length in reversed(column.shape):
         feature = {"feature": feature, "length": length, "_type": "List"}
     return {"feature": feature, "_type": "List"} if column.kind == "ragged" else feature
+
+
+def _to_arrow_type(feature: Mapping[str, Any], dtype: str) -> Any:
+    """Returns the Arrow type of a feature. An image is a struct of ``bytes`` and ``path``.
+
+    ``dtype``: that of the column, for its numbers.
+    """
+    pa = _import_pyarrow("pyarrow")
+    if feature["_type"] == "List":
+        return pa.list_(_to_arrow_type(feature["feature"], dtype))
+    if feature["_type"] == "Image":  # images that are arrays become PNG files
+        return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    named = {"string": pa.string(), "binary": pa.binary(), "bool": pa.bool_()}
+    return named.get(feature.get("dtype", dtype)) or pa.from_numpy_dtype(NUMPY_DTYPE[dtype])
 
 
 def _to_card_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,11 +274,10 @@ def _format_yaml(value: Any, indent: str = "\n") -> str:
     ``indent``: a line break, and the spaces before the lines of this value.
     """
     if isinstance(value, dict):
-        return "".join(
-            f"{indent}{format_yaml_string(name)}:{_format_yaml(each, indent + '  ')}" for name, each in value.items()
-        )
+        named = ((format_yaml_string(name), _format_yaml(each, f"{indent}  ")) for name, each in value.items())
+        return "".join(f"{indent}{name}:{text}" for name, text in named)
     if isinstance(value, list):
-        return "".join(f"{indent}- {_format_yaml(each, indent + '  ').lstrip()}" for each in value)
+        return "".join(f"{indent}- {_format_yaml(each, f'{indent}  ').lstrip()}" for each in value)
     return f" {format_yaml_string(value) if isinstance(value, str) else value}"
 
 
@@ -293,37 +287,37 @@ def _make_arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool])
     ``there``: False for a missing value, which becomes null.
     """
     pa = _import_pyarrow("pyarrow")
-    if column.form == "file":
-        return _make_file_array([bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)])
-    if column.form == "files":
-        lists = [
-            column.traits.files(column, each) if is_there else () for each, is_there in zip(raw, there, strict=True)
-        ]
-        ends = np.cumsum([0, *map(len, lists)], dtype=np.int32)
-        absent = pa.array([not is_there for is_there in there])
-        return pa.ListArray.from_arrays(pa.array(ends), _make_file_array([*chain.from_iterable(lists)]), mask=absent)
-    if column.form in ("text", "bytes"):
-        given = [bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)]
-        if column.form == "bytes":
-            return pa.array(given, pa.binary())
-        return pa.array([None if each is None else each.decode("utf-8", "replace") for each in given], pa.string())
-    dtype = NUMPY_DTYPE[column.dtype]
     missing = ~np.array(there, bool)
+    absent = pa.array(missing) if missing.any() else None
+    if column.form == "files":
+        pairs = zip(raw, there, strict=True)
+        lists = [column.traits.files(column, each) if is_there else () for each, is_there in pairs]
+        offsets = np.cumsum([0, *map(len, lists)])
+        return _make_lists(offsets, _make_file_array([*chain.from_iterable(lists)]), absent)
+    if column.form != "numbers":
+        given = [bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)]
+        if column.form == "text":
+            return pa.array([None if each is None else each.decode("utf-8", "replace") for each in given], pa.string())
+        return _make_file_array(given) if column.form == "file" else pa.array(given, pa.binary())
+    dtype = NUMPY_DTYPE[column.dtype]
     if column.kind == "fixed":
         values = np.array(raw, dtype).reshape(-1)
         if not column.shape:
             return pa.array(values, mask=missing)
-        counts = np.full(len(raw), column.shape[0])
-        inside: tuple[int, ...] = column.shape[1:]
+        counts, inside = [column.shape[0]] * len(raw), column.shape[1:]
     else:
         values = np.frombuffer(b"".join(raw), dtype)
-        counts = np.array([len(each) // column.record_nbytes for each in raw])
-        inside = column.shape
+        counts, inside = [len(each) // column.record_nbytes for each in raw], column.shape
     array = pa.array(values)
     for length in reversed(inside):
-        array = pa.ListArray.from_arrays(np.arange(0, len(array) + 1, length, dtype=np.int32), array)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), array, mask=pa.array(missing) if missing.any() else None)
+        array = _make_lists(np.arange(0, len(array) + 1, length), array, None)
+    return _make_lists(np.cumsum([0, *counts]), array, absent)
+
+
+def _make_lists(offsets: NDArray[np.int64], values: Any, absent: Any) -> Any:
+    """Makes an Arrow array of lists that begin and end at ``offsets``. Lists are null where ``absent`` is True."""
+    pa = _import_pyarrow("pyarrow")
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, mask=absent)
 
 
 def _make_file_array(files: Sequence[Any], names: Sequence[str | None] | None = None) -> Any:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from packstore import __version__
-from packstore.core.column import UPRIGHT, Column
-from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.errors import StoreError, UsageError, printable
+from packstore.core.column import UPRIGHT
+from packstore.core.columns import NUMPY_DTYPE, ImageData
+from packstore.core.errors import DecodeError, SampleError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, free_bytes, refuse_empty, refuse_nested_paths
-from packstore.core.manifest import Manifest
+from packstore.core.manifest import Column, Manifest
 from packstore.core.plainjson import to_canonical_json
 from packstore.core.registry import EXPORTS
 from packstore.exports.base import Export
 from packstore.exports.options import ExportOptions
-from packstore.exports.recoding import Recode, Recoding, image_from_stored, plan_recoding
 from packstore.exports.staging import was_published
+from packstore.images.decoders import get_decoder
+from packstore.images.encode import EncodeOptions, Encoder
 from packstore.images.encode.options import keeps_exif, readers_transpose
-from packstore.stores import Reader
+from packstore.images.encode.png import encode_png, fits_png
+from packstore.images.reading import Reading
+from packstore.stores.base import Reader, as_image_array
 from packstore.stores.export_manifest import ExportManifest
 from packstore.stores.opening import open_reader
 from packstore.stores.places.local import check_destination
@@ -33,6 +39,29 @@ _FIXED_BYTES = 8192
 """Bytes of each split, and of ``packstore.json``, in an export of few records."""
 _SAMPLE_IMAGES = 16
 """Images that are encoded to estimate the size; sizes differ by tens of percent."""
+
+
+_JPEG_MODES = ("RGB", "L")
+Recode = Callable[[str, Any], ImageData]
+"""Returns the image to write for a record's key and image."""
+
+
+class Recoding(NamedTuple):
+    """Plan for writing images, unchanged or re-encoded.
+
+    Attributes:
+        manifest: Manifest of the written records, except :attr:`Manifest.records_digest`, which still belongs to the
+            store.
+        form: ``kept``, or ``png`` for arrays that become PNG files; see
+            :attr:`packstore.stores.export_manifest.ExportManifest.image`.
+        recode: Re-encodes an image; raises :class:`SampleError` if it cannot. None: images are written unchanged.
+        new: Images are re-encoded with other bytes or pixels. An import has another dataset digest.
+    """
+
+    manifest: Manifest
+    form: str = "kept"
+    recode: Recode | None = None
+    new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +75,12 @@ class ExportPlan:
         options: The validated arguments.
         recoding: Plan for writing images, unchanged or re-encoded.
         held: Names of the columns that the format holds exactly, see :meth:`Export.exact_columns`.
+        has_lines: Each record has a line in ``packstore.rows.jsonl``. A bare export writes this file, too, and deletes
+            it at the end.
         losses: See :attr:`packstore.exports.run.ExportReport.losses`.
         shard_bytes: Bytes of images after which a shard ends. None if the export is one file, or each image is a file.
+        request: Hash of the store, the version, and the options that change the export's content. A run resumes only
+            a run of the same request.
         estimate_bytes: Estimated size of the export on disk.
         free_bytes: Free bytes on the destination's disk.
     """
@@ -58,8 +91,10 @@ class ExportPlan:
     options: ExportOptions
     recoding: Recoding
     held: tuple[str, ...]
+    has_lines: bool
     losses: tuple[str, ...]
     shard_bytes: int | None
+    request: str
     estimate_bytes: int
     free_bytes: int
 
@@ -68,27 +103,12 @@ class ExportPlan:
         """Manifest of the written records, whose encoding may differ from the store's."""
         return self.recoding.manifest
 
-    @property
-    def has_lines(self) -> bool:
-        """True if each record has a line in ``packstore.rows.jsonl``. A bare export writes this file, too, and deletes
-        it at the end."""
-        return not self.kind.keeps_keys or any(name not in self.held for name in list_value_columns(self.manifest))
-
     def new_export(self, path: Path) -> Export:
         """Creates the export object that will write to ``path``. Writes nothing. Raises :class:`UsageError` if the kind
         cannot hold the store."""
         made = self.kind(path, self.manifest, self.reader, recoded=self.recoding.recode is not None)
         made.bare = self.options.bare
         return made
-
-    @property
-    def identity(self) -> str:
-        """Hash of the store, the version, and the options that change the export's content. A run resumes only a run
-        with the same identity."""
-        options = self.options
-        asked = [self.kind.name, options.encode, options.quality, self.shard_bytes, options.bare]
-        text = to_canonical_json([__version__, self.reader.manifest.digest, *asked])
-        return xxh3_128_hexdigest(text.encode("ascii"))
 
 
 def _describe_frame(kind: type[Export], recoding: Recoding) -> list[str]:
@@ -139,23 +159,24 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     hidden = [trial.describe_hidden(name) for name in list_value_columns(recoding.manifest) if name not in visible]
     lost = [f"the column{'s' * (len(hidden) > 1)} {', '.join(hidden)}"] if hidden else []
     lost += _describe_frame(kind, recoding) + ([_BARE] if options.bare else [])
-    plan = ExportPlan(
+    shard_bytes = None if kind.one_file else options.shard_bytes or kind.shard_bytes
+    asked = [kind.name, options.encode, options.quality, shard_bytes, options.bare]
+    request = xxh3_128_hexdigest(to_canonical_json([__version__, manifest.digest, *asked]).encode("ascii"))
+    if not was_published(destination, request):
+        check_destination(destination, overwrite=options.overwrite, owned=find_owned_files)
+    has_lines = not kind.keeps_keys or any(name not in held for name in list_value_columns(recoding.manifest))
+    return ExportPlan(
         reader=reader,
         kind=kind,
         destination=destination,
         options=options,
         recoding=recoding,
         held=held,
+        has_lines=has_lines,
         losses=(*trial.losses(), *lost),
-        shard_bytes=None if kind.one_file else options.shard_bytes or kind.shard_bytes,
-        estimate_bytes=0,
-        free_bytes=0,
-    )
-    if not was_published(destination, plan.identity):
-        check_destination(destination, overwrite=options.overwrite, owned=find_owned_files)
-    return replace(
-        plan,
-        estimate_bytes=_estimate_bytes(trial, held, plan.has_lines, recoding.recode),
+        shard_bytes=shard_bytes,
+        request=request,
+        estimate_bytes=_estimate_bytes(trial, held, has_lines, recoding.recode),
         free_bytes=free_bytes(destination) or 0,
     )
 
@@ -244,3 +265,101 @@ def _estimate_size_ratio(reader: Reader, recode: Recode) -> float:
         shape = records.read_row(number).get("shape")
         after += len(recode(reader.key(number), image_from_stored(reader.manifest, image, shape)))
     return after / max(1, before)
+
+
+def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, quality: int) -> Recoding:
+    """Plans how images are written: unchanged if ``encode`` is None, else as ``png`` or ``jpeg``.
+
+    Re-encoded images are upright if the store's readers apply the EXIF orientation. ``quality`` is for JPEG.
+
+    Raises :class:`UsageError` if the kind or the encoding cannot hold the images. No encoding holds floating point
+    values.
+    """
+    stored = "files" if manifest.holds_files else "floats" if manifest.holds_floats else "uint8"
+    mode = manifest.image.pixels
+    if encode is None:
+        if stored in kind.image_forms:
+            return Recoding(manifest)
+        if stored == "floats":
+            raise UsageError(
+                f"{kind.name} holds image files, but the store holds {manifest.encoding} values; export to "
+                f"{_kinds_that_hold(stored)}, or pack the images with --encoding uint8"
+            )
+        raise UsageError(
+            f"{kind.name} holds image files, but the store holds {manifest.encoding} pixels"
+            + (": --encode png keeps every pixel" if fits_png(mode) else f" of mode {mode}, which no PNG holds")
+            + (", --encode jpeg changes pixels" if mode.name in _JPEG_MODES else "")
+            + f"; or export to {_kinds_that_hold(stored)}"
+        )
+    if stored == "floats":
+        raise UsageError(f"encode needs pixels, but the store holds {manifest.encoding} values; leave it out")
+    if encode == "png" and not fits_png(mode):
+        raise UsageError(f"a PNG does not hold images of mode {mode}; leave encode out, or export to another kind")
+    if encode == "jpeg" and mode.name not in _JPEG_MODES:
+        raise UsageError(f"a JPEG does not hold images of mode {mode}; leave encode out, or use --encode png")
+    reading = Reading.restore(manifest.image.mode, manifest.options)
+    if encode == "png" and stored == "uint8":
+        return Recoding(manifest, "png", _name_record(lambda key, pixels: encode_png(pixels)))
+    if encode == "png":
+        decoder = get_decoder(reading=reading)
+        upright = readers_transpose(manifest)
+
+        def as_png(key: str, data: bytes) -> bytes:
+            return encode_png(decoder.decode(data, exif_transpose=upright))
+
+        return Recoding(
+            _with_encoding(manifest, "original", exif_transpose=False), recode=_name_record(as_png), new=True
+        )
+    options = EncodeOptions("jpeg", quality=quality, exif_transpose=readers_transpose(manifest), reading=reading)
+    encoder = Encoder(options, "original" if manifest.holds_files else "uint8", source_mode=mode)
+
+    def as_jpeg(key: str, image: bytes | NDArray[Any]) -> bytes:
+        return bytes(encoder(key, image).record)
+
+    return Recoding(_with_encoding(manifest, "jpeg", quality=quality), recode=_name_record(as_jpeg), new=True)
+
+
+def _name_record(recode: Recode) -> Recode:
+    """Returns ``recode`` as a function that raises :class:`SampleError` with the record's key for an image that cannot
+    be re-encoded."""
+
+    def recode_record(key: str, image: Any) -> ImageData:
+        try:
+            return recode(key, image)
+        except (ValueError, DecodeError) as error:
+            raise SampleError(key, printable(str(error))) from error
+
+    return recode_record
+
+
+def _with_encoding(manifest: Manifest, encoding: str, **options: int) -> Manifest:
+    """Returns a copy of the manifest for image files of another encoding. It has no shapes, no normalisation and no
+    table of shards, and also has ``options``."""
+    image = Column("image", "ragged", "uint8", type="image", mode=manifest.image.mode)
+    others = (column for column in manifest.columns[1:] if column.name != "shape")
+    return replace(
+        manifest,
+        encoding=encoding,
+        columns=(image, *others),
+        normalization=None,
+        shards=None,  # its sizes are those of the stored images
+        options={**manifest.options, **options},
+    )
+
+
+def _kinds_that_hold(stored: str) -> str:
+    """Returns the names of the kinds that hold a form of images unchanged, joined by "or"."""
+    return " or ".join(kind.name for kind in EXPORTS.values() if stored in kind.image_forms)
+
+
+def image_from_stored(manifest: Manifest, data: Any, shape: Any) -> ImageData:
+    """Converts a stored image to the bytes of a file, or to an array.
+
+    ``shape`` is needed only if the store's arrays differ in shape.
+    """
+    image = manifest.image
+    if image.layout is None:
+        return data if isinstance(data, bytes) else bytes(data)
+    return as_image_array(
+        data, image, image.shape if image.kind == "fixed" else tuple(np.asarray(shape).tolist()), lambda: "an image"
+    )

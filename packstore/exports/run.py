@@ -23,8 +23,7 @@ from packstore.core.proof import image_checksum, join_records_digests, records_d
 from packstore.core.urls import location
 from packstore.exports.base import Export, Record
 from packstore.exports.options import ExportOptions
-from packstore.exports.plan import ExportPlan, list_value_columns, plan_export
-from packstore.exports.recoding import image_from_stored
+from packstore.exports.plan import ExportPlan, image_from_stored, list_value_columns, plan_export
 from packstore.exports.staging import ExportStaging, ShardReceipt, was_published
 from packstore.stores.base import disk_bytes
 from packstore.stores.export_manifest import ROWS_FILE, ExportManifest, ExportShard, format_record_line
@@ -129,19 +128,16 @@ def run_export(
     :func:`export`.
     """
     started = time.monotonic() if started is None else started
-    if was_published(plan.destination, plan.identity):
+    if was_published(plan.destination, plan.request):
         WorkDirectory(plan.destination).remove()
         published = read_manifest_of_export(plan.destination) or ExportManifest(
             kind=plan.kind.name, source=plan.kind.source, manifest=plan.manifest, held=plan.held
         )
         return _make_report(plan, published, started, plan.manifest.records)
     check_space(plan.destination, plan.estimate_bytes)
+    options = plan.options
     staging = ExportStaging(
-        plan.destination,
-        plan.kind,
-        plan.identity,
-        overwrite=plan.options.overwrite,
-        restart=plan.options.restart,
+        plan.destination, plan.kind, plan.request, overwrite=options.overwrite, restart=options.restart
     )
     output = plan.new_export(staging.path)
     try:
@@ -170,7 +166,7 @@ def run_export(
             if lines is not None and not plan.kind.one_file:
                 lines = lines.rename(staging.path / ROWS_FILE)
             export_manifest = output.finish(export_manifest, lines)
-            if plan.options.bare and lines is not None:
+            if options.bare and lines is not None:
                 lines.unlink()
         staging.publish(sync_file_system if plan.kind.shard_bytes is None else sync_tree)
     except BaseException as error:

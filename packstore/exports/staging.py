@@ -45,26 +45,26 @@ class ShardReceipt(NamedTuple):
 
 
 class ExportStaging(Staging):
-    """Work directory of an export. Reuses the directory of an interrupted run with the same identity. Removes the
+    """Work directory of an export. Reuses the directory of an interrupted run of the same request. Removes the
     directories of other runs.
 
     Each run has a directory such as ``run-00001/``, with
 
     - ``store``: the staged export;
-    - ``export``: its identity;
+    - ``export``: its request;
     - ``parts/``: the receipt and the record lines of each complete shard.
     """
 
-    def __init__(self, destination: Path, kind: type[Export], identity: str, *, overwrite: bool, restart: bool) -> None:
+    def __init__(self, destination: Path, kind: type[Export], request: str, *, overwrite: bool, restart: bool) -> None:
         """Finds or creates the run's directory and removes other runs. Raises :class:`DestinationError` if the
         destination cannot be written."""
-        self._identity, self._restart, self._one_file = identity, restart, kind.one_file
+        self._request, self._restart, self._one_file = request, restart, kind.one_file
         super().__init__(destination, overwrite=overwrite, owned=find_owned_files)
         with writing(destination):
             (self.run / PARTS).mkdir(exist_ok=True)
 
     def choose_run_directory(self) -> Path:
-        """Returns the directory of an interrupted run with the same identity. If there is none, or with ``restart``,
+        """Returns the directory of an interrupted run of the same request. If there is none, or with ``restart``,
         creates a new one with an empty export.
 
         Removes the directories of all other runs. Warns if one of them has complete shards, and other options or
@@ -76,11 +76,11 @@ class ExportStaging(Staging):
             if (
                 directory is None
                 and not self._restart
-                and _read_run_label(run) == _make_run_label(self._identity, run / STORE)
+                and _read_run_label(run) == _make_run_label(self._request, run / STORE)
             ):
                 directory = run
                 continue
-            other = not (_read_run_label(run) or "").startswith(f"{self._identity} ")
+            other = not (_read_run_label(run) or "").startswith(f"{self._request} ")
             if other and not self._restart and any((run / PARTS).glob("*.json")):
                 _log.warning("starting again: the interrupted run had other options or exported another store")
             remove_run(run)
@@ -90,7 +90,7 @@ class ExportStaging(Staging):
                 (directory / STORE).touch()
             else:
                 (directory / STORE).mkdir()
-            (directory / EXPORT).write_text(_make_run_label(self._identity, directory / STORE), "ascii")
+            (directory / EXPORT).write_text(_make_run_label(self._request, directory / STORE), "ascii")
         return directory
 
     def find_complete_shards(self, export: Export) -> list[ShardReceipt]:
@@ -152,23 +152,23 @@ class ExportStaging(Staging):
             return None
 
 
-def was_published(destination: Path, identity: str) -> bool:
-    """Tells if a run with the same identity was killed after publishing its export. If so, only its work directory is
+def was_published(destination: Path, request: str) -> bool:
+    """Tells if a run of the same request was killed after publishing its export. If so, only its work directory is
     left to remove."""
     work = work_path(destination)
     if not work.is_dir() or not os.path.lexists(destination):
         return False
-    return any(_read_run_label(run) == _make_run_label(identity, destination) for run in list_runs(work))
+    return any(_read_run_label(run) == _make_run_label(request, destination) for run in list_runs(work))
 
 
-def _make_run_label(identity: str, path: Path) -> str:
-    """Returns the label of a run: the export's identity and the inode of ``path``. For a missing file, the word
+def _make_run_label(request: str, path: Path) -> str:
+    """Returns the label of a run: the export's request and the inode of ``path``. For a missing file, the word
     ``None`` replaces the inode.
 
     ``path`` is the staged export, or the destination. The inode tells a published export from one that it replaced.
     """
     inode = device_and_inode(path)[1] if os.path.lexists(path) else None
-    return f"{identity} {inode}"
+    return f"{request} {inode}"
 
 
 def _read_run_label(run: Path) -> str | None:

@@ -65,13 +65,8 @@ class TfdsExport(Export):
             lost.append(f"class names of {', '.join(unnamed)}: they cannot be lines of a file")
         if (image.layout is None or self.recoded) and self.manifest.encoding == "original":
             lost.append("images other than JPEG, PNG, GIF and BMP, which TensorFlow does not decode")
-        if any(column.dtype == "bfloat16" for column in (image, *self.columns)):
-            lost.append("bfloat16 values: they are their bit patterns as uint16")
-        if self.manifest.normalization is not None:
-            lost.append("mean and standard deviation by which the arrays were normalised")
-        if any(
-            split.name != name for split, name in zip(self.manifest.splits, self._split_names.values(), strict=True)
-        ):
+        lost += self.array_losses()
+        if any(own != name for own, name in self._split_names.items()):
             lost.append("names of splits: other characters than letters and digits become _")
         return lost
 
@@ -159,12 +154,11 @@ class _RecordWriter(FileWriter):
 
     def add(self, record: Record) -> Mapping[str, str]:
         """Writes the record as an example with its key, image and all columns. Returns an empty mapping."""
-        image = record.image
         example: dict[str, Any] = {"key": [record.key.encode("utf-8", "surrogateescape")]}
-        if isinstance(image, np.ndarray):
-            example |= _encode_value(record.columns["image"], image.tobytes(), image.shape)
+        if isinstance(record.image, np.ndarray):
+            example |= _encode_value(record.columns["image"], record.image_bytes, record.image.shape)
         else:
-            example["image"] = [image]
+            example["image"] = [record.image]
         for column in self._columns:
             empty = column.form == "files" and not record.has_value(column.name)
             raw = frame([]) if empty else record.stored_bytes(column.name)

@@ -61,12 +61,7 @@ class WebDatasetExport(Export):
             lost.append("names of classes: labels are numbers")
         if lists := [column.name for column in self.columns if column.form == "files"]:
             lost.append(f"that images belong to one list: each is a file of its own ({lists[0]}.0.jpg …)")
-        image = self.manifest.image
-        if image.dtype == "bfloat16":
-            lost.append("bfloat16 values: NumPy has none, so the arrays hold their bit patterns as uint16")
-        if self.manifest.normalization is not None:
-            lost.append("mean and standard deviation by which the arrays were normalised")
-        return lost
+        return [*lost, *self.array_losses()]
 
     def overhead(self) -> int:
         """Returns the bytes of the tar headers and of the padding of a record's files. The padding is estimated."""

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from packstore.core.errors import UsageError, printable
+from packstore.core.manifest import Manifest
+from packstore.seeing.view.facts import ImageHeaders, read_headers, read_labels
+from packstore.stores.base import Reader
 
 KINDS = (".png", ".svg", ".pdf")
 COLORS = ("#0969da", "#e16f24", "#2da44e", "#8250df", "#bf3989", "#656d76")
@@ -101,3 +107,102 @@ def _import_figure() -> Any:
         return importlib.import_module("matplotlib.figure").Figure
     except ImportError as error:
         raise UsageError(f"--plot needs matplotlib ({error}): pip install matplotlib") from None
+
+
+_MOST_CLASSES = 24
+"""Most classes that are drawn as bars; more are drawn as a curve."""
+_MOST_COLUMNS = 12
+_MOST_IMAGES = 5000
+"""Most images whose headers are read, spread evenly."""
+
+
+def plot_store(reader: Reader, path: Path) -> None:
+    """Writes the chart of a store to ``path``; replaces the file.
+
+    Raises :class:`UsageError` without matplotlib, and :class:`OSError` if the file cannot be written.
+
+    It shows the records of each class, sizes and bytes of images, and the 12 largest columns. Without a class for each
+    record, it shows the records of each split.
+
+    Reads all labels, and the headers of at most 5,000 evenly spread images. Fetches their shards if the store is at a
+    URL.
+    """
+    manifest = reader.manifest
+    labelled = manifest.has_label
+    figure, axes = new_chart(f"{reader.path.name}: {len(reader):,} records, {manifest.encoding}", 2, 2, width=11)
+    if labelled:
+        _draw_classes(axes[0], manifest, read_labels(reader, manifest.column("label"), _ignore_progress))
+    else:
+        splits = [(split.name, len(split)) for split in manifest.splits] or [("all", len(reader))]
+        draw_bars(axes[0], [name for name, _ in splits], [(None, [count for _, count in splits])])
+        set_titles(axes[0], "records of each split", x="records")
+    headers = read_headers(reader, _choose_images(len(reader)), _ignore_progress)
+    _draw_sizes(axes[1], headers)
+    _draw_bytes(axes[2], headers)
+    columns = sorted(manifest.columns, key=lambda column: -column.nbytes)[:_MOST_COLUMNS]
+    draw_bars(
+        axes[3], [column.name for column in columns], [(None, [column.nbytes / 1e6 for column in columns])], "{:,.3g}"
+    )
+    set_titles(axes[3], "bytes of each column", x="MB")
+    save_chart(figure, path)
+
+
+def _choose_images(count: int) -> NDArray[np.int64]:
+    """Returns the numbers of the images to draw: all of ``count``, or 5,000 evenly spread ones."""
+    return np.linspace(0, count - 1, min(count, _MOST_IMAGES)).astype(np.int64)
+
+
+def _ignore_progress(done: int) -> None:
+    """Ignores a progress report."""
+
+
+def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> None:
+    """Draws the number of records of each class by split. More than 24 classes are a curve, fewer are bars.
+
+    Leaves out labels that are missing or not among the classes.
+    """
+    splits = [(s.name, s.start, s.stop) for s in manifest.splits] or [("all", 0, len(labels))]
+    length = len(manifest.classes) if manifest.classes is not None else int(labels.max(initial=-1)) + 1
+    counted = []
+    for name, start, stop in splits:
+        some = labels[start:stop]
+        counted.append((name, np.bincount(some[(some >= 0) & (some < length)], minlength=length)))
+    if length <= _MOST_CLASSES:
+        names = list(manifest.classes) if manifest.classes is not None else [str(n) for n in range(length)]
+        draw_bars(axis, names, [(name if manifest.splits else None, counts.tolist()) for name, counts in counted])
+        set_titles(axis, "records of each class", x="records")
+        return
+    for number, (name, counts) in enumerate(counted):
+        axis.plot(np.sort(counts)[::-1], label=name, color=COLORS[number % len(COLORS)], drawstyle="steps-mid")
+    axis.set_ylim(bottom=0)
+    set_titles(axis, f"records of each of {length:,} classes, largest first", x="class", y="records")
+    if manifest.splits:
+        draw_legend(axis)
+
+
+def _draw_sizes(axis: Any, headers: ImageHeaders) -> None:
+    """Draws width and height of images as points. Axes are logarithmic if the largest side is over 20 times the median
+    side."""
+    known = (headers.width > 0) & (headers.height > 0)
+    axis.scatter(headers.width[known], headers.height[known], s=9, alpha=0.35, color=COLORS[0], linewidths=0)
+    sides = np.concatenate([headers.width[known], headers.height[known]])
+    if sides.size and sides.max() > 20 * max(1, np.median(sides)):
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+    else:
+        axis.set_xlim(left=0)
+        axis.set_ylim(bottom=0)
+    set_titles(axis, f"sizes of {int(known.sum()):,} images", x="width, pixels", y="height, pixels")
+
+
+def _draw_bytes(axis: Any, headers: ImageHeaders) -> None:
+    """Draws a histogram of the bytes of images. Its axis is logarithmic if the largest size is over 20 times the
+    smallest."""
+    sizes = headers.nbytes[headers.nbytes > 0] / 1000
+    if sizes.size:
+        low, high = float(sizes.min()), float(sizes.max())
+        edges = np.geomspace(low, high * 1.001, 41) if high > 20 * low else np.linspace(0, high * 1.001, 41)
+        axis.hist(sizes, edges, color=COLORS[0])
+        if high > 20 * low:
+            axis.set_xscale("log")
+    set_titles(axis, "bytes of an image", x="kB", y="images")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from packstore.core.column import read_row_classes
 from packstore.core.column_types.forms import RowClasses
+from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import get_decoder
@@ -20,7 +22,6 @@ from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff
 from packstore.seeing.colors import class_color, text_color_on
-from packstore.seeing.fonts import default_font
 from packstore.stores.base import Reader
 from packstore.training.item_options import choose_orientation
 from packstore.training.pictures import ImageReader, locate_error, read_stored_bytes
@@ -71,12 +72,18 @@ def make_thumbnail(
     if column.layout is not None:
         image = pictures.read_for_display(reader, record, window)
     else:
-        data = read_stored_bytes(reader, column, record)
         try:
-            pixels = pictures.decoder.decode_small(data, side, exif_transpose=pictures.exif_transpose)
-            image = Image.fromarray(to_display(pixels, pictures.mode, window))
+            return _decode_thumbnail(pictures, read_stored_bytes(reader, column, record), side, window)
         except DecodeError as error:
             raise locate_error(error, reader, record, column.name) from None
+    image.thumbnail((side, side), reducing_gap=2.0)
+    return np.asarray(image)
+
+
+def _decode_thumbnail(pictures: ImageReader, data: Buffer, side: int, window: Window | None) -> Pixels:
+    """Decodes an image file and shrinks it to at most ``side`` pixels."""
+    pixels = pictures.decoder.decode_small(data, side, exif_transpose=pictures.exif_transpose)
+    image = Image.fromarray(to_display(pixels, pictures.mode, window))
     image.thumbnail((side, side), reducing_gap=2.0)
     return np.asarray(image)
 
@@ -97,12 +104,9 @@ def make_further_thumbnails(
     thumbnails = []
     for number, file in enumerate(files[:most]):
         try:
-            pixels = pictures.decoder.decode_small(file, side, exif_transpose=pictures.exif_transpose)
-            image = Image.fromarray(to_display(pixels, pictures.mode, window))
+            thumbnails.append(_decode_thumbnail(pictures, file, side, window))
         except DecodeError as error:
             raise locate_error(error, reader, record, f"{column.name}[{number}]") from None
-        image.thumbnail((side, side), reducing_gap=2.0)
-        thumbnails.append(np.asarray(image))
     return thumbnails, len(files) - len(thumbnails)
 
 
@@ -362,3 +366,40 @@ def _draw_points(image: Image.Image, value: NDArray[Any], scale: NDArray[np.floa
                 continue
             fill = None if hidden else class_color(number)
             draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill, outline="white")
+
+
+@lru_cache(16)
+def default_font(size: int) -> Any:
+    """Returns Pillow's font in a size. Caches 16 fonts.
+
+    Before Pillow 10.1 the font has one size and only Latin letters: :class:`_LatinFont`.
+    """
+    try:
+        return ImageFont.load_default(size)
+    except TypeError:
+        return _LatinFont(ImageFont.load_default())
+
+
+class _LatinFont:
+    """Bitmap font of Latin letters. Draws a question mark for other characters instead of failing. Its methods ignore
+    further arguments of Pillow's."""
+
+    def __init__(self, font: Any) -> None:
+        self._font = font
+
+    def getmask(self, text: str, mode: str = "", *_: Any, **__: Any) -> Any:
+        """Draws the mask of ``text``, after replacing characters that are not Latin."""
+        return self._font.getmask(_replace_non_latin(text), mode)
+
+    def getbbox(self, text: str, *_: Any, **__: Any) -> Any:
+        """Returns the bounding box of ``text``, after replacing characters that are not Latin."""
+        return self._font.getbbox(_replace_non_latin(text))
+
+    def getlength(self, text: str, *_: Any, **__: Any) -> Any:
+        """Returns the width of ``text``, after replacing characters that are not Latin."""
+        return self._font.getlength(_replace_non_latin(text))
+
+
+def _replace_non_latin(text: str) -> str:
+    """Replaces ``…`` by three dots, and other characters beyond Latin-1 by question marks."""
+    return text.replace("…", "...").encode("latin-1", "replace").decode("latin-1")

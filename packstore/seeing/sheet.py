@@ -16,6 +16,7 @@ from packstore.core.errors import PackstoreError, StoreError, UsageError, printa
 from packstore.core.manifest import Manifest, Split
 from packstore.images.display import PERCENTILES, Window
 from packstore.seeing.drawing import (
+    default_font,
     draw_record,
     draw_values,
     fit_text,
@@ -25,9 +26,8 @@ from packstore.seeing.drawing import (
     make_thumbnail,
     stack_images_below,
 )
-from packstore.seeing.fonts import default_font
-from packstore.seeing.nearby import find_parts_within
 from packstore.seeing.sheet_options import SheetOptions
+from packstore.seeing.view.facts import find_parts_within
 from packstore.seeing.view.loaded import LoadRequest, SampleLoader
 from packstore.stores import open_store
 from packstore.stores.base import Reader

@@ -10,11 +10,32 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packstore.core.errors import printable
 from packstore.core.parallel import default_workers
-from packstore.diagnose.doctor.facts import Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A fact about the installation or the machine.
+
+    Attributes:
+        section: Heading of the section.
+        name: Name of the fact.
+        value: Its value for programs, any JSON value; None if unknown.
+        text: Its value for people; empty: ``value`` is shown.
+        problem: The problem and its remedy; None for no problem.
+    """
+
+    section: str
+    name: str
+    value: Any
+    text: str = ""
+    problem: str | None = None
+
 
 DISK_BYTES = 64 << 20
 DISK_SECONDS = 10.0

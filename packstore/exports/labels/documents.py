@@ -18,7 +18,6 @@ from packstore.exports.labels.objects import (
     LabelledImage,
     LabelledObject,
     escape_xml,
-    find_single_polygon,
     format_json,
     format_number,
     join_texts,
@@ -75,7 +74,7 @@ class CvatExport(ToolExport):
             lines.append(f'<tag label="{escape_xml(image.tag)}" source="manual"></tag>')
         for obj in image.objects or ():
             known = f'label="{escape_xml(self.class_name(obj))}" source="manual" occluded="0"'
-            polygon = find_single_polygon(obj)
+            polygon = obj.polygon
             if polygon is not None:
                 points = ";".join(f"{format_number(x)},{format_number(y)}" for x, y in pair_coordinates(polygon))
                 lines.append(f'<polygon {known} points="{points}" z_order="0"></polygon>')
@@ -121,7 +120,7 @@ class DatumaroExport(ToolExport):
 
     def _format_object(self, obj: LabelledObject, number: int) -> dict[str, Any]:
         """Returns the annotation of an object."""
-        polygon, (left, top, right, bottom) = find_single_polygon(obj), obj.box
+        polygon, (left, top, right, bottom) = obj.polygon, obj.box
         shape: dict[str, Any] = {"type": "bbox", "bbox": [left, top, right - left, bottom - top]}
         if polygon is not None:
             shape = {"type": "polygon", "points": polygon}
@@ -164,7 +163,7 @@ class FiftyOneExport(ToolExport):
         shapes: list[dict[str, Any]] = []
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         for obj in image.objects:
-            label, polygon = self.class_name(obj), find_single_polygon(obj)
+            label, polygon = self.class_name(obj), obj.polygon
             # As FiftyOne's importer of COCO writes it.
             crowd = {"iscrowd": int(obj.crowd)} if self.object_columns.crowds else {}
             if polygon is None:
@@ -221,7 +220,7 @@ class LabelStudioExport(ToolExport):
     def _format_result(self, image: LabelledImage, obj: LabelledObject, number: int) -> dict[str, Any]:
         """Returns the result for an object, in percent of the image's sides."""
         across, down = 100 / max(1, image.width), 100 / max(1, image.height)
-        polygon, label = find_single_polygon(obj), [self.class_name(obj)]
+        polygon, label = obj.polygon, [self.class_name(obj)]
         if polygon is None:
             left, top, right, bottom = obj.box
             kind = "rectanglelabels"

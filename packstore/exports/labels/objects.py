@@ -41,6 +41,19 @@ class LabelledObject:
     crowd: bool = False
     difficult: int = 0
 
+    @property
+    def polygon(self) -> list[float] | None:
+        """Its polygon, ``x, y, x, y, …`` in pixels. None unless it has exactly one.
+
+        None, too, for fewer than 3 points, an odd number of values, or values that are no finite numbers.
+        """
+        shapes = self.extra
+        if not (isinstance(shapes, list) and len(shapes) == 1 and isinstance(shapes[0], list)):
+            return None
+        flat = shapes[0]
+        real = all(isinstance(n, (int, float)) and math.isfinite(n) for n in flat)
+        return [float(n) for n in flat] if real and len(flat) >= 6 and len(flat) % 2 == 0 else None
+
 
 @dataclass(frozen=True, slots=True)
 class LabelledImage:
@@ -164,19 +177,6 @@ def find_captions_column(columns: Sequence[Column]) -> str | None:
     extensions = {"captions": "json", "caption": "txt", "text": "txt"}
     there = {column.name: column.traits.extension for column in columns}
     return next((name for name, extension in extensions.items() if there.get(name) == extension), None)
-
-
-def find_single_polygon(obj: LabelledObject) -> list[float] | None:
-    """Returns the polygon of an object, ``x, y, x, y, …`` in pixels. Returns None unless it has exactly one.
-
-    Returns None, too, for fewer than 3 points, an odd number of values, or values that are no finite numbers.
-    """
-    shapes = obj.extra
-    if not (isinstance(shapes, list) and len(shapes) == 1 and isinstance(shapes[0], list)):
-        return None
-    flat = shapes[0]
-    real = all(isinstance(n, (int, float)) and math.isfinite(n) for n in flat)
-    return [float(n) for n in flat] if real and len(flat) >= 6 and len(flat) % 2 == 0 else None
 
 
 def pair_coordinates(flat: Sequence[float]) -> list[tuple[float, float]]:

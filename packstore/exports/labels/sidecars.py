@@ -14,7 +14,6 @@ from packstore.exports.labels.objects import (
     LabelledImage,
     LabelledObject,
     escape_xml,
-    find_single_polygon,
     format_json,
     format_number,
     pair_coordinates,
@@ -141,7 +140,7 @@ class LabelMeExport(SidecarExport):
         """Returns the path of the JSON file beside an image, and its text."""
         shapes: list[dict[str, Any]] = []
         for obj in image.objects or ():
-            polygon = find_single_polygon(obj)
+            polygon = obj.polygon
             points = pair_coordinates(obj.box if polygon is None else polygon)
             kind = "rectangle" if polygon is None else "polygon"
             shape = {"label": self.class_name(obj), "points": points, "group_id": None}

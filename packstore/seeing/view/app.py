@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -17,17 +18,14 @@ from packstore.core.column import Column
 from packstore.core.errors import DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.findings import list_kinds
 from packstore.core.registry import FORMATS
-from packstore.seeing.nearby import is_damage
-from packstore.seeing.view.facts import ImageHeaders, find_class_column
+from packstore.seeing.view.facts import find_class_column, is_damage
 from packstore.seeing.view.findings import verify_and_mark
 from packstore.seeing.view.guard import Guard
-from packstore.seeing.view.images import SIDES, WebFile, printable_key
-from packstore.seeing.view.jobs import Job
-from packstore.seeing.view.masks import color_mask, list_values, read_mask
+from packstore.seeing.view.images import SIDES, WebFile, color_mask, list_values, printable_key, read_mask
 from packstore.seeing.view.overview import count_classes, summarize_images
 from packstore.seeing.view.query import MEASURES, NO_CLASS, SORTS, Query, parse_number
 from packstore.seeing.view.record import describe_record, shown_columns
-from packstore.seeing.view.site import NotThereError, Site
+from packstore.seeing.view.site import Job, NotThereError, Site
 from packstore.stores.base import Reader
 
 PAGE = {
@@ -54,24 +52,25 @@ def make_app(site: Site, token: str) -> Guard:
 
     A :class:`Guard` refuses browsers that do not send ``token``.
     """
-    routes = [
-        Route("/api/store", _handle_errors(site, _get_store)),
-        Route("/api/rows", _handle_errors(site, _get_rows)),
-        Route("/api/place/{record}", _handle_errors(site, _get_position)),
-        Route("/api/classes", _handle_errors(site, _get_class_counts)),
-        Route("/api/verify", _handle_errors(site, _verify_store)),
-        Route("/api/sizes", _handle_errors(site, _get_histograms)),
-        Route("/api/record/{record}", _handle_errors(site, _get_record)),
-        Route("/api/mask/{record}/{column}", _handle_errors(site, _get_mask_values)),
-        Route("/api/loaded/{record}", _handle_errors(site, _get_loaded_record)),
-        Route("/thumbnail/{side}/{record}", _handle_errors(site, _get_thumbnail)),
-        Route("/image/{record}/{column}", _handle_errors(site, _get_full_image)),
-        Route("/mask/{record}/{column}", _handle_errors(site, _get_mask_picture)),
-        Route("/loaded/{record}", _handle_errors(site, _get_loaded_image)),
-        Route("/loaded/{record}/{column}", _handle_errors(site, _get_loaded_mask)),
-        Route("/file/{record}", _handle_errors(site, _download_file)),
-        *(Route(address, _make_page_handler(*file)) for address, file in PAGE.items()),
-    ]
+    endpoints = {
+        "/api/store": _get_store,
+        "/api/rows": _get_rows,
+        "/api/place/{record}": _get_position,
+        "/api/classes": _get_class_counts,
+        "/api/verify": _verify_store,
+        "/api/sizes": _get_histograms,
+        "/api/record/{record}": _get_record,
+        "/api/mask/{record}/{column}": _get_mask_values,
+        "/api/loaded/{record}": _get_loaded_record,
+        "/thumbnail/{side}/{record}": _get_thumbnail,
+        "/image/{record}/{column}": _get_full_image,
+        "/mask/{record}/{column}": _get_mask_picture,
+        "/loaded/{record}": _get_loaded_image,
+        "/loaded/{record}/{column}": _get_loaded_mask,
+        "/file/{record}": _download_file,
+    }
+    routes = [Route(address, _handle_errors(site, endpoint)) for address, endpoint in endpoints.items()]
+    routes += [Route(address, _make_page_handler(*file)) for address, file in PAGE.items()]
     return Guard(Starlette(routes=routes), token)
 
 
@@ -124,6 +123,12 @@ def _json_response(content: Any, status: int = 200) -> Response:
 def _progress_response(job: Job) -> Response:
     """Creates the response 202 with the progress of a job that is not finished."""
     return _json_response({"pending": job.progress}, 202)
+
+
+async def _job_response(site: Site, job: Job, describe: Callable[[Any], Any]) -> Response:
+    """Creates the response with what ``describe`` makes of a job's result, or with the job's progress."""
+    result = await site.wait_briefly(job)
+    return _progress_response(job) if result is None else _json_response(describe(result))
 
 
 async def _get_store(site: Site, _: Request) -> Response:
@@ -251,21 +256,16 @@ async def _get_class_counts(site: Site, request: Request) -> Response:
     parts = range(len(reader.table.starts))
     name = ("classes", "all" if fetch else int(reader.table.are_local(parts).sum()))
     job = site.jobs.start(name, "counting classes", len(reader), lambda report: count_classes(reader, report, fetch))
-    counts = await site.wait_briefly(job)
-    return _progress_response(job) if counts is None else _json_response(counts)
+    return await _job_response(site, job, lambda counts: counts)
 
 
 async def _verify_store(site: Site, _: Request) -> Response:
     """Compares all records with their checksums and marks damaged ones. Answers with the number of problems, or with
     progress. Fetches all shards."""
-    job = site.jobs.start(
-        "verify",
-        "comparing checksums",
-        len(site.reader),
-        lambda report: verify_and_mark(site.reader, site.findings, report),
-    )
-    count = await site.wait_briefly(job)
-    return _progress_response(job) if count is None else _json_response({"problems": count})
+    reader, findings = site.reader, site.findings
+    work = partial(verify_and_mark, reader, findings)
+    job = site.jobs.start("verify", "comparing checksums", len(reader), work)
+    return await _job_response(site, job, lambda count: {"problems": count})
 
 
 async def _get_histograms(site: Site, request: Request) -> Response:
@@ -281,15 +281,12 @@ async def _get_histograms(site: Site, request: Request) -> Response:
         raise NotThereError(str(error.args[0])) from None
     site.allow_fetching(request)
     job = site.start_reading_headers(request.query_params.get("all") == "1")
-    headers: ImageHeaders | None = await site.wait_briefly(job)
-    return (
-        _progress_response(job)
-        if headers is None
-        else _json_response(
-            summarize_images(headers, site.reader.manifest, split.start, split.stop)
-            | {"absent_bytes": site.absent_bytes}
-        )
-    )
+
+    def describe(headers: Any) -> dict[str, Any]:
+        summary = summarize_images(headers, site.reader.manifest, split.start, split.stop)
+        return summary | {"absent_bytes": site.absent_bytes}
+
+    return await _job_response(site, job, describe)
 
 
 async def _get_thumbnail(site: Site, request: Request) -> Response:
@@ -313,41 +310,32 @@ async def _get_thumbnail(site: Site, request: Request) -> Response:
 
 async def _get_full_image(site: Site, request: Request) -> Response:
     """Answers with an image in full size. For a column of lists, ``n`` in the address is the image's number."""
-    record, column = site.parse_record(request), _find_image_column(site, request)
+    record, column = site.parse_record(request), _find_column(site, request)
     number = parse_number("n", request.query_params.get("n") or "0")
     return _image_response(await site.run_in_thread(lambda: site.images.get_full_image(record, column, number)))
 
 
 async def _get_mask_picture(site: Site, request: Request) -> Response:
     """Answers with a mask as a picture with a colour for each value."""
-    record, column = site.parse_record(request), _find_mask_column(site, request)
+    record, column = site.parse_record(request), _find_column(site, request, masks=True)
     return _image_response(await site.run_in_thread(lambda: color_mask(read_mask(site.reader, column, record))))
 
 
 async def _get_mask_values(site: Site, request: Request) -> Response:
     """Answers with the size of a mask, and the smallest 256 values that occur in it."""
-    record, column = site.parse_record(request), _find_mask_column(site, request)
+    record, column = site.parse_record(request), _find_column(site, request, masks=True)
     values = await site.run_in_thread(lambda: read_mask(site.reader, column, record))
     height, width = values.shape
     return _json_response({"width": width, "height": height, "values": list_values(values)})
 
 
-def _find_image_column(site: Site, request: Request) -> Column:
-    """Returns the column named in the address. Raises :class:`NotThereError` unless it has images."""
+def _find_column(site: Site, request: Request, *, masks: bool = False) -> Column:
+    """Returns the column named in the address. Raises :class:`NotThereError` unless it has images, or ``masks``."""
     name = request.path_params["column"]
-    column = next((c for c in site.reader.manifest.columns if c.name == name and c.holds_images), None)
-    if column is None:
-        raise NotThereError(f"there is no column {name[:80]!r} of type image or images")
-    return column
-
-
-def _find_mask_column(site: Site, request: Request) -> Column:
-    """Returns the column named in the address. Raises :class:`NotThereError` unless it has masks."""
-    name = request.path_params["column"]
-    column = next((c for c in site.reader.manifest.columns if c.name == name and c.holds_masks), None)
-    if column is None:
-        raise NotThereError(f"there is no column {name[:80]!r} of type mask")
-    return column
+    for column in site.reader.manifest.columns:
+        if column.name == name and (column.holds_masks if masks else column.holds_images):
+            return column
+    raise NotThereError(f"there is no column {name[:80]!r} of type {'mask' if masks else 'image or images'}")
 
 
 async def _get_record(site: Site, request: Request) -> Response:
@@ -375,25 +363,22 @@ def _parse_load_request(site: Site, request: Request) -> Any:
 
 async def _get_loaded_record(site: Site, request: Request) -> Response:
     """Answers with the description of a record as the loader returns it."""
-    return _json_response(
-        await site.run_in_thread(lambda: site.get_sample_loader().describe_loaded(_parse_load_request(site, request)))
-    )
+    load = site.get_sample_loader
+    return _json_response(await site.run_in_thread(lambda: load().describe_loaded(_parse_load_request(site, request))))
 
 
 async def _get_loaded_image(site: Site, request: Request) -> Response:
     """Answers with the image of a record as the loader returns it."""
-    return _image_response(
-        await site.run_in_thread(lambda: site.get_sample_loader().render_image(_parse_load_request(site, request)))
-    )
+    load = site.get_sample_loader
+    return _image_response(await site.run_in_thread(lambda: load().render_image(_parse_load_request(site, request))))
 
 
 async def _get_loaded_mask(site: Site, request: Request) -> Response:
     """Answers with a mask as the loader returns it, as a picture with a colour for each value."""
-    column = _find_mask_column(site, request)
+    column = _find_column(site, request, masks=True)
+    load = site.get_sample_loader
     return _image_response(
-        await site.run_in_thread(
-            lambda: site.get_sample_loader().render_mask(_parse_load_request(site, request), column.name)
-        )
+        await site.run_in_thread(lambda: load().render_mask(_parse_load_request(site, request), column.name))
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 
 from packstore.core.column import FLAGS
 from packstore.core.columns import Ragged
-from packstore.core.errors import PackstoreError
+from packstore.core.errors import CacheError, PackstoreError, UnreachableError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.encode.options import readers_transpose
 from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
-from packstore.seeing.nearby import find_parts_within, spread_local_records
-from packstore.seeing.view.jobs import Report
 from packstore.stores.base import Reader
 
 MISSING, UNREADABLE, UNREAD = -1, -2, -3
@@ -26,6 +24,9 @@ SAMPLE = 20_000
 """Number of headers that are read by default from a large store, evenly spread."""
 AT_ONCE = 100_000
 """Most records of a store of which all headers are read by default."""
+
+Report = Callable[[int], None]
+"""A background job calls it with the number of records done. It raises an error to stop the job."""
 
 _HEADER_BYTES = 1 << 16
 _REPORTED = 512
@@ -74,22 +75,25 @@ def find_class_column(manifest: Manifest) -> Column | None:
     return next((column for column in columns if column.name == "label"), columns[0] if columns else None)
 
 
-def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int, Reader | None]]:
-    """Yields first record, end and reader of each part (shard) of a store. The reader is None for a part that cannot be
+def iterate_parts(reader: Reader, numbers: Iterable[int] | None = None) -> Iterator[tuple[int, int, Reader | None]]:
+    """Yields first record, end and reader of parts (shards) of a store. The reader is None for a part that cannot be
     opened.
 
-    Without ``fetch``, skips parts that are not on this machine.
+    ``numbers``: the parts; None for all.
     """
     starts = [*reader.table.starts.tolist(), len(reader)]
-    here = None if fetch else reader.table.are_local(range(len(starts) - 1))
-    for number, (start, stop) in enumerate(pairwise(starts)):
-        if here is not None and not here[number]:
-            continue
+    for number in range(len(starts) - 1) if numbers is None else numbers:
         try:
             part: Reader | None = reader.part(number)
         except PackstoreError:
             part = None
-        yield start, stop, part
+        yield starts[number], starts[number + 1], part
+
+
+def find_parts_of(reader: Reader, records: NDArray[np.int64]) -> list[int]:
+    """Returns the numbers of the store's parts that hold ``records``."""
+    numbers: list[int] = np.unique(reader.table.find(records)).tolist()
+    return numbers
 
 
 def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = True) -> NDArray[np.int32]:
@@ -100,18 +104,20 @@ def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = Tr
     - :data:`UNREAD`: the label is not on this machine, and ``fetch`` is False.
     """
     labels = np.full(len(reader), UNREAD, np.int32)
-    for start, stop, part in iterate_parts(reader, fetch):
+    numbers = range(len(reader.table.starts))
+    here = None if fetch else np.flatnonzero(reader.table.are_local(numbers)).tolist()
+    for start, stop, part in iterate_parts(reader, here):
         report(start)
         labels[start:stop] = UNREADABLE
         if part is None:
             continue
         try:
-            numbers = part.fixed_column(column.name)
+            labelled = part.fixed_column(column.name)
             missing = ~part.fixed_column(column.valid_name) if column.nullable else None
         except (PackstoreError, KeyError):
             continue
-        fits = (numbers >= 0) & (numbers < np.iinfo(np.int32).max)
-        labels[start:stop] = np.where(fits, numbers, UNREADABLE)
+        fits = (labelled >= 0) & (labelled < np.iinfo(np.int32).max)
+        labels[start:stop] = np.where(fits, labelled, UNREADABLE)
         if missing is not None:
             labels[start:stop][missing] = MISSING
     return labels
@@ -208,7 +214,7 @@ def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Repo
     nbytes, kind = np.zeros(count, np.int64), np.zeros(count, np.uint8)
     kinds: dict[str, int] = {_UNKNOWN: 0}
     done = 0
-    for start, stop, part in iterate_parts_with(reader, chosen):
+    for start, stop, part in iterate_parts(reader, find_parts_of(reader, chosen)):
         first, last = np.searchsorted(chosen, (start, stop)).tolist()
         for row in range(first, last):
             if done % _REPORTED == 0:
@@ -223,21 +229,6 @@ def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Repo
             height[row], width[row] = size
             kind[row] = kinds.setdefault(name, len(kinds)) if len(kinds) < 255 else 0
     return ImageHeaders(chosen, width, height, nbytes, kind, tuple(kinds))
-
-
-def iterate_parts_with(reader: Reader, records: NDArray[np.int64]) -> Iterator[tuple[int, int, Reader | None]]:
-    """Yields first record, end and reader of each part (shard) that holds some of ``records``. Fetches these parts.
-
-    The reader is None for a part that cannot be opened.
-    """
-    starts = [*reader.table.starts.tolist(), len(reader)]
-    numbers: Iterable[int] = np.unique(reader.table.find(records)).tolist()
-    for number in numbers:
-        try:
-            part: Reader | None = reader.part(number)
-        except PackstoreError:
-            part = None
-        yield starts[number], starts[number + 1], part
 
 
 def read_image_facts(reader: Reader, record: int) -> tuple[tuple[int, int], str, int]:
@@ -291,3 +282,36 @@ def choose_sample(reader: Reader, fetch: bool = True) -> NDArray[np.int64] | Non
     if fetch or reader.table.are_local(find_parts_within(reader, 0, count)).all():
         return None if count <= AT_ONCE else np.unique(np.linspace(0, count - 1, SAMPLE).astype(np.int64))
     return spread_local_records(reader, 0, count, SAMPLE)
+
+
+def find_parts_within(reader: Reader, start: int, stop: int) -> range:
+    """Returns the numbers of the store's parts (shards) that hold records from ``start`` to ``stop - 1``.
+    Empty for an empty range."""
+    if start >= stop:
+        return range(0)
+    first, last = np.searchsorted(reader.table.starts, (start, stop - 1), "right").tolist()
+    return range(first - 1, last)
+
+
+def spread_local_records(reader: Reader, start: int, stop: int, most: int) -> NDArray[np.int64]:
+    """Returns at most ``most`` record numbers from ``start`` to ``stop - 1``, evenly spread, ascending. Takes only
+    records on this machine; empty if there are none."""
+    parts = find_parts_within(reader, start, stop)
+    edges = np.clip([*reader.table.starts[parts.start : parts.stop].tolist(), stop], start, stop)
+    here = [
+        range(*ends)
+        for ends, there in zip(pairwise(edges.tolist()), reader.table.are_local(parts), strict=True)
+        if there
+    ]
+    ends = np.cumsum([0, *map(len, here)])
+    count = int(ends[-1])
+    places = np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
+    which = np.searchsorted(ends, places, "right") - 1
+    first = np.array([records.start for records in here], np.int64)
+    numbers: NDArray[np.int64] = first[which] + places - ends[which] if count else places
+    return numbers
+
+
+def is_damage(error: PackstoreError) -> bool:
+    """Tells if an error means damage. False if data cannot be fetched or cached now."""
+    return not isinstance(error, (UnreachableError, CacheError))

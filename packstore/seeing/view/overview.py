@@ -15,12 +15,13 @@ from packstore.seeing.view.facts import (
     UNREAD,
     UNREADABLE,
     ImageHeaders,
+    Report,
     choose_sample,
     find_class_column,
-    iterate_parts_with,
+    find_parts_of,
+    iterate_parts,
     read_labels,
 )
-from packstore.seeing.view.jobs import Report
 from packstore.seeing.view.query import MEASURES
 from packstore.stores.base import Reader
 
@@ -132,7 +133,7 @@ def _read_class_lists(
     """
     owners: list[NDArray[np.int64]] = []
     numbers: list[NDArray[np.int64]] = []
-    for start, stop, part in iterate_parts_with(reader, records):
+    for start, stop, part in iterate_parts(reader, find_parts_of(reader, records)):
         first, last = np.searchsorted(records, (start, stop)).tolist()
         report(first)
         if part is None:
