@@ -160,9 +160,6 @@ def test_alpha_of_8_bits_is_asked_about(make: Any, tmp_path: Path) -> None:
     assert convert(tmp_path / "images", tmp_path / "s.lmdb", alpha="keep").manifest.image.mode == "RGBA"
 
 
-imagecodecs = pytest.importorskip("imagecodecs")
-
-
 def pixels_of(channels: int, dtype: str = "uint8", bits: int | None = None) -> NDArray[Any]:
     info = np.iinfo(dtype)
     high = info.max if bits is None else (1 << bits) - 1
@@ -170,6 +167,7 @@ def pixels_of(channels: int, dtype: str = "uint8", bits: int | None = None) -> N
 
 
 def encoded(pixels: NDArray[Any], form: str = "jp2", **options: Any) -> bytes:
+    imagecodecs = pytest.importorskip("imagecodecs")
     given = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
     return bytes(imagecodecs.jpeg2k_encode(given, level=0, reversible=True, codecformat=form, **options))
 

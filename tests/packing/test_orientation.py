@@ -189,7 +189,6 @@ def test_a_run_that_goes_on_counts_the_same(
     assert content(tmp_path / f"a.{suffix}") == content(tmp_path / f"whole.{suffix}")
 
 
-pytest.importorskip("tifffile")
 CROP = 12, 10
 
 Check = Callable[[Path, list[NDArray[Any]], Layout], None]
@@ -197,6 +196,7 @@ Check = Callable[[Path, list[NDArray[Any]], Layout], None]
 
 def write(folder: Path, layout: Layout, orientation: int) -> list[NDArray[Any]]:
     """Writes three files of a class. Returns the pixels to expect, ``(H, W, C)``."""
+    pytest.importorskip("tifffile")
     (folder / "a").mkdir(parents=True)
     for number in range(3):
         (folder / "a" / f"{number}.tif").write_bytes(layout.write(number, oriented(orientation)))
@@ -335,8 +335,8 @@ def test_exports_are_upright(layout: str, orientation: int, tmp_path: Path) -> N
 @pytest.mark.parametrize("first", range(1, 9))
 def test_pages_of_one_size_when_upright(frames: str, layout: str, first: int, tmp_path: Path) -> None:
     """Each page is turned by its own tag; those that swap sides are stored the other way round."""
-    kind = LAYOUTS[layout]
-    pages, expected = [], []
+    pytest.importorskip("tifffile")
+    kind, pages, expected = LAYOUTS[layout], [], []
     for number, orientation in enumerate([first, *range(1, 9)]):
         page = kind.make(number)
         page = page._replace(
