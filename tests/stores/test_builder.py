@@ -77,14 +77,9 @@ def test_opening_loads_no_library(tmp_path: Path, suffix: str) -> None:
     ("name", "format"),
     [
         ("a.lmdb", "lmdb"),
-        ("a.h5", "hdf5"),
-        ("a.HDF5", "hdf5"),
-        ("a.pth", "pth"),
-        ("a.b.pt", "pth"),
-        ("lmdb", None),
-        ("a.zip", None),
-        ("", None),
-        (".lmdb", None),
+        *((name, "hdf5") for name in ("a.h5", "a.HDF5")),
+        *((name, "pth") for name in ("a.pth", "a.b.pt")),
+        *((name, None) for name in ("lmdb", "a.zip", "", ".lmdb")),
     ],
 )
 def test_format_of(name: str, format: str | None) -> None:

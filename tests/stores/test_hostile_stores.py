@@ -536,7 +536,7 @@ def test_hdf5_datasets_of_other_kinds(what: str, libver: str, store: Callable[[s
         data = file["label"][:]
         del file["label"]
         DATASETS[what](file, data)
-    with pytest.raises(StoreError, match="label|a dataspace is broken"):
+    with pytest.raises(StoreError, match=r"label|a dataspace is broken"):
         open_store(path)
 
 

@@ -172,15 +172,10 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
             (b"\x80\x02}0.", "the instruction POP 0x30"),
             (b"\x80\x02}(K\x01K\x02u.", "a key of type int"),
             (b"\x80\x02K\x01Q.", "persistent id that is not a storage"),
-            (b"", "damaged"),
-            (b"\x80\x02", "damaged"),
-            (b"}}u.", "damaged"),
-            (b"u.", "damaged"),
-            (b"R.", "damaged"),
-            (b"Q.", "damaged"),
-            (b"\x85.", "damaged"),
-            (b"b.", "damaged"),
-            (b"}K\x01.", "damaged"),
+            *(
+                (data, "damaged")
+                for data in (b"", b"\x80\x02", b"}}u.", b"u.", b"R.", b"Q.", b"\x85.", b"b.", b"}K\x01.")
+            ),
         ],
     )
     def test_pickles_of_strangers(self, path: Path, data: bytes, message: str) -> None:
