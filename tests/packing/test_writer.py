@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 import packstore
 from tests.internals import (
+    ITEM_SIZE,
+    NUMPY_DTYPE,
     DestinationError,
     PackstoreError,
     SampleError,
@@ -27,6 +31,7 @@ from tests.internals import (
     StoreBuilder,
     StreamSource,
     UsageError,
+    base,
     make_schema,
 )
 from tests.makers.datasets import make_folder, pixels
@@ -435,62 +440,72 @@ def upright(box: tuple[float, ...]) -> tuple[float, ...]:
 
 @st.composite
 def datasets(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Fields and samples of every type."""
-    numbers = st.integers(-(2**31), 2**31 - 1)
+    """Fields and samples of every type; arrays of any dtype and shape."""
+    numbers, few = st.integers(-(2**31), 2**31 - 1), st.integers(1, 5)
     texts = st.text(st.characters(codec="utf-8"), max_size=8)
+    dtype, shape = draw(st.sampled_from(sorted(ITEM_SIZE))), draw(hnp.array_shapes(min_dims=0, max_dims=2, max_side=3))
     kinds: dict[str, tuple[Any, Any]] = {
         "text": (packstore.Text, texts),
         "json": (packstore.Json, st.recursive(numbers | texts, lambda s: st.lists(s, max_size=2), max_leaves=4)),
-        "bytes": (packstore.Bytes, st.binary(max_size=9)),
+        "bytes": (packstore.Bytes, st.binary(max_size=5000)),
         "label": (packstore.Label, st.integers(0, 2**62)),
-        "labels": (
-            lambda optional: packstore.Labels(of=False, optional=optional),
-            st.lists(st.integers(0, 99), max_size=4),
-        ),
+        "labels": (partial(packstore.Labels, of=False), st.lists(st.integers(0, 99), max_size=4)),
         "boxes": (packstore.Boxes, st.lists(st.tuples(*[st.floats(0, 99, width=32)] * 4).map(upright), max_size=3)),
         "keypoints": (
-            lambda optional: packstore.Keypoints(of=False, optional=optional),
+            partial(packstore.Keypoints, of=False),
             st.lists(st.tuples(*[st.floats(0, 99, width=32)] * 2), max_size=3),
         ),
         "mask": (
-            lambda optional: packstore.Mask("int32", optional=optional),
-            numbers.map(lambda number: np.full((3, 4), number, np.int32)),
+            partial(packstore.Mask, "int32"),
+            st.tuples(few, few).flatmap(lambda size: hnp.arrays(np.int32, size)),
         ),
-        "vector": (
-            lambda optional: packstore.Array("float64", (2,), optional=optional),
-            st.tuples(*[st.floats(allow_nan=False)] * 2),
+        "view": (
+            partial(packstore.Image, "uint8"),
+            st.tuples(few, few).flatmap(lambda size: hnp.arrays(np.uint8, (*size, 3))),
         ),
+        "vector": (partial(packstore.Array, dtype, shape), hnp.arrays(NUMPY_DTYPE[dtype], shape)),
         "rows": (
-            lambda optional: packstore.Array("int16", (2,), ragged=True, optional=optional),
-            st.lists(st.tuples(*[st.integers(-(2**15), 2**15 - 1)] * 2), max_size=3),
+            partial(packstore.Array, dtype, shape, ragged=True),
+            st.integers(0, 3).flatmap(lambda rows: hnp.arrays(NUMPY_DTYPE[dtype], (rows, *shape))),
         ),
-    }  # fmt: skip
+    }
     names = draw(st.lists(st.sampled_from(sorted(kinds)), unique=True))
     fields, values = {}, {}
     for name in names:
         optional = draw(st.booleans())
         fields[name] = kinds[name][0](optional=optional)
         values[name] = st.none() | kinds[name][1] if optional else kinds[name][1]
-    samples = draw(st.lists(st.fixed_dictionaries(values), min_size=1, max_size=20))
+    samples = draw(st.lists(st.fixed_dictionaries(values), min_size=1, max_size=12))
     return fields, samples
 
 
 @pytest.mark.slow
-@settings(examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(dataset=datasets(), suffix=st.sampled_from(FORMATS), shards=st.sampled_from([None, 1500]))
-def test_whatever_is_written_comes_back(tmp_path: Path, dataset: Any, suffix: str, shards: int | None) -> None:
+@settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    dataset=datasets(), suffix=st.sampled_from(FORMATS), shards=st.sampled_from([None, 1, 1500]), large=st.booleans()
+)
+def test_whatever_is_written_comes_back(
+    tmp_path: Path, dataset: Any, suffix: str, shards: int | None, large: bool
+) -> None:
+    """``large``: in an LMDB every column that can lies record by record."""
     fields, samples = dataset
     path = tmp_path / f"a{suffix}"
     given = [{"image": SMALL, **sample} for sample in samples]
-    write(path, given, {"image": "image", **fields}, overwrite=True, shard_size=shards)
-    with packstore.open(path) as store:
-        for record, sample in enumerate(samples):
-            for name, value in sample.items():
-                found = store.item(name, record)
-                if isinstance(found, np.ndarray):
-                    assert np.array_equal(found.reshape(-1), np.asarray(value, found.dtype).reshape(-1)), name
-                else:
-                    assert found == value, name
+    with pytest.MonkeyPatch.context() as patch:
+        if large and suffix == ".lmdb":
+            patch.setattr(base, "_WHOLE_BYTES", 0)
+        write(path, given, {"image": "image", **fields}, overwrite=True, shard_size=shards)
+        with packstore.open(path) as store:
+            assert list(store.check_structure()) == []
+            for record, sample in enumerate(samples):
+                for name, value in sample.items():
+                    found = store.item(name, record)
+                    assert store.has_value(name, record) == (value is not None)
+                    if isinstance(found, np.ndarray | np.generic):
+                        assert found.tobytes() == np.asarray(value, found.dtype).tobytes(), name
+                    else:
+                        assert found == value, name
+        assert packstore.verify(path).ok
 
 
 class Alive:
