@@ -175,25 +175,6 @@ def test_class_counts_of_many_shards_are_not_counted_unasked(photos: Path, tmp_p
     assert counts == dict.fromkeys(("ant", "bee", "cat"), 34)
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_append_leaves_the_store_as_it_was(tmp_path: Path, number: signal.Signals, rng: random.Random) -> None:
-    photos = make_folder(tmp_path / "photos", splits=(), per_class=6)
-    packstore.convert(make_folder(tmp_path / "few", splits=(), per_class=1), tmp_path / "a.h5")
-    before = (tmp_path / "a.h5").read_bytes()
-    for path in sorted(photos.rglob("*.jpg")):
-        path.rename(path.with_name(f"new-{path.name}"))
-    command = ["append", tmp_path / "a.h5", photos, "--on-duplicate", "skip", "--workers", "1"]
-    done = run(*command, stop=(number, "pack", rng.randrange(19)))
-    assert done.returncode == 128 + number, done.stderr
-    assert (tmp_path / "a.h5").read_bytes() == before
-    assert {p.name for p in tmp_path.iterdir()} <= {"photos", "few", "a.h5", ".a.h5.packstore"}
-    assert run(*command, "-q").returncode == 0
-    assert packstore.verify(tmp_path / "a.h5").ok
-    assert not (tmp_path / ".a.h5.packstore").exists()
-
-
 def report(code: int, *arguments: object, cwd: Path) -> dict[str, Any]:
     done = run(*arguments, "--json", cwd=cwd)
     assert (done.returncode, done.stderr) == (code, "")

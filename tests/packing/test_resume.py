@@ -18,7 +18,6 @@ from tests.internals import (
     RECEIPT,
     STORE,
     DestinationError,
-    Progress,
     find_leftovers,
     list_runs,
     read_receipt,
@@ -443,16 +442,6 @@ def test_an_owner_that_packstore_cannot_have_written(photos: Path, tmp_path: Pat
     assert not (tmp_path / ".out.h5.packstore").exists()
     with pytest.raises(packstore.DestinationError, match="holds files that packstore did not write"):
         packstore.convert(photos, tmp_path / "a.h5")
-
-
-def test_two_at_once_on_one_destination(photos: Path, tmp_path: Path) -> None:
-    def progress(report: Progress) -> None:
-        if report.stage == "pack" and report.done >= 6:
-            with pytest.raises(DestinationError, match=f"is being written by process {os.getpid()} on "):
-                packstore.convert(photos, tmp_path / "out.h5")
-            assert list(find_leftovers(tmp_path)) == []
-
-    assert packstore.convert(photos, tmp_path / "out.h5", progress=progress).manifest.records == 24
 
 
 @pytest.mark.parametrize("encoding", ["original", "uint8"])

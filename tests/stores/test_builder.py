@@ -327,31 +327,6 @@ def test_a_failing_second_rename_is_rolled_back(tmp_path: Path, monkeypatch: pyt
     assert listing(tmp_path) == {"out.h5"}
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("number", [28, 13, 30, 5])
-def test_os_errors_have_one_line(tmp_path: Path, suffix: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / f"out{suffix}"
-    records = make_records()
-    builder = begin(path, records)
-    append(builder, records)
-    writer = type(builder._files.list_writers()[0])
-
-    def failing(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    for method, use in (
-        ("append", lambda: builder.append(*records.part(0, 1), "val")),
-        ("seal", lambda: write(path, records)),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(writer, method, failing)
-            with pytest.raises(DestinationError, match=os.strerror(number)):
-                use()
-        assert listing(tmp_path) == set()
-    with pytest.raises(StoreError, match="committed or aborted"):
-        builder.append(*records.part(0, 1), "train")
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -14,12 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import ConcatDataset, DataLoader
 from xxhash import xxh3_64_intdigest
 
 import packstore
@@ -122,30 +118,6 @@ def test_a_dataset_that_was_pickled_before_its_store_was_replaced_says_so(photos
         pickle.loads(text)[0]
 
 
-READ = """
-import sys, packstore, xxhash
-for path in sys.argv[1:]:
-    with packstore.open(path) as reader:
-        print(*(xxhash.xxh3_64_intdigest(reader.read(i)) for i in range(len(reader))))
-"""
-
-
-@pytest.mark.slow
-def test_many_processes_and_threads_read_the_same(photos: Path, tmp_path: Path) -> None:
-    paths, expected = [], []
-    for suffix, shard_size in itertools.product(SUFFIXES, (None, 3000)):
-        out = tmp_path / f"out-{shard_size}{suffix}"
-        packstore.convert(photos, out, encoding="original", shard_size=shard_size)
-        with packstore.open(out) as reader, ThreadPoolExecutor(8) as pool:
-            (found,) = {tuple(read) for read in pool.map(lambda _, reader=reader: digests(reader), range(16))}
-        paths.append(str(out))
-        expected.append(" ".join(map(str, found)))
-    assert len(set(expected)) == 1  # the same files, whatever the format
-    command = [sys.executable, "-B", "-c", READ, *paths]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [process.communicate()[0].splitlines() for process in running] == [expected] * 3
-
-
 @pytest.mark.slow
 @pytest.mark.sampled(1, per="suffix")
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -176,26 +148,6 @@ def test_forked_processes_read_on(
             children.append(child)
         assert digests(reader) == expected  # at the same time
         assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_workers_of_a_dataloader(photos: Path, tmp_path: Path, start: str) -> None:
-    """One loader for stores of all formats, whole and sharded: a spawned worker takes seconds to import torch."""
-    stores = []
-    for suffix, shard_size in itertools.product(SUFFIXES, (None, 3000)):
-        out = tmp_path / f"out-{shard_size}{suffix}"
-        packstore.convert(photos, out, encoding="uint8", size=16, shard_size=shard_size)
-        stores.append(PackedDataset(out, "train"))
-        stores[-1][0]  # open before the fork
-    ds: Any = ConcatDataset(stores)
-    context = multiprocessing.get_context(start)
-    workers = 2 if start == "fork" else 1
-    loader: Any = DataLoader(ds, batch_size=5, num_workers=workers, multiprocessing_context=context)
-    images = [image for batch, _ in loader for image in batch]
-    assert all((image == stores[0][i % len(stores[0])][0]).all() for i, image in enumerate(images))
-    assert len(images) == len(ds) == 6 * 12
 
 
 HOLD = """
