@@ -253,12 +253,9 @@ if TYPE_CHECKING:
         sniff,
     )
     from packstore.images.unread import UNREAD_BYTES, UNREAD_SUFFIXES
-    from packstore.objects import connection, direct
-    from packstore.objects import store as interrupts
-    from packstore.objects import store as objects_store
+    from packstore.objects import call_interruptibly, connection, direct, iterate_interruptibly
     from packstore.objects.agent import get_agent_if_forked
     from packstore.objects.location import parse_url
-    from packstore.objects.store import call_interruptibly, iterate_interruptibly
     from packstore.packing import append, batches, composing, conversion
     from packstore.packing.append_plan import plan_append
     from packstore.packing.composing_options import SelectOptions

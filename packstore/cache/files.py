@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from packstore.core.errors import CacheError, printable
+from packstore.core.files import allocate_bytes as allocate_bytes
 from packstore.core.files import lock_file
 
 try:
@@ -91,15 +92,6 @@ def count_free_bytes(path: Path) -> int:
     ``path`` is missing."""
     disk = os.statvfs(path)
     return disk.f_bavail * disk.f_frsize
-
-
-def allocate_bytes(descriptor: int, nbytes: int) -> None:
-    """Makes a file ``nbytes`` long, and reserves the disk space if the system can. Raises :class:`OSError` if the disk
-    is full."""
-    if hasattr(os, "posix_fallocate") and nbytes:
-        os.posix_fallocate(descriptor, 0, nbytes)
-    else:
-        os.ftruncate(descriptor, nbytes)
 
 
 def write_url(descriptor: int, url: str) -> None:

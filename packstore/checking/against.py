@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.independent import ROWS, count_independently
+from packstore.checking.options import VerifyOptions
 from packstore.checking.reports import Difference, try_key
 from packstore.checking.source_records import SourceRecords, reading_source
 from packstore.checking.store_check import COMPARED_RECORDS, Batch, ValueGetter, open_files
@@ -35,8 +36,8 @@ class Comparison(SourceRecords):
     after it still match. Leaves out samples that packing skipped. Memory is 17 bytes a record.
     """
 
-    def __init__(self, source: Source, reader: Reader, decoder: str, annotation_frame: str | None = None) -> None:
-        super().__init__(source, reader.manifest, decoder, annotation_frame)
+    def __init__(self, source: Source, reader: Reader, options: VerifyOptions) -> None:
+        super().__init__(source, reader.manifest, options)
         self.reader = reader
         self.splits = {s.name: s for s in self.manifest.splits}
         self.labels = {c.name for c in self.survey.columns if self.manifest.has_column(c.name)}
@@ -103,12 +104,10 @@ class Comparison(SourceRecords):
             yield Difference("the records are in another order than in the source")
 
     def _compare_ledgers(self) -> Iterator[Difference]:
-        """Yields a difference if the source's files to pack or read are not those of the manifest.
-
-        Compares counts. Compares names, too, if the source has the same name as at packing. Compares nothing without a
-        list of files on both sides, or for another kind of source.
-        """
+        """Yields a difference if the source's files to pack or read are not those of the manifest, by number and by
+        name."""
         then, now = self.manifest.origin.files, self.survey.ledger
+        # Without a list of files on both sides, or for another kind of source, there is nothing to compare.
         if then is None or not now.total or self.manifest.origin.kind != self.source.kind:
             return
         roles = (Role.PACKED, Role.ANNOTATION, Role.EVIDENCE)
@@ -123,15 +122,7 @@ class Comparison(SourceRecords):
             )
 
     def _compare_counts(self) -> Iterator[Difference]:
-        """Counts the source's files with other programs; yields the differences from packstore's own list, by suffix.
-
-        For Parquet files also compares the number of rows, if all splits were packed and no file was left out. Notes if
-        the counts agree, for :attr:`ledger_summary`. Raises :class:`SourceError` if the files cannot be counted.
-
-        Compares nothing in these cases:
-        - The source is at a URL, or has fewer than two files.
-        - Its files have more different suffixes than packstore's list holds.
-        """
+        """Counts the source's files with other programs; yields the differences from packstore's own list."""
         path, ledger = self.source.path, self.survey.ledger
         if place_of(path).remote or ledger.total < 2 or ("" in ledger.suffixes and len(ledger.suffixes) >= _CAPPED):
             return
@@ -183,10 +174,7 @@ class Comparison(SourceRecords):
         return np.array_equal(*digests) and own.splits == other.splits
 
     def _compare_columns(self) -> Iterator[Difference]:
-        """Yields missing columns, and columns with other classes than in the source.
-
-        Also yields a difference if the store has labels and the source has no columns at all.
-        """
+        """Yields missing columns, and columns with other classes than in the source."""
         for column in self.survey.columns:
             if not self.manifest.has_column(column.name):
                 yield Difference(f"the source has a column {column.name!r}, the store does not")
@@ -198,13 +186,11 @@ class Comparison(SourceRecords):
             )
 
     def _hash_keys(self) -> NDArray[np.uint64]:
-        """Returns the hash of each record's key, or 0 if it cannot be read. Other checks report such damage.
-
-        Marks records of shards that do not open as seen, so that nothing reads them.
-        """
+        """Returns the hash of each record's key, or 0 if it cannot be read, which other checks report."""
         hashes = np.zeros(len(self.reader), np.uint64)
         self._seen[:] = True
         for file in open_files(self.reader):
+            # Records of shards that do not open stay marked as seen: nothing reads them.
             self._seen[file.start : file.start + len(file.reader)] = False
             with suppress(StoreError):
                 keys = file.reader.ragged_column("key")
@@ -214,17 +200,14 @@ class Comparison(SourceRecords):
         return hashes
 
     def _batch_entries(self) -> Iterator[list[Entry]]:
-        """Yields the source's entries in batches, without those that packing skipped. Fetches files at a URL ahead."""
+        """Yields the source's entries in batches, without those that packing skipped."""
         with reading_source(self.source):
             entries = self.source.fetch(self.list_entries())
             while batch := list(islice(entries, COMPARED_RECORDS)):
                 yield batch
 
     def _compare_record(self, record: int, entry: Entry, stored: Buffer, value_of: ValueGetter) -> Iterator[str]:
-        """Yields a text for each difference of a record from its entry: labels, split, other values, image.
-
-        A sample that cannot be read or encoded counts as a difference.
-        """
+        """Yields a text for each difference of a record from its entry: labels, split, other values, image."""
         try:
             for column, value in zip(self.survey.labels, entry.labels, strict=True):
                 own = int(value_of(column.name, record)) if column.name in self.labels else value
@@ -252,8 +235,7 @@ class Comparison(SourceRecords):
             yield difference
 
     def _compare_values(self, record: int, values: Mapping[str, Any], value_of: ValueGetter) -> Iterator[str]:
-        """Yields a description of each column whose stored value differs from ``values``. Ignores columns that the
-        store lacks."""
+        """Yields a text for each column of the store whose value differs from ``values``."""
         for name, value in values.items():
             column = self.manifest.column(name) if name in self.labels else None
             if column is None:

@@ -74,11 +74,6 @@ class DamagedStore:
     notes: tuple[str, ...]
     shard_size: int | None
 
-    def find_shard(self) -> Manifest | None:
-        """Returns the manifest of the first readable shard. None for a single file, or if none is readable."""
-        manifests = (file.manifest for file in self.files if file.manifest is not None)
-        return None if self.shard_size is None else next(manifests, None)
-
 
 def inspect_damaged_store(path: Path) -> DamagedStore:
     """Recovers as much as possible of the store at ``path``: manifest, files and their records. Writes nothing.
@@ -88,10 +83,7 @@ def inspect_damaged_store(path: Path) -> DamagedStore:
     shown = printable(str(path))
     if path.is_dir() and directory_format(path) is None:
         return _ShardedInspection(path).inspect()
-    try:
-        scavenged, note = _read_sound_store(path), ""
-    except StoreError as error:
-        scavenged, note = scavenge_file(path), _strip_advice(error)
+    scavenged, note = _read_file(path)
     recovered = scavenged.recovered or _infer_manifest(scavenged, path)
     if recovered is None:
         raise StoreError(
@@ -104,20 +96,15 @@ def inspect_damaged_store(path: Path) -> DamagedStore:
     return DamagedStore(recovered.manifest, (file,), tuple(filter(None, notes)), None)
 
 
-def _strip_advice(error: StoreError) -> str:
-    """Returns an error's message without the advice to restore the store."""
-    return str(error).partition("; restore it")[0]
-
-
-def _read_sound_store(path: Path) -> ScavengedData:
-    """Returns the content of a store file that opens normally. Scavenges the file anyway if the format asks for that.
-
-    Raises :class:`StoreError` if the file does not open.
-    """
-    reader = open_reader(path)
-    if FORMATS[reader.manifest.format].scavenges_sound_stores:
-        return scavenge_file(path, RecoveredManifest(reader.manifest, True, "intact"))
-    return scavenge_reader(reader)
+def _read_file(path: Path) -> tuple[ScavengedData, str]:
+    """Returns the content of a store file, and why it does not open as a store, else ``""``."""
+    try:
+        reader = open_reader(path)
+        if not FORMATS[reader.manifest.format].scavenges_sound_stores:
+            return scavenge_reader(reader), ""
+        return scavenge_file(path, RecoveredManifest(reader.manifest, True, "intact")), ""
+    except StoreError as error:
+        return scavenge_file(path), str(error).partition("; restore it")[0]
 
 
 class _ShardedInspection:
@@ -132,11 +119,7 @@ class _ShardedInspection:
         self._notes: list[str] = []
 
     def inspect(self) -> DamagedStore:
-        """Inspects all shards; notes lost ones, and shards that do not belong to the store.
-
-        Raises :class:`StoreError` if the store's manifest is lost and the shards do not help. They must have one
-        format, and one of them a readable manifest.
-        """
+        """Inspects all shards; notes lost ones, and shards that do not belong to the store."""
         path, notes = self._path, self._notes
         whole, table, proven = self._recover_manifest(), None, False
         there = {p.name: f for p in path.iterdir() for f in FORMATS.values() if is_shard_name(p.name, f)}
@@ -171,7 +154,7 @@ class _ShardedInspection:
         return DamagedStore(whole or _merge_manifests(manifests, files), tuple(files), tuple(notes), max(1, largest))
 
     def _recover_manifest(self) -> Manifest | None:
-        """Recovers the store's manifest. Returns None if it cannot be read or names no table of shards."""
+        """Recovers the store's manifest; returns None if it cannot be read or names no table of shards."""
         try:
             with os.fdopen(open_regular(self._path / MANIFEST_FILE), "rb") as file:
                 recovery, why = find_manifest(file.read(MAX_JSON_BYTES)), ""
@@ -189,10 +172,7 @@ class _ShardedInspection:
             self._notes.append(f"{name}: {_STATE_NOTES[recovery.state]}")
 
     def _recover_table(self, records: int, table: ShardTable) -> tuple[ShardTable, bool]:
-        """Returns the table of shards, and whether its digest proves it.
-
-        The table has no rows if they cannot be read, or if their records do not add up to ``records``.
-        """
+        """Returns the table of shards, without rows if they cannot be read; and whether its digest proves it."""
         try:
             return read_table(self._path, table), True
         except StoreError as error:
@@ -207,22 +187,16 @@ class _ShardedInspection:
         return (replace(table, rows=rows) if adds_up else table), False
 
     def _inspect_shard(self, name: str, start: int, expected: str | None) -> DamagedFile:
-        """Recovers the content of a shard; :attr:`DamagedFile.why` says why nothing was recovered.
-
-        ``expected`` is the digest of the shard's manifest, None if unknown. A shard whose manifest is proven, but has
-        another digest, counts as lost.
-        """
+        """Recovers the content of a shard, whose manifest should have the digest ``expected`` unless that is None."""
         path = self._path / name
         if not path.exists():
             return DamagedFile(name, start, None, None, "its shard is missing")
         try:
-            scavenged = _read_sound_store(path)
+            scavenged, note = _read_file(path)
         except StoreError as error:
-            try:
-                scavenged = scavenge_file(path)
-            except StoreError as worse:
-                return DamagedFile(name, start, None, None, f"nothing in its shard can be read: {worse}")
-            self._notes.append(f"{name}: {_strip_advice(error)}")
+            return DamagedFile(name, start, None, None, f"nothing in its shard can be read: {error}")
+        if note:
+            self._notes.append(f"{name}: {note}")
         recovered = scavenged.recovered
         if recovered is None:
             return DamagedFile(name, start, None, None, "the manifest of its shard is lost")
@@ -233,22 +207,16 @@ class _ShardedInspection:
 
 
 def _list_shard_names(table: ShardTable, proven: bool, there: Mapping[str, Format]) -> list[str]:
-    """Returns the names of the shards. If the table of shards is proven, takes its names.
-
-    Else takes the names in the directory, in the order of their numbers. If their count is not the table's, returns the
-    usual names instead.
-    """
+    """Returns the names of the shards: those of a proven table, else those in the directory by number."""
     if proven:
         return table.names()
+    # With another number of files than the table has rows, the usual names are as good a guess.
     mine = sorted((name for name in there if name.endswith(table.suffix)), key=parse_shard_number)
     return mine if len(mine) == table.length else [shard_name(i, table.suffix) for i in range(table.length)]
 
 
 def _order_by_split(files: list[DamagedFile], whole: Manifest | None) -> list[DamagedFile]:
-    """Reorders files to make the records of each split consecutive, and updates the files' first records.
-
-    Splits that ``whole`` does not name follow in order of appearance.
-    """
+    """Reorders files to make the records of each split consecutive, and updates the files' first records."""
     order = [split.name for split in whole.splits] if whole is not None else []
     places: list[int] = []
     for file in files:
@@ -265,10 +233,7 @@ def _order_by_split(files: list[DamagedFile], whole: Manifest | None) -> list[Da
 
 
 def _merge_manifests(manifests: list[Manifest], files: list[DamagedFile]) -> Manifest:
-    """Builds a manifest of the whole store from the manifests of its shards, without digests.
-
-    It has the splits of all shards. Columns, encoding and options are those of the first manifest.
-    """
+    """Builds a manifest of the whole store, without digests, from the manifests of its shards."""
     first = manifests[0]
     total = sum(file.records or 0 for file in files)
     splits: list[Split] = []
@@ -290,14 +255,7 @@ def _merge_manifests(manifests: list[Manifest], files: list[DamagedFile]) -> Man
 
 
 def _infer_manifest(scavenged: ScavengedData, path: Path) -> RecoveredManifest | None:
-    """Builds a manifest for a store of image files whose manifest is lost. Guesses the columns from the data.
-
-    Returns None in these cases:
-    - The format is unknown.
-    - Keys or checksums are lost.
-    - There is a column ``shape``: the images are raw pixels.
-    - The first recovered image is no image file.
-    """
+    """Builds a manifest for a store of image files whose manifest is lost: guesses the columns from the data."""
     format = directory_format(path)
     if format is None or "shape" in scavenged.columns or not {"key", "checksum"} <= scavenged.columns.keys():
         return None

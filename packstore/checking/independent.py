@@ -68,7 +68,7 @@ def suffix_of(name: str) -> str:
 
 
 def _walk_files(path: Path) -> Iterator[Path]:
-    """Yields all files below a folder. Follows links, but not to a folder that contains the link."""
+    """Yields all files below a folder; follows links, but not to a folder that contains the link."""
     for folder, inside, names in os.walk(path, followlinks=True):
         here = Path(folder)
         inside[:] = [
@@ -102,10 +102,7 @@ def _count_paths_by_suffix(names: Iterable[str]) -> dict[str, int]:
 
 
 def _list_tar_names(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
-    """Yields the names of the files in a tar, prefixed by ``folder``.
-
-    For a tar directly inside it, yields the names in that tar instead of the inner tar's own name.
-    """
+    """Yields the names of the files in a tar, prefixed by ``folder``; of a tar in it, the names in that."""
     with tarfile.open(
         fileobj=stream, mode="r|", ignore_zeros=True, encoding="utf-8", errors="surrogateescape"
     ) as archive:
@@ -118,7 +115,7 @@ def _list_tar_names(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
 
 
 def _is_tar(path: Path) -> bool:
-    """Tells if a file is a tar, plain or compressed. False if it cannot be decompressed."""
+    """Tells if a file is a tar, plain or compressed."""
     with _open_decompressed(path) as stream:
         try:
             return stream.read(tarfile.BLOCKSIZE)[257:262] == b"ustar"
@@ -128,7 +125,7 @@ def _is_tar(path: Path) -> bool:
 
 @contextmanager
 def _open_decompressed(path: Path) -> Iterator[IO[bytes] | Any]:
-    """Opens a file for reading. Decompresses gzip, bzip2, xz and zstandard."""
+    """Opens a file for reading; decompresses gzip, bzip2, xz and zstandard."""
     with ExitStack() as opened:
         file: Any = opened.enter_context(path.open("rb"))
         start = file.peek(6)[:6]
@@ -152,8 +149,7 @@ def _count_table_rows(file: Path) -> int:
 
 
 def _count_array_rows(file: Path) -> dict[str, int]:
-    """Returns the first dimension of each dataset of an HDF5 file, by :data:`ROWS`, a colon and its name. Skips
-    scalars."""
+    """Returns the first dimension of each dataset of an HDF5 file, by :data:`ROWS`, a colon and its name."""
     import h5py
 
     counts: dict[str, int] = {}

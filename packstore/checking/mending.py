@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,58 +57,47 @@ def repair_files(
             found = StoreCheck(reader, workers=options.workers or default_workers(), progress=progress).run()
             if not found.problems.count:
                 return RepairReport(damaged, None, 0, len(reader), (), (), False)
-            donor = Donor(opened, manifest, options.decoder, options.annotation_frame)
+            donor = Donor(opened, manifest, options)
             return _Repair(reader, found, donor, writer, progress).repair_store(destination, options.partial)
 
 
 def _open_damaged(path: Path) -> Reader:
-    """Opens a store and each of its shards.
-
-    Raises :class:`StoreError` if the store or a shard does not open. The message recommends salvage, unless nothing is
-    at ``path``.
-    """
-    hint = "packstore salvage may get records out of it"
-    try:
-        reader = open_reader(path)
-    except StoreError as error:
-        if not path.exists():
-            raise
-        raise StoreError(f"{error}; {hint}") from error
-    try:
-        if reader.manifest.shards is not None:
-            for _ in reader.parts():
-                pass
-    except StoreError as error:
-        reader.close()
-        raise StoreError(f"{error}; {hint}") from error
-    return reader
+    """Opens a store and each of its shards; an error recommends salvage."""
+    with ExitStack() as opened:
+        try:
+            reader = opened.enter_context(open_reader(path))
+            if reader.manifest.shards is not None:
+                for _ in reader.parts():
+                    pass
+        except StoreError as error:
+            if not path.exists():
+                raise
+            raise StoreError(f"{error}; packstore salvage may get records out of it") from error
+        opened.pop_all()
+        return reader
 
 
+@dataclass
 class _Repair:
     """One repair of a local store: finds replacements, proves them by checksums, and writes the new store."""
 
-    def __init__(
-        self, reader: Reader, found: CheckReport, donor: Donor, writer: RecordWriter, progress: ProgressCallback
-    ) -> None:
-        self.reader = reader
-        self.manifest = reader.manifest
-        self.found = found
-        self.donor = donor
-        self.writer = writer
-        self.progress = progress
+    reader: Reader
+    found: CheckReport
+    donor: Donor
+    writer: RecordWriter
+    progress: ProgressCallback
+
+    def __post_init__(self) -> None:
+        found, self.manifest = self.found, self.reader.manifest
         self.fields = [column.name for column in row_columns(self.manifest.columns)]
         self.links = [column.name for column in LINK_COLUMNS] if self.manifest.is_linked else []
-        everything = set(range(len(reader)))
+        everything = set(range(len(self.reader)))
         # If no checksum names the damaged records of a column, the source has to confirm all of them.
         self.rows = everything if found.unproven.intersection(self.fields) else found.rows
         self.images = everything if found.unproven & {"checksum"} or found.columns & {*self.links} else found.images
 
     def repair_store(self, destination: Path, partial: bool) -> RepairReport:
-        """Finds replacements, writes and publishes the new store, and returns the report. Reports progress.
-
-        If records are lost, writes the others only with ``partial``. Writes nothing if all are lost. Raises
-        :class:`StoreError` if no record is lost, but the digest of the records is not the manifest's.
-        """
+        """Finds replacements, writes and publishes the new store, and returns the report."""
         self.link_folder = relative_link_folder(self.manifest, destination)
         damaged = sorted(self.images | self.rows)
         self.donor.locate_samples(map(self._gather_checksums, damaged), self.progress)
@@ -166,10 +155,7 @@ class _Repair:
         return [*known, own] if own is not None and name in self.found.columns else known
 
     def _fix_record(self, record: int) -> tuple[Any, Mapping[str, Any]]:
-        """Returns image and fields of a damaged record, the damaged ones from the source.
-
-        Raises :class:`LostRecordError` if the source lacks them, or if they do not match the stored checksums.
-        """
+        """Returns image and fields of a damaged record, the damaged ones from the source and proven."""
         try:
             image: Any = self.reader.view(record)
         except StoreError:
@@ -207,7 +193,7 @@ class _Repair:
             return None
 
     def _write_store(self, lost: set[int | None]) -> None:
-        """Writes all records except the lost ones, in the damaged store's shards and splits. Reports progress."""
+        """Writes all records except the lost ones, in the damaged store's shards and splits."""
         shards = self.manifest.shards
         begins = {0} if shards is None else {*shards.starts.tolist()}
         written = 0

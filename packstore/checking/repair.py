@@ -8,7 +8,6 @@ else.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,19 +29,20 @@ from packstore.core.options import argument, option, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.proof import file_digest
 from packstore.core.registry import FORMATS
-from packstore.core.shards import Shard
+from packstore.core.shards import Shard, ShardTable
 from packstore.core.urls import ShardPlace, UrlPath, location
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
 from packstore.packing.recorded_options import drop_record_counts
 from packstore.sources.base import Entry
 from packstore.stores.base import Problem
 from packstore.stores.builder.assembly import list_shards
+from packstore.stores.format import Format
 from packstore.stores.keys import KeyIndex, hash_keys
 from packstore.stores.opening import open_reader
 from packstore.stores.places.remote import open_shard_file, upload_shard
 from packstore.stores.records import Records
 from packstore.stores.remote.head import read_head
-from packstore.stores.remote.objects import shard_object_name
+from packstore.stores.remote.objects import hash_object, shard_object_name
 from packstore.stores.remote.opening import reopen_remote
 
 
@@ -101,19 +101,7 @@ def repair(arguments: RepairArguments) -> RepairReport:
 
 
 def _repair_at_url(url: UrlPath, source: Path, options: RepairOptions, progress: ProgressCallback) -> RepairReport:
-    """Reads all shards of the store at ``url``, and uploads replacements for damaged and missing ones. Reports
-    progress.
-
-    - If ``source`` is a store with the same shard, takes the shard from there.
-    - If the shard opens, rebuilds it from its undamaged records and ``source``.
-    - Otherwise packs it again from ``source``.
-
-    Shards that could not be replaced are lost in the report.
-
-    Raises:
-        DestinationError: The URL is read only, or holds a copy of a local store.
-        StoreError: There is no store, or its head is damaged.
-    """
+    """Reads all shards of the store at ``url``, and uploads replacements for damaged and missing ones."""
     objects = open_objects(url)
     if not objects.can_write:
         raise DestinationError(f"{objects.url} is read only: repair the store at a URL that can be written")
@@ -132,7 +120,8 @@ def _repair_at_url(url: UrlPath, source: Path, options: RepairOptions, progress:
         done_bytes += shard.nbytes
         progress(Progress("verify", number + 1, len(table), done_bytes))
     with tempfile.TemporaryDirectory(prefix="packstore-") as folder:
-        shards = _ShardRepairs(objects, head.manifest, source, options, Path(folder), progress)
+        format = FORMATS[head.manifest.format]
+        shards = _ShardRepairs(objects, format, table, source, options, Path(folder), progress)
         gone = shards.rebuild(damaged)
         if gone:
             with Records(reopen_remote(url, head)) as reader:
@@ -151,80 +140,67 @@ def _repair_at_url(url: UrlPath, source: Path, options: RepairOptions, progress:
     )
 
 
+@dataclass
 class _ShardRepairs:
     """Replaces shards of a store at a URL, and notes what was replaced and what was lost.
 
     Attributes:
+        lost_keys: By number, keys of lost shards that still have them.
         replaced: Replaced records of rebuilt shards, and whole shards.
         lost: By number, why a shard could not be replaced.
     """
 
-    def __init__(
-        self,
-        objects: ObjectStore,
-        manifest: Manifest,
-        source: Path,
-        options: RepairOptions,
-        folder: Path,
-        progress: ProgressCallback,
-    ) -> None:
-        assert manifest.shards is not None
-        self._objects = objects
-        self._format = FORMATS[manifest.format]
-        self._table = manifest.shards
-        self._source = source
-        self._options = options
-        self._folder = folder
-        self._progress = progress
-        self._lost_keys: dict[int, NDArray[np.uint64]] = {}  # by number, of lost shards that still have keys
-        self.replaced: list[Problem] = []
-        self.lost: dict[int, Problem] = {}
+    objects: ObjectStore
+    format: Format
+    table: ShardTable
+    source: Path
+    options: RepairOptions
+    folder: Path
+    progress: ProgressCallback
+    lost_keys: dict[int, NDArray[np.uint64]] = field(default_factory=dict)
+    replaced: list[Problem] = field(default_factory=list)
+    lost: dict[int, Problem] = field(default_factory=dict)
 
     def rebuild(self, damaged: Sequence[int]) -> list[int]:
-        """Replaces the damaged shards that the source has, and rebuilds those that open.
-
-        Returns the numbers of the others, of which nothing is left.
-        """
-        gone, known = [], _locate_shards(self._source)
+        """Replaces the damaged shards that the source has, and rebuilds those that open; returns the numbers of the
+        others."""
+        gone, known = [], _locate_shards(self.source)
         for number in damaged:
-            shard = self._table[number]
+            shard = self.table[number]
             with self._noting_loss([number]), ExitStack() as stack:
                 if shard.digest in known:
-                    file = stack.enter_context(open_shard_file(known[shard.digest], shard, self._format.name))
+                    file = stack.enter_context(open_shard_file(known[shard.digest], shard, self.format.name))
                     self._upload(number, file, [Problem("taken whole from another store", shard=shard.name)])
                     continue
-                own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
+                own = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.folder)))
                 copy = self._download(shard, own)
                 if copy is None:
                     gone.append(number)
                     continue
                 # If its keys are damaged, too, repack names it as the shard that cannot be read.
                 with suppress(StoreError), open_reader(copy) as reader:
-                    self._lost_keys[number] = hash_keys([reader])
+                    self.lost_keys[number] = hash_keys([reader])
                 whole = copy.with_name(f"whole-{shard.name}")
-                report = repair_files(copy, self._source, whole, self._options, self._progress)
+                report = repair_files(copy, self.source, whole, self.options, self.progress)
                 if report.lost:
                     raise StoreError(f"{len(report.lost):,} of its records are lost, the first: {report.lost[0].what}")
-                made = None if report.destination is None else self._format.data_file(whole)
-                first = int(self._table.starts[number])
+                made = None if report.destination is None else self.format.data_file(whole)
+                first = int(self.table.starts[number])
                 fixed = [replace(p, record=first + (p.record or 0), shard=shard.name) for p in report.replaced]
                 self._upload(number, _require_same_bytes(made, shard, "rebuilt"), fixed)
-                self._lost_keys.pop(number, None)
+                self.lost_keys.pop(number, None)
         return gone
 
     def repack(self, gone: Sequence[int], reader: Records) -> None:
-        """Packs the shards ``gone`` again, from the samples of the source that no other shard has, and uploads them.
-
-        The samples must have the order in which they were packed.
-        """
-        options, manifest = self._options, reader.manifest
-        with self._noting_loss(gone), closing(options.open_packed(self._source, manifest, self._progress)) as opened:
-            donor = Donor(opened, manifest, options.decoder, options.annotation_frame)
-            undamaged = [n for n in range(len(self._table)) if n not in gone and n not in self._lost_keys]
-            known = [*self._lost_keys.values(), *(hash_keys([reader.part(number)]) for number in undamaged)]
+        """Packs the shards ``gone`` again, from the samples of the source that no other shard has, and uploads them."""
+        options, manifest = self.options, reader.manifest
+        with self._noting_loss(gone), closing(options.open_packed(self.source, manifest, self.progress)) as opened:
+            donor = Donor(opened, manifest, options)
+            undamaged = [n for n in range(len(self.table)) if n not in gone and n not in self.lost_keys]
+            known = [*self.lost_keys.values(), *(hash_keys([reader.part(number)]) for number in undamaged)]
             index = KeyIndex(np.concatenate([np.empty(0, np.uint64), *known]))
-            entries = [entry for entry in donor.report_entries(self._progress) if entry.key not in index]
-            wanted = sum(self._table[number].records for number in gone)
+            entries = [entry for entry in donor.report_entries(self.progress) if entry.key not in index]
+            wanted = sum(self.table[number].records for number in gone)
             if len(entries) != wanted:
                 raise StoreError(
                     f"the source has {len(entries):,} samples that are in no other shard, expected {wanted:,}: those "
@@ -232,18 +208,18 @@ class _ShardRepairs:
                 )
             first = 0
             for done, number in enumerate(gone):
-                self._progress(Progress("repack", done, len(gone), 0))
-                shard = self._table[number]
-                path, stop = self._folder / shard.name, first + shard.records
+                self.progress(Progress("repack", done, len(gone), 0))
+                shard = self.table[number]
+                path, stop = self.folder / shard.name, first + shard.records
                 _pack_shard(donor, _find_template(reader, number, undamaged), entries[first:stop], path)
                 first = stop
                 with self._noting_loss([number]):
-                    file = _require_same_bytes(self._format.data_file(path), shard, "packed again from the source")
+                    file = _require_same_bytes(self.format.data_file(path), shard, "packed again from the source")
                     self._upload(number, file, [Problem("packed again from the source", shard=shard.name)])
 
     def _upload(self, number: int, file: Path, replaced: Iterable[Problem]) -> None:
         """Uploads a shard, and notes what was replaced."""
-        upload_shard(self._objects, self._table[number], file)
+        upload_shard(self.objects, self.table[number], file)
         self.replaced += replaced
 
     @contextmanager
@@ -254,20 +230,19 @@ class _ShardRepairs:
         except PackstoreError as error:
             done = {problem.shard for problem in self.replaced}
             for number in numbers:
-                shard = self._table[number]
+                shard = self.table[number]
                 if shard.name not in done:
                     self.lost.setdefault(number, Problem(f"{shard.records:,} records: {error}", shard=shard.name))
 
     def _download(self, shard: Shard, folder: Path) -> Path | None:
-        """Downloads a damaged shard into ``folder``, and returns its path. Returns None if it is missing or does not
-        open."""
+        """Downloads a damaged shard into ``folder``; returns its path, or None if it is missing or does not open."""
         copy = folder / shard.name
-        file = self._format.data_file(copy)
+        file = self.format.data_file(copy)
         with writing(file):
             file.parent.mkdir(exist_ok=True)
             try:
                 with file.open("wb") as target:
-                    target.writelines(self._objects.stream(shard_object_name(shard)))
+                    target.writelines(self.objects.stream(shard_object_name(shard)))
             except MissingObjectError:
                 return None
         try:
@@ -278,22 +253,15 @@ class _ShardRepairs:
 
 
 def _is_shard_undamaged(objects: ObjectStore, shard: Shard) -> bool:
-    """Reads the object of a shard; returns whether it has the right size and SHA-256. False if it is missing."""
-    digest, nbytes = hashlib.sha256(), 0
+    """Reads the object of a shard; returns whether it is there and has the right SHA-256."""
     try:
-        for piece in objects.stream(shard_object_name(shard)):
-            digest.update(piece)
-            nbytes += len(piece)
+        return hash_object(objects, shard_object_name(shard)) == shard.digest
     except MissingObjectError:
         return False
-    return (nbytes, digest.hexdigest()) == (shard.nbytes, shard.digest)
 
 
 def _locate_shards(source: Path) -> dict[str, ShardPlace]:
-    """Returns the path or URL of each shard of the store at ``source``, by digest.
-
-    Empty if there is no store, or a store that cannot be opened or has no shards.
-    """
+    """Returns the path or URL of each shard of the store at ``source``, by digest; none if there is no store."""
     try:
         with open_reader(source) as reader:
             table = reader.manifest.shards
@@ -304,7 +272,7 @@ def _locate_shards(source: Path) -> dict[str, ShardPlace]:
 
 
 def _require_same_bytes(made: Path | None, shard: Shard, how: str) -> Path:
-    """Returns the file of a shard that was made again. Raises :class:`StoreError` if it is not the one in the table."""
+    """Returns the file of a shard that was made again; raises :class:`StoreError` if it is another one."""
     if made is None or file_digest(made) != (shard.nbytes, shard.digest):
         raise StoreError(
             f"it was {how}, but not with the same bytes: the source has changed, or libraries have other versions"
@@ -313,10 +281,7 @@ def _require_same_bytes(made: Path | None, shard: Shard, how: str) -> Path:
 
 
 def _find_template(reader: Records, number: int, undamaged: Sequence[int]) -> Manifest:
-    """Returns the manifest of the nearest undamaged shard: it has the same origin, options and classes.
-
-    Without one, returns the store's manifest without the counts that only it has.
-    """
+    """Returns the manifest of the nearest undamaged shard, which has the same origin, options and classes."""
     if undamaged:
         return reader.part(min(undamaged, key=lambda other: abs(other - number))).manifest
     return replace(reader.manifest, options=drop_record_counts(reader.manifest))

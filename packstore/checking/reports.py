@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import PackstoreError
 from packstore.core.findings import FORMAT, VERSION, list_kinds
 from packstore.core.manifest import Manifest
+from packstore.core.plainjson import to_plain
 from packstore.stores.base import Problem, Reader
 from packstore.stores.places.work import Owner
 
@@ -30,6 +31,7 @@ class Difference(Problem):
     __slots__ = ()
 
 
+@dataclass
 class ProblemList:
     """Problems: the first 10,000, and the number of all.
 
@@ -38,9 +40,8 @@ class ProblemList:
         count: Number of all.
     """
 
-    def __init__(self) -> None:
-        self.kept: list[Problem] = []
-        self.count = 0
+    kept: list[Problem] = field(default_factory=list)
+    count: int = 0
 
     def add(self, problem: Problem) -> None:
         """Counts a problem, and keeps it if it is one of the first."""
@@ -265,18 +266,8 @@ class AuditReport:
 
     def to_json(self) -> str:
         """Returns the report as JSON, which ``packstore select --drop`` and ``packstore view`` read."""
-        plain: dict[str, Any] = {
-            FORMAT: VERSION,
-            "path": str(self.path),
-            "dataset_digest": self.dataset_digest,
-            "records": self.records,
-            "pixels": self.pixels,
-            "checks": self.checks,
-            "counts": self.counts,
-            "findings": [asdict(finding) for finding in self.findings],
-            "drop": {kind: records.tolist() for kind, records in self.drop.items()},
-        }
-        return json.dumps(plain)
+        drop = {kind: records.tolist() for kind, records in self.drop.items()}
+        return json.dumps({FORMAT: VERSION, **to_plain(self), "path": str(self.path), "drop": drop})
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())

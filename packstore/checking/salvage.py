@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from packstore.checking.damaged_store import DamagedFile, DamagedStore, inspect_
 from packstore.checking.mending import RecordWriter, check_destination_name, find_split
 from packstore.checking.reports import ProblemList, SalvageReport
 from packstore.checking.source_records import LostRecordError
-from packstore.core.arguments import check_bools
 from packstore.core.columns import Buffer, ColumnData
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_nested_paths, writing
 from packstore.core.manifest import Manifest, Skipped
+from packstore.core.options import check_bools
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.proof import (
     ROW_CHECKSUM,
@@ -87,34 +87,30 @@ def salvage(
             "packstore convert SOURCE OUT --link"
         )
     check_destination_name(destination, manifest.format)
-    writer = RecordWriter(destination, manifest, store.find_shard(), shard_size=store.shard_size)
+    shards = () if store.shard_size is None else store.files
+    shard = next((file.manifest for file in shards if file.manifest is not None), None)
+    writer = RecordWriter(destination, manifest, shard, shard_size=store.shard_size)
     with writing(destination), writer.builder, progress_callback(progress) as report:
         return _Salvage(damaged, store, writer, unproven, report).save_records(destination)
 
 
+@dataclass
 class _Salvage:
-    """One salvage: collects undamaged records and writes the new store. With ``unproven`` also collects unproven
+    """One salvage: collects undamaged records and writes the new store. With ``allow_unproven`` also collects unproven
     records."""
 
-    def __init__(
-        self, damaged: Path, store: DamagedStore, writer: RecordWriter, unproven: bool, progress: ProgressCallback
-    ) -> None:
-        self.damaged = damaged
-        self.store = store
-        self.manifest = store.manifest
-        self.writer = writer
-        self.allow_unproven = unproven
-        self.progress = progress
-        self.keys: set[int] = set()  # hashes of the saved keys: unproven records may repeat one
-        self.recovered = 0
-        self.unproven, self.missing = ProblemList(), ProblemList()
+    damaged: Path
+    store: DamagedStore
+    writer: RecordWriter
+    allow_unproven: bool
+    progress: ProgressCallback
+    keys: set[int] = field(default_factory=set)  # hashes of the saved keys: unproven records may repeat one
+    recovered: int = 0
+    unproven: ProblemList = field(default_factory=ProblemList)
+    missing: ProblemList = field(default_factory=ProblemList)
 
     def save_records(self, destination: Path) -> SalvageReport:
-        """Writes all records that can be saved to the new store, and publishes it; returns the report.
-
-        The new manifest lists lost records as skipped, at most 10,000 of them. Publishes nothing if no record can be
-        saved.
-        """
+        """Writes all records that can be saved to the new store, and publishes it; returns the report."""
         for file in self.store.files:
             self._salvage_file(file)
         lost_files = any(file.records is None for file in self.store.files)
@@ -136,14 +132,14 @@ class _Salvage:
         return replace(report, destination=destination, manifest=self.writer.commit(lost, recount=True))
 
     def _salvage_file(self, file: DamagedFile) -> None:
-        """Saves the records of a file, or lists them as missing. Reports progress."""
+        """Saves the records of a file, or lists them as missing."""
         records = range(file.start, file.start + (file.records or 0))
         if file.scavenged is None:
             for record in records:
                 self.missing.add(Problem(file.why, record, None, file.name))
             return
         total = sum(each.records or 0 for each in self.store.files)
-        found = _FoundRecords(self.manifest, file.scavenged, len(records))
+        found = _FoundRecords(self.store.manifest, file.scavenged, len(records))
         for record, (fields, row_proven) in zip(records, found.choose_fields(), strict=True):
             if record % _BATCH_RECORDS == 0:
                 self.progress(Progress("salvage", record, total, 0))
@@ -162,19 +158,14 @@ class _Salvage:
                     self.unproven.add(Problem(doubt, record, key, file.name))
 
     def _save_record(self, record: int, image: Buffer, fields: Mapping[str, Any], doubted: bool) -> None:
-        """Writes a record to the new store.
-
-        Raises :class:`LostRecordError` for a lost field, a label without a class, and an image that does not fit its
-        shape. Checks other fields only of a doubted record. If unproven records are allowed, raises it also for a key
-        that was saved before.
-        """
-        for column in row_columns(self.manifest.columns):
+        """Writes a record to the new store; raises :class:`LostRecordError` if it does not fit the store."""
+        for column in row_columns(self.store.manifest.columns):
             value = fields[column.name]
             if value is None:
                 raise LostRecordError(f"its {column.name} is lost")
             if column.classes is not None and column.kind == "fixed" and not 0 <= int(value) < len(column.classes):
                 raise LostRecordError(f"its {column.name} is {int(value)}, but there are {len(column.classes)} classes")
-        column = self.manifest.image
+        column = self.store.manifest.image
         nbytes = memoryview(image).nbytes
         shape = fields.get("shape") if column.layout is not None and column.kind == "ragged" else None
         if shape is not None and nbytes != column.record_nbytes * int(np.prod(np.asarray(shape, np.int64))):
@@ -185,7 +176,7 @@ class _Salvage:
                 for name, value in fields.items()
             }
             try:
-                check_batch(self.manifest.columns, one, [nbytes], record)
+                check_batch(self.store.manifest.columns, one, [nbytes], record)
             except StoreError as error:
                 raise LostRecordError(str(error)) from None
         if self.allow_unproven:
@@ -193,7 +184,7 @@ class _Salvage:
             if mark in self.keys:
                 raise LostRecordError("another record has the same key")
             self.keys.add(mark)
-        self.writer.add(image, fields, find_split(self.manifest, record))
+        self.writer.add(image, fields, find_split(self.store.manifest, record))
         self.recovered += 1
 
 
@@ -220,11 +211,7 @@ class _FoundRecords:
         return np.asarray(data) if whole else None
 
     def choose_image(self, i: int) -> tuple[Buffer, list[str]]:
-        """Returns the image of a record, and what is doubtful if its checksum does not prove it.
-
-        Prefers a candidate or orphan with the checksum. Else takes the likeliest candidate; if all images of the store
-        have one length, it must have this length. Raises :class:`LostRecordError` if there is no candidate.
-        """
+        """Returns the image of a record, the likeliest if no candidate has its checksum; and what is doubtful then."""
         candidates = self._data.images(i)
         if self._checksums is not None:
             expected = int(self._checksums[i])
@@ -241,10 +228,7 @@ class _FoundRecords:
         return candidates[-1], ["its image" if self._checksums is None else _OTHER_IMAGE]
 
     def choose_fields(self) -> Iterator[tuple[dict[str, Any], bool]]:
-        """Yields the fields of each record, None for a lost one, and whether anything proves them.
-
-        The digests of all columns prove them, else the row checksums.
-        """
+        """Yields the fields of each record, None for a lost one, and whether a digest or checksum proves them."""
         columns = {name: self._data.columns[name] for name in self._fields if name in self._data.columns}
         whole = len(columns) == len(self._fields)
         proven = whole and self._match_digests(columns)
@@ -271,10 +255,7 @@ class _FoundRecords:
             return False
 
     def _choose_values(self, i: int, fields: Mapping[str, Any], expected: int) -> dict[str, Any] | None:
-        """Searches a record's candidate values for a combination with its row checksum. Returns the fields with it.
-
-        Tries the likeliest 64 combinations.
-        """
+        """Searches a record's candidate values for a combination with its row checksum; returns the fields with it."""
         # The likeliest first; equal candidates count once.
         candidates = {
             name: [*{bytes(value): value for value in reversed(find(i))}.values()]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from packstore.checking.options import RepairOptions, VerifyOptions
 from packstore.core.column import Link
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, StoreError, UsageError, printable
@@ -64,19 +65,16 @@ class SourceRecords:
         converter: Makes stored values of the source's values.
     """
 
-    def __init__(self, source: Source, manifest: Manifest, decoder: str, annotation_frame: str | None = None) -> None:
-        """Surveys the source. Raises :class:`UsageError` if its images cannot become records of the store.
-
-        ``annotation_frame``: as for :func:`packstore.packing.frames.restore_aligner`.
-        """
+    def __init__(self, source: Source, manifest: Manifest, options: VerifyOptions | RepairOptions) -> None:
+        """Surveys the source. Raises :class:`UsageError` if its images cannot become records of the store."""
         self.source = source
         self.manifest = manifest
         split = manifest.options.get("split")
         self.split = split if isinstance(split, str) else None
         with reading_source(source):
             self.survey = source.survey(self.split)
-            self.encoder = _make_encoder(manifest, source, self.survey, decoder)
-        aligner = restore_aligner(manifest, source, self.survey, self.split, annotation_frame)
+            self.encoder = _make_encoder(manifest, source, self.survey, options.decoder)
+        aligner = restore_aligner(manifest, source, self.survey, self.split, options.annotation_frame)
         self.converter = ValueConverter(self.survey, aligner=aligner)
 
     def convert_sample(self, key: str, content: object) -> Mapping[str, Any]:
@@ -129,8 +127,8 @@ class Donor(SourceRecords):
     of damaged records, not with the source.
     """
 
-    def __init__(self, source: Source, manifest: Manifest, decoder: str, annotation_frame: str | None = None) -> None:
-        super().__init__(source, manifest, decoder, annotation_frame)
+    def __init__(self, source: Source, manifest: Manifest, options: VerifyOptions | RepairOptions) -> None:
+        super().__init__(source, manifest, options)
         self._entries: dict[int, Entry] = {}
         self._question: AmbiguousSourceError | None = None  # about a sample of the source
 
@@ -255,8 +253,8 @@ class Donor(SourceRecords):
             raise LostRecordError(f"the source's sample cannot be used: {error}") from error
 
     def _compute_row_checksum(self, entry: Entry) -> int | None:
-        """Computes the row checksum of the record that a sample would make. Returns None if the sample cannot be read
-        or lacks a field."""
+        """Computes the row checksum of the record that a sample would make; None if the sample is unreadable or lacks a
+        field."""
         try:
             fields = self.make_fields(entry)
         except (LostRecordError, AmbiguousSourceError):

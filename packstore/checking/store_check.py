@@ -15,8 +15,8 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from packstore.checking.reports import CheckReport, try_key
 from packstore.core.column import Column
 from packstore.core.columns import Buffer, ColumnData, Ragged
-from packstore.core.errors import PackstoreError, StoreError, UnreachableError, printable
+from packstore.core.errors import DecodeError, PackstoreError, StoreError, UnreachableError, printable
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.proof import (
@@ -43,6 +43,9 @@ from packstore.stores.keys import digest_keys
 from packstore.stores.linked import LinkError
 from packstore.stores.places.work import find_writer, list_needless_files
 
+if TYPE_CHECKING:
+    from packstore.images.decoders import Decoder
+
 COMPARED_RECORDS = 16
 """Most records of a batch that is decoded or compared with a source."""
 ValueGetter = Callable[[str, int], Any]
@@ -52,19 +55,24 @@ _ROWS, _ROW_BYTES = 4096, 64 << 20
 
 
 class StoreFile(NamedTuple):
-    """An open file of a store: the store itself, or one shard.
+    """A file of a store: the store itself, or one shard.
 
     Attributes:
+        store: Reader of the store.
         number: Its number among the store's files.
         start: Number of its first record in the store.
         name: Name of the shard, or None.
-        reader: Reader of this file alone; its records count from 0.
     """
 
+    store: Reader
     number: int
     start: int
     name: str | None
-    reader: Reader
+
+    @property
+    def reader(self) -> Reader:
+        """Reader of this file alone, opened if need be; its records count from 0."""
+        return self.store if self.name is None else self.store.part(self.number)
 
 
 class Batch(NamedTuple):
@@ -98,51 +106,39 @@ class _CheckedColumns(NamedTuple):
     """Result of checking the columns of one file.
 
     Attributes:
-        number: The file's number.
-        start: Number of the file's first record in the store.
-        name: Name of the shard, or None.
+        file: The file.
         checksums: The stored checksums of images; None if they cannot be read.
         damaged: Columns that do not match their digest, each with its actual digest.
         explained: Damaged columns whose damaged records are reported. They need no problem of their own.
     """
 
-    number: int
-    start: int
-    name: str | None
+    file: StoreFile
     checksums: NDArray[Any] | None
     damaged: dict[str, str]
     explained: set[str]
 
 
+@dataclass
 class StoreCheck:
-    """One check of one open store."""
+    """One check of one open store.
 
-    def __init__(
-        self,
-        reader: Reader,
-        *,
-        quick: bool = False,
-        workers: int = 1,
-        progress: ProgressCallback = no_progress,
-        image_checks: ImageChecks | None = None,
-        report: CheckReport | None = None,
-    ) -> None:
-        """
-        Args:
-            reader: The store.
-            quick: Read no images and no large columns.
-            workers: Threads.
-            progress: Called after each batch of records.
-            image_checks: Further checks of each image.
-            report: The report to add to; None begins one.
-        """
-        self._reader = reader
-        self._quick = quick
-        self._workers = workers
-        self._progress = progress
-        self._image_checks = image_checks
-        self._read = 0  # records whose images were read
-        self._report = CheckReport() if report is None else report
+    Attributes:
+        reader: The store.
+        quick: Read no images and no large columns.
+        workers: Threads.
+        progress: Called after each batch of records.
+        image_checks: Further checks of each image.
+        report: The report to add to.
+    """
+
+    reader: Reader
+    _: KW_ONLY
+    quick: bool = False
+    workers: int = 1
+    progress: ProgressCallback = no_progress
+    image_checks: ImageChecks | None = None
+    report: CheckReport = field(default_factory=CheckReport)
+    _read: int = 0  # records whose images were read
 
     def run(self) -> CheckReport:
         """Checks the store and returns the report. Reports progress.
@@ -150,44 +146,43 @@ class StoreCheck:
         A quick check reads no image, and at a URL opens no shard. Raises :class:`UnreachableError` if a shard cannot be
         fetched.
         """
-        reader, report = self._reader, self._report
-        for problem in reader.check_structure(quick=self._quick, progress=self._progress):
+        reader, report = self.reader, self.report
+        for problem in reader.check_structure(quick=self.quick, progress=self.progress):
             known = problem.record is None or problem.key is not None
             report.add(problem if known else replace(problem, key=try_key(reader, problem.record or 0)))
         remote = isinstance(reader.path, UrlPath)
         if not remote:
             self._check_surplus_files()
-        self._progress(Progress("verify", 0, len(reader), 0))
+        self.progress(Progress("verify", 0, len(reader), 0))
         reached = 0
-        batches = None if self._image_checks is None else self._image_checks.batches
+        batches = None if self.image_checks is None else self.image_checks.batches
         checked: list[_CheckedColumns] = []
-        for file in () if remote and self._quick else open_files(reader):
+        for file in () if remote and self.quick else open_files(reader):
             reached += len(file.reader)
             columns = self._check_columns(file)
             if batches is not None:
                 checked.append(columns)
-            elif self._quick:
-                self._report_images(file, columns, {})
+            elif self.quick:
+                self._report_images(columns, {})
             else:  # file by file, so that a shard at a URL is fetched once
-                self._report_images(file, columns, *self._check_images(file.reader, self._batch_file(file), [columns]))
+                self._report_images(columns, *self._check_images(file.reader, self._batch_file(file), [columns]))
         if batches is not None:
             for columns, some in zip(checked, self._check_images(reader, batches(), checked), strict=True):
                 if some or columns.damaged:
-                    file = StoreFile(columns.number, columns.start, columns.name, reader.part(columns.number))
-                    self._report_images(file, columns, some)
+                    self._report_images(columns, some)
         report.checks += self._list_checks(reached, remote)
         return report
 
     def _list_checks(self, reached: int, remote: bool) -> list[str]:
         """Returns a text for each check that was made. ``reached``: number of the records in files that open."""
-        manifest, records = self._reader.manifest, len(self._reader)
+        manifest, records = self.reader.manifest, len(self.reader)
         rows = manifest.has_column(ROW_CHECKSUM.name)
-        if self._quick and remote:
+        if self.quick and remote:
             note = "no shard was read (--quick): damage in shards is not found"
             return ["structure and manifest", "sizes of the objects", note]
         checks = ["structure and manifest", "digests of the columns"]
         count = f"{reached:,} records" if reached == records else f"{reached:,} of {records:,} records"
-        if not self._quick:
+        if not self.quick:
             return [*checks, f"checksums of {count}" + (", their labels and keys" if rows else "")]
         large = [c.name for c in manifest.columns[1:] if c.one_by_one]
         what = ", ".join(f"no {name}" for name in ("image", *large))
@@ -195,33 +190,27 @@ class StoreCheck:
         return [*checks, f"{what} was read (--quick): damage in them is not found"]
 
     def _check_surplus_files(self) -> None:
-        """Adds a problem for the files that a killed append left, and one for each foreign file in the store.
-
-        Notes the writer. The files of an append that is running are no problem.
-        """
-        path = self._reader.path
-        surplus = self._reader.table.list_surplus_files()
+        """Adds problems for what a killed append left and for foreign files in the store; notes a running writer."""
+        path = self.reader.path
+        surplus = self.reader.table.list_surplus_files()
         added = set(list_needless_files(path))  # after surplus, since an append notes its files before it adds them
-        self._report.writer = find_writer(path)
+        self.report.writer = find_writer(path)
         # Listed again: the append may have just ended.
-        if self._report.writer is None and (left := list_needless_files(path)):
+        if self.report.writer is None and (left := list_needless_files(path)):
             what = (
                 f"an interrupted append left {len(left):,} files in the store ({left[0]} …): give its command again, "
             )
-            self._report.add(Problem(f"{what}or run packstore clean"))
+            self.report.add(Problem(f"{what}or run packstore clean"))
         for name in surplus:
             if name not in added and os.path.lexists(path / name):
-                self._report.add(Problem(f"{printable(name)!r} does not belong to the store"))
+                self.report.add(Problem(f"{printable(name)!r} does not belong to the store"))
 
     def _check_columns(self, file: StoreFile) -> _CheckedColumns:
-        """Checks columns, rows (all fields but the image) and the records digest of one file.
-
-        Returns the results that the check of the images needs. A quick check leaves out large columns.
-        """
-        report = self._report
+        """Checks columns, rows and records digest of one file; returns what the check of the images needs."""
+        report = self.report
         columns: dict[str, ColumnData] = {}
         damaged: dict[str, str] = {}
-        described = [c for c in file.reader.manifest.columns[1:] if not (self._quick and c.one_by_one)]
+        described = [c for c in file.reader.manifest.columns[1:] if not (self.quick and c.one_by_one)]
         for column in described:
             try:
                 data = file.reader.column(column.name)
@@ -250,7 +239,7 @@ class StoreCheck:
             self._check_records_digest(file, columns)
         # Copied, so that no file stays open for them.
         checksums = np.array(columns["checksum"]) if "checksum" in columns else None
-        return _CheckedColumns(file.number, file.start, file.name, checksums, damaged, explained)
+        return _CheckedColumns(file, checksums, damaged, explained)
 
     def _check_records_digest(self, file: StoreFile, columns: Mapping[str, ColumnData]) -> None:
         """Adds a problem if the columns of a file, all undamaged, do not have the records digest in its manifest."""
@@ -261,14 +250,11 @@ class StoreCheck:
         digest = records_digest(np.asarray(columns["checksum"]), rows)
         if digest != manifest.records_digest:
             what = f"the digest of the records is {digest}, expected {manifest.records_digest}"
-            self._report.add(Problem(what, shard=file.name))
+            self.report.add(Problem(what, shard=file.name))
 
     def _check_rows(self, file: StoreFile, columns: Mapping[str, ColumnData], damaged: set[str]) -> set[str]:
-        """Compares each record's fields with its row checksum; adds a problem for each record that differs.
-
-        Returns the columns in ``damaged`` that the problems explain. Checks nothing without row checksums, or if a
-        column cannot be read.
-        """
+        """Adds a problem for each record that differs from its row checksum; returns the damaged columns that these
+        explain."""
         manifest = file.reader.manifest
         covered = row_columns(manifest.columns)
         fields = [column.name for column in covered]
@@ -289,33 +275,29 @@ class StoreCheck:
         label = " or ".join(sorted(damaged.intersection(fields)) or fields)
         label += " or row checksum" if ROW_CHECKSUM.name in damaged else ""
         for i, comparison in differing.items():
-            self._report.rows.add(file.start + i)
+            self.report.rows.add(file.start + i)
             self._report_record(file, i, f"its {label} is damaged: {_name_difference('row checksum', comparison)}")
         return damaged.intersection((*fields, ROW_CHECKSUM.name))
 
     def _batch_file(self, file: StoreFile) -> Iterator[Batch]:
         """Yields the records of one file in batches, with their numbers in the store."""
-        checks = self._image_checks
+        checks = self.image_checks
         for batch in record_batches(file.reader, _BATCH_RECORDS if checks is None else checks.batch_records):
             yield Batch(range(file.start + batch.start, file.start + batch.stop))
 
     def _check_images(
         self, reader: Reader, batches: Iterable[Batch], files: Sequence[_CheckedColumns]
     ) -> list[dict[int, Comparison]]:
-        """Reads each image once, in threads; adds the problems that the further checks find. Reports progress.
-
-        Returns for each of ``files`` the records whose image differs from its checksum, numbered from its first record.
-        ``reader`` reads the whole store, or only the file if ``files`` has one.
-        """
-        checks, report = self._image_checks, self._report
-        starts = [columns.start for columns in files]
-        first = 0 if reader is self._reader else starts[0]
+        """Reads each image once, in threads; returns for each of ``files`` the images that differ from checksums."""
+        checks, report = self.image_checks, self.report
+        starts = [columns.file.start for columns in files]
+        first = 0 if reader is self.reader else starts[0]
 
         def check(batch: Batch) -> tuple[int, int, dict[int, Comparison], list[Problem]]:
             nbytes, differing, undamaged = 0, {}, {}
             for record in batch.records:
                 columns = files[bisect_right(starts, record) - 1]
-                expected = None if columns.checksums is None else int(columns.checksums[record - columns.start])
+                expected = None if columns.checksums is None else int(columns.checksums[record - columns.file.start])
                 if expected is None and checks is None:
                     continue  # nothing proves the image
                 try:
@@ -333,7 +315,7 @@ class StoreCheck:
             return len(batch.records), nbytes, differing, [] if checks is None else [*checks.check(batch, undamaged)]
 
         by_file: list[dict[int, Comparison]] = [{} for _ in files]
-        for count, nbytes, differing, problems in ordered_map(check, batches, self._workers):
+        for count, nbytes, differing, problems in ordered_map(check, batches, self.workers):
             self._read += count
             report.checked_bytes += nbytes
             for record, comparison in differing.items():
@@ -341,34 +323,32 @@ class StoreCheck:
                 by_file[place][record - starts[place]] = comparison
             for problem in problems:
                 report.add(problem)
-            self._progress(Progress("verify", self._read, len(self._reader), report.checked_bytes))
+            self.progress(Progress("verify", self._read, len(self.reader), report.checked_bytes))
         return by_file
 
-    def _report_images(self, file: StoreFile, columns: _CheckedColumns, differing: Mapping[int, Comparison]) -> None:
-        """Adds a problem for each of the file's records whose image differs from its checksum.
-
-        Then adds a problem for each damaged column of which no problem names a record.
-        """
-        checksum = file.reader.manifest.column("checksum")
-        damaged = "checksum" in columns.damaged
-        proven = damaged and columns.checksums is not None and _proves_records(columns.checksums, differing, checksum)
+    def _report_images(self, columns: _CheckedColumns, differing: Mapping[int, Comparison]) -> None:
+        """Adds a problem for each image that differs, and for each damaged column that no problem explains."""
+        file = columns.file
+        described = file.reader.manifest.column
+        damaged, stored = "checksum" in columns.damaged, columns.checksums
+        proven = damaged and stored is not None and _proves_records(stored, differing, described("checksum"))
         for i, comparison in differing.items():
             if proven:
                 what = _name_damaged_checksum("checksum", comparison)
             else:
-                self._report.images.add(file.start + i)
+                self.report.images.add(file.start + i)
                 what = "its stored checksum or its image is damaged: " if damaged else ""
                 what += _name_difference("checksum", comparison)
             self._report_record(file, i, what)
         for name in sorted(columns.damaged.keys() - columns.explained - ({"checksum"} if differing else set())):
-            self._report.unproven.add(name)
-            expected = file.reader.manifest.column(name).digest
+            self.report.unproven.add(name)
+            expected = described(name).digest
             what = f"column {name!r} is damaged: its SHA-256 is {columns.damaged[name]}, expected {expected}"
-            self._report.add(Problem(what, shard=file.name))
+            self.report.add(Problem(what, shard=file.name))
 
     def _report_record(self, file: StoreFile, i: int, what: str) -> None:
         """Adds a problem of a record of the file."""
-        self._report.add(Problem(what, file.start + i, try_key(file.reader, i), file.name))
+        self.report.add(Problem(what, file.start + i, try_key(file.reader, i), file.name))
 
 
 def open_files(reader: Reader) -> Iterator[StoreFile]:
@@ -377,19 +357,31 @@ def open_files(reader: Reader) -> Iterator[StoreFile]:
     Raises :class:`UnreachableError` if a shard cannot be fetched: it may be undamaged.
     """
     if reader.manifest.shards is None:
-        yield StoreFile(0, 0, None, reader)
+        yield StoreFile(reader, 0, 0, None)
         return
     start = 0
     for number, shard in enumerate(reader.manifest.shards or ()):
         try:
-            file = StoreFile(number, start, shard.name, reader.part(number))
+            reader.part(number)
         except UnreachableError:  # the shard may be undamaged
             raise
-        except StoreError:
-            file = None
-        if file is not None:
-            yield file
+        except StoreError:  # check_structure reports it
+            pass
+        else:
+            yield StoreFile(reader, number, start, shard.name)
         start += shard.records
+
+
+def decode_files(
+    reader: Reader, column: Column, decoder: Decoder, record: int, value: ValueGetter
+) -> Iterator[tuple[str, Buffer, NDArray[Any] | DecodeError]]:
+    """Yields name and bytes of each image file that a record has in a column beside the main image, and its pixels or
+    why it does not decode."""
+    if column.nullable and not reader.has_value(column.name, record):
+        return
+    files = [*column.traits.files(column, value(column.name, record))]
+    for number, (data, image) in enumerate(zip(files, decoder.decode_each(files), strict=True)):
+        yield f"image {number} of {column.name!r}" if column.form == "files" else repr(column.name), data, image
 
 
 def record_batches(reader: Reader, most: int = _BATCH_RECORDS) -> Iterator[range]:
@@ -401,13 +393,10 @@ def record_batches(reader: Reader, most: int = _BATCH_RECORDS) -> Iterator[range
 
 
 def _proves_records(stored: NDArray[Any], differing: Mapping[int, Comparison], column: Column) -> bool:
-    """Returns whether the stored column of checksums is damaged, and not the records that differ from it.
-
-    Puts the checksums that the records have into the column: if it then matches its digest, it was damaged.
-    """
+    """Returns whether the stored column of checksums is damaged, and not the records that differ from it."""
     if any(comparison.found is None for comparison in differing.values()):
         return False
-    corrected = np.array(stored)
+    corrected = np.array(stored)  # has the digest if the records are undamaged
     for i, comparison in differing.items():
         corrected[i] = comparison.found
     return column_digest(corrected) == column.digest

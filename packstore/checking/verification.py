@@ -14,7 +14,7 @@ import numpy as np
 
 from packstore.checking.options import VerifyOptions
 from packstore.checking.reports import MOST_LISTED, CheckReport, VerifyReport, try_key
-from packstore.checking.store_check import COMPARED_RECORDS, Batch, ImageChecks, StoreCheck, ValueGetter
+from packstore.checking.store_check import COMPARED_RECORDS, Batch, ImageChecks, StoreCheck, ValueGetter, decode_files
 from packstore.core.column import SEEK_INDEX, Column, find_file_columns
 from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
@@ -93,35 +93,36 @@ def verify(arguments: VerifyArguments) -> VerifyReport:
 
 
 def _was_replaced(reader: Reader) -> bool:
-    """Returns whether another store is now at the path of an open one. False for a URL, whose objects stay."""
+    """Returns whether another store is now at the path of an open one."""
     try:
         return not place_of(reader.path).remote and read_manifest(reader.path).digest != reader.manifest.digest
     except StoreError:
         return False
 
 
+@dataclass
 class _Verification:
     """One run of ``verify``. With ``decode``, creating it loads the decoders."""
 
-    def __init__(
-        self, reader: Reader, options: VerifyOptions, against: Path | None, progress: ProgressCallback
-    ) -> None:
-        self.reader = reader
-        self.options = options
-        self.against = against
-        self.progress = progress
-        self.report = CheckReport()
-        self.comparison: Comparison | None = None
-        self.decoders: list[tuple[Column, Decoder]] = []
-        self.index_fault: str | None = None  # why seek indexes are not compared
-        if options.decode:
+    reader: Reader
+    options: VerifyOptions
+    against: Path | None
+    progress: ProgressCallback
+    report: CheckReport = field(default_factory=CheckReport)
+    comparison: Comparison | None = None
+    decoders: list[tuple[Column, Decoder]] = field(default_factory=list)
+    index_fault: str | None = None  # why seek indexes are not compared
+
+    def __post_init__(self) -> None:
+        if self.options.decode:
             from packstore.images.engine import engine_problem
 
             self.index_fault = engine_problem()
-            main = [reader.manifest.image] if reader.manifest.holds_files else []
-            self.decoders = [(c, self.make_decoder(c)) for c in [*main, *find_file_columns(reader.manifest.columns)]]
+            manifest = self.reader.manifest
+            main = [manifest.image] if manifest.holds_files else []
+            self.decoders = [(c, self.make_decoder(c)) for c in [*main, *find_file_columns(manifest.columns)]]
         self.compares_indexes = (
-            options.decode and reader.manifest.has_column(SEEK_INDEX.name) and self.index_fault is None
+            self.options.decode and self.reader.manifest.has_column(SEEK_INDEX.name) and self.index_fault is None
         )
 
     def verify_store(self) -> VerifyReport:
@@ -132,11 +133,11 @@ class _Verification:
 
                 opened = self.options.open_packed(self.against, self.reader.manifest, self.progress)
                 source = stack.enter_context(closing(opened))
-                self.comparison = Comparison(source, self.reader, self.options.decoder, self.options.annotation_frame)
+                self.comparison = Comparison(source, self.reader, self.options)
             return self.run_checks()
 
     def run_checks(self) -> VerifyReport:
-        """Makes all checks, and compares the store with the source if one is open. Reads each image once."""
+        """Makes all checks, and compares the store with the source if one is open; reads each image once."""
         options, comparison, report = self.options, self.comparison, self.report
         batches = None if comparison is None or comparison.has_same_shards() else comparison.batch_records
         for difference in () if comparison is None else comparison.compare_summaries():
@@ -168,8 +169,7 @@ class _Verification:
         )
 
     def list_checks(self) -> Iterator[str]:
-        """Yields a text for each check that was made. Says why seek indexes were not compared, and how many files the
-        source has."""
+        """Yields a text for each check that was made, and for one that could not be made."""
         yield from self.report.checks
         if self.report.key_digests:
             yield "double keys"
@@ -185,8 +185,7 @@ class _Verification:
                 yield summary
 
     def report_double_keys(self) -> int:
-        """Adds a problem for each record with the key of an earlier record, even for a damaged one. Returns their
-        number."""
+        """Adds a problem for each record with the key of an earlier record; returns their number."""
         digests, problems = self.report.key_digests, self.report.problems
         if not digests:
             return 0
@@ -206,11 +205,7 @@ class _Verification:
         return get_decoder(self.options.decoder, max_pixels=self.options.max_pixels, reading=reading)
 
     def check_images(self, batch: Batch, images: Mapping[int, Buffer]) -> Iterator[Problem]:
-        """Yields problems of a batch's records: images that do not decode, wrong seek indexes, differences from the
-        source.
-
-        Thread-safe.
-        """
+        """Yields problems of a batch's records: undecodable images, wrong seek indexes, differences from the source."""
         value = cache(self.reader.value)  # each value of a batch is read once, too
         faults: list[tuple[int, str]] = []
         for column, decoder in self.decoders:
@@ -225,10 +220,7 @@ class _Verification:
     def _find_undecodable(
         self, column: Column, decoder: Decoder, images: Mapping[int, Buffer], value: ValueGetter
     ) -> Iterator[tuple[int, str]]:
-        """Yields number and problem of each record with an undecodable or unreadable image in ``column``.
-
-        ``images`` has the records to check, with their main images. Skips missing values.
-        """
+        """Yields number and problem of each record of ``images`` with an undecodable image in ``column``."""
         if column.name == "image":
             for record, image in zip(images, decoder.decode_each([*images.values()]), strict=True):
                 if isinstance(image, DecodeError):
@@ -236,26 +228,14 @@ class _Verification:
             return
         for record in images:
             try:
-                if column.nullable and not self.reader.has_value(column.name, record):
-                    continue
-                files = column.traits.files(column, value(column.name, record))
+                for what, _, image in decode_files(self.reader, column, decoder, record, value):
+                    if isinstance(image, DecodeError):
+                        yield record, f"{what} does not decode: {image}"
             except StoreError as error:
                 yield record, f"does not decode: {error}"
-                continue
-            for number, image in enumerate(decoder.decode_each(list(files))):
-                if isinstance(image, DecodeError):
-                    which = f"image {number} of {column.name!r}" if column.form == "files" else f"{column.name!r}"
-                    yield record, f"{which} does not decode: {image}"
 
     def _find_wrong_indexes(self, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[tuple[int, str]]:
-        """Yields number and problem of each record whose seek index is unreadable or not that of its image file.
-
-        Accepts the indexes of gray stores from earlier versions.
-
-        Args:
-            images: Image files of the records to check, by number.
-            value: Returns the value of a column for a record.
-        """
+        """Yields number and problem of each record whose seek index is not that of its image file."""
         from packstore.images.seek_index import make_indexes
 
         columns = self.reader.manifest.columns

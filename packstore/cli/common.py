@@ -16,7 +16,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from packstore.cli.rows import pluralize
-from packstore.core.arguments import parse_bytes
 from packstore.core.errors import (
     AmbiguousSourceError,
     Answer,
@@ -26,6 +25,7 @@ from packstore.core.errors import (
     UsageError,
     printable,
 )
+from packstore.core.options import parse_bytes
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Skipped

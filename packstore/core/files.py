@@ -270,6 +270,16 @@ def reading(path: Path, held: int | None) -> Iterator[int]:
             yield file.fileno()
 
 
+def allocate_bytes(descriptor: int, nbytes: int) -> None:
+    """Makes a file ``nbytes`` long, and reserves the disk space if the system can (macOS cannot). Raises
+    :class:`OSError` if the disk is full: a write to a memory map without space would crash the process.
+    """
+    if hasattr(os, "posix_fallocate") and nbytes:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    else:
+        os.ftruncate(descriptor, nbytes)
+
+
 def drop(file: IO[bytes]) -> None:
     """Closes a file without writing its buffered data, for which the disk may have no space."""
     raw: Any = file
@@ -432,7 +442,7 @@ def scratch_folder(name: str) -> Iterator[Path]:
 
 
 def _remove_scratch(directory: Path, prefix: str) -> None:
-    """Removes this user's folders with this prefix that no process has locked. Skips folders that it cannot remove."""
+    """Removes this user's folders with this prefix that no process has locked."""
     for folder in directory.glob(f"{prefix}*"):
         try:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.plainjson import load_json
@@ -61,6 +61,25 @@ def list_kinds() -> dict[str, str]:
     return _OF_RECORDS | dict(sorted(faults.items())) | _OF_CLASSES
 
 
+def read_report(path: Path, command: str, most_bytes: int) -> Any:
+    """Reads the JSON of a report of ``packstore`` ``command``.
+
+    Raises :class:`UsageError` if it cannot be read, has over ``most_bytes``, or is not JSON.
+    """
+    shown = printable(str(path))
+    try:
+        nbytes = path.stat().st_size
+        data = path.read_bytes() if nbytes <= most_bytes else None
+    except OSError as error:
+        raise UsageError(f"{shown} cannot be read: {error.strerror or error}") from None
+    if data is None:
+        raise UsageError(f"{shown} is larger than any report: {nbytes:,} bytes")
+    try:
+        return load_json(data, "is not JSON")
+    except ValueError as error:
+        raise UsageError(f"{shown} {error}; packstore {command} --json makes a report") from None
+
+
 def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, records: int) -> NDArray[np.int64]:
     """Reads a report of ``packstore audit --json``. Returns the records to drop for some kinds, ``int64``, ascending.
 
@@ -81,14 +100,7 @@ def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, recor
     for kind in kinds:
         if kind not in known:
             raise UsageError(f"unknown kind of finding {printable(str(kind))!r}; use some of {', '.join(known)}")
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{shown} is larger than any report of packstore audit")
-        report = load_json(path.read_bytes(), "is not JSON")
-    except OSError as error:
-        raise UsageError(f"{shown} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise UsageError(f"{shown} {error}") from None
+    report = read_report(path, "audit", _MOST_BYTES)
     if not isinstance(report, dict) or report.get(FORMAT) != VERSION or not isinstance(report.get("drop"), dict):
         raise UsageError(f"{shown} is not a report of packstore audit --json FILE")
     if report.get("dataset_digest") != dataset_digest:

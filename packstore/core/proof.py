@@ -79,7 +79,7 @@ def row_checksum(columns: Iterable[Column], fields: Mapping[str, Any]) -> int:
 
 
 def _row_bytes(column: Column, value: Any) -> bytes:
-    """Returns the bytes of a value in its row. For a ragged value these are its hash, for None there are none."""
+    """Returns the bytes of a value in its row: of a ragged value its hash, of None nothing."""
     if value is None:
         return b""
     if column.kind == "ragged":
@@ -135,10 +135,8 @@ def records_digest(checksums: NDArray[np.uint64], rows: NDArray[np.uint64]) -> s
 
 @cache
 def _compute_powers() -> NDArray[np.float64]:
-    """Computes the powers of ``_BASE`` modulo ``_PRIME``, highest first, and caches them.
-
-    Each is cut into limbs of 16 bits: ``(_RECORDS_AT_ONCE, 8)``.
-    """
+    """Computes the powers of ``_BASE`` modulo ``_PRIME``, highest first, in limbs of 16 bits: ``(_RECORDS_AT_ONCE,
+    8)``."""
     powers = [1]
     while len(powers) < _RECORDS_AT_ONCE:
         powers.append(powers[-1] * _BASE % _PRIME)
@@ -189,7 +187,7 @@ def ragged_digest(offsets_sha256: bytes, data_sha256: bytes) -> str:
 
 
 def _hash_array(sha: Any, array: NDArray[Any], add: int = 0) -> None:
-    """Feeds an array to a hash, in little-endian pieces of about 16 MiB. Adds ``add`` to each value."""
+    """Feeds an array to a hash, in little-endian pieces; adds ``add`` to each value."""
     little = array.dtype.newbyteorder("<")
     step = max(1, _STEP_BYTES // max(1, array.nbytes // max(1, len(array))))
     for start in range(0, len(array), step):

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from packstore.core.arguments import convert_size, whole_number
 from packstore.core.errors import UsageError
-from packstore.core.options import check_options, option, overwrite_option, restart_option, workers_option
+from packstore.core.options import (
+    check_options,
+    convert_size,
+    option,
+    overwrite_option,
+    restart_option,
+    whole_number,
+    workers_option,
+)
 from packstore.core.registry import EXPORTS
 
 

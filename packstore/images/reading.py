@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.arguments import check_numbers
 from packstore.core.column import Column
 from packstore.core.errors import DecodeError, ManifestError, UsageError
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
+from packstore.core.options import check_numbers
 
 DECODERS = ("engine", "turbojpeg", "simplejpeg", "jpeg4py", "opencv", "pillow")
 """Names of the decoders, in order of preference."""

@@ -43,12 +43,9 @@ class Agent:
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with other:
+            serve = f"from packstore.objects.agent import serve_requests; serve_requests({other.fileno()})"
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    f"from packstore.objects.agent import serve_requests; serve_requests({other.fileno()})",
-                ],
+                [sys.executable, "-c", serve],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

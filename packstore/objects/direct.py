@@ -329,32 +329,22 @@ class Direct:
         name = str(meta["path"]).removeprefix(self._prefix)
         return ObjectInfo(name, int(meta["size"]), meta["e_tag"], meta["last_modified"].timestamp())
 
-    def _raise_as_remote_error(self, name: str, doing: str) -> Any:
-        """Returns :func:`raise_as_remote_error` for an object of this store."""
-        return raise_as_remote_error(self.location, name, doing)
+    @contextmanager
+    def _raise_as_remote_error(self, name: str, doing: str) -> Iterator[None]:
+        """Turns errors in the context into :class:`RemoteError`. ``doing``: read, written, listed or deleted."""
+        try:
+            yield
+        except (RemoteError, UsageError):
+            raise
+        except Exception as error:
+            if not (type(error).__module__.startswith("obstore") or isinstance(error, (OSError, ValueError))):
+                raise
+            raise _to_remote_error(error, self.location, name, doing) from None
 
 
 def _was_retried(error: Exception) -> bool:
     """Tells if obstore had sent the request before: the reply to the first one, which may have succeeded, was lost."""
     return re.search(r"\bretries: [1-9]", str(error)) is not None
-
-
-@contextmanager
-def raise_as_remote_error(location: ParsedUrl, name: str, doing: str) -> Iterator[None]:
-    """Raises :class:`RemoteError` for each error of obstore, :class:`OSError` or :class:`ValueError` in the context.
-
-    Raises :class:`MissingObjectError` for a missing object. Does not change a :class:`UsageError`.
-
-    ``doing``: verb of the message: read, written, listed or deleted.
-    """
-    try:
-        yield
-    except (RemoteError, UsageError):
-        raise
-    except Exception as error:
-        if not (type(error).__module__.startswith("obstore") or isinstance(error, (OSError, ValueError))):
-            raise
-        raise _to_remote_error(error, location, name, doing) from None
 
 
 def _to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str) -> RemoteError:
@@ -403,11 +393,7 @@ def _explain_reason(text: str, location: ParsedUrl) -> str:
 
 
 def _remove_secrets(text: str) -> str:
-    """Returns ``text`` on one line without secrets.
-
-    - Queries and user names in URLs are removed.
-    - Values of the environment's AWS, Azure and Google credential variables become ``…``, from 8 characters on.
-    """
+    """Returns ``text`` on one line, without the secrets of URLs and of the environment."""
     for name, value in os.environ.items():
         if len(value) >= 8 and name.startswith(("AWS_", "AZURE_", "GOOGLE_")) and _SECRET_NAME.search(name):
             text = text.replace(value, "…")

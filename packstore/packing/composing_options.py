@@ -7,10 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from packstore.core.arguments import check_numbers, convert_size, show_value
 from packstore.core.errors import UsageError
 from packstore.core.findings import DEFAULT_DROP
-from packstore.core.options import check_options, format_option, option, overwrite_option
+from packstore.core.options import (
+    check_numbers,
+    check_options,
+    convert_size,
+    format_option,
+    option,
+    overwrite_option,
+    show_value,
+)
 from packstore.core.registry import FORMATS
 
 _MAX_SEED = 1 << 64

@@ -14,12 +14,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from packstore.core.arguments import take_options
 from packstore.core.errors import UsageError, printable
 from packstore.core.fields import Field, parse_fields
 from packstore.core.files import check_paths, check_space, refuse_empty
 from packstore.core.manifest import Manifest, Skipped
-from packstore.core.options import argument, option, progress_option, takes
+from packstore.core.options import argument, option, progress_option, take_options, takes
 from packstore.core.progress import ProgressCallback, no_progress, progress_callback
 from packstore.core.tally import Tally
 from packstore.core.urls import location

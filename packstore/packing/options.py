@@ -9,15 +9,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from packstore.core.arguments import convert_size, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.modes import parse_mode
 from packstore.core.options import (
     check_options,
+    convert_size,
     format_option,
     option,
     overwrite_option,
     restart_option,
+    whole_number,
     workers_option,
 )
 from packstore.core.registry import ENCODINGS, FORMATS, SOURCES

@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from packstore.core.arguments import check_texts
 from packstore.core.columns import ImageData
 from packstore.core.errors import NotInSourceError, SourceError, UsageError, printable
 from packstore.core.files import Location, check_paths
 from packstore.core.manifest import Column, Manifest
+from packstore.core.options import check_texts
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import UrlPath

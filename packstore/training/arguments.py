@@ -11,9 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Self
 
-from packstore.core.arguments import show_value
 from packstore.core.errors import UnknownArgumentError, UsageError
-from packstore.core.options import check_option_numbers
+from packstore.core.options import check_option_numbers, show_value
 
 _THREADS = "workers= says how many threads read and decode"
 _DEVICE_MEMORY = "its memory is page-locked wherever the device is a GPU"

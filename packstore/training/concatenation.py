@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from packstore.core.arguments import check_numbers, refuse_numbers, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
+from packstore.core.options import check_numbers, refuse_numbers, whole_number
 from packstore.core.urls import location
 from packstore.stores.base import Reader
 from packstore.stores.joined import JoinedTable, join_stores

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import check_bools, show_value, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
+from packstore.core.options import check_bools, show_value, whole_number
 from packstore.core.registry import notebook_html
 from packstore.core.urls import UrlPath, location
 from packstore.images.decoders import get_decoder

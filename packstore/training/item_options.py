@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from packstore.core.arguments import check_bools, show_value
 from packstore.core.column import INTERNAL, find_class_column
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
+from packstore.core.options import check_bools, show_value
 from packstore.images.encode.options import keeps_exif, readers_transpose
 from packstore.images.reading import Reading
 from packstore.training.arguments import check_callables

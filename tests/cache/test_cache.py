@@ -247,7 +247,7 @@ def test_an_object_of_before_the_machine_was_started_is_proven_again(
     overwritten(path)
     os.utime(path, ns=(0, compute_date_stamp(path.name)))
     changed = path.stat().st_ctime
-    monkeypatch.setattr("packstore.cache.cache._read_boot_time", lambda: changed + 60)
+    monkeypatch.setattr("packstore.cache._read_boot_time", lambda: changed + 60)
     origin.read(cache, 0, 1)
     assert origin.fetched == [origin.digests[0], origin.digests[1], origin.digests[0]]
 

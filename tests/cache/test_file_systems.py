@@ -108,7 +108,7 @@ class TestNoSpace:
 
         monkeypatch.setattr(files, "allocate_bytes", os.ftruncate)
         with monkeypatch.context() as patch:
-            patch.setattr("packstore.cache.cache.os.write", write)
+            patch.setattr("packstore.cache.os.write", write)
             with pytest.raises(CacheError, match="an object needs 200,000 bytes"):
                 open_object(cache, 0)
         assert os.listdir(cache.root / "part") == []

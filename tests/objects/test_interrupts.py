@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 import packstore
+from packstore import objects as interrupts
 from packstore.objects import RemoteError, interrupt
 from tests.conftest import Need
-from tests.internals import call_interruptibly, connection, interrupts, iterate_interruptibly
+from tests.internals import call_interruptibly, connection, iterate_interruptibly
 from tests.makers.datasets import make_folder
 from tests.makers.s3 import Double, Fault
 

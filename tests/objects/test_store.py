@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from packstore import objects as store_module
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore, RemoteError, open_objects
 from tests.internals import UsageError
 from tests.internals import direct as direct_module
-from tests.internals import objects_store as store_module
 
 
 @pytest.fixture(params=["memory", "file", "s3"])

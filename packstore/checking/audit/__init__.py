@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.audit.images import ImageInspector, Limits, batch_images
+from packstore.checking.audit.images import ImageInspector
 from packstore.checking.audit.same import (
     ClassNumbers,
     RecordHashes,
@@ -26,7 +26,7 @@ from packstore.checking.audit.same import (
 )
 from packstore.checking.options import AuditOptions
 from packstore.checking.reports import AuditReport, Finding, FindingCollector
-from packstore.checking.store_check import StoreFile, open_files
+from packstore.checking.store_check import StoreFile, open_files, record_batches
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import PackstoreError, StoreError, printable
 from packstore.core.files import refuse_empty
@@ -36,12 +36,15 @@ from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.images.decoders import get_decoder
+from packstore.images.perceptual import CROPS
 from packstore.images.reading import Reading
 from packstore.stores import open_store, with_checksums
 from packstore.stores.base import Reader
 from packstore.stores.keys import digest_keys, find_duplicates
 
 _RECORDS = 1 << 14
+_AT_ONCE = 128
+"""Most images that a thread inspects at once."""
 _MOST_ROWS = 5
 
 __all__ = ["AuditOptions", "AuditReport", "Finding", "audit", "list_kinds"]
@@ -79,14 +82,14 @@ def audit(arguments: AuditArguments) -> AuditReport:
         return _Audit(reader, arguments, report).audit_store()
 
 
+@dataclass
 class _Audit:
     """One run of an audit: collects findings from all checks."""
 
-    def __init__(self, reader: Reader, options: AuditOptions, progress: ProgressCallback) -> None:
-        self.reader = reader
-        self.options = options
-        self.progress = progress
-        self.collector = FindingCollector()
+    reader: Reader
+    options: AuditOptions
+    progress: ProgressCallback
+    collector: FindingCollector = field(default_factory=FindingCollector)
 
     def audit_store(self) -> AuditReport:
         """Makes the checks that the options ask for; returns the report."""
@@ -111,30 +114,19 @@ class _Audit:
 
     def inspect_images(self, table: RecordTable) -> NDArray[np.int32]:
         """Decodes and inspects all images; adds findings of odd images and duplicates. Returns height and width of each
-        image.
-
-        The size is zero for images that cannot be decoded. They are compared by their bytes, the others by their
-        pixels. Grey images are findings only if they are fewer than half. The search for near duplicates writes a
-        temporary file. Reports progress.
-        """
+        image, zeros for those that do not decode."""
         options, collector, manifest = self.options, self.collector, self.reader.manifest
         count = len(self.reader)
-        limits = Limits(
-            min_side=options.min_side,
-            max_aspect=options.max_aspect,
-            mask_classes=options.mask_classes,
-            mirrored=options.mirrored,
-        )
         reading = Reading.restore(manifest.image.mode, manifest.options)
         decoder = get_decoder(max_pixels=options.max_pixels, reading=reading)
         done_bytes = 0
         self.progress(Progress("look", 0, count, 0))
-        with closing(RecordHashes(count if options.near else 0, limits.windows)) as hashes:
+        with closing(RecordHashes(count if options.near else 0, len(CROPS) + options.mirrored)) as hashes:
             images = ImageInspector(
-                with_checksums(self.reader, "always"), decoder, limits, hashes if options.near else None
+                with_checksums(self.reader, "always"), decoder, options, hashes if options.near else None
             )
             workers = options.workers or default_workers()
-            for seen in ordered_map(images.inspect_records, batch_images(manifest), workers):
+            for seen in ordered_map(images.inspect_records, record_batches(self.reader, _AT_ONCE), workers):
                 for kind, record, what in seen.found:
                     collector.add(kind, what, [record])
                 done_bytes += seen.nbytes
@@ -152,8 +144,7 @@ class _Audit:
 
 
 def _read_uniform_sizes(reader: Reader) -> NDArray[np.int32] | None:
-    """Returns height and width of each image, ``(N, 2)``. None if the manifest does not have one shape for all
-    images."""
+    """Returns height and width of each image, ``(N, 2)``, or None if the manifest does not have one shape for all."""
     column = reader.manifest.image
     if column.layout is None or column.kind != "fixed":
         return None
@@ -216,10 +207,7 @@ def _list_class_columns(manifest: Manifest) -> list[Column]:
 
 
 def _read_classes(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:
-    """Reads the class numbers of one file; -1 for a missing one. ``start`` is the file's first record.
-
-    A number without a class becomes a finding and -1.
-    """
+    """Reads the class numbers of one file, from record ``start`` on; -1 for a missing or wrong one."""
     labels = reader.fixed_column(column.name).astype(np.int64)
     if column.nullable:
         labels[~reader.fixed_column(column.valid_name)] = -1
@@ -235,10 +223,7 @@ def _read_classes(reader: Reader, column: Column, start: int, collector: Finding
 
 
 def _read_class_lists(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:
-    """Returns a hash of each record's list of classes, equal for any order. A missing list becomes -1.
-
-    A list with a number without a class becomes a finding and -1. ``start`` is the file's first record.
-    """
+    """Returns a hash of each record's list of classes, equal for any order; -1 for a missing or wrong list."""
     values = reader.ragged_column(column.name)
     there = reader.fixed_column(column.valid_name) if column.nullable else np.ones(len(values), np.bool_)
     hashes = np.full(len(values), -1, np.int64)
@@ -317,10 +302,7 @@ def report_faulty_rows(collector: FindingCollector, reader: Reader, sizes: NDArr
 def _check_rows(
     collector: FindingCollector, column: Column, file: StoreFile, part: range, sizes: NDArray[np.int32] | None
 ) -> None:
-    """Adds findings of faulty rows in the records ``part`` of a file.
-
-    Makes a finding for each record and kind of fault. Its text has the first five rows.
-    """
+    """Adds a finding for each of the records ``part`` of a file and each kind of fault in its rows."""
     rows, counts = _read_rows(file.reader, column, part)
     records = file.start + np.repeat(np.asarray(part), counts)
     numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -336,11 +318,7 @@ def _check_rows(
 
 
 def _read_rows(reader: Reader, column: Column, part: range) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Reads the rows of all records in ``part``. Returns them, and the number of rows of each record.
-
-    A record of a fixed column has one row, or none if its value is missing. Leaves out an incomplete row at the end of
-    a value.
-    """
+    """Reads the rows of all records in ``part``; returns them, and the number of rows of each record."""
     if column.kind == "fixed":
         there = np.ones(len(part), np.bool_)
         if column.nullable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,8 +12,10 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from packstore.checking.audit.same import RecordHashes
+from packstore.checking.options import AuditOptions
+from packstore.checking.store_check import decode_files
 from packstore.core.column import find_file_columns
-from packstore.core.columns import NUMPY_DTYPE, Buffer
+from packstore.core.columns import Buffer
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UnreachableError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import Decoder, get_decoder
@@ -44,28 +45,6 @@ _SUFFIXES = {
     **dict.fromkeys((".jp2", ".j2k", ".jpx", ".jpf"), "jp2"),
     **{f".{kind}": kind for kind in ("png", "gif", "bmp", "webp", "avif", "jxl", "exr", "hdr", "npy")},
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Thresholds for the findings in an image.
-
-    Attributes:
-        min_side: Images whose shorter side has fewer pixels are tiny.
-        max_aspect: Images whose longer side is more than this many times their shorter side are findings.
-        mask_classes: Number of classes of the masks; None if unknown.
-        mirrored: Whether to hash mirrored images too.
-    """
-
-    min_side: int
-    max_aspect: float
-    mask_classes: int | None
-    mirrored: bool
-
-    @property
-    def windows(self) -> int:
-        """Number of hashes of an image in addition to the hash of the whole image."""
-        return len(_WINDOWS) - 1 + self.mirrored
 
 
 class Findings:
@@ -116,19 +95,19 @@ class ImageInspector:
         sizes: ``int32 (N, 2)``: height and width as the image is shown; zeros if not decoded.
     """
 
-    def __init__(self, reader: Reader, decoder: Decoder, limits: Limits, hashes: RecordHashes | None) -> None:
+    def __init__(self, reader: Reader, decoder: Decoder, options: AuditOptions, hashes: RecordHashes | None) -> None:
         """Makes a decoder for each further column of images.
 
         Args:
             reader: Store that checks the records that it reads.
             decoder: Decoder of the main images, as the store's options say.
-            limits: Limits of what is reported.
+            options: Thresholds of what is reported.
             hashes: Receives the perceptual hashes of the images; None computes none.
         """
         self._reader = reader
         self._manifest: Manifest = reader.manifest
         self._decoder = decoder
-        self._limits = limits
+        self._options = options
         self._hashes = hashes
         self._turned = readers_transpose(self._manifest)
         column = self._manifest.image
@@ -172,17 +151,14 @@ class ImageInspector:
         if self._hashes is not None:
             greys = to_grey(small)
             hashes = [hash_windows(greys, _WINDOWS)]
-            if self._limits.mirrored:
+            if self._options.mirrored:
                 hashes.append(hash_windows(greys[:, :, ::-1], _MIRRORED))
             self._hashes.store(records.start, detailed, np.concatenate(hashes, axis=1))
         return seen
 
     def _read_image(self, record: int, seen: Findings) -> NDArray[Any]:
-        """Returns the decoded pixels, ``(H, W, C)``, with height and width as the image is shown.
-
-        Adds findings of file and header to ``seen``. Raises :class:`DecodeError`, and the reader's errors for a record
-        that it cannot read.
-        """
+        """Returns the decoded pixels, ``(H, W, C)``, as the image is shown; adds findings of file and header to
+        ``seen``."""
         column = self._manifest.image
         if column.layout is not None:
             array = self._reader.array(record)
@@ -207,10 +183,7 @@ class ImageInspector:
         return self._check_file(data, info, image, seen)
 
     def _check_file(self, data: Buffer, info: ImageInfo, image: NDArray[Any], seen: Findings) -> NDArray[Any]:
-        """Adds findings of an image file: CMYK, suffix, mode, EXIF orientation.
-
-        Returns the image with height and width as it is shown.
-        """
+        """Adds findings of an image file: CMYK, suffix, mode, EXIF orientation. Returns the image as it is shown."""
         if info.kind == "jpeg" and info.components == 4:
             seen.add("cmyk", "a JPEG with 4 components")
         suffix = PurePosixPath(self._reader.key(seen.record)).suffix.lower()
@@ -227,11 +200,7 @@ class ImageInspector:
         return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
 
     def _check_values(self, image: NDArray[Any], seen: Findings) -> None:
-        """Adds findings of pixel values, by dtype.
-
-        - 8 bits, reduced by the store from more: over a quarter of the values is black or white.
-        - Other dtypes: a value is not finite, or over a quarter is at the lowest or highest value, except 0.
-        """
+        """Adds findings of pixel values: not finite, too many at a bound, or cut off by the reduction to 8 bits."""
         reading = self._decoder.reading
         if image.dtype == np.uint8:
             if reading.depth is not None and self._manifest.image.layout is None:
@@ -255,9 +224,9 @@ class ImageInspector:
         """Adds findings of size, aspect ratio and flat colour; returns whether the image is flat."""
         height, width = image.shape[:2]
         short, long = sorted((height, width))
-        if short < self._limits.min_side:
+        if short < self._options.min_side:
             seen.add("tiny", f"{width} x {height} pixels")
-        if long > self._limits.max_aspect * short:
+        if long > self._options.max_aspect * short:
             seen.add("aspect", f"{width} x {height} pixels")
         if image.dtype == np.uint8:
             flat = _value_range(small) <= _FLAT and _value_range(shown) <= _FLAT
@@ -273,31 +242,24 @@ class ImageInspector:
         with seen.noting_damage(column.name):
             mask = self._read_mask(column, record)
             if mask is not None:
-                for kind, what in column.traits.find_pixel_faults(column, *mask, size, self._limits.mask_classes):
+                for kind, what in column.traits.find_pixel_faults(column, *mask, size, self._options.mask_classes):
                     seen.add(kind, what)
 
     def _check_further_images(self, column: Column, decoder: Decoder, record: int, seen: Findings) -> None:
-        """Decodes a record's image files in a column beside the main image, if it has a value. Adds findings of mode,
-        damage and truncation."""
-        files: list[Any] = []
+        """Decodes a record's images in a column beside the main image; adds findings of mode, damage and truncation."""
         with seen.noting_damage(column.name):
-            if not column.nullable or self._reader.has_value(column.name, record):
-                files = [*column.traits.files(column, self._reader.value(column.name, record))]
-        for number, (data, image) in enumerate(zip(files, decoder.decode_each(files), strict=True)):
-            what = f"image {number} of {column.name!r}" if column.form == "files" else repr(column.name)
-            with suppress(HeaderError):  # decoding reports a damaged header
-                for lost in find_losses(data, sniff(data), Reading(decoder.reading.mode)).values():
-                    seen.add("mode", f"{what}: it has {lost}")
-            if isinstance(image, DecodeError):
-                seen.add("undecodable", f"{what}: {image}")
-            elif (flaw := decoder.describe_flaw(data)) is not None:
-                seen.add("truncated", f"{what}: {flaw}")
+            for what, data, image in decode_files(self._reader, column, decoder, record, self._reader.value):
+                with suppress(HeaderError):  # decoding reports a damaged header
+                    for lost in find_losses(data, sniff(data), Reading(decoder.reading.mode)).values():
+                        seen.add("mode", f"{what}: it has {lost}")
+                if isinstance(image, DecodeError):
+                    seen.add("undecodable", f"{what}: {image}")
+                elif (flaw := decoder.describe_flaw(data)) is not None:
+                    seen.add("truncated", f"{what}: {flaw}")
 
     def _read_mask(self, column: Column, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
-        """Returns height and width of a mask, and its values. Returns None if the record has no mask.
-
-        Decodes a file only if the number of classes is known; else its values are None.
-        """
+        """Returns height and width of a mask and, if the number of classes is known, its values; None for a missing
+        mask."""
         name = column.name
         if not self._reader.has_value(name, record):
             return None
@@ -306,21 +268,8 @@ class ImageInspector:
             return value.shape, value
         data = self._reader.value(name, record)
         header = read_mask_header(data, self._decoder.max_pixels)
-        wanted = self._limits.mask_classes is not None
+        wanted = self._options.mask_classes is not None
         return (header.height, header.width), decode_mask(data, header) if wanted else None
-
-
-def batch_images(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20) -> Iterator[range]:
-    """Yields ranges of records to inspect together: at most ``most`` records. All but the last have the same length.
-
-    A range has about ``most_bytes`` bytes, by the mean size of a record.
-    """
-    column = manifest.image
-    each = column.nbytes // max(1, manifest.records)
-    if column.layout is not None:
-        each = max(each, NUMPY_DTYPE[column.dtype].itemsize)
-    step = max(1, min(most, most_bytes // max(1, each)))
-    return (range(start, min(start + step, manifest.records)) for start in range(0, manifest.records, step))
 
 
 def _is_grey(image: NDArray[np.uint8]) -> bool:

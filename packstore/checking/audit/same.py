@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from packstore.checking.reports import FindingCollector
 from packstore.core.errors import UsageError, printable
+from packstore.core.files import allocate_bytes
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.perceptual import THRESHOLD, WORDS, count_bits, hamming_distances
@@ -120,7 +120,7 @@ class RecordHashes:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - close() does
         if records and windows:
             try:
-                _allocate_file(self._file.fileno(), records * windows * WORDS * 8)
+                allocate_bytes(self._file.fileno(), records * windows * WORDS * 8)
             except OSError as error:
                 self._file.close()
                 room = f"{records * windows * WORDS * 8 / 1e6:,.0f} MB in {tempfile.gettempdir()}"
@@ -145,18 +145,6 @@ class RecordHashes:
         self.whole[rows], self.valid[rows] = hashes[:, 0], valid
         if len(self.windows):
             self.windows[rows] = hashes[:, 1:]
-
-
-def _allocate_file(file: int, size: int) -> None:
-    """Sets a file's length to ``size`` and reserves the disk space. Raises :class:`OSError` if the disk is too full.
-
-    A write to a memory map without reserved space would crash the process. Systems that cannot reserve space (macOS)
-    only set the length.
-    """
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
-    else:
-        os.ftruncate(file, size)
 
 
 class NearestRecords(NamedTuple):
@@ -210,8 +198,8 @@ def find_nearest_before(
         same: Records with equal numbers are known duplicates, and are not paired.
         progress: Called after each step.
     """
+    search = _NearSearch(hashes.whole, splits, same, np.full((2, len(splits)), _NONE, np.uint64))
     chosen = _select_distinct(same, splits, hashes.valid)
-    best = np.full((2, len(splits)), _NONE, np.uint64)
     count = 1 + hashes.windows.shape[1]
     for band in range(_BANDS):
         keys = _extract_band(hashes.whole[chosen], band)
@@ -221,71 +209,63 @@ def find_nearest_before(
             for first in range(0, len(chosen), _QUERIES):
                 asking = chosen[first : first + _QUERIES]
                 queries = hashes.whole[asking] if variant == 0 else np.asarray(hashes.windows[asking, variant - 1])
-                _search_bucket(
-                    hashes.whole, order, starts, asking, queries, _extract_band(queries, band), splits, same, best
-                )
+                keys = _extract_band(queries, band)
+                low, counts = starts[keys], np.minimum(starts[keys + 1] - starts[keys], _MOST_IN_A_BUCKET)
+                search.search_buckets(asking, queries, order, low, counts)
         progress(Progress("compare", (band + 1) * len(splits) // _BANDS, len(splits), 0))
-    within, across = (_unpack_nearest(row) for row in best)
+    within, across = (_unpack_nearest(row) for row in search.best)
     return within, across
 
 
-def _search_bucket(
-    whole: NDArray[np.uint64],
-    order: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    asking: NDArray[np.int64],
-    queries: NDArray[np.uint64],
-    keys: NDArray[np.int64],
-    splits: NDArray[np.int32],
-    same: NDArray[np.uint64],
-    best: NDArray[np.uint64],
-) -> None:
-    """Compares each query with the first 1,024 records in its bucket, ``order[starts[key] : starts[key + 1]]``.
+class _NearSearch(NamedTuple):
+    """The nearest earlier record of each record, as far as known.
 
-    Updates ``best`` with near records that are not known duplicates. Skips pairs whose first 64 bits differ too much.
+    Attributes:
+        whole: Hashes of all records.
+        splits: Number of each record's split.
+        same: Records with equal numbers are known duplicates.
+        best: Partner and bits of each record, see :func:`_unpack_nearest`: row 0 in its split, row 1 in another one.
     """
-    low = starts[keys]
-    counts = np.minimum(starts[keys + 1] - low, _MOST_IN_A_BUCKET)
-    ends = np.cumsum(counts)
-    row = 0
-    while row < len(asking):
-        before = int(ends[row - 1]) if row else 0
-        stop = max(row + 1, int(np.searchsorted(ends, before + _PAIRS, "right")))
-        some = counts[row:stop]
-        which = np.repeat(np.arange(row, stop), some)
-        offset = np.arange(len(which)) - np.repeat(ends[row:stop] - some - before, some)
-        there = order[low[which] + offset]
-        close = count_bits(queries[which, 0] ^ whole[there, 0]) <= _FIRST_WORD
-        close &= there != asking[which]
-        which, there = which[close], there[close]
-        bits = hamming_distances(queries[which], whole[there])
-        near = (bits <= THRESHOLD) & (same[asking[which]] != same[there])
-        _keep_nearest(best, asking[which[near]], there[near], bits[near], splits)
-        row = stop
 
+    whole: NDArray[np.uint64]
+    splits: NDArray[np.int32]
+    same: NDArray[np.uint64]
+    best: NDArray[np.uint64]
 
-def _keep_nearest(
-    best: NDArray[np.uint64],
-    one: NDArray[np.int64],
-    other: NDArray[np.int64],
-    bits: NDArray[np.int64],
-    splits: NDArray[np.int32],
-) -> None:
-    """Updates ``best``, the nearest earlier record of each record, with pairs of records.
-
-    Row 0 of ``best`` is for pairs within a split, row 1 for pairs across splits.
-    """
-    earlier, later = np.minimum(one, other), np.maximum(one, other)
-    values = (bits.astype(np.uint64) << _NUMBER_BITS) | earlier.astype(np.uint64)
-    np.minimum.at(best, ((splits[one] != splits[other]).astype(np.intp), later), values)
+    def search_buckets(
+        self,
+        asking: NDArray[np.int64],
+        queries: NDArray[np.uint64],
+        order: NDArray[np.int64],
+        low: NDArray[np.int64],
+        counts: NDArray[np.int64],
+    ) -> None:
+        """Compares each query with the records of its bucket, ``order[low : low + count]``, updates :attr:`best`."""
+        ends = np.cumsum(counts)
+        row = 0
+        while row < len(asking):
+            before = int(ends[row - 1]) if row else 0
+            stop = max(row + 1, int(np.searchsorted(ends, before + _PAIRS, "right")))
+            some = counts[row:stop]
+            which = np.repeat(np.arange(row, stop), some)
+            offset = np.arange(len(which)) - np.repeat(ends[row:stop] - some - before, some)
+            there = order[low[which] + offset]
+            # Skips pairs whose first 64 bits differ too much.
+            close = count_bits(queries[which, 0] ^ self.whole[there, 0]) <= _FIRST_WORD
+            close &= there != asking[which]
+            which, there = which[close], there[close]
+            bits = hamming_distances(queries[which], self.whole[there])
+            near = (bits <= THRESHOLD) & (self.same[asking[which]] != self.same[there])
+            one, other = asking[which[near]], there[near]
+            earlier, later = np.minimum(one, other), np.maximum(one, other)
+            values = (bits[near].astype(np.uint64) << _NUMBER_BITS) | earlier.astype(np.uint64)
+            across = (self.splits[one] != self.splits[other]).astype(np.intp)
+            np.minimum.at(self.best, (across, later), values)
+            row = stop
 
 
 def _unpack_nearest(best: NDArray[np.uint64]) -> NearestRecords:
-    """Unpacks a row of ``best`` into partners and bits.
-
-    The low 40 bits of each integer are the partner's record number, the higher ones the number of different bits. The
-    partner is -1 if there is none.
-    """
+    """Unpacks a row of ``best``: partners are in the low 40 bits of each integer, different bits above."""
     none = best == _NONE
     partners = (best & np.uint64((1 << int(_NUMBER_BITS)) - 1)).astype(np.int64)
     return NearestRecords(np.where(none, -1, partners), (best >> _NUMBER_BITS).astype(np.int64))
@@ -294,7 +274,7 @@ def _unpack_nearest(best: NDArray[np.uint64]) -> NearestRecords:
 def _select_distinct(
     same: NDArray[np.uint64], splits: NDArray[np.int32], valid: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Returns the ascending numbers of the valid records. Of equal images in a split, keeps only the first."""
+    """Returns the ascending numbers of the valid records; of equal images in a split, only the first."""
     chosen = np.flatnonzero(valid)
     order = chosen[np.lexsort((chosen, splits[chosen], same[chosen]))]
     again = (same[order][1:] == same[order][:-1]) & (splits[order][1:] == splits[order][:-1])
@@ -308,11 +288,7 @@ def _extract_band(hashes: NDArray[np.uint64], band: int) -> NDArray[np.int64]:
 
 
 def _describe_classes(column: Column, values: NDArray[np.int64]) -> str:
-    """Describes different class numbers: ``2 labels: ant, bee``. Names at most five classes.
-
-    For a column other than ``label``: ``2 classes of 'kind': big, small``. For lists: ``2 lists of classes in
-    'objects'``.
-    """
+    """Describes different class numbers, at most five by name: ``2 labels: ant, bee``."""
     if column.kind == "ragged":
         return f"{len(values)} lists of classes in {printable(column.name)!r}"
     named: Sequence[str] = column.classes or ()

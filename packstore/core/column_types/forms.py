@@ -28,20 +28,11 @@ Collation = Literal["stack", "rows", "objects", "planes", "images", "image_lists
 - ``image_lists``: lists of images are decoded, and become a list of lists.
 """
 
+_DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
 NUMPY_DTYPE: dict[str, np.dtype[Any]] = {
-    "bool": np.dtype("?"),
-    "int8": np.dtype("i1"),
-    "int16": np.dtype("<i2"),
-    "int32": np.dtype("<i4"),
-    "int64": np.dtype("<i8"),
-    "uint8": np.dtype("u1"),
-    "uint16": np.dtype("<u2"),
-    "uint32": np.dtype("<u4"),
-    "uint64": np.dtype("<u8"),
-    "float16": np.dtype("<f2"),
-    "bfloat16": np.dtype("<u2"),  # numpy has no bfloat16: its bit patterns
-    "float32": np.dtype("<f4"),
-    "float64": np.dtype("<f8"),
+    # numpy has no bfloat16: its bit patterns
+    name: np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
+    for name in _DTYPES.split()
 }
 """The numpy dtype of each dtype that a column may have. Stored values are little-endian."""
 ITEM_SIZE = {name: dtype.itemsize for name, dtype in NUMPY_DTYPE.items()}

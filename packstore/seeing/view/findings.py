@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from packstore.checking.reports import CheckReport
 from packstore.checking.store_check import StoreCheck
 from packstore.core.errors import UsageError, printable
+from packstore.core.findings import read_report
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
-from packstore.core.plainjson import load_json
 from packstore.core.progress import Progress
 from packstore.stores.base import Problem, Reader
 
@@ -138,14 +138,7 @@ def _load_report(path: Path, command: str, manifest: Manifest) -> Mapping[str, A
     report with the dataset digest of another store. Accepts a report without a digest.
     """
     shown = printable(str(path))
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{shown} is larger than any report: {path.stat().st_size} bytes")
-        report = load_json(path.read_bytes(), "is not JSON")
-    except OSError as error:
-        raise UsageError(f"{shown} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise UsageError(f"{shown} {error}; packstore {command} --json makes a report") from None
+    report = read_report(path, command, _MOST_BYTES)
     needed = "findings" if command == "audit" else "problems"
     if not isinstance(report, dict) or not isinstance(report.get(needed), list):
         raise UsageError(f"{shown} is not a report of packstore {command} --json: it has no list of {needed}")

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from packstore.core.arguments import check_bools
 from packstore.core.errors import UsageError
+from packstore.core.options import check_bools
 from packstore.training.arguments import refuse_class
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.in_place import InPlace, stable_repr

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.arguments import show_value, whole_number
 from packstore.core.errors import UsageError
+from packstore.core.options import show_value, whole_number
 from packstore.training.arguments import KnownArguments
 from packstore.training.random_draws import Draws
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from packstore.core.arguments import show_value
 from packstore.core.errors import UsageError
+from packstore.core.options import show_value
 from packstore.images.sniff import MAX_PIXELS
 from packstore.training.augment.base import SAMPLINGS, GeometricOperation, Size
 from packstore.training.random_draws import Array, Draws

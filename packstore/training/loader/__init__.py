@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from packstore.core.arguments import take_options, whole_number
 from packstore.core.errors import UsageError
-from packstore.core.options import describes, initializes
+from packstore.core.options import describes, initializes, take_options, whole_number
 from packstore.core.registry import notebook_html
 from packstore.images.engine import get_engine
 from packstore.training.arguments import unknown_argument

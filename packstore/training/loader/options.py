@@ -13,10 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset
 
-from packstore.core.arguments import show_value, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
-from packstore.core.options import argument, check_options, option
+from packstore.core.options import argument, check_options, option, show_value, whole_number
 from packstore.images.normalization import MeanAndStd
 from packstore.training.arguments import check_callables
 from packstore.training.augment.base import Step
