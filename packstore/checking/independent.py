@@ -86,7 +86,7 @@ def _count_files(files: Iterable[Path]) -> dict[str, int]:
         suffix = suffix_of(file.name)
         counts[suffix] += 1
         if suffix in _TABLES:
-            counts[ROWS] += _count_table_rows(file)
+            counts[ROWS] += int(importlib.import_module("pyarrow.parquet").read_metadata(file).num_rows)
         elif suffix in _ARRAYS:
             counts.update(_count_array_rows(file))
     return dict(counts)
@@ -140,12 +140,6 @@ def _open_decompressed(path: Path) -> Iterator[IO[bytes] | Any]:
 
             file = opened.enter_context(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
         yield file
-
-
-def _count_table_rows(file: Path) -> int:
-    """Reads the number of rows from a Parquet file's metadata."""
-    parquet = importlib.import_module("pyarrow.parquet")
-    return int(parquet.read_metadata(file).num_rows)
 
 
 def _count_array_rows(file: Path) -> dict[str, int]:

@@ -41,10 +41,7 @@ _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
 def repair_files(
     damaged: Path, source: Path, destination: Path, options: RepairOptions, progress: ProgressCallback
 ) -> RepairReport:
-    """Repairs a store on this machine into a new one at ``destination``. Writes nothing if nothing is damaged.
-
-    Raises the errors of :func:`repair`.
-    """
+    """Repairs a store on this machine into a new one at ``destination``. Writes nothing if nothing is damaged."""
     refuse_nested_paths(destination, damaged)
     refuse_nested_paths(destination, source)
     with _open_damaged(damaged) as reader:

@@ -63,9 +63,9 @@ class RepairArguments(RepairOptions):
 def repair(arguments: RepairArguments) -> RepairReport:
     """Writes an undamaged store from a damaged one and its source. ``damaged`` is only read, unless it is a URL.
 
-    The new store has the same format, encoding, splits and shards. If everything could be replaced, it has the bytes
-    that the damaged store had before it was damaged. Equal bytes need the same versions of the libraries that write
-    the format.
+    The new store has the same format, encoding, splits and shards. If everything could be replaced, it has the records
+    that the damaged store had before it was damaged, and their digests prove it. It also has the same bytes if one
+    conversion wrote the damaged store, with the same versions of the libraries that write the format.
 
     At a URL, damaged and missing shards are replaced in place, and must get exactly the bytes that they had. If
     ``source`` is a store with the same shard, the shard is copied. Other shards are rebuilt from their undamaged

@@ -87,21 +87,6 @@ class Batch(NamedTuple):
     entries: Sequence[Any] = ()
 
 
-@dataclass(frozen=True)
-class ImageChecks:
-    """Further checks of the images that :class:`StoreCheck` reads. The store is read only once for all checks.
-
-    Attributes:
-        check: Called in worker threads with a batch and its undamaged images, by record; yields the problems.
-        batch_records: Most records of a batch.
-        batches: Returns all records in the order of reading; None for the store's order.
-    """
-
-    check: Callable[[Batch, Mapping[int, Buffer]], Iterator[Problem]]
-    batch_records: int
-    batches: Callable[[], Iterator[Batch]] | None = None
-
-
 class _CheckedColumns(NamedTuple):
     """Result of checking the columns of one file.
 
@@ -127,7 +112,9 @@ class StoreCheck:
         quick: Read no images and no large columns.
         workers: Threads.
         progress: Called after each batch of records.
-        image_checks: Further checks of each image.
+        check_images: Makes further checks of images: called in worker threads with a batch and its undamaged images, by
+            record; yields the problems. The store is read only once for all checks.
+        batches: Returns all records in the order of reading. None for the store's order, file by file.
         report: The report to add to.
     """
 
@@ -136,7 +123,8 @@ class StoreCheck:
     quick: bool = False
     workers: int = 1
     progress: ProgressCallback = no_progress
-    image_checks: ImageChecks | None = None
+    check_images: Callable[[Batch, Mapping[int, Buffer]], Iterator[Problem]] | None = None
+    batches: Callable[[], Iterator[Batch]] | None = None
     report: CheckReport = field(default_factory=CheckReport)
     _read: int = 0  # records whose images were read
 
@@ -155,7 +143,7 @@ class StoreCheck:
             self._check_surplus_files()
         self.progress(Progress("verify", 0, len(reader), 0))
         reached = 0
-        batches = None if self.image_checks is None else self.image_checks.batches
+        batches = self.batches
         checked: list[_CheckedColumns] = []
         for file in () if remote and self.quick else open_files(reader):
             reached += len(file.reader)
@@ -281,15 +269,15 @@ class StoreCheck:
 
     def _batch_file(self, file: StoreFile) -> Iterator[Batch]:
         """Yields the records of one file in batches, with their numbers in the store."""
-        checks = self.image_checks
-        for batch in record_batches(file.reader, _BATCH_RECORDS if checks is None else checks.batch_records):
+        most = _BATCH_RECORDS if self.check_images is None else COMPARED_RECORDS
+        for batch in record_batches(file.reader, most):
             yield Batch(range(file.start + batch.start, file.start + batch.stop))
 
     def _check_images(
         self, reader: Reader, batches: Iterable[Batch], files: Sequence[_CheckedColumns]
     ) -> list[dict[int, Comparison]]:
         """Reads each image once, in threads; returns for each of ``files`` the images that differ from checksums."""
-        checks, report = self.image_checks, self.report
+        check_further, report = self.check_images, self.report
         starts = [columns.file.start for columns in files]
         first = 0 if reader is self.reader else starts[0]
 
@@ -298,7 +286,7 @@ class StoreCheck:
             for record in batch.records:
                 columns = files[bisect_right(starts, record) - 1]
                 expected = None if columns.checksums is None else int(columns.checksums[record - columns.file.start])
-                if expected is None and checks is None:
+                if expected is None and check_further is None:
                     continue  # nothing proves the image
                 try:
                     data = reader.view(record - first)
@@ -310,9 +298,10 @@ class StoreCheck:
                 found = image_checksum(data)
                 if expected is not None and found != expected:
                     differing[record] = Comparison(found, expected)
-                elif checks is not None:
+                elif check_further is not None:
                     undamaged[record] = data
-            return len(batch.records), nbytes, differing, [] if checks is None else [*checks.check(batch, undamaged)]
+            problems = [] if check_further is None else [*check_further(batch, undamaged)]
+            return len(batch.records), nbytes, differing, problems
 
         by_file: list[dict[int, Comparison]] = [{} for _ in files]
         for count, nbytes, differing, problems in ordered_map(check, batches, self.workers):

@@ -10,11 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from packstore.checking.options import VerifyOptions
 from packstore.checking.reports import MOST_LISTED, CheckReport, VerifyReport, try_key
-from packstore.checking.store_check import COMPARED_RECORDS, Batch, ImageChecks, StoreCheck, ValueGetter, decode_files
+from packstore.checking.store_check import Batch, StoreCheck, ValueGetter, decode_files
 from packstore.core.column import SEEK_INDEX, Column, find_file_columns
 from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
@@ -25,7 +23,7 @@ from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import find_bridge, location
 from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
-from packstore.stores.keys import find_duplicates
+from packstore.stores.keys import list_double_keys
 from packstore.stores.opening import read_manifest
 from packstore.stores.places import place_of
 
@@ -142,13 +140,13 @@ class _Verification:
         batches = None if comparison is None or comparison.has_same_shards() else comparison.batch_records
         for difference in () if comparison is None else comparison.compare_summaries():
             report.add(difference)
-        checks = ImageChecks(self.check_images, COMPARED_RECORDS, batches) if self.decoders or batches else None
         StoreCheck(
             self.reader,
             quick=options.quick,
             workers=options.workers or default_workers(),
             progress=self.progress,
-            image_checks=checks,
+            check_images=self.check_images if self.decoders or batches else None,
+            batches=batches,
             report=report,
         ).run()
         doubles = self.report_double_keys()
@@ -186,15 +184,11 @@ class _Verification:
 
     def report_double_keys(self) -> int:
         """Adds a problem for each record with the key of an earlier record; returns their number."""
-        digests, problems = self.report.key_digests, self.report.problems
-        if not digests:
-            return 0
-        numbers = np.concatenate([np.arange(start, start + len(some)) for start, some in digests.items()])
-        again, firsts = find_duplicates(np.concatenate([*digests.values()]))
-        for record, first in zip(numbers[again].tolist(), numbers[firsts].tolist(), strict=True):
-            key = try_key(self.reader, record) if len(problems.kept) < MOST_LISTED else None
+        double = list_double_keys(self.report.key_digests)
+        for record, first in double:
+            key = try_key(self.reader, record) if len(self.report.problems.kept) < MOST_LISTED else None
             self.report.add(Problem(f"record {first} has the same key", record, key), always=True)
-        return len(again)
+        return len(double)
 
     def make_decoder(self, column: Column) -> Decoder:
         """Makes the decoder for a column's image files, which decodes them to the column's mode."""

@@ -35,6 +35,9 @@ class Agent:
     """A process that makes the requests of this forked one, with connections to it. Creating one starts the process.
 
     Safe to use from several threads.
+
+    Attributes:
+        process: The process.
     """
 
     def __init__(self) -> None:
@@ -44,18 +47,13 @@ class Agent:
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with other:
             serve = f"from packstore.objects.agent import serve_requests; serve_requests({other.fileno()})"
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", serve],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 start_new_session=True,  # Ctrl-C reaches only its parent, which ends it
             )
-
-    @property
-    def process_id(self) -> int:
-        """Process id of the agent."""
-        return self._process.pid
 
     def call(self, location: ParsedUrl, method: str, *arguments: Any, **keywords: Any) -> Any:
         """Calls a method of :class:`Direct` in the agent. Returns its result or raises its error.
@@ -78,7 +76,7 @@ class Agent:
         self._control.close()
         for connection in self._free:
             connection.close()
-        self._process.returncode = 0  # keeps Popen from waiting for the parent's child
+        self.process.returncode = 0  # keeps Popen from waiting for the parent's child
 
     def close(self) -> None:
         """Closes the sockets, which ends the agent, and waits for its end.
@@ -88,7 +86,7 @@ class Agent:
         self._control.close()
         for connection in self._free:
             connection.close()
-        self._process.wait(10)
+        self.process.wait(10)
 
     @contextlib.contextmanager
     def _borrow_connection(self) -> Iterator[Connection]:

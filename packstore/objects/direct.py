@@ -69,19 +69,16 @@ class Direct:
             if start == stop:
                 return b""
             if stop is not None and not start and self.location.scheme in ("http", "https"):
-                return self._read_beginning(name, stop)
+                # Not every HTTP server supports range requests.
+                data = bytearray()
+                for piece in self.stream(name):
+                    data += piece
+                    if len(data) >= stop:
+                        break
+                return bytes(data[:stop])
             if stop is None:
                 return bytes(self._client.get(path, options={"range": {"offset": start}}).bytes())
             return bytes(self._client.get_range(path, start=start, end=stop))
-
-    def _read_beginning(self, name: str, stop: int) -> bytes:
-        """Reads the first ``stop`` bytes without a range request, which not every HTTP server supports."""
-        data = bytearray()
-        for piece in self.stream(name):
-            data += piece
-            if len(data) >= stop:
-                break
-        return bytes(data[:stop])
 
     def read(self, name: str) -> tuple[ObjectInfo, bytes]:
         """Returns an object's facts and all its bytes, with one request. Raises :class:`MissingObjectError`."""
@@ -226,7 +223,8 @@ class Direct:
         """Creates an object by an upload in parts; returns True, or None if it exists already."""
         from obstore.exceptions import AlreadyExistsError
 
-        if self._exists(name):
+        with suppress(MissingObjectError):
+            self.head(name)
             return None
         self._probe_conditional_writes("copy")
         # An upload in parts may overwrite. So the parts go to a temporary object, which is copied to the name if that
@@ -287,14 +285,6 @@ class Direct:
             raise UsageError(
                 f"{self.location.display_url()} is read only: {self.location.scheme}:// stores are not written"
             )
-
-    def _exists(self, name: str) -> bool:
-        """Requests an object's facts to return whether it exists."""
-        try:
-            self.head(name)
-        except MissingObjectError:
-            return False
-        return True
 
     def _is_same(self, name: str, data: bytes | Path, nbytes: int) -> bool:
         """Reads the object and returns whether its content is ``data``, bytes or a file."""

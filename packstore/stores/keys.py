@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -70,23 +70,21 @@ def digest_keys(keys: Iterable[bytes | memoryview], count: int) -> NDArray[np.ui
     return np.frombuffer(b"".join(map(xxh3_128_digest, keys)), ">u8").astype(np.uint64).reshape(count, 2)
 
 
-def find_duplicates(digests: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Finds records whose key an earlier record has already.
+def list_double_keys(digests: Mapping[int, NDArray[np.uint64]]) -> list[tuple[int, int]]:
+    """Lists the records with the key of an earlier record, and for each the first record with that key.
 
-    Args:
-        digests: ``(N, 2)``, from :func:`digest_keys`.
-
-    Returns:
-        Numbers of these records, ``int64`` ascending, and for each the first record with the same key.
+    ``digests``: those of :func:`digest_keys` for some ranges of records, by the first record of the range.
     """
-    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal digests stay in the order of records
-    ordered = digests[order]
+    if not digests:
+        return []
+    numbers = np.concatenate([np.arange(start, start + len(some)) for start, some in digests.items()])
+    rows = np.concatenate([*digests.values()])
+    order = np.lexsort((rows[:, 1], rows[:, 0]))  # stable: equal digests stay in the order of records
+    ordered = rows[order]
     again = np.zeros(len(order), np.bool_)
     again[1:] = (ordered[1:] == ordered[:-1]).all(axis=1)
     firsts = order[~again][np.cumsum(~again)[again] - 1]
-    records = order[again]
-    ascending = np.argsort(records)
-    return records[ascending], firsts[ascending]
+    return sorted(zip(numbers[order[again]].tolist(), numbers[firsts].tolist(), strict=True))
 
 
 def take_first_and_count(keys: Iterable[str], count: int = 3) -> tuple[list[str], int]:

@@ -485,7 +485,7 @@ def test_select_takes_out_what_an_audit_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_report_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_a_report_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = pack(tmp_path, {f"a/{n}.png": encoded(scene(n, 9, 9)) for n in range(3)})
     report = tmp_path / "audit.json"
     good = json.loads(packstore.audit(store).to_json())
@@ -510,4 +510,7 @@ def test_a_report_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         packstore.select(store, tmp_path / "y.lmdb", drop=report, drop_kinds=["leak"])
     with pytest.raises(UsageError, match="give its report, too, as drop"):
         packstore.select(store, tmp_path / "y.lmdb", drop_kinds=["leakage"])
+    monkeypatch.setattr("packstore.core.findings._MOST_BYTES", 100)
+    with pytest.raises(UsageError, match=r"^\S+audit\.json is larger than any report: "):
+        packstore.select(store, tmp_path / "y.lmdb", drop=report)
     assert not (tmp_path / "y.lmdb").exists()

@@ -84,7 +84,7 @@ def test_forked_children_of_forked_ones(store: ObjectStore) -> None:
 def test_an_agent_ends_with_its_parent(store: ObjectStore) -> None:
     def work() -> int:
         store.get("a")
-        return get_agent_if_forked().process_id
+        return get_agent_if_forked().process.pid
 
     number = int(forked(work))
     until = time.monotonic() + SECONDS
@@ -99,7 +99,7 @@ def test_an_agent_ends_with_its_parent(store: ObjectStore) -> None:
 @pytest.mark.slow
 def test_a_killed_agent_is_said_in_one_line_and_replaced(store: ObjectStore) -> None:
     def kill_agent() -> None:
-        number = get_agent_if_forked().process_id
+        number = get_agent_if_forked().process.pid
         os.kill(number, signal.SIGKILL)
         os.waitid(os.P_PID, number, os.WEXITED | os.WNOWAIT)
         with pytest.raises(RemoteError, match="the process that fetches for this forked one has ended"):

@@ -40,7 +40,7 @@ from packstore.images.perceptual import CROPS
 from packstore.images.reading import Reading
 from packstore.stores import open_store, with_checksums
 from packstore.stores.base import Reader
-from packstore.stores.keys import digest_keys, find_duplicates
+from packstore.stores.keys import digest_keys, list_double_keys
 
 _RECORDS = 1 << 14
 _AT_ONCE = 128
@@ -169,8 +169,7 @@ class RecordTable:
         self.checksums = np.zeros(count, np.uint64)
         self.there = np.zeros(count, np.bool_)
         classes = [ClassNumbers(column, np.full(count, -1, np.int64)) for column in _list_class_columns(manifest)]
-        digests = np.zeros((count, 2), np.uint64)
-        keyed = np.zeros(count, np.bool_)
+        digests: dict[int, NDArray[np.uint64]] = {}
         known = 0
         for file in open_files(reader):
             rows = slice(file.start, file.start + len(file.reader))
@@ -178,16 +177,13 @@ class RecordTable:
             try:
                 self.checksums[rows] = file.reader.fixed_column("checksum")
                 self.there[rows] = True
-                digests[rows] = digest_keys(file.reader.ragged_column("key"), len(file.reader))
-                keyed[rows] = True
+                digests[file.start] = digest_keys(file.reader.ragged_column("key"), len(file.reader))
                 for column, values in classes:
                     numbers = _read_classes if column.kind == "fixed" else _read_class_lists
                     values[rows] = numbers(file.reader, column, file.start, collector)
             except StoreError as error:
                 collector.add("damaged", f"{file.name or 'the store'}: {error}")
-        known_keys = np.flatnonzero(keyed)
-        again, firsts = find_duplicates(digests[keyed])
-        for record, first in zip(known_keys[again].tolist(), known_keys[firsts].tolist(), strict=True):
+        for record, first in list_double_keys(digests):
             collector.add("double_key", "one key", [first, record], [record])
         if known < count:
             collector.add(

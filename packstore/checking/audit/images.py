@@ -143,7 +143,8 @@ class ImageInspector:
             small[row] = shrink_to_side(shown)
             self._check_values(image, seen)
             detailed[row] = not self._check_pixels(image, shown, small[row], seen)
-            self.greys[record] = detailed[row] and _is_grey(small[row])
+            spread = small[row].max(2) - small[row].min(2)  # between the channels of a pixel
+            self.greys[record] = detailed[row] and int(spread.max()) <= _GREY
             for mask in self._masks:
                 self._check_mask(mask, record, image.shape[:2], seen)
             for column, decoder in self._further:
@@ -270,11 +271,6 @@ class ImageInspector:
         header = read_mask_header(data, self._decoder.max_pixels)
         wanted = self._options.mask_classes is not None
         return (header.height, header.width), decode_mask(data, header) if wanted else None
-
-
-def _is_grey(image: NDArray[np.uint8]) -> bool:
-    """Tells if the three channels of each pixel are nearly equal."""
-    return int((image.max(2) - image.min(2)).max()) <= _GREY
 
 
 def _value_range(image: NDArray[np.uint8]) -> int:
