@@ -65,7 +65,7 @@ CASES |= INDEXED
 
 DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
     "dataset to lmdb": (".lmdb", {"encoding": "original"}),
-    "dataset to hdf5 shards": (".h5", {"encoding": "original", "shard_size": 20_000}),
+    "dataset to hdf5 shards": (".h5", {"encoding": "original", "shard_size": 80_000}),
     "dataset to pth": (".pth", {"encoding": "uint8"}),
 }
 """Conversions of the same images as samples with masks, boxes and text: suffix of the destination, and options."""
@@ -73,7 +73,7 @@ CASES |= DATASETS
 
 ARRAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "arrays to lmdb": (".lmdb", {"encoding": "uint8"}),
-    "arrays to hdf5 shards": (".h5", {"encoding": "float16", "shard_size": 20_000}),
+    "arrays to hdf5 shards": (".h5", {"encoding": "float16", "shard_size": 80_000}),
     "arrays to pth": (".pth", {"encoding": "float16"}),
 }
 """Conversions of the same images as arrays, with classes that are declared: suffix of the destination, and options."""
