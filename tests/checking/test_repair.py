@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +77,33 @@ def test_the_repaired_store_is_the_original(
     assert content(tmp_path / "again") == content(good)
 
 
-@pytest.mark.slow
-@examples(12)
-@given(data=st.data())
-def test_any_damage_that_opens_is_repaired_or_refused(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    """Round trip: what is written is the original or nothing, whatever bytes are changed."""
-    suffix = data.draw(st.sampled_from(SUFFIXES))
+@pytest.fixture(scope="module")
+def make_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Packs four images, which are beside the store in ``photos``. Each suffix and encoding is packed once."""
     root = tmp_path_factory.mktemp("any")
     for number in range(4):
         write_image(root / "photos" / "ant" / f"{number}.png", 5, 6, number)
-    good, bad = root / f"good.{suffix}", root / f"bad.{suffix}"
-    packstore.convert(root / "photos", good, encoding=data.draw(st.sampled_from(["original", "uint8"])))
+
+    @cache
+    def make(suffix: str, encoding: str) -> Path:
+        store = root / f"{encoding}.{suffix}"
+        packstore.convert(root / "photos", store, encoding=encoding)
+        return store
+
+    return make
+
+
+@pytest.mark.slow
+@examples(12)
+@given(data=st.data())
+def test_any_damage_that_opens_is_repaired_or_refused(
+    make_store: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, data: Any
+) -> None:
+    """Round trip: what is written is the original or nothing, whatever bytes are changed."""
+    suffix = data.draw(st.sampled_from(SUFFIXES))
+    good = make_store(suffix, data.draw(st.sampled_from(["original", "uint8"])))
+    root = tmp_path_factory.mktemp("bad")
+    bad, photos = root / f"bad.{suffix}", good.parent / "photos"
     shutil.copytree(good, bad) if good.is_dir() else shutil.copy(good, bad)
     file = bad / "data.mdb" if bad.is_dir() else bad
     raw = bytearray(file.read_bytes())
@@ -95,7 +112,7 @@ def test_any_damage_that_opens_is_repaired_or_refused(tmp_path_factory: pytest.T
         raw[rng.randrange(len(raw))] ^= rng.randrange(1, 256)
     file.write_bytes(raw)
     try:
-        report = packstore.repair(bad, root / "photos", root / "fixed")
+        report = packstore.repair(bad, photos, root / "fixed")
     except StoreError:
         assert not (root / "fixed").exists()
         return

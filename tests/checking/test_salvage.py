@@ -7,6 +7,8 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -197,20 +199,34 @@ def test_damaged_records_are_left_out_and_listed(source: Path, tmp_path: Path, s
     assert not again.complete
 
 
-@pytest.mark.slow
-@examples(12)
-@given(data=st.data())
-def test_nothing_wrong_gets_in(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
-    """Whatever is destroyed, what is saved is what was there, and every record is saved or missed."""
-    suffix = data.draw(st.sampled_from(SUFFIXES))
+@pytest.fixture(scope="module")
+def make_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Packs five images. Each suffix, encoding and size of shards is packed once."""
     root = tmp_path_factory.mktemp("any")
     for number in range(5):
         write_image(root / "photos" / ("ant", "bee")[number % 2] / f"{number}.png", 24, 25, number)
-    store = root / f"a.{suffix}"
+
+    @cache
+    def make(suffix: str, encoding: str, shard_size: int | None) -> Path:
+        store = root / f"{encoding}-{shard_size}.{suffix}"
+        packstore.convert(root / "photos", store, encoding=encoding, shard_size=shard_size)
+        return store
+
+    return make
+
+
+@pytest.mark.slow
+@examples(12)
+@given(data=st.data())
+def test_nothing_wrong_gets_in(
+    make_store: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, data: Any
+) -> None:
+    """Whatever is destroyed, what is saved is what was there, and every record is saved or missed."""
+    suffix = data.draw(st.sampled_from(SUFFIXES))
     encoding = data.draw(st.sampled_from(["original", "uint8"]))
-    shards = data.draw(st.sampled_from([None, 3000]))
-    packstore.convert(root / "photos", store, encoding=encoding, shard_size=shards)
-    good = held(store)
+    whole = make_store(suffix, encoding, data.draw(st.sampled_from([None, 3000])))
+    root = tmp_path_factory.mktemp("bad")
+    good, store = held(whole), copy(whole, root / f"a.{suffix}")
     rng = random.Random(data.draw(st.integers(0, 2**32)))
     files = [p for p in ([store] if store.is_file() else sorted(store.rglob("*"))) if p.is_file()]
     for _ in range(data.draw(st.integers(1, 3))):
