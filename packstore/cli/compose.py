@@ -142,7 +142,11 @@ def plan_rows(plan: Composition, duplicates: int = 0) -> Rows:
     _add_moves(rows, "moved", plan.moved)
     _add_classes(rows, plan.columns)
     linked, copied = plan.linked_shard_count, plan.copied_count
-    rows.add("reused", f"{pluralize(linked, 'shard')} with {pluralize(plan.linked_count, 'record')}", linked=linked)
+    rows.add(
+        "reused",
+        f"{pluralize(linked, 'shard')} with {pluralize(plan.records - plan.copied_count, 'record')}",
+        linked=linked,
+    )
     size = plan.estimate_bytes
     rows.add("copied", f"{pluralize(copied, 'record')}, about {human_bytes(size)}", copied=copied, estimate_bytes=size)
     rows.add("duplicates", *if_any(duplicates, "record", " left out"), duplicates=duplicates)

@@ -11,8 +11,6 @@ from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from packstore.core.errors import DestinationError, printable
 from packstore.core.files import check_paths, check_space, refuse_empty
 from packstore.core.manifest import Manifest, Skipped
@@ -20,7 +18,7 @@ from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.urls import location
 from packstore.packing.append_plan import AppendPlan, new_classes, plan_append, read_request
-from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, sum_columns
+from packstore.packing.composing import Composition, LinkedShards, copy_shards, sum_columns
 from packstore.packing.conversion import run_plan
 from packstore.packing.options import AppendOptions
 from packstore.packing.plan import Plan
@@ -52,12 +50,12 @@ class AppendReport:
 
     store: Path
     manifest: Manifest
-    added: Mapping[str, int]
-    duplicates: int
-    skipped: tuple[Skipped, ...]
-    linked: int
-    rewritten: int
-    seconds: float
+    added: Mapping[str, int] = field(default_factory=dict)
+    duplicates: int = 0
+    skipped: tuple[Skipped, ...] = ()
+    linked: int = 0
+    rewritten: int = 0
+    seconds: float = 0
     new_classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -88,7 +86,7 @@ class AppendArguments(AppendOptions):
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """Shards to add to a store, with the samples that were left out as bad when they were packed."""
+    """Shards to add to a store, with the samples that were left out as bad when this run packed them."""
 
     shards: LinkedShards
     skipped: tuple[Skipped, ...]
@@ -122,15 +120,15 @@ def append_source(
 ) -> AppendReport:
     """Runs :func:`append` with its options: plans, packs and publishes. Resumes an interrupted run.
 
-    If an interrupted run of the same request had published, returns a report without new records. If this run fails on
-    a local store, the work directory keeps its packed records for the next run. At a URL, plans again if others publish
-    first. ``started``: ``time.monotonic`` at the start; None for now.
+    If an interrupted run of the same request had published, returns a report without new records. If this run fails,
+    its work directory keeps the packed records for the next run. At a URL, plans again if others publish first.
+    ``started``: ``time.monotonic`` at the start; None for now.
     """
     started = time.monotonic() if started is None else started
     with place_of(store).grow() as growth:
         finished = growth.find_finished(lambda: read_request(source, options, store))
         if finished is not None:
-            return AppendReport(store, finished, {}, 0, (), 0, 0, time.monotonic() - started)
+            return AppendReport(store, finished, seconds=time.monotonic() - started)
         before: tuple[AppendPlan, _Added | None] | None = None
         for _ in range(growth.tries):
             manifest = growth.read_manifest()
@@ -167,12 +165,13 @@ def _make_shards(plan: AppendPlan, growth: Growth, progress: ProgressCallback) -
     """Converts samples to new shards, copies records to new shards, or takes the shards to link. Returns None if
     nothing is added.
 
-    First deletes what an interrupted run left; warns if that run had packed all samples.
+    Takes over the samples that an interrupted run had packed, or deletes what it left, with a warning.
     """
     addition, path = plan.addition, growth.added
     remove_unfinished(growth.kept)
-    if os.path.lexists(path):
-        if isinstance(addition, Plan):
+    converts = isinstance(addition, Plan)
+    if os.path.lexists(path) and not (converts and place_of(path).was_killed_after_publishing()):
+        if converts:
             _log.warning("starting afresh: an interrupted run had packed all samples, and not put them into the store")
         remove_unfinished(path)
     if addition is None:
@@ -191,7 +190,7 @@ def _publish(
     """Adds shards to the store, publishes it, and returns the report. Without shards, publishes nothing."""
     manifest, store = plan.manifest, plan.store
     if added is None:
-        return AppendReport(store, manifest, {}, plan.duplicates, (), 0, 0, time.monotonic() - started)
+        return AppendReport(store, manifest, duplicates=plan.duplicates, seconds=time.monotonic() - started)
     parts, rewritten = _join_shards(plan, growth.list_shards(), added.shards.parts, growth.kept, progress)
     grown = _build_manifest(plan, parts, added)
     progress(Progress("publish", 0, 1, 0))
@@ -221,18 +220,18 @@ def _join_shards(
     ``path``. Also returns the number of rewritten records.
     """
     order = [split.name for split in plan.manifest.splits]
-    parts, rewritten = _add_shards(own, added).group_by_split(order), 0
+
+    def join(own: ShardList) -> ShardList | None:
+        first = _next_number(own)
+        renumbered = added.renumber(range(first, first + len(added)))
+        return ShardList.join(own, renumbered).group_by_split(order)
+
+    parts, rewritten = join(own), 0
     if parts is None:
         own, rewritten = _rewrite_mixed_shards(plan, own, path, progress)
-        parts = _add_shards(own, added).group_by_split(order)
+        parts = join(own)
         assert parts is not None
     return parts, rewritten
-
-
-def _add_shards(own: ShardList, added: ShardList) -> ShardList:
-    """Joins two lists; the added shards get the next numbers."""
-    first = _next_number(own)
-    return ShardList.join(own, added.renumber(range(first, first + len(added))))
 
 
 def _next_number(shards: ShardList) -> int:
@@ -251,17 +250,8 @@ def _rewrite_mixed_shards(
     with open_reader(plan.store) as reader:
         if reader.manifest.digest != manifest.digest:
             raise LostRaceError(f"{printable(str(plan.store))} was changed by somebody else meanwhile; append again")
-        pieces: list[Piece] = []
-        start = 0
-        for number, runs in enumerate(own.runs):
-            if len(runs) == 1:
-                pieces.append(LinkedShards(own.take_shards([number]), None, manifest))
-            for name, count in runs:
-                if len(runs) > 1:
-                    pieces.append(CopiedRecords(reader, np.arange(start, start + count), name, cut=True))
-                start += count
         base = replace(manifest, options=drop_record_counts(manifest), skipped=())
-        composition = Composition(plan.store, base, manifest.columns, tuple(pieces), True, None, False)
+        composition = Composition(plan.store, base, manifest.columns, copy_shards(reader, own))
         parts, _ = composition.make_shards(path, progress, _next_number(own))
     return parts, composition.copied_count
 
@@ -284,6 +274,6 @@ def _build_manifest(plan: AppendPlan, parts: ShardList, added: _Added) -> Manife
         parts,
         sum_columns(plan.columns, [added.shards], [manifest]),
         options=options,
-        skipped=(*manifest.skipped, *added.skipped),
+        skipped=(*manifest.skipped, *other.skipped),  # of this run, and of a source that is a store
         versions={name: ", ".join(known) for name, known in versions.items()},
     )

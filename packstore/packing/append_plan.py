@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import numpy as np
 from packstore.core.column import CROWD, SEEK_INDEX
 from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
-from packstore.core.modes import is_reading_option
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.shards import TABLE_ROW
 from packstore.images.reading import OF_SOURCES, Reading
@@ -28,9 +27,14 @@ from packstore.packing.composing import (
     largest_shard_bytes,
     list_linkable_shards,
 )
-from packstore.packing.options import AppendOptions, ConvertOptions
+from packstore.packing.options import AppendOptions, ConvertOptions, ReadingOptions
 from packstore.packing.plan import Plan, plan_source
-from packstore.packing.recorded_options import drop_record_counts, options_to_record, restore_encode_options
+from packstore.packing.recorded_options import (
+    drop_record_counts,
+    options_to_record,
+    read_column_answers,
+    restore_encode_options,
+)
 from packstore.packing.run import Run
 from packstore.sources import add_source_to_questions, ask_about_left, recorded_companions, take_frames
 from packstore.sources.base import Source, Survey
@@ -110,7 +114,12 @@ def plan_append(
         beside = Path(tempfile.gettempdir()) if place_of(store).remote else store.parent
         place = beside / f".{store.name}.added" if place is None else place
         if options.on_duplicate != "unchecked":
-            _leave_out_duplicates(plan, place, progress)
+            with open_reader(store) as reader:
+                keys = added.find_duplicates(reader)
+                if keys and options.on_duplicate == "raise":
+                    same = count_identical_samples(reader, _plan_conversion(plan, place, progress), keys, progress)
+                    raise _make_duplicates_error(plan, keys, same)
+            added.left_out = frozenset(keys)
         rest = added.survey()
         plan = replace(plan, added=rest.splits, duplicates=survey.records - rest.records)
         if not rest.records:
@@ -128,17 +137,6 @@ def plan_append(
     except BaseException:
         opened.close()
         raise
-
-
-def _leave_out_duplicates(plan: AppendPlan, place: Path, progress: ProgressCallback) -> None:
-    """Makes the source leave out the samples whose keys the store has; raises :class:`SourceError` for them unless
-    they are to be skipped."""
-    with open_reader(plan.store) as reader:
-        keys = plan.source.find_duplicates(reader)
-        if keys and plan.options.on_duplicate == "raise":
-            same = count_identical_samples(reader, _plan_conversion(plan, place, progress), keys, progress)
-            raise _make_duplicates_error(plan, keys, same)
-    plan.source.left_out = frozenset(keys)
 
 
 def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> Source:
@@ -304,8 +302,7 @@ def _link_shards(plan: AppendPlan, reader: Reader) -> Composition | None:
     own = ShardList(np.zeros(len(names), TABLE_ROW), [""] * len(names), [((name, 1),) for name in names])
     if ShardList.join(own, added).group_by_split(names) is None:
         return None
-    pieces = (LinkedShards(added, None, reader.manifest),)
-    return Composition(plan.store, reader.manifest, plan.columns, pieces, True, None, False)
+    return Composition(plan.store, reader.manifest, plan.columns, [LinkedShards(added, None, reader.manifest)])
 
 
 def _copy_records(plan: AppendPlan, reader: Reader) -> Composition:
@@ -316,12 +313,12 @@ def _copy_records(plan: AppendPlan, reader: Reader) -> Composition:
     pieces = [
         copy_split(reader, name, plan.source.split_of(name), plan.columns, plan.source.left_out) for name in names
     ]
-    # Nobody has counted a part of the records.
-    options = other.options if sum(piece.count for piece in pieces) == other.records else drop_record_counts(other)
-    base = replace(other, format=plan.manifest.format, options=options, skipped=())
+    base = replace(other, format=plan.manifest.format)
+    if sum(piece.count for piece in pieces) != other.records:  # nobody has counted a part of the records
+        base = replace(base, options=drop_record_counts(other), skipped=())
     links = partial(read_link_values, folder=relative_link_folder(plan.manifest, plan.store))
     size = _max_shard_bytes(plan)
-    return Composition(plan.store, base, plan.columns, tuple(pieces), True, size, False, links=links)
+    return Composition(plan.store, base, plan.columns, pieces, shard_size=size, links=links)
 
 
 def _make_duplicates_error(plan: AppendPlan, keys: set[str], same: int) -> SourceError:
@@ -343,7 +340,8 @@ def _plan_conversion(plan: AppendPlan, destination: Path, progress: ProgressCall
     """Plans the conversion of samples to new shards."""
     conversion = plan_source(plan.source, destination, _make_convert_options(plan), progress)
     _refuse_other_columns(plan, conversion)
-    return replace(conversion, relative_link_folder=relative_link_folder(plan.manifest, plan.store))
+    # The records are lost only when they are in the store.
+    return replace(conversion, relative_link_folder=relative_link_folder(plan.manifest, plan.store), keeps_receipt=True)
 
 
 def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
@@ -369,32 +367,30 @@ def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
             "exif_transpose": encode.exif_transpose,
         }  # fmt: skip
     answered = Reading.restore(None, manifest.options)
+    given = {each.name: getattr(options, each.name) for each in fields(ReadingOptions)} | {
+        "depth": options.depth or answered.depth,
+        "alpha": options.alpha or answered.alpha,
+        "frames": options.frames if options.frames is not None else answered.frames,
+        "pixels": options.pixels or ("pillow" if answered.by_pillow else None),
+        "shard_size": _max_shard_bytes(plan),
+    }
     return ConvertOptions(
         encoding=manifest.encoding,
         format=manifest.format,
-        shard_size=_max_shard_bytes(plan),
-        check=options.check,
-        on_error=options.on_error,
         restart=options.restart,
-        workers=options.workers,
-        decoder=options.decoder,
+        overwrite=True,  # of what another append has packed
         max_pixels=options.max_pixels,
         index=manifest.has_column(SEEK_INDEX.name),
         link=manifest.is_linked,
         mode=manifest.image.pixels.name,
-        depth=options.depth or answered.depth,
-        alpha=options.alpha or answered.alpha,
-        frames=options.frames if options.frames is not None else answered.frames,
-        pixels=options.pixels or ("pillow" if answered.by_pillow else None),
-        annotation_frame=options.annotation_frame,
         columns=_collect_column_answers(plan),
-        **shape,
+        **given | shape,
     )
 
 
 def _collect_column_answers(plan: AppendPlan) -> tuple[str, ...]:
     """Returns the options of single columns, as ``COLUMN.NAME=VALUE``. This append's options replace the store's."""
-    recorded = {name: value for name, value in plan.manifest.options.items() if "." in name and is_reading_option(name)}
+    recorded = read_column_answers(plan.manifest)
     given = plan.options.column_answers.items()
     own = {f"{column}.{name}": value for column, answers in given for name, value in answers.items()}
     return tuple(f"{name}={value}" for name, value in (recorded | own).items())

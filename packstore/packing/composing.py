@@ -25,6 +25,7 @@ from packstore.stores.builder.assembly import (
     ShardList,
     build_sharded_manifest,
     link_shards,
+    list_runs,
     list_shards,
     write_manifest_and_table,
 )
@@ -119,10 +120,10 @@ class Composition:
     destination: Path
     base: Manifest
     columns: tuple[Column, ...]
-    pieces: tuple[Piece, ...]
-    sharded: bool
-    shard_size: int | None
-    overwrite: bool
+    pieces: Sequence[Piece]
+    sharded: bool = True
+    shard_size: int | None = None
+    overwrite: bool = False
     moved: Mapping[tuple[str, str], int] = field(default_factory=dict)
     links: LinkGetter | None = None
     stage: str = "copy"
@@ -136,11 +137,6 @@ class Composition:
     def copied_count(self) -> int:
         """Number of records to copy."""
         return sum(piece.count for piece in self.pieces if isinstance(piece, CopiedRecords))
-
-    @property
-    def linked_count(self) -> int:
-        """Number of records in shards to link."""
-        return self.records - self.copied_count
 
     @property
     def linked_shard_count(self) -> int:
@@ -202,13 +198,12 @@ class Composition:
                     base = replace(base, options=options)
                 drafted = replace(self, destination=draft.path, base=base)
                 drafted._check_size()
-            return draft.publish(drafted._write_local(progress), progress)
-
-    def _write_local(self, progress: ProgressCallback) -> Manifest:
-        """Writes the store to a local destination. Returns its manifest."""
-        if self.linked_shard_count:
-            return self._link_and_publish(progress)
-        return self._copy_records(self.destination, progress, overwrite=self.overwrite, sharded=self.sharded)
+            if self.linked_shard_count:
+                manifest = drafted._link_and_publish(progress)
+            else:
+                path, building = drafted.destination, {"overwrite": self.overwrite, "sharded": self.sharded}
+                manifest = drafted._copy_records(path, progress, **building)
+            return draft.publish(manifest, progress)
 
     def _copy_records(self, path: Path, progress: ProgressCallback, *, overwrite: bool, sharded: bool) -> Manifest:
         """Copies the records that are not linked to a new store at ``path``, and returns its manifest."""
@@ -238,7 +233,7 @@ class Composition:
         known = self.base.options.get(EXIF_ORIENTED)
         if not isinstance(known, int):
             return {}
-        return {EXIF_ORIENTED: counted + min(max(known - counted, 0), self.linked_count + unread)}
+        return {EXIF_ORIENTED: counted + min(max(known - counted, 0), self.records - self.copied_count + unread)}
 
     def _link_and_publish(self, progress: ProgressCallback) -> Manifest:
         """Copies records to new shards, links the other shards beside them, and publishes both as one store.
@@ -386,6 +381,26 @@ def list_linkable_shards(reader: Reader, format: str, columns: Sequence[Column])
     if manifest.format != format or one_object or relative or not columns_match(manifest.columns, columns):
         return None
     return list_shards(reader.path, manifest, reader.table.places())
+
+
+def copy_shards(reader: Reader, linked: ShardList | None = None) -> list[Piece]:
+    """Returns the pieces that copy each shard of a store to a shard of its own.
+
+    With ``linked``, the store's shards, only copies those with several splits, each to one shard per split. Links the
+    others.
+    """
+    pieces: list[Piece] = []
+    start = 0
+    for number, runs in enumerate(list_runs(reader.manifest)):
+        if linked is not None and len(runs) == 1:
+            pieces.append(LinkedShards(linked.take_shards([number]), None, reader.manifest))
+            start += runs[0][1]
+            continue
+        for place, (name, count) in enumerate(runs):
+            cut = not place or linked is not None
+            pieces.append(CopiedRecords(reader, np.arange(start, start + count), name, cut=cut))
+            start += count
+    return pieces
 
 
 def copy_split(

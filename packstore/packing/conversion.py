@@ -362,6 +362,7 @@ def _pack_locally(plan: Plan, progress: ProgressCallback) -> Packed:
         sharded=plan.shards is not None,
         identity=identity,
         restart=options.restart,
+        keeps_receipt=plan.keeps_receipt,
     )
     try:
         with builder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -147,12 +148,16 @@ def plan_merge(
         parts.append(linkable if one_split else None)
     pieces: list[Piece] = []
     for name in names:
-        for i, reader in enumerate(readers):
-            pieces += _make_split_pieces(reader, name, parts[i], columns, left_out[i])
-    counts: dict[str, int] = {}
+        for reader, linkable, gone in zip(readers, parts, left_out, strict=True):
+            if linkable is not None:
+                numbers = [i for i, runs in enumerate(linkable.runs) if runs[0][0] == name]
+                pieces += [LinkedShards(linkable.take_shards(numbers), name, reader.manifest)] if numbers else []
+            elif not name or name in [split.name for split in reader.manifest.splits]:
+                copied = copy_split(reader, name, name, columns, gone)
+                pieces += [copied] if copied.count else []
+    counts = Counter[str]()
     for reader in readers:
-        for option, count in record_counts(reader.manifest).items():
-            counts[option] = counts.get(option, 0) + count
+        counts.update(record_counts(reader.manifest))
     answers = join_answers([(str(reader.path), reader.manifest) for reader in readers])
     same = {k: v for k, v in first.options.items() if all(r.manifest.options.get(k) == v for r in readers)}
     skipped = tuple(s for reader in readers for s in reader.manifest.skipped)
@@ -160,7 +165,7 @@ def plan_merge(
         first, format=format, origin=describe_stores_origin(readers), options=same | answers | counts, skipped=skipped
     )
     size = largest_shard_bytes(first) or NO_LIMIT
-    plan = Composition(destination, base, columns, tuple(pieces), True, size, options.overwrite)
+    plan = Composition(destination, base, columns, pieces, shard_size=size, overwrite=options.overwrite)
     return plan, sum(map(len, left_out))
 
 
@@ -233,21 +238,3 @@ def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
             gone |= repeats & seen
             seen |= repeats
     return left_out
-
-
-def _make_split_pieces(
-    reader: Reader, split: str, parts: ShardList | None, columns: Sequence[Column], left_out: set[str]
-) -> list[Piece]:
-    """Returns the pieces that one store adds to a split. Empty if the store lacks the split, or if no record is left.
-
-    They are links to the shards ``parts``. If ``parts`` is None, they are copies of the records without the keys
-    ``left_out``.
-    """
-    manifest = reader.manifest
-    if parts is not None:
-        chosen = [i for i, runs in enumerate(parts.runs) if runs[0][0] == split]
-        return [LinkedShards(parts.take_shards(chosen), split, manifest)] if chosen else []
-    if split and split not in [s.name for s in manifest.splits]:
-        return []
-    copied = copy_split(reader, split, split, columns, left_out)
-    return [copied] if copied.count else []

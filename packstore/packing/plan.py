@@ -8,7 +8,6 @@ from pathlib import Path
 import packstore
 from packstore.core.errors import UsageError, printable
 from packstore.core.files import free_bytes, refuse_nested_paths
-from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, parse_mode
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
@@ -53,6 +52,7 @@ class Plan:
         index: Whether the store gets a seek index.
         shards: Rule by which shards are cut; None for a store of one file. A store at a URL always has shards.
         relative_link_folder: Base folder of relative links; None without relative links.
+        keeps_receipt: See :class:`packstore.stores.StoreBuilder`.
     """
 
     source: Source
@@ -68,6 +68,7 @@ class Plan:
     index: bool
     shards: ShardRule | None = None
     relative_link_folder: Path | None = None
+    keeps_receipt: bool = False
 
     def make_encoder(self) -> Encoder:
         """Makes the encoder of the plan."""
@@ -96,7 +97,10 @@ def make_plan(
         DestinationError: The destination exists, or lies inside the source.
     """
     resolve_format(destination, options.format)
-    _check_paths(source, destination)
+    if find_bridge(source) is None:  # else only the library knows where its files lie
+        if place_of(source).is_empty():
+            raise UsageError(f"{printable(str(source))}: no such file or directory")
+        refuse_nested_paths(destination, source)
     check_new_store(destination, options)
     opened = options.open_source(
         source,
@@ -169,8 +173,11 @@ def plan_source(
         _check_geometry(encode, survey)
         if auto and not survey.counted:
             raise UsageError("normalize='auto' reads all images first, and an iterable can be read once; give numbers")
-        if options.link:
-            _check_link(plan, encoder)
+        if options.link and (encode.encoding != "original" or not encoder.passes_through):
+            raise UsageError(
+                f"link keeps files as they are, and images of this source would become {encode.encoding}; leave "
+                "--link out, or choose --encoding original and nothing that changes files"
+            )
         sampled = measure_sizes(encoder, opened, survey, options.split)
         plan = replace(plan, estimate_bytes=_estimate_bytes(plan, encoder, [size for _, size in sampled]))
         usual = _LINKED_SHARD_BYTES if options.link else REMOTE_SHARD_BYTES
@@ -183,15 +190,6 @@ def plan_source(
         opened.close()
         raise
     return plan
-
-
-def _check_link(plan: Plan, encoder: Encoder) -> None:
-    """Raises :class:`UsageError` if the records would not be the source's files unchanged."""
-    if plan.encode.encoding != "original" or not encoder.passes_through:
-        raise UsageError(
-            f"link keeps files as they are, and images of this source would become {plan.encode.encoding}; leave "
-            "--link out, or choose --encoding original and nothing that changes files"
-        )
 
 
 def resolve_format(destination: Path, format: str | None) -> str:
@@ -222,19 +220,6 @@ def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
         )
 
 
-def _check_paths(source: Path, destination: Path) -> None:
-    """Raises :class:`UsageError` if the source does not exist.
-
-    Raises :class:`DestinationError` if source and destination are equal, or one is in the other. Accepts the name of a
-    library's dataset.
-    """
-    if find_bridge(source) is not None:
-        return  # only the library knows where its files lie
-    if place_of(source).is_empty():
-        raise UsageError(f"{printable(str(source))}: no such file or directory")
-    refuse_nested_paths(destination, source)
-
-
 def check_new_store(destination: Path, options: ConvertOptions) -> None:
     """Raises :class:`DestinationError` if no store can be written to a path, see :meth:`Place.check_new_store`.
 
@@ -262,14 +247,17 @@ def _resolve_encoding(
     ``float16`` becomes ``float32``. Raises :class:`UsageError` for options that do not fit the encoding.
     """
     source: type[Encoding] = ENCODINGS[survey.encoding]
+    store = survey.store
     normalized = source.layout == "CHW"
     default = None if normalized else FORMATS[format].default_encoding
     if default == "float16" and reading.pixels.dtype != "uint8":
         default = "float32"  # half precision has 11 bits
     asked = options.encoding or default or survey.encoding
     encoding: type[Encoding] = ENCODINGS[asked].choose_for_source(source)
-    if options.encoding in (None, "original") and source.layout is not None and _reduces_to_8_bits(survey, reading):
-        encoding = ENCODINGS[reading.pixels.dtype]
+    if options.encoding in (None, "original") and source.layout is not None:
+        mode = parse_mode((survey.mode if store is None else store.image.mode) or RGB.name)
+        if mode.dtype != reading.pixels.dtype == "uint8":  # more bits, which are reduced to 8
+            encoding = ENCODINGS["uint8"]
     normalize = options.normalize
     if options.quality is not None and "quality" not in encoding.accepts:
         raise UsageError(f"quality is for the encoding jpeg, not {encoding.name}; leave it out, or add --encoding jpeg")
@@ -281,7 +269,7 @@ def _resolve_encoding(
             )
         normalization = None
     elif normalized and normalize is None:
-        normalization = survey.store.normalization if survey.store else None
+        normalization = store.normalization if store else None
     else:
         if normalize is None:
             normalize = usual if reading.mode == RGB.name else "none"
@@ -298,28 +286,17 @@ def _resolve_encoding(
         max_side=options.max_side,
         quality=DEFAULT_QUALITY if options.quality is None else options.quality,
         normalization=normalization,
-        exif_transpose=options.exif_transpose or (survey.store is not None and readers_transpose(survey.store)),
+        exif_transpose=options.exif_transpose or (store is not None and readers_transpose(store)),
         check=options.check,
         decoder=options.decoder,
         max_pixels=options.max_pixels,
         progressive=options.progressive,
         reading=reading,
         # Do not ask again about files of a store, unless they will be read in another way.
-        asks=survey.store is None or reading != _restore_reading(survey.store),
+        asks=store is None or reading != replace(Reading.restore(store.image.mode, store.options), chosen=True),
         skips_losses=options.on_error == "skip",
     )
     return encode, normalize == "auto"
-
-
-def _restore_reading(store: Manifest) -> Reading:
-    """Reads from a store's manifest how its images were read from their files."""
-    return replace(Reading.restore(store.image.mode, store.options), chosen=True)
-
-
-def _reduces_to_8_bits(survey: Survey, reading: Reading) -> bool:
-    """Tells if the source's pixels have more than 8 bits and will be reduced to 8."""
-    mode = parse_mode((survey.mode if survey.store is None else survey.store.image.mode) or RGB.name)
-    return mode.dtype != reading.pixels.dtype == "uint8"
 
 
 def _estimate_bytes(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:

@@ -69,8 +69,13 @@ def _collect_column_answers(plan: Plan) -> dict[str, str]:
     if store is None:
         return given
     asked = plan.options.column_answers
-    kept = {name: value for name, value in store.options.items() if "." in name and is_reading_option(name)}
-    return {name: str(value) for name, value in kept.items() if name.partition(".")[0] not in asked} | given
+    kept = read_column_answers(store).items()
+    return {name: str(value) for name, value in kept if name.partition(".")[0] not in asked} | given
+
+
+def read_column_answers(manifest: Manifest) -> dict[str, str | int | float | bool | None]:
+    """Returns the options of single image columns in a manifest, by ``COLUMN.NAME``."""
+    return {name: value for name, value in manifest.options.items() if "." in name and is_reading_option(name)}
 
 
 def record_counts(manifest: Manifest) -> dict[str, int]:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.proof import Proof
 from packstore.core.urls import UrlPath, location
-from packstore.packing.composing import Composition, CopiedRecords
+from packstore.packing.composing import Composition, copy_shards
 from packstore.packing.copying import LinkGetter
 from packstore.stores.base import Reader
 from packstore.stores.link_files import FileState, LinkedFiles, derive_object_state, is_url_link, read_file_state
@@ -277,18 +276,15 @@ def _rewrite_store(
         options: Changed options of its manifest.
     """
     manifest = reader.manifest
-    starts = [0] if manifest.shards is None else manifest.shards.starts[:-1].tolist()
-    splits = [(split.name, split.start, split.stop) for split in manifest.splits] or [("", 0, manifest.records)]
-    pieces = []
-    for start, stop in pairwise([*starts, manifest.records]):
-        inside = [(name, max(first, start), min(last, stop)) for name, first, last in splits]
-        pieces += [
-            CopiedRecords(reader, np.arange(first, last), name, cut=first == start)
-            for name, first, last in inside
-            if first < last
-        ]
     base = replace(manifest, options={**manifest.options, **(options or {})})
     links = links or partial(read_link_values, folder=relative_link_folder(manifest, reader.path))
     return Composition(
-        reader.path, base, tuple(columns), tuple(pieces), manifest.shards is not None, None, True, {}, links, stage
+        reader.path,
+        base,
+        tuple(columns),
+        copy_shards(reader),
+        sharded=manifest.shards is not None,
+        overwrite=True,
+        links=links,
+        stage=stage,
     ).write_store(progress)

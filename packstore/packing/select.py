@@ -233,9 +233,8 @@ def _choose_records(
     chosen: NDArray[np.int64] = np.arange(len(reader))
     if where is not None and where.columns <= {"split"} and not gone:
         # The name of the split is enough, so no file is opened.
-        kept = [where(_FileRecords(reader, [split.name]))[0] for split in manifest.splits]
-        ranges = [np.arange(s.start, s.stop) for s, keep in zip(manifest.splits, kept, strict=True) if keep]
-        chosen = np.concatenate(ranges) if ranges else chosen[:0]
+        ranges = [np.arange(s.start, s.stop) for s in manifest.splits if where(_FileRecords(reader, [s.name]))[0]]
+        chosen = np.concatenate([chosen[:0], *ranges])
     elif where is not None or gone:
         names, masks, start = _split_names(manifest), [], 0
         for part in reader.parts():
@@ -251,9 +250,7 @@ def _choose_records(
         digest = manifest.dataset_digest
         dropped = records_to_drop(Path(options.drop), options.drop_kinds, digest, len(reader))
         chosen = np.setdiff1d(chosen, dropped, assume_unique=True)
-    drawn = options.per_class is not None or options.sample is not None or options.splits is not None
-    if drawn:
-        chosen = _draw_sample(reader, chosen, options)
+    chosen = _draw_sample(reader, chosen, options)
     if options.splits is not None:
         groups = read_class_numbers(reader, chosen, options.stratify)
         order = hash_keys_with_seed(reader, chosen, options.seed, "splits")

@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -99,7 +100,8 @@ class Writer:
         self._schema: Schema | None = None
         self._batch: list[Entry] = []
         self._batch_bytes = 0
-        self._queue: queue.Queue[list[Entry] | _AbandonedError | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[list[Entry] | None] = queue.Queue(_WAITING)
+        self._abandoned = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -152,12 +154,8 @@ class Writer:
         try:
             if kind is None:
                 self._wait_until_published()
-        except BaseException:
-            self._stop_packing_thread()
-            raise
         finally:
-            if kind is not None:
-                self._stop_packing_thread()
+            self._stop_packing_thread()
             self._state = "closed"
 
     def __repr__(self) -> str:
@@ -209,10 +207,6 @@ class Writer:
                 break
             except queue.Full:
                 continue
-        self._raise_thread_error()
-
-    def _raise_thread_error(self) -> None:
-        """Raises the error that ended the packing thread, if there is one."""
         if self._error is not None:
             raise self._error
 
@@ -230,24 +224,16 @@ class Writer:
         self._queue_batch(None)
         assert self._thread is not None
         self._thread.join()
-        self._raise_thread_error()
+        if self._error is not None:
+            raise self._error
 
     def _stop_packing_thread(self) -> None:
-        """Stops the packing thread and waits for its end. The thread deletes the unfinished store."""
+        """Stops the packing thread if it still runs, and waits for its end. The thread deletes the unfinished store."""
+        self._abandoned = True
         while self._thread is not None and self._thread.is_alive():
-            try:
-                self._queue.put_nowait(_AbandonedError())
-            except queue.Full:
-                self._empty_queue()
+            with suppress(queue.Full):  # wakes it
+                self._queue.put_nowait(None)
             self._thread.join(0.05)
-
-    def _empty_queue(self) -> None:
-        """Discards all lists in the queue."""
-        try:
-            while True:
-                self._queue.get_nowait()
-        except queue.Empty:
-            return
 
     def _run_packing_thread(self) -> None:
         """Runs in the packing thread: packs the queued samples into the store, and sets :attr:`report`.
@@ -259,7 +245,9 @@ class Writer:
             options = SourceOptions(max_pixels=self._options.max_pixels)
             with progress_callback(self._progress) as report:
                 source = StreamSource(_NAME, options, self._schema, self._receive_entries())
-                plan = plan_source(source, self._path, _resolve_options(self._options, source), report)
+                encoding = source.choose_encoding(self._options.encoding)
+                # Each sample has its own split.
+                plan = plan_source(source, self._path, replace(self._options, encoding=encoding, split=None), report)
                 self.report = run_plan(plan, report)
         except BaseException as error:  # raised where the program waits for this thread
             self._error = error
@@ -269,12 +257,7 @@ class Writer:
 
         Raises :class:`_AbandonedError` if the ``with`` block has failed.
         """
-        while (batch := self._queue.get()) is not None:
-            if isinstance(batch, _AbandonedError):
-                raise batch
+        while (batch := self._queue.get()) is not None and not self._abandoned:
             yield from batch
-
-
-def _resolve_options(options: ConvertOptions, source: StreamSource) -> ConvertOptions:
-    """Returns the options with the encoding chosen for the samples. Drops the split: each sample has its own."""
-    return replace(options, encoding=source.choose_encoding(options.encoding), split=None)
+        if self._abandoned:
+            raise _AbandonedError

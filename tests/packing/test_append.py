@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.internals import (
     assembly,
     find_leftovers,
     growth,
+    remote_publish,
     work_path,
 )
 from tests.makers.datasets import make_folder
@@ -65,12 +67,12 @@ def part(photos: Path, tmp_path: Path) -> Part:
     return make
 
 
-def keys(path: Path) -> list[str]:
+def keys(path: Path | str) -> list[str]:
     with open_store(path) as reader:
         return [reader.key(i) for i in range(len(reader))]
 
 
-def assert_same(path: Path, other: Path) -> None:
+def assert_same(path: Path | str, other: Path) -> None:
     """Two stores hold the same, and both are whole; nothing lies beside the first."""
     assert packstore.verify(path).problems == ()
     with open_store(path) as a, open_store(other) as b:
@@ -81,7 +83,7 @@ def assert_same(path: Path, other: Path) -> None:
         assert a.manifest.dataset_digest == b.manifest.dataset_digest
         assert [bytes(a.read(i)) for i in range(len(a))] == [bytes(b.read(i)) for i in range(len(b))]
         assert a.fixed_column("label").tolist() == b.fixed_column("label").tolist()
-    assert not work_path(path).exists()
+    assert not work_path(Path(path)).exists()
 
 
 @pytest.mark.sampled(1, per="suffix", fast=0)
@@ -331,16 +333,19 @@ def test_without_links_shards_are_copied(photos: Path, tmp_path: Path, monkeypat
 
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("remote", [False, True])
 def test_an_interrupted_run_goes_on(
-    photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
+    photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool, remote: bool
 ) -> None:
     take_small_steps(monkeypatch, 2)
-    store, second = tmp_path / "x.h5", part("second", lambda key: "/cat/" in key)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # an append to a URL packs there
+    path, second = tmp_path / "x.h5", part("second", lambda key: "/cat/" in key)
+    store = path.as_uri() if remote else str(path)
     packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000 if sharded else None)
-    before = content(store)
+    before = content(path)
     error = cut_short(packstore.append, store, second, after=4)
     assert "the same command goes on from there" in error.__notes__[0]
-    assert content(store) == before
+    assert content(path) == before
     with pytest.raises(UsageError):  # a slip does not lose the work
         packstore.append(store, second, split="none")
     resumed: list[int] = []
@@ -355,6 +360,33 @@ def test_an_interrupted_run_goes_on(
     assert resumed[0] >= 4
     packstore.convert(photos, tmp_path / "whole.h5")
     assert_same(store, tmp_path / "whole.h5")
+    assert list(tmp_path.glob("packstore-*/*")) == []
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_what_is_packed_is_packed_once_if_publishing_fails(
+    photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
+) -> None:
+    take_small_steps(monkeypatch, 2)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # an append to a URL packs there
+    path, second = tmp_path / "x.h5", part("second", lambda key: "/cat/" in key)
+    store = path.as_uri() if remote else str(path)
+    packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000)
+    packstore.convert(photos, tmp_path / "whole.h5")
+    before = content(path)
+
+    def fail(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*(remote_publish, "upload_and_publish") if remote else (growth, "_sync_files"), fail)
+        with pytest.raises((DestinationError, OSError)):
+            packstore.append(store, second)
+    assert content(path) == before
+    monkeypatch.setattr(Run, "pack", fail)
+    packstore.append(store, second)
+    assert_same(store, tmp_path / "whole.h5")
+    assert list(tmp_path.glob("packstore-*/*")) == []
 
 
 @pytest.mark.slow
@@ -433,6 +465,11 @@ def test_bad_files(photos: Path, tmp_path: Path) -> None:
     assert [s.key for s in report.skipped] == [str(bad.relative_to(folder))]
     assert report.manifest.skipped == report.skipped
     assert len(keys(tmp_path / "x.h5")) == 23
+    packstore.convert(folder, tmp_path / "other.h5", split="val", on_error="skip")
+    packstore.convert(folder, tmp_path / "pixels.h5", split="train", encoding="uint8")
+    report = packstore.append(tmp_path / "pixels.h5", tmp_path / "other.h5")  # decodes the records of the store
+    with open_store(tmp_path / "other.h5") as reader:
+        assert report.manifest.skipped == reader.manifest.skipped
 
 
 @pytest.mark.parametrize("value", ["overwrite", None, True])

@@ -29,7 +29,6 @@ from packstore.packing.distribute.shared_run import (
     TaskReceipt,
     identify_run,
     join_run,
-    select_receipts_with_records,
 )
 from packstore.packing.plan import Plan
 from packstore.packing.run import Packed, Run, refuse_changed_source, source_changed_error
@@ -288,9 +287,8 @@ class Driver:
 
     def _report_progress(self) -> None:
         """Reports the entries and bytes of all tasks with a receipt."""
-        done = [receipt.tally for receipt in self._receipts.values()]
-        nbytes = sum(tally.source_bytes for tally in done)
-        self._progress(Progress("pack", sum(t.entries for t in done), self._plan.survey.records, nbytes))
+        done = sum_tallies(receipt.tally for receipt in self._receipts.values())
+        self._progress(Progress("pack", done.entries, self._plan.survey.records, done.source_bytes))
 
     def _make_outcome(self, manifest: Manifest, resumed: int) -> Packed:
         """Makes the outcome of the conversion from the manifest and the receipts."""
@@ -318,14 +316,10 @@ def make_runner(job: SharedJob, tasks: int) -> Runner:
         return RayRunner(job, tasks, detail)
     if name == "processes":
         count = min(int(detail), max(1, tasks))
-        return ProcessRunner(_set_threads(job, max(1, default_workers() // count)), count)
+        threads = job.plan.options.workers or max(1, default_workers() // count)
+        plan = replace(job.plan, options=replace(job.plan.options, workers=threads))
+        return ProcessRunner(replace(job, plan=plan), count)
     return LocalRunner(job)
-
-
-def _set_threads(job: SharedJob, threads: int) -> SharedJob:
-    """Returns the job with ``threads`` threads a task, unless the user has chosen a number."""
-    options = replace(job.plan.options, workers=job.plan.options.workers or threads)
-    return replace(job, plan=replace(job.plan, options=options))
 
 
 def commit_run(plan: Plan, run: SharedRun, receipts: Sequence[TaskReceipt], previous: int) -> Manifest:
@@ -338,7 +332,7 @@ def commit_run(plan: Plan, run: SharedRun, receipts: Sequence[TaskReceipt], prev
         StoreError: There are no records, two records have the same key, or a shard no longer exists.
         LostRaceError: Somebody else has published another store meanwhile.
     """
-    filled, objects = select_receipts_with_records(receipts), run.objects
+    filled, objects = [receipt for receipt in receipts if receipt.shard is not None], run.objects
     _refuse_duplicates(filled, FORMATS[plan.format], objects)
     shards = _renumber_shards(filled, objects)
     manifest = _build_manifest(plan, receipts, filled, shards)

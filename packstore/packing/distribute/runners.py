@@ -96,7 +96,11 @@ class LocalRunner(Runner):
     def wait(self, seconds: float | None = None) -> list[Outcome]:
         """Runs the submitted task and returns its outcome. Ignores ``seconds``."""
         assert self._task is not None
-        return [try_task(self._job, *self._task)]
+        number, entries = self._task
+        try:
+            return [Outcome(number, run_task(self._job, number, entries))]
+        except Exception as error:
+            return [Outcome(number, error)]
 
 
 @dataclass(slots=True, eq=False)
@@ -246,14 +250,6 @@ def _end_worker(worker: _WorkerProcess) -> None:
     worker.process.send_signal(signal.SIGCONT)  # wakes a stopped worker
 
 
-def try_task(job: SharedJob, number: int, entries: Sequence[Entry]) -> Outcome:
-    """Runs a task and returns its receipt or error. Lets KeyboardInterrupt and SystemExit through."""
-    try:
-        return Outcome(number, run_task(job, number, entries))
-    except Exception as error:
-        return Outcome(number, error)
-
-
 def serve_tasks(descriptor: int) -> None:
     """Runs a worker process until its socket ``descriptor`` is closed, or until SIGTERM.
 
@@ -270,24 +266,15 @@ def serve_tasks(descriptor: int) -> None:
 def try_pickled_task(job: bytes, number: int, entries: Sequence[Entry]) -> TaskReceipt | BaseException:
     """Unpickles a job and runs a task of it, in a worker process. Returns the receipt or error.
 
-    An unexpected error has its traceback as a note. Errors of unpickling are returned, too.
+    An error that is not packstore's own has its traceback as a note.
     """
     try:
-        opened = pickle.loads(job)
-    except Exception as error:  # the source cannot be opened on this machine, or the software differs
-        return add_traceback(error)
-    return add_traceback(try_task(opened, number, entries).result)
-
-
-def add_traceback(result: TaskReceipt | BaseException) -> TaskReceipt | BaseException:
-    """Adds the traceback of an unexpected error to it, as a note. Returns ``result``.
-
-    Receipts and packstore's own errors stay unchanged.
-    """
-    if isinstance(result, TaskReceipt | PackstoreError):
-        return result
-    result.add_note("".join(traceback.format_exception(result)))
-    return result
+        return run_task(pickle.loads(job), number, entries)
+    except PackstoreError as error:
+        return error
+    except Exception as error:
+        error.add_note("".join(traceback.format_exception(error)))
+        return error
 
 
 class RayRunner(Runner):

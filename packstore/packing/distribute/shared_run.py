@@ -152,11 +152,6 @@ def _describe_receipt(receipt: TaskReceipt) -> str:
     return f"SHA-256 {receipt.shard.digest} ({receipt.records:,} records)"
 
 
-def select_receipts_with_records(receipts: Sequence[TaskReceipt]) -> list[TaskReceipt]:
-    """Returns the receipts of shards with records, sorted by number."""
-    return [receipt for receipt in sorted(receipts, key=lambda r: r.number) if receipt.shard is not None]
-
-
 @dataclass(frozen=True, slots=True)
 class SharedRun:
     """Names, reads and deletes the objects of a run, under ``_work/<name>/`` at the destination."""

@@ -72,6 +72,7 @@ class StoreBuilder:
         shard_size: int | None = None,
         identity: ConversionIdentity | None = None,
         restart: bool = False,
+        keeps_receipt: bool = False,
     ) -> None:
         """Checks the destination and locks its work directory. Removes the work of dead runs except one to resume from.
 
@@ -89,6 +90,8 @@ class StoreBuilder:
                 identity can resume from this work, see :mod:`packstore.stores.places.resuming`. None leaves nothing
                 behind.
             restart: Do not resume an interrupted run.
+            keeps_receipt: Leave the work directory with the last receipt, if there is one, after the store is
+                published. By it, a run of the same identity finds that the store is complete.
 
         Raises:
             UsageError: An unknown format, an empty path, or a URL.
@@ -110,6 +113,7 @@ class StoreBuilder:
         self.records = 0
         self._spools: dict[str, ColumnSpool] = {}
         self._done = False
+        self._keeps_receipt = keeps_receipt
         self._base: Manifest | None = None
         self._journal: Journal | None = None
         self.kept: Path | None = None
@@ -301,7 +305,8 @@ class StoreBuilder:
                 if self._journal is not None and self._journal.written and position is not None:
                     sealed = manifest.digest, device_and_inode(self._staging.path)[1]
                     self._journal.write_receipt(position(), self._files.sealed, sealed)
-            self._staging.publish()
+            written = self._journal is not None and self._journal.written and position is not None
+            self._staging.publish(keeps_work=self._keeps_receipt and bool(written))
         except BaseException:
             self.abort()
             raise

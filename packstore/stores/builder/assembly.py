@@ -124,22 +124,22 @@ def list_shards(path: Path, manifest: Manifest, places: list[ShardPlace] | None 
         name = format.shard_name(0)
         sizes = manifest.records, nbytes, manifest.image.nbytes
         rows = shards_to_rows([Shard(name, *sizes, manifest.records_digest, digest, manifest.digest)])
-        return ShardList(rows, [os.fspath(path)], [_list_split_runs(manifest.splits, 0, manifest.records)])
-    starts = manifest.shards.starts.tolist()
-    runs = [_list_split_runs(manifest.splits, *edges) for edges in pairwise(starts)]
+        return ShardList(rows, [os.fspath(path)], list_runs(manifest))
     places = [f"{path}/{name}" for name in manifest.shards.names()] if places is None else places
-    return ShardList(manifest.shards.table, places, runs)
+    return ShardList(manifest.shards.table, places, list_runs(manifest))
 
 
-def _list_split_runs(splits: Sequence[Split], start: int, stop: int) -> tuple[SplitRun, ...]:
-    """Lists the splits of the records ``start`` to ``stop - 1``, each with its number of records.
-
-    For a store without splits, lists one named ``""``.
-    """
-    if not splits:
-        return (("", stop - start),)
-    inside = ((s.name, min(s.stop, stop) - max(s.start, start)) for s in splits if s.start < stop and s.stop > start)
-    return tuple(run for run in inside if run[1] > 0)
+def list_runs(manifest: Manifest) -> list[tuple[SplitRun, ...]]:
+    """Lists for each shard of a store its splits in order, each with its number of records; ``""`` without splits. A
+    store of one file is one shard."""
+    starts = [0, manifest.records] if manifest.shards is None else manifest.shards.starts.tolist()
+    splits = [(split.name, split.start, split.stop) for split in manifest.splits] or [("", 0, manifest.records)]
+    return [
+        tuple(
+            (name, min(last, stop) - max(first, start)) for name, first, last in splits if first < stop and last > start
+        )
+        for start, stop in pairwise(starts)
+    ]
 
 
 def build_sharded_manifest(

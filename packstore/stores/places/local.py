@@ -111,12 +111,13 @@ class Staging:
         """Creates and returns this run's directory. An export overrides it to resume an earlier run."""
         return self.work.create_run()
 
-    def publish(self, sync: Callable[[Path], None] = sync_tree) -> None:
+    def publish(self, sync: Callable[[Path], None] = sync_tree, *, keeps_work: bool = False) -> None:
         """Syncs the staged file or directory, moves it to the destination in one step, and removes the work
         directory.
 
         With ``overwrite``, exchanges it with an existing store. That store is deleted with the work directory. Undoes
-        the move if the directory cannot be synced. Logs a warning if the work directory cannot be removed.
+        the move if the directory cannot be synced. Logs a warning if the work directory cannot be removed. With
+        ``keeps_work``, only unlocks the work directory.
 
         Raises:
             DestinationError: The destination exists without ``overwrite``, is no store, was changed meanwhile, or
@@ -134,6 +135,9 @@ class Staging:
                     self.destination.rename(self.path)  # the new name may not survive a power cut: undone
                     raise
                 self._published = True
+        if keeps_work:
+            self.work.release()
+            return
         self.work.remove()
         if self.work.path.exists():
             _log.warning(

@@ -31,7 +31,7 @@ from packstore.stores.format import encode_manifest
 from packstore.stores.opening import read_manifest
 from packstore.stores.places.base import ExportDraft, Growth, LostRaceError, Place, StoreDraft, exists_error
 from packstore.stores.places.owned import read_manifest_of_file, refuse_foreign_names, remove_unfinished
-from packstore.stores.places.work import ADDED, KEPT, WorkDirectory
+from packstore.stores.places.work import ADDED, KEPT, WorkDirectory, work_path
 from packstore.stores.remote.head import find_newest_version, read_head, read_version, read_writable_head
 from packstore.stores.remote.objects import (
     SHARDS,
@@ -162,7 +162,7 @@ def _lock_upload_folder(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
     """Locks the first free of 64 work folders for a URL; yields a local path for the store, and a work directory.
 
     First deletes an unfinished store at that path. At the end deletes the work directory, an unfinished store, and the
-    folder if it is empty.
+    folder if it is empty. After an error keeps a work directory with records of an interrupted append.
     """
     for number in range(_AT_ONCE):
         folder = make_upload_folder(url, number)
@@ -177,6 +177,10 @@ def _lock_upload_folder(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
     try:
         remove_unfinished(path)  # of a run that was killed
         yield path, work
+    except BaseException:
+        if work_path(work.path / ADDED).exists():  # another append can go on from there
+            work.release()
+        raise
     finally:
         remove_unfinished(path)
         work.remove()
