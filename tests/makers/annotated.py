@@ -12,6 +12,8 @@ from PIL import Image
 
 from tests.makers.images import encode, picture
 
+Files = dict[str, str | bytes]
+
 
 def fill(root: Path, files: Mapping[str, str | bytes]) -> Path:
     """Writes files below ``root``."""

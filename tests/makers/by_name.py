@@ -253,10 +253,6 @@ def _voc_beside(samples: int) -> Files:
     return {**{f"a{n:05}.jpg": jpeg(n % 40) for n in range(samples)}, **notes}
 
 
-def _visa(root: Path, samples: int) -> Path:
-    return make_layout("visa", root, samples)
-
-
 def named(kind: str) -> Make:
     return lambda root, samples: make_layout(kind, root, max(12, samples))
 
@@ -291,7 +287,7 @@ BY_NAME: dict[str, Make] = {
     "FiftyOne, detections": files(MAKERS["fiftyone"]),
     "FiftyOne, classes": files(_fiftyone_classes),
     "Roboflow, COCO": _by_split("_annotations.coco.json", _roboflow_coco),
-    "Roboflow, YOLO": lambda root, samples: yolo(root, samples),
+    "Roboflow, YOLO": yolo,
     "Roboflow, CSV": _by_split(
         "_annotations.csv",
         lambda own: "filename,width,height,class,xmin,ymin,xmax,ymax\n"
@@ -309,9 +305,9 @@ BY_NAME: dict[str, Make] = {
     "makesense, VGG JSON": files(_makesense_vgg),
     "SA-1B": files(MAKERS["sa1b"]),
     "COCO": of_coco("annotations/instances_train2017.json", "train2017/", coco_image),
-    "Pascal VOC": lambda root, samples: voc(root, samples),
+    "Pascal VOC": voc,
     "LabelImg": files(_voc_beside),
-    "YOLO": lambda root, samples: yolo(root, samples),
+    "YOLO": yolo,
     "KITTI": files(MAKERS["kitti"]),
     "Open Images": files(_open_images),
     "BDD100K": files(MAKERS["bdd100k"]),
@@ -353,7 +349,7 @@ BY_NAME: dict[str, Make] = {
     "MARS": folder_set("mars"),
     "LFW": published("LFW"),
     "MVTec AD": published("MVTec AD"),
-    "VisA": _visa,
+    "VisA": named("visa"),
     "Caltech-101": published("Caltech-101"),
     "FGVC-Aircraft": named("fgvcaircraft"),
     "Stanford Dogs": named("stanforddogs"),

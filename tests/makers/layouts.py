@@ -10,7 +10,7 @@ import io
 import json
 import pickle
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,12 @@ ILSVRC = {"n04": "a fourth", "n01": "tench, Tinca tinca", "n03": "goldfish", "n0
 """Names of classes by wnid (here with six zeros more), in the order of the devkit's numbers, which is not theirs."""
 
 
-def tar(files: dict[str, bytes]) -> bytes:
-    """A tar of files."""
+def tar(files: Mapping[str, bytes] | Iterable[tuple[str, bytes]], prefix: str = "", **options: Any) -> bytes:
+    """A tar of files in their order; of pairs, a name may come twice."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
+    with tarfile.open(fileobj=out, mode="w", **options) as archive:
+        for name, data in files.items() if isinstance(files, Mapping) else files:
+            member = tarfile.TarInfo(prefix + name)
             member.size, member.mtime = len(data), 1_700_000_000
             archive.addfile(member, io.BytesIO(data))
     return out.getvalue()

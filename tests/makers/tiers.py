@@ -202,7 +202,7 @@ def import_suites(places: Sequence[str]) -> None:
     """Imports the test files below ``places`` that inherit a suite of :data:`CASES`, so that :func:`is_drawn` knows all
     classes."""
     root = Path(__file__).resolve().parents[2]
-    suites = re.compile(rf"\b({'|'.join(CASES)})\b")
+    suites = re.compile(rf"\b({'|'.join(CASES)}|FileSuite)\b")
     for place in places:
         path = Path(place)
         for file in sorted(path.rglob("test_*.py") if path.is_dir() else [path]):

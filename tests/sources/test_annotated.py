@@ -21,12 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from packstore import PackedDataset, coco_masks, convert, verify
-from packstore.sources import Entry, SourceOptions, ask_about_left, open_source
-from packstore.testing import SourceSuite
+from packstore import coco_masks
+from packstore.sources import SourceOptions, ask_about_left, open_source
 from tests.internals import (
     SOURCES,
-    AmbiguousSourceError,
     AnnotatedSource,
     Parts,
     Picture,
@@ -49,6 +47,7 @@ from tests.makers.annotation_formats import (
     supervisely,
     via_csv,
 )
+from tests.makers.sources import FileSuite, look, question, refused
 
 CORPUS = Path(__file__).parents[1] / "corpus/annotated"
 
@@ -56,12 +55,10 @@ CORPUS = Path(__file__).parents[1] / "corpus/annotated"
 KINDS = list(MAKERS)
 
 
-class AnnotatedSuite(SourceSuite):
+class AnnotatedSuite(FileSuite):
     """The suite for a kind of :data:`MAKERS`."""
 
-    undecodable_keys = False
     bytes_per_sample = 600
-    many = 500
     damages = 12
 
     def make(self, folder: Path, samples: int) -> Path:
@@ -72,131 +69,9 @@ class AnnotatedSuite(SourceSuite):
         file = next(each for each in notes if each.name != "meta.json")
         file.write_text(file.read_text() + "\n")
 
-    def spoil(self, path: Path, entry: Entry) -> bool:
-        (path / entry.key).rename(path.parent / "gone")
-        (path / entry.key).symlink_to("nowhere")
-        return True
 
-    def enlarge(self, path: Path, entry: Entry) -> bool:
-        with (path / entry.key).open("r+b") as file:
-            file.truncate((64 << 20) + 100)
-        return True
-
-
-class TestLabelme(AnnotatedSuite):
-    kind = "labelme"
-
-
-class TestCvat(AnnotatedSuite):
-    kind = "cvat"
-
-
-class TestVia(AnnotatedSuite):
-    kind = "via"
-
-
-class TestLabelStudio(AnnotatedSuite):
-    kind = "label_studio"
-
-
-class TestKitti(AnnotatedSuite):
-    kind = "kitti"
-
-
-class TestCreateml(AnnotatedSuite):
-    kind = "createml"
-
-
-class TestDatumaro(AnnotatedSuite):
-    kind = "datumaro"
-
-
-class TestFiftyone(AnnotatedSuite):
-    kind = "fiftyone"
-
-
-class TestSupervisely(AnnotatedSuite):
-    kind = "supervisely"
-
-
-class TestVott(AnnotatedSuite):
-    kind = "vott"
-
-
-class TestSa1B(AnnotatedSuite):
-    kind = "sa1b"
-
-
-class TestDota(AnnotatedSuite):
-    kind = "dota"
-
-
-class TestVisdrone(AnnotatedSuite):
-    kind = "visdrone"
-
-
-class TestWiderface(AnnotatedSuite):
-    kind = "widerface"
-
-
-class TestBdd100K(AnnotatedSuite):
-    kind = "bdd100k"
-
-
-class TestCrowdhuman(AnnotatedSuite):
-    kind = "crowdhuman"
-
-
-class TestMot(AnnotatedSuite):
-    kind = "mot"
-
-
-class TestMots(AnnotatedSuite):
-    kind = "mots"
-
-
-class TestIcdar(AnnotatedSuite):
-    kind = "icdar"
-
-
-class TestFunsd(AnnotatedSuite):
-    kind = "funsd"
-
-
-class TestMlt(AnnotatedSuite):
-    kind = "mlt"
-
-
-class TestSroie(AnnotatedSuite):
-    kind = "sroie"
-
-
-class TestCord(AnnotatedSuite):
-    kind = "cord"
-
-
-class TestTextocr(AnnotatedSuite):
-    kind = "textocr"
-
-
-class TestArt(AnnotatedSuite):
-    kind = "art"
-
-
-class TestLineBoxes(AnnotatedSuite):
-    kind = "line_boxes"
-
-
-class TestOpenMMLab(AnnotatedSuite):
-    kind = "openmmlab"
-
-
-class TestWildReceipt(AnnotatedSuite):
-    kind = "wildreceipt"
-
-
-class TestImglab(AnnotatedSuite):
-    kind = "imglab"
+for _kind in KINDS:
+    globals()[f"Test_{_kind}"] = type(f"Test_{_kind}", (AnnotatedSuite,), {"kind": _kind, "__module__": __name__})
 
 
 def read_all(path: Path) -> dict[str, Any]:
@@ -317,12 +192,10 @@ def test_what_a_csv_of_via_may_hold_is_said(old: str, new: str, tmp_path: Path) 
 def test_variants_that_are_not_read_are_said(tmp_path: Path) -> None:
     project = {"project": {"pid": "1", "creator": "VIA"}, "config": {}, "attribute": {}, "file": {}, "metadata": {}}
     root = fill(tmp_path / "via", {**images(3), "via_project.json": json.dumps(project)})
-    with pytest.raises(SourceError, match="found a project of VIA 3, expected one of VIA 1 or 2"):
-        open_source(root)
+    refused(SourceError, root, "found a project of VIA 3, expected one of VIA 1 or 2")
     tasks = [{"image": f"a{n:05}.jpg", "id": n, "label": [], "annotation_id": n} for n in range(3)]
     root = fill(tmp_path / "min", {**images(3), "project-1.json": json.dumps(tasks)})
-    with pytest.raises(SourceError, match="found an export as JSON-MIN: export the project as JSON"):
-        open_source(root)
+    refused(SourceError, root, "found an export as JSON-MIN: export the project as JSON")
 
 
 def test_points_tags_and_turned_boxes_are_kept(tmp_path: Path) -> None:
@@ -411,43 +284,12 @@ def test_only_urls_of_local_files_in_label_studio_are_unpacked(url: str, tmp_pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("samples", [6, 40, pytest.param(400, marks=pytest.mark.slow)])
-def test_each_size_gives_the_same_answer(kind: str, samples: int, tmp_path: Path) -> None:
-    """A strange file that sorts last changes nothing, and is in the ledger."""
-    root = fill(tmp_path, {**MAKERS[kind](samples), "zzz.odd": "odd"})
-    with closing(open_source(root)) as source:
-        survey = source.survey()
-        assert (source.kind, survey.records) == (kind, samples)
-        assert {*survey.ledger.names(Role.LEFT)} - {"meta.json"} == {"zzz.odd"}  # that of Supervisely
-        assert survey.ledger.total == sum(1 for file in root.rglob("*") if file.is_file())
-        ask_about_left(source, survey)
-        for entry in source.entries():
-            source.read(entry)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_store_of_it_has_all(kind: str, tmp_path: Path) -> None:
-    root = fill(tmp_path / "set", MAKERS[kind](8))
-    convert(root, tmp_path / "x.h5")
-    assert verify(tmp_path / "x.h5", against=root).problems == ()
-    with closing(open_source(root)) as source:
-        splits = dict.fromkeys(entry.split for entry in source.entries())
-    key, boxes, *_ = WHOLE[kind]
-    by_key = {}
-    for split in splits:
-        found = PackedDataset(tmp_path / "x.h5", split or None, columns=("key", "boxes"), keep_crowds=True)
-        by_key |= {found[n][0]: found[n][1] for n in range(len(found))}
-    assert by_key[key].tolist() == [pytest.approx(box) for box in boxes]
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_other_annotations_beside_it_are_asked_about(kind: str, tmp_path: Path) -> None:
     files = MAKERS[kind](8)
     pictures = [name for name in files if name.endswith((".jpg", ".png"))]
     further: Files = {f"further/{Path(name).stem}.txt": "1 2 3" for name in pictures}
     root = fill(tmp_path, files | further)
-    with pytest.raises(AmbiguousSourceError, match="further"), closing(open_source(root)) as source:
-        ask_about_left(source, source.survey())
+    question(root, "further")
 
 
 HOSTILE = (
@@ -522,16 +364,14 @@ def test_frames_whose_images_have_other_names_are_said(kind: str, tmp_path: Path
 def test_detections_and_sequences_without_truth_are_asked_about(tmp_path: Path) -> None:
     rest: Files = {"test/MOT17-01/det/det.txt": "1,-1,2,3,4,5,6\n", "test/MOT17-01/img1/000001.jpg": b""}
     root = fill(tmp_path, MAKERS["mot"](6) | rest)
-    with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match=r"det\.txt"):
-        ask_about_left(source, source.survey())
+    question(root, r"det\.txt")
 
 
 @pytest.mark.parametrize("kind", ["cvat", "via", "mot", "crowdhuman"])
 def test_a_link_to_a_folder_above_repeats_no_image(kind: str, tmp_path: Path) -> None:
     root = fill(tmp_path, MAKERS[kind](6))
     (root / "again").symlink_to(root)
-    with closing(open_source(root)) as source:
-        assert (source.kind, source.survey().records) == (kind, 6)
+    assert look(root).found == (kind, 6)
 
 
 @pytest.mark.parametrize("kind", ["labelme", "sa1b"])
@@ -540,8 +380,7 @@ def test_an_archive_of_images_with_json_files_of_annotations_is_no_webdataset(ki
     fill(tmp_path / "set", files)
     with tarfile.open(tmp_path / "sa_000020.tar", "w") as archive:
         archive.add(tmp_path / "set", arcname=".")
-    with closing(open_source(tmp_path / "sa_000020.tar")) as source:
-        assert (source.kind, source.survey().records) == (kind, 6)
+    assert look(tmp_path / "sa_000020.tar").found == (kind, 6)
 
 
 def test_an_archive_of_a_format_of_a_plug_in_is_no_webdataset(tmp_path: Path) -> None:
@@ -568,8 +407,7 @@ def test_xml_of_the_other_labelme_is_not_of_pascal_voc(tmp_path: Path) -> None:
     polygon = "<object><name>cat</name><polygon><pt><x>4</x><y>3</y></pt></polygon></object>"
     files: Files = {f"a{n}.jpg": jpeg(n) for n in range(4)}
     files |= {f"a{n}.xml": f"<annotation>{source}{polygon}</annotation>" for n in range(4)}
-    with pytest.raises(AmbiguousSourceError, match=r"a \.xml file for each image"):
-        open_source(fill(tmp_path, files))
+    question(fill(tmp_path, files), r"a \.xml file for each image")
 
 
 PUBLISHED_BESIDE: dict[str, tuple[Files, list[str]]] = {
@@ -705,20 +543,20 @@ def test_files_of_cvat_are_read_as_an_xml_library_reads_them(name: str) -> None:
         if each.get("outside") != "1"
     )
     polygons = sum(1 for _ in ElementTree.parse(file).iter("polygon"))
-    with closing(open_source(CORPUS / name)) as source:
-        samples = [source.read(entry).values for entry in source.entries()]
-        found = [[*box] for values in samples for box in values["boxes"]]
-        shapes = [each for values in samples for each in values.get("segmentations", ()) if each is not None]
-        assert source.survey().ledger.count(Role.LEFT) == 0
+    seen = look(CORPUS / name)
+    samples = seen.values
+    found = [[*box] for values in samples for box in values["boxes"]]
+    shapes = [each for values in samples for each in values.get("segmentations", ()) if each is not None]
+    assert seen.ledger.count(Role.LEFT) == 0
     assert len(shapes) == polygons
     assert all(box in found for box in boxes)
     assert len(found) == len(boxes) + polygons
 
 
 def test_files_of_datumaro_are_read_whole() -> None:
-    with closing(open_source(CORPUS / "datumaro")) as source:
-        samples = {entry.key: source.read(entry).values for entry in source.entries()}
-        assert dict(source.survey().splits) == {"train": 2, "validation": 1, "test": 1}
+    seen = look(CORPUS / "datumaro")
+    samples = seen.samples
+    assert dict(seen.splits) == {"train": 2, "validation": 1, "test": 1}
     for split in ("train", "validation", "test"):
         document = json.loads((CORPUS / f"datumaro/annotations/{split}.json").read_text())
         for item in document["items"]:
@@ -745,8 +583,7 @@ def test_names_lead_nowhere_else(tmp_path: Path) -> None:
     for name in ("../a00000.jpg", "../../etc/passwd", "x/../../a.jpg"):
         listed = json.dumps([{"image": name, "annotations": []}])
         root = fill(tmp_path, {**images(3), "_annotations.createml.json": listed})
-        with pytest.raises(SourceError, match="not a path within the source"):
-            open_source(root)
+        refused(SourceError, root, "not a path within the source")
 
 
 def guide_rows() -> dict[str, list[str]]:
@@ -784,9 +621,9 @@ def test_every_kind_is_registered_and_tested() -> None:
 def test_lists_without_names_of_classes_call_them_by_their_numbers(tmp_path: Path) -> None:
     lines = "".join(f"/home/me/set/a{n:05}.jpg 1,2,5,6,{n % 12} \n" for n in range(24)) + "\nno boxes.jpg\n"
     root = fill(tmp_path, images(24, "pictures/") | {"pictures/no boxes.jpg": jpeg(1), "train.txt": lines})
-    with closing(open_source(root)) as source:
-        labels = next(column for column in source.survey().columns if column.name == "labels")
-        assert (source.kind, labels.classes) == ("line_boxes", tuple(map(str, range(12))))
+    seen = look(root)
+    labels = next(column for column in seen.columns if column.name == "labels")
+    assert (seen.kind, labels.classes) == ("line_boxes", tuple(map(str, range(12))))
     found = read_all(root)
     assert found["pictures/a00023.jpg"]["labels"] == ["11"]
     assert list(found["pictures/no boxes.jpg"]["boxes"]) == []
@@ -828,8 +665,7 @@ def test_an_image_that_is_gone_from_its_folder_is_not_that_of_another(size: int,
         with pytest.raises(SampleError, match="No such file"):
             source.read(entries[-1])
     (root / "faces").rename(root / "pictures")  # a folder of another machine
-    with closing(open_source(root, kind="cvat", ignore=["collages/"])) as source:
-        assert [entry.key for entry in source.entries()][:1] == ["pictures/a00000.jpg"]
+    assert look(root, kind="cvat", ignore=["collages/"]).keys[:1] == ["pictures/a00000.jpg"]
 
 
 @pytest.mark.parametrize("size", [4, 60])
@@ -844,10 +680,9 @@ def test_names_in_several_folders_are_a_question_whose_lines_run(
     files: Files = {f"{folder}/{name}": jpeg(n) for folder in ("pictures", other) for n, name in enumerate(names)}
     files |= {f"small/{name}": jpeg(n) for n, name in enumerate(names[:2])}
     root = fill(tmp_path, files | {f"notes/{name.rpartition('/')[2]}": text for name, text in notes.items()})
-    with pytest.raises(AmbiguousSourceError, match=f"pictures.*{other}|{other}.*pictures") as caught:
-        open_source(root, kind=kind)
+    caught = question(root, f"pictures.*{other}|{other}.*pictures", kind=kind)
     found = []
-    for answer in caught.value.answers:
+    for answer in caught.answers:
         patterns = [value for name, value in zip(answer.options[::2], answer.options[1::2], strict=True)]
         with closing(open_source(root, kind=kind, ignore=patterns)) as source:
             found += sorted({entry.key.rpartition("/")[0] for entry in source.entries() if source.read(entry)})
@@ -930,5 +765,4 @@ def test_files_of_labelme_are_found_by_the_stems_of_the_images(
 def test_two_folders_of_pictures_of_equal_stems_are_no_labelme(tmp_path: Path) -> None:
     made: dict[str, str | bytes] = {f"{folder}/a{n}.jpg": jpeg(n) for n in range(4) for folder in ("one", "two")}
     made |= {f"annotated/a{n}.json": '{"shapes": []}' for n in range(4)}
-    with pytest.raises(AmbiguousSourceError):
-        open_source(fill(tmp_path, made))
+    question(fill(tmp_path, made))

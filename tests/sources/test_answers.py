@@ -24,6 +24,7 @@ from tests.internals import AmbiguousSourceError, suggest_commands
 from tests.internals import answers as module
 from tests.makers.annotated import fill, jpeg, mask, voc_xml
 from tests.makers.command import run
+from tests.makers.sources import look, question
 
 Files = dict[str, str | bytes]
 
@@ -285,22 +286,20 @@ def test_a_bad_companion_is_named(bad: bytes, tmp_path: Path) -> None:
 
 def test_an_answer_that_changes_nothing_or_fails_is_not_offered(tmp_path: Path) -> None:
     root = fill(tmp_path / "set", LAYOUTS["copies"]())
-    with pytest.raises(AmbiguousSourceError) as caught:
-        open_source(root)
+    caught = question(root)
     # It fails for an empty class; and without that, the copies of all classes are a class.
-    assert not [answer for answer in caught.value.answers if "imagefolder" in answer.options]
-    assert caught.value.answers[0].options == ("--splits", "original=/no,original=/yes,augmented data=/augmented data")
-    (whole,) = (each for each in caught.value.answers if each.options == ("--ignore", "/augmented data"))
+    assert not [answer for answer in caught.answers if "imagefolder" in answer.options]
+    assert caught.answers[0].options == ("--splits", "original=/no,original=/yes,augmented data=/augmented data")
+    (whole,) = (each for each in caught.answers if each.options == ("--ignore", "/augmented data"))
     assert whole.note == "10 samples in 2 classes (no, yes); leaves out 6 images, 1 .model file"
 
 
 def test_large_sources_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = fill(tmp_path / "set", LAYOUTS["copies"]())
     monkeypatch.setattr("packstore.sources.answers._MOST_FILES", 10)
-    with pytest.raises(AmbiguousSourceError) as caught:
-        open_source(root)
-    assert caught.value.answers
-    assert all(answer.note == "not tried: more than 10 files" for answer in caught.value.answers)
+    caught = question(root)
+    assert caught.answers
+    assert all(answer.note == "not tried: more than 10 files" for answer in caught.answers)
 
 
 def test_no_image_is_read_by_a_trial(tmp_path: Path) -> None:
@@ -323,15 +322,13 @@ def test_notes_are_comments_above_their_lines(tmp_path: Path) -> None:
 )
 def test_a_line_keeps_all_images(name: str, tmp_path: Path) -> None:
     root = fill(tmp_path / "set", LAYOUTS[name]())
-    with pytest.raises(AmbiguousSourceError) as caught, closing(open_source(root)) as source:
-        source.survey()
+    caught = question(root)
     with pytest.raises(AmbiguousSourceError) as tried, add_source_to_questions(root, SourceOptions()):
-        raise caught.value
+        raise caught
     first = tried.value.answers[0]
-    with closing(open_source(root, splits=first.options[1])) as source:
-        survey = source.survey()
-        assert survey.records == sum(path.suffix in (".jpg", ".png") for path in root.rglob("*"))
-        keys = [(entry.key, entry.split, entry.labels) for entry in source.entries()]
+    survey = look(root, splits=first.options[1])
+    assert survey.records == sum(path.suffix in (".jpg", ".png") for path in root.rglob("*"))
+    keys = [(entry.key, entry.split, entry.labels) for entry in survey.entries]
     label = next((column for column in survey.columns if column.name == "label"), None)
     for key, split, values in keys:
         folder = key.split("/")
@@ -344,16 +341,14 @@ def test_a_line_keeps_all_images(name: str, tmp_path: Path) -> None:
 
 def test_no_line_drops_a_class_or_makes_one_of_splits(tmp_path: Path) -> None:
     for name in ("copies further down", "unlabelled images beside splits"):
-        with pytest.raises(AmbiguousSourceError) as caught:
-            open_source(fill(tmp_path / name, LAYOUTS[name]()))
-        options = [answer.options for answer in caught.value.answers]
+        caught = question(fill(tmp_path / name, LAYOUTS[name]()))
+        options = [answer.options for answer in caught.answers]
         assert not {("--ignore", "/cats"), ("--ignore", "/dogs"), ("--source", "imagefolder")} & {*options}
 
 
 def test_one_stranger_alone_may_be_left_out(tmp_path: Path) -> None:
-    with pytest.raises(AmbiguousSourceError) as caught:
-        open_source(fill(tmp_path, LAYOUTS["a stranger among faces"]()))
-    kept = [answer for answer in caught.value.answers if answer.options]
+    caught = question(fill(tmp_path, LAYOUTS["a stranger among faces"]()))
+    kept = [answer for answer in caught.answers if answer.options]
     assert [answer.options for answer in kept] == [("--ignore", "/lfw/Ed_F/logo.jpg")]
     assert kept[0].note.endswith("in 3 classes (Ann_B, Cy_D, Ed_F), with number; leaves out 1 image")
 

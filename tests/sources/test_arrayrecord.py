@@ -10,19 +10,18 @@ from __future__ import annotations
 import json
 import pickle
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from packstore import PackedDataset, convert, verify
-from packstore.sources import open_source
+from packstore import PackedDataset, convert
 from packstore.testing import SourceSuite
 from tests.internals import SampleError, SourceError, write_example
 from tests.makers.arrayrecord import BLOCK, expanded, write_arrayrecord
 from tests.makers.images import tiny
+from tests.makers.sources import look, not_packed, prove
 
 pytest.importorskip("array_record")
 CORPUS = Path(__file__).parents[1] / "corpus"
@@ -56,13 +55,12 @@ class TestArrayRecord(SourceSuite):
 @pytest.mark.parametrize("name", ["zstd", "uncompressed", "padded", "brotli", "snappy", "transposed"])
 def test_what_the_library_wrote(name: str, tmp_path: Path) -> None:
     path = written(name, tmp_path)
-    manifest = convert(path, tmp_path / "x.lmdb").manifest
+    manifest = prove(path, tmp_path / "x.lmdb").manifest
     assert (manifest.origin.kind, manifest.records) == ("arrayrecord", 7)
     ds = PackedDataset(tmp_path / "x.lmdb", output="bytes")
     assert [(bytes(image), label) for image, label in ds] == [(tiny(n), n % 3) for n in range(7)]
-    with closing(open_source(path)) as source:
-        assert [entry.key for entry in source.entries()] == [f"{n:04}.png" for n in range(7)]
-    assert verify(tmp_path / "x.lmdb", against=path).problems == ()
+    seen = look(path)
+    assert seen.keys == [f"{n:04}.png" for n in range(7)]
 
 
 def test_records_over_several_blocks(tmp_path: Path) -> None:
@@ -95,18 +93,16 @@ def test_a_dataset_of_tensorflow_datasets(tmp_path: Path) -> None:
     ("name", "said"), [("empty", "hold no records"), ("other", "none of its records is a tf.train.Example")]
 )
 def test_what_is_not_read(name: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=said) as caught:
-        convert(written(name, tmp_path), tmp_path / "x.h5")
-    assert "\n" not in str(caught.value)
+    caught = not_packed(SourceError, written(name, tmp_path), tmp_path / "x.h5", said)
+    assert "\n" not in str(caught)
 
 
 def test_files_that_are_cut_off(tmp_path: Path) -> None:
     whole = write_arrayrecord(tmp_path / "x.array_record", [example(n) for n in range(5)]).read_bytes()
     for size in (64, 1000, BLOCK, 2 * BLOCK - 1):
         (tmp_path / "x.array_record").write_bytes(whole[:size])
-        with pytest.raises(SourceError, match="cannot be read: ") as caught:
-            convert(tmp_path / "x.array_record", tmp_path / "x.h5")
-        assert "\n" not in str(caught.value)
+        caught = not_packed(SourceError, tmp_path / "x.array_record", tmp_path / "x.h5", "cannot be read: ")
+        assert "\n" not in str(caught)
 
 
 @pytest.mark.parametrize("place", [0, 30, 100])
@@ -116,8 +112,7 @@ def test_a_chunk_that_is_damaged(place: int, tmp_path: Path) -> None:
     whole = bytearray(path.read_bytes())
     whole[whole.index(b"0003.png") + place] ^= 0xFF
     path.write_bytes(whole)
-    with pytest.raises(SampleError, match=r"x\.array_record: record 3: "):
-        convert(path, tmp_path / "y.h5")
+    not_packed(SampleError, path, tmp_path / "y.h5", r"x\.array_record: record 3: ")
     report = convert(path, tmp_path / "x.h5", on_error="skip")
     assert (report.manifest.records, len(report.skipped)) == (6, 3)
     assert [column.nullable for column in report.manifest.columns if column.name == "label"] == [False]
@@ -126,8 +121,7 @@ def test_a_chunk_that_is_damaged(place: int, tmp_path: Path) -> None:
 def test_the_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written("zstd", tmp_path)
     monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
-    with pytest.raises(SourceError, match=r"zstd\.array_record: pip install 'packstore\[arrayrecord\]'"):
-        convert(path, tmp_path / "x.h5")
+    not_packed(SourceError, path, tmp_path / "x.h5", r"zstd\.array_record: pip install 'packstore\[arrayrecord\]'")
 
 
 @pytest.mark.slow

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packstore import PackedDataset, PackedLoader, convert, export, verify
+from packstore import PackedDataset, PackedLoader, convert, export
 from packstore.augment import RandomHorizontalFlip
 from packstore.sources import open_source
 from tests.internals import (
     CONVENTIONS,
-    AmbiguousSourceError,
     BoxConventionCounter,
     PackstoreError,
     SampleError,
@@ -25,6 +24,7 @@ from tests.internals import (
     to_corners,
 )
 from tests.makers.images import encode, picture
+from tests.makers.sources import look, not_packed, prove, question, refused
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -82,8 +82,7 @@ def row(form: str, boxes: list[list[float]], first: int = 0) -> dict[str, Any]:
 def test_objects_of_hugging_face(form: str, convention: str, tmp_path: Path) -> None:
     rows = [row(form, as_convention(convention)), row(form, []), row(form, as_convention(convention, CORNERS[:1]), 7)]
     root = write(tmp_path / "set", rows, LISTS if form == "lists" else STRUCTS, FEATURES[form])
-    convert(root, tmp_path / "x.lmdb", layout=convention)
-    assert verify(tmp_path / "x.lmdb", against=root).problems == ()
+    prove(root, tmp_path / "x.lmdb", layout=convention)
     ds = PackedDataset(tmp_path / "x.lmdb", columns=("boxes", "labels", "objects"))
     np.testing.assert_allclose(ds[0][0], CORNERS, atol=1e-4)
     assert (ds[0][1].tolist(), ds[1][0].shape, ds[2][1].tolist()) == ([0, 1, 0], (0, 4), [0])
@@ -136,14 +135,11 @@ def test_the_convention_is_that_which_all_boxes_fit(
     types = {"width": pa.int64(), "height": pa.int64()} if sides else {}
     root = write(tmp_path / "set", rows, LISTS, **types)
     if said in CONVENTIONS:
-        with closing(open_source(root)) as source:
-            source.survey()
-            found = [source.read(entry).values["boxes"] for entry in source.entries()]
-            assert np.concatenate(found).tolist() == to_corners(boxes, said, PNG).tolist()
+        found = look(root).each("boxes")
+        assert np.concatenate(found).tolist() == to_corners(boxes, said, PNG).tolist()
         return
-    with pytest.raises(AmbiguousSourceError, match=said) as caught:
-        open_source(root).survey()
-    assert ("--layout", "json") in [answer.options for answer in caught.value.answers]
+    caught = question(root, said)
+    assert ("--layout", "json") in [answer.options for answer in caught.answers]
     convert(root, tmp_path / "x.h5", layout="json")
     assert [
         column.type for column in PackedDataset(tmp_path / "x.h5").manifest.columns if column.name == "objects"
@@ -154,12 +150,11 @@ def test_columns_of_their_own_with_names_of_classes(tmp_path: Path) -> None:
     rows = [{"bbox": as_convention("xywh"), "categories": ["dog", "cat", "dog"]}, {"bbox": [], "categories": []}]
     types = {"bbox": pa.list_(BOX), "categories": pa.list_(pa.string())}
     root = write(tmp_path / "set", rows, None, **types)
-    convert(root, tmp_path / "x.lmdb", layout="xywh")
+    prove(root, tmp_path / "x.lmdb", layout="xywh")
     ds = PackedDataset(tmp_path / "x.lmdb", columns=("bbox", "categories"))
     np.testing.assert_allclose(ds[0][0], CORNERS)
     labels = next(column for column in ds.manifest.columns if column.name == "categories")
     assert (ds[0][1].tolist(), labels.classes, labels.parallel) == ([1, 0, 1], ("cat", "dog"), "bbox")
-    assert verify(tmp_path / "x.lmdb", against=root).problems == ()
 
 
 @pytest.mark.parametrize("form", ["lists", "structs"])
@@ -173,8 +168,7 @@ def test_metadata_of_an_image_folder(form: str, convention: str, tmp_path: Path)
     (root / "train/metadata.jsonl").write_text("\n".join(lines))
     for number in range(3):
         (root / f"train/{number}.png").write_bytes(encode(picture("RGB", WIDTH, HEIGHT, seed=number), "PNG"))
-    convert(root, tmp_path / "x.lmdb", layout=convention)
-    assert verify(tmp_path / "x.lmdb", against=root).problems == ()
+    prove(root, tmp_path / "x.lmdb", layout=convention)
     ds = PackedDataset(tmp_path / "x.lmdb", columns=("boxes", "labels", "objects"))
     np.testing.assert_allclose(ds[0][0], CORNERS, atol=1e-4)
     assert (ds[0][1].tolist(), ds[1][0].shape, ds[2][1].tolist()) == ([0, 1, 0], (0, 4), [0])
@@ -238,14 +232,12 @@ def test_what_is_no_column_of_boxes_stays_json(tmp_path: Path) -> None:
         ({"id": [], "bbox": [[1, 2, 3, 4, 5]], "category": [1]}, {"id": [], "bbox": CORNERS, "category": [1]})
     ):
         root = write(tmp_path / f"set {number}", [{"objects": objects}], LISTS)
-        with closing(open_source(root)) as source:
-            assert [(column.name, column.type) for column in source.survey().columns] == [("objects", "json")]
+        assert [(column.name, column.type) for column in look(root).columns] == [("objects", "json")]
 
 
 def test_a_layout_of_boxes_is_for_tables(tmp_path: Path) -> None:
     root = write(tmp_path / "set", [row("lists", CORNERS)], LISTS)
-    with pytest.raises(UsageError, match="be xyxy, xywh, cxcywh, xyxyn, xywhn, cxcywhn, voc or json; got 'xyhw'"):
-        open_source(root, layout="xyhw")
+    refused(UsageError, root, "be xyxy, xywh, cxcywh, xyxyn, xywhn, cxcywhn, voc or json; got 'xyhw'", layout="xyhw")
     with pytest.raises(UsageError, match="does not use layout: leave it out; kinds that do: arrow, parquet, voc, hf_"):
         open_source(root, kind="imagefolder", layout="xywh")
 
@@ -255,8 +247,7 @@ def test_a_box_that_is_none_is_a_bad_sample(tmp_path: Path) -> None:
     with closing(open_source(root, layout="xyxy")) as source:
         good, _ = source.entries()
         assert len(source.read(good).values["boxes"]) == 3
-    with pytest.raises(SampleError, match="boxes"):
-        convert(root, tmp_path / "x.h5", layout="xyxy")
+    not_packed(SampleError, root, tmp_path / "x.h5", "boxes", layout="xyxy")
 
 
 @settings(max_examples=50)

@@ -21,12 +21,12 @@ import pytest
 from PIL import Image
 
 from packstore import PackedDataset, SourceError, UsageError, convert, verify
-from packstore.sources import open_source
 from packstore.stores import open_store
 from tests.internals import ConvertOptions, make_plan, restrict_library
 from tests.makers import layouts
 from tests.makers.all_layouts import idx
 from tests.makers.annotated import fill, jpeg, voc
+from tests.makers.sources import not_packed, refused
 from tests.makers.torchvision import import_torchvision
 from tests.makers.torchvision_sets import SETS as TORCHVISION_SETS
 
@@ -202,10 +202,9 @@ def test_arguments_choose_a_split(tmp_path: Path) -> None:
 )
 def test_unreadable_sources_are_named_in_one_line(source: str, said: str, tmp_path: Path) -> None:
     import_torchvision()
-    with pytest.raises((UsageError, SourceError)) as caught:
-        convert(source.format(tmp_path), tmp_path / "out.lmdb")
-    assert said in str(caught.value)
-    assert str(caught.value).isprintable()
+    caught = not_packed((UsageError, SourceError), source.format(tmp_path), tmp_path / "out.lmdb")
+    assert said in str(caught)
+    assert str(caught).isprintable()
     assert not (tmp_path / "out.lmdb").exists()
 
 
@@ -216,8 +215,7 @@ def test_unreadable_sources_are_named_in_one_line(source: str, said: str, tmp_pa
 def test_a_library_that_is_missing_is_named(source: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("fiftyone", "datumaro", "tensorflow_datasets"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UsageError, match=f"pip install {wanted}$"):
-        open_source(Path(source))
+    refused(UsageError, Path(source), f"pip install {wanted}$")
 
 
 @pytest.mark.slow
@@ -229,8 +227,7 @@ def test_a_path_that_is_called_like_a_bridge_is_a_path(tmp_path: Path, monkeypat
 
 def test_options_for_paths_are_refused(tmp_path: Path) -> None:
     for given in ({"kind": "flat"}, {"ignore": "*.txt"}, {"image_key": "x"}, {"layout": "NHWC"}):
-        with pytest.raises(UsageError):
-            open_source(Path("fiftyone:set"), **given)  # type: ignore[arg-type]
+        refused(UsageError, Path("fiftyone:set"), **given)
 
 
 class Evil:
@@ -249,8 +246,7 @@ def test_pickles_of_cifar_are_opened_only_after_their_digest_was_compared(tmp_pa
     names = ["test_batch", "batches.meta", *(f"data_batch_{n}" for n in range(1, 6))]
     evil = pickle.dumps(Evil(tmp_path / "ran"))
     fill(folder, dict.fromkeys(names, evil))
-    with pytest.raises(SourceError, match="not found or corrupted"):
-        open_source(Path(f"torchvision:CIFAR10:{tmp_path}"))
+    refused(SourceError, Path(f"torchvision:CIFAR10:{tmp_path}"), "not found or corrupted")
     assert not (tmp_path / "ran").exists()
 
 
@@ -321,8 +317,7 @@ def test_tfds(tmp_path: Path) -> None:
         source = f"tfds:{name}:{tmp_path / 'data'}"
         convert(source, tmp_path / "out.lmdb", overwrite=True)
         assert not verify(tmp_path / "own.lmdb", against=source).problems
-    with pytest.raises(SourceError, match="Could not find dataset files for: nothing"):
-        open_source(Path(f"tfds:nothing:{tmp_path / 'data'}"))
+    refused(SourceError, Path(f"tfds:nothing:{tmp_path / 'data'}"), "Could not find dataset files for: nothing")
 
 
 @pytest.mark.slow
@@ -409,10 +404,8 @@ def test_fiftyone_of_which_some_samples_have_no_split(tmp_path: Path, monkeypatc
 
 def test_fiftyone_refuses_videos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fiftyone", FiftyOne(media_type="video"))
-    with pytest.raises(UsageError, match="holds video; bridges read images"):
-        open_source(Path("fiftyone:photos"))
-    with pytest.raises(SourceError, match="fiftyone cannot read it: ValueError: Dataset other not found"):
-        open_source(Path("fiftyone:other"))
+    refused(UsageError, Path("fiftyone:photos"), "holds video; bridges read images")
+    refused(SourceError, Path("fiftyone:other"), "fiftyone cannot read it: ValueError: Dataset other not found")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Images with captions: tables, lines of JSON, and the files of Flickr8k and Flickr30k."""
+"""Captions: a table of them, or a text beside each image."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import json
 import shutil
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from packstore import AmbiguousSourceError, PackedDataset, convert, verify
-from packstore.sources import Entry, open_source
-from packstore.testing import SourceSuite
-from tests.internals import Role, SampleError, SourceError
+from packstore import PackedDataset
+from packstore.sources import ask_about_left, open_source
+from tests.internals import Role, SourceError, is_words
 from tests.makers.annotated import fill, jpeg
+from tests.makers.images import tiny
+from tests.makers.sources import FileSuite, look, prove, question, refused
 
 
 def captioned(root: Path, samples: int = 6) -> Path:
@@ -23,11 +27,9 @@ def captioned(root: Path, samples: int = 6) -> Path:
     return fill(root, {**files, "captions.csv": "\n".join(["image,caption", *lines])})
 
 
-class TestCaptions(SourceSuite):
+class TestCaptions(FileSuite):
     kind = "captions"
-    undecodable_keys = False
     bytes_per_sample = 400
-    many = 500
 
     def make(self, folder: Path, samples: int) -> Path:
         return captioned(folder, samples)
@@ -36,27 +38,16 @@ class TestCaptions(SourceSuite):
         text = (path / "captions.csv").read_text()
         (path / "captions.csv").write_text(text.replace("first 3", "other 3"))
 
-    def spoil(self, path: Path, entry: Entry) -> bool:
-        (path / entry.key).unlink()
-        return True
-
-    def enlarge(self, path: Path, entry: Entry) -> bool:
-        with (path / entry.key).open("r+b") as file:
-            file.truncate((64 << 20) + 100)
-        return True
-
 
 def test_what_is_kept(tmp_path: Path) -> None:
     root = captioned(tmp_path / "set")
     fill(root, {"images/extra.jpg": jpeg(9)})
-    convert(root, tmp_path / "x.h5")
+    prove(root, tmp_path / "x.h5")
     ds = PackedDataset(tmp_path / "x.h5", columns=("key", "captions", "image"), output="bytes")
     assert [tuple(ds[n]) for n in (0, 5)] == [
         (f"images/{n:05}.jpg", [f"a cat, first {n} ä", f"a cat, again {n} ä"], jpeg(n)) for n in (0, 5)
     ]
-    assert verify(tmp_path / "x.h5", against=root).problems == ()
-    with closing(open_source(root)) as source:
-        assert dict(source.survey().ledger.passed_over) == {"images without a caption": 1}
+    assert dict(look(root).ledger.passed_over) == {"images without a caption": 1}
 
 
 FLICKR30K = """image_name| comment_number| comment
@@ -105,9 +96,9 @@ def test_the_forms_of_captions(file: str, text: str, folder: str, tmp_path: Path
 
 def test_one_caption_each_is_text(tmp_path: Path) -> None:
     fill(tmp_path, {"a.jpg": jpeg(0), "b.jpg": jpeg(1), "captions.csv": "file,caption\nb.jpg,a dog\na.jpg,\n"})
-    with closing(open_source(tmp_path)) as source:
-        assert [column.type for column in source.survey().columns] == ["text"]
-        assert [source.read(entry).values for entry in source.entries()] == [{"caption": "a dog"}, {"caption": ""}]
+    seen = look(tmp_path)
+    assert [column.type for column in seen.columns] == ["text"]
+    assert seen.values == [{"caption": "a dog"}, {"caption": ""}]
 
 
 def test_splits_of_a_column_and_of_flickr8k(tmp_path: Path) -> None:
@@ -124,20 +115,6 @@ def test_splits_of_a_column_and_of_flickr8k(tmp_path: Path) -> None:
         assert dict(survey.splits) == {"train": 1, "dev": 1, "test": 1, "unassigned": 1}
         assert survey.ledger.left == {"not images (.txt)": 1}
         assert source.read(next(source.entries("dev"))).values == {"caption": "caption 1"}
-
-
-def test_an_archive(tmp_path: Path) -> None:
-    archive = shutil.make_archive(str(tmp_path / "set"), "tar", captioned(tmp_path / "set"))
-    with closing(open_source(Path(archive))) as source, closing(open_source(tmp_path / "set")) as folder:
-        pairs = zip(source.entries(), folder.entries(), strict=True)
-        assert all(source.read(one) == folder.read(other) for one, other in pairs)
-
-
-def test_an_image_that_is_missing_is_a_bad_sample(tmp_path: Path) -> None:
-    captioned(tmp_path)
-    (tmp_path / "images/00002.jpg").unlink()
-    with closing(open_source(tmp_path)) as source, pytest.raises(SampleError, match="No such file"):
-        source.read(list(source.entries())[2])
 
 
 @pytest.mark.parametrize(
@@ -160,9 +137,7 @@ def test_an_image_that_is_missing_is_a_bad_sample(tmp_path: Path) -> None:
 )
 def test_files_that_cannot_be(name: str, text: str, said: str, tmp_path: Path) -> None:
     fill(tmp_path, {"0.jpg": jpeg(0), name: text})
-    with pytest.raises(SourceError, match=said) as caught:
-        open_source(tmp_path, kind="captions")
-    assert str(caught.value).isprintable()
+    refused(SourceError, tmp_path, said, kind="captions")
 
 
 @pytest.mark.parametrize(
@@ -174,8 +149,7 @@ def test_files_that_cannot_be(name: str, text: str, said: str, tmp_path: Path) -
     ids=["further files", "two files"],
 )
 def test_what_would_be_lost_is_a_question(files: dict[str, str | bytes], tmp_path: Path) -> None:
-    with pytest.raises(AmbiguousSourceError):
-        open_source(fill(tmp_path, {"0.jpg": jpeg(0), "1.jpg": jpeg(1), **files}))
+    question(fill(tmp_path, {"0.jpg": jpeg(0), "1.jpg": jpeg(1), **files}))
 
 
 def test_the_folder_of_images_is_that_of_most_names(tmp_path: Path) -> None:
@@ -183,8 +157,8 @@ def test_the_folder_of_images_is_that_of_most_names(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {f"{n:03}/other.jpg": jpeg(n) for n in range(40)}
     files |= {f"old/{n:03}.jpg": jpeg(n) for n in range(20)} | {f"photos/{n:03}.jpg": jpeg(n) for n in range(100)}
     lines = "".join(f"{n:03}.jpg,caption {n}\n" for n in range(100))
-    with closing(open_source(fill(tmp_path, {**files, "zzz/captions.txt": lines}), kind="captions")) as source:
-        assert [entry.key for entry in source.entries()] == [f"photos/{n:03}.jpg" for n in range(100)]
+    seen = look(fill(tmp_path, {**files, "zzz/captions.txt": lines}), kind="captions")
+    assert seen.keys == [f"photos/{n:03}.jpg" for n in range(100)]
 
 
 def test_images_in_several_folders(tmp_path: Path) -> None:
@@ -194,9 +168,123 @@ def test_images_in_several_folders(tmp_path: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
         (place / f"im{number}.png").write_bytes(jpeg(number))
     (tmp_path / "captions.csv").write_text("file,caption\n" + "".join(f"im{n}.png,number {n}\n" for n in range(6)))
-    with closing(open_source(tmp_path)) as source:
-        assert source.kind == "captions"
-        assert source.survey().ledger.count(Role.LEFT) == 0
-        assert [entry.key for entry in source.entries()] == [
-            f"pics/{'one' if n < 4 else 'two'}/im{n}.png" for n in range(6)
-        ]
+    seen = look(tmp_path)
+    assert seen.kind == "captions"
+    assert seen.ledger.count(Role.LEFT) == 0
+    assert seen.keys == [f"pics/{'one' if n < 4 else 'two'}/im{n}.png" for n in range(6)]
+
+
+def make(
+    folder: Path, samples: int, text: str = "a photo of {n} cats, red", place: str = "a{n:05}", end: str = "txt"
+) -> Path:
+    names = [place.format(n=n) for n in range(samples)]
+    images = {f"{name}.png": tiny(n) for n, name in enumerate(names)}
+    return fill(folder, {**images, **{f"{name}.{end}": text.format(n=n) for n, name in enumerate(names)}})
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    with closing(open_source(path)) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert (source.kind, survey.ledger.left) == ("caption_files", {})
+        return {entry.key: dict(source.read(entry).values) for entry in source.entries()}  # type: ignore[union-attr]
+
+
+class TestCaptionFiles(FileSuite):
+    kind = "caption_files"
+    bytes_per_sample = 400
+    many = 1000
+
+    def make(self, folder: Path, samples: int) -> Path:
+        return make(folder, samples)
+
+    def change(self, path: Path) -> None:
+        (path / "a00000.png").write_bytes(tiny(99_999))
+
+
+@pytest.mark.parametrize("samples", [3, 300, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("end", ["txt", "caption", "cap"])
+def test_each_text_goes_with_its_image(end: str, samples: int, tmp_path: Path) -> None:
+    path = make(tmp_path / "set", samples, end=end)
+    expected = {f"a{n:05}.png": {"caption": f"a photo of {n} cats, red"} for n in range(samples)}
+    archives = [Path(shutil.make_archive(str(tmp_path / "a"), suffix, path)) for suffix in ("zip", "tar")]
+    for place in (path, *archives[: 2 - (end == "txt")]):  # a tar of images and texts is a shard of WebDataset
+        assert read(place) == expected
+
+
+def test_folders_and_splits(tmp_path: Path) -> None:
+    make(tmp_path / "one", 4, place="{n}_cat/b{n}")
+    assert [each["folder"] for each in read(tmp_path / "one").values()] == [f"{n}_cat" for n in range(4)]
+    make(tmp_path / "two", 4, place="train/b{n}")
+    make(tmp_path / "two", 2, place="test/c{n}")
+    assert dict(look(tmp_path / "two").splits) == {"train": 4, "test": 2}
+
+
+def test_an_image_without_a_text_has_none(tmp_path: Path) -> None:
+    path = make(tmp_path, 4)
+    (path / "a00001.txt").unlink()
+    (path / "a00002.txt").write_text("")
+    assert [each["caption"] for each in read(path).values()] == [
+        "a photo of 0 cats, red", None, "", "a photo of 3 cats, red",
+    ]  # fmt: skip
+
+
+def test_folders_that_may_be_classes_are_a_question(tmp_path: Path) -> None:
+    make(make(tmp_path, 4, place="cats/a{n}"), 4, place="dogs/b{n}")
+    caught = question(tmp_path)
+    assert ("--source", "caption_files") in [answer.options for answer in caught.answers]
+    values = look(tmp_path, kind="caption_files").values[-1]
+    assert dict(values) == {"caption": "a photo of 3 cats, red", "folder": "dogs"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cat 0.5 0.5 0.1 0.1",
+        "Car 0.00 0 -1.58 587.01 173.33 614.12 200.12 1.65 1.67 3.64 -0.65 1.71 46.70 -1.59",
+        "1,2,9,2,9,7,1,7,word",
+        "10.0 20.0 30.0 20.0 30.0 40.0 10.0 40.0 plane 0",
+        '{"label": "cat"}',
+        '[{"label": "cat"}]',
+        "<annotation></annotation>",
+        "0 1 2",
+        "a\0b",
+        "x" * 70_000,
+    ],
+)
+@pytest.mark.parametrize("samples", [3, 300])
+def test_one_other_text_is_a_question(line: str, samples: int, tmp_path: Path) -> None:
+    """Of all texts, the last is an annotation."""
+    path = make(tmp_path, samples)
+    (path / f"a{samples - 1:05}.txt").write_text(line)
+    question(path)
+
+
+def test_other_annotations_beside_them_are_a_question(tmp_path: Path) -> None:
+    path = make(tmp_path, 30)
+    (path / "metadata.json").write_text("{" + ",".join(f'"a{n:05}": {n}' for n in range(30)) + "}")
+    question(path)
+
+
+def test_texts_of_two_suffixes_are_a_question(tmp_path: Path) -> None:
+    path = make(make(tmp_path, 4), 4, end="caption")
+    question(path)
+
+
+@pytest.mark.parametrize("text", ["[trigger]. A cat, red", "<lora:owl:0.8> a cat", "{red|blue} cat"])
+def test_marks_of_prompts_are_words(text: str, tmp_path: Path) -> None:
+    path = make(tmp_path, 3)
+    (path / "a00002.txt").write_text(text)
+    seen = look(path)
+    values = seen.values[-1]
+    assert (seen.kind, dict(values)) == ("caption_files", {"caption": text})
+
+
+@given(st.lists(st.sampled_from(["cat", "1girl", "(red:1.2)", "4k", "no1", "solo"]), min_size=1))
+def test_words_are_captions(words: list[str]) -> None:
+    assert is_words(", ".join(words).encode())
+
+
+@given(st.binary())
+def test_any_bytes_are_one_or_none(raw: bytes) -> None:
+    assert is_words(raw) in (True, False)

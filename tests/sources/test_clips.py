@@ -14,9 +14,10 @@ from PIL import Image
 
 from packstore import PackedDataset, PackedLoader, append, convert, verify
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.sources import Entry, Source, open_source
+from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
 from tests.internals import AmbiguousSourceError, SampleError, SourceError, UsageError
+from tests.makers.sources import not_packed, prove, question
 
 
 def frames_of(seed: int, count: int, channels: int = 3, dtype: str = "uint8") -> NDArray[Any]:
@@ -48,13 +49,9 @@ class TestClips(SourceSuite):
     def change(self, path: Path) -> None:
         save(path / "class 0" / "clip \udcfe0000", frames_of(99, 5))
 
-    def spoil(self, path: Path, entry: Entry) -> bool:
-        return False
-
     def test_it_packs_and_the_store_holds_it(self, path: Path, tmp_path: Path) -> None:
-        report = convert(path, tmp_path / "packed.h5", frames="clips")
+        report = prove(path, tmp_path / "packed.h5", frames="clips", decode=True)
         assert report.manifest.options["frames"] == "clips"
-        assert verify(tmp_path / "packed.h5", decode=True, against=path).problems == ()
 
     def test_an_interrupted_conversion_goes_on_to_the_same_bytes(self) -> None:  # type: ignore[override]
         pytest.skip("convert is told of clips")
@@ -111,22 +108,18 @@ def test_folders_above_clips_are_classes_and_clips_are_appended(tmp_path: Path) 
 def test_classes_may_number_their_clips_alike(tmp_path: Path) -> None:
     for number in range(4):
         save(tmp_path / "a" / ("jump", "run")[number % 2] / f"clip_{number // 2}", frames_of(number, 2))
-    with pytest.raises(AmbiguousSourceError, match="same folders of images in each"):
-        open_source(tmp_path / "a")
-    manifest = convert(tmp_path / "a", tmp_path / "s.lmdb", frames="clips").manifest
+    question(tmp_path / "a", "same folders of images in each")
+    manifest = prove(tmp_path / "a", tmp_path / "s.lmdb", frames="clips").manifest
     assert (manifest.classes, manifest.records) == (("jump", "run"), 4)
-    assert verify(tmp_path / "s.lmdb", against=tmp_path / "a").ok
 
 
 def test_folders_like_clips_are_a_question(tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "video" / f"clip_{number:04}", frames_of(number, 2))
-    with pytest.raises(AmbiguousSourceError, match="seem to be clips") as caught:
-        convert(tmp_path / "video", tmp_path / "x.lmdb")
-    assert [answer.options for answer in caught.value.answers] == [("--frames", "clips"), ("--source", "imagefolder")]
-    manifest = convert(tmp_path / "video", tmp_path / "x.lmdb", source_kind="imagefolder").manifest
+    caught = not_packed(AmbiguousSourceError, tmp_path / "video", tmp_path / "x.lmdb", "seem to be clips")
+    assert [answer.options for answer in caught.answers] == [("--frames", "clips"), ("--source", "imagefolder")]
+    manifest = prove(tmp_path / "video", tmp_path / "x.lmdb", source_kind="imagefolder").manifest
     assert manifest.classes == ("clip_0000", "clip_0001", "clip_0002")
-    assert verify(tmp_path / "x.lmdb", against=tmp_path / "video").ok
 
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
@@ -141,8 +134,7 @@ def test_what_is_no_clip_is_said(name: str, tmp_path: Path) -> None:
     save(tmp_path / "video" / "v1", frames_of(1, 2))
     make, said = REFUSED[name]
     make(tmp_path / "video")
-    with pytest.raises(SourceError, match=said):
-        convert(tmp_path / "video", tmp_path / "x.lmdb", frames="clips")
+    not_packed(SourceError, tmp_path / "video", tmp_path / "x.lmdb", said, frames="clips")
 
 
 def test_columns_of_single_files_are_refused(tmp_path: Path) -> None:
@@ -154,14 +146,12 @@ def test_columns_of_single_files_are_refused(tmp_path: Path) -> None:
 
 def test_other_sources_and_damaged_frames(tmp_path: Path) -> None:
     save(tmp_path / "flat", frames_of(1, 3))
-    with pytest.raises(SourceError, match="no file of several frames"):
-        convert(tmp_path / "flat", tmp_path / "x.lmdb", frames="clips")
+    not_packed(SourceError, tmp_path / "flat", tmp_path / "x.lmdb", "no file of several frames", frames="clips")
     save(tmp_path / "video" / "v1", frames_of(1, 3))
     save(tmp_path / "video" / "v2", frames_of(2, 3))
     damaged = tmp_path / "video" / "v2" / "frame_0002.png"
     damaged.write_bytes(damaged.read_bytes()[:40])
-    with pytest.raises(SampleError, match=r"frame_0002"):
-        convert(tmp_path / "video", tmp_path / "x.lmdb", frames="clips")
+    not_packed(SampleError, tmp_path / "video", tmp_path / "x.lmdb", r"frame_0002", frames="clips")
     report = convert(tmp_path / "video", tmp_path / "x.lmdb", frames="clips", on_error="skip")
     assert len(report.skipped) == 1
     assert report.manifest.records == 1

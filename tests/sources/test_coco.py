@@ -16,18 +16,16 @@ import pytest
 
 from packstore import PackedDataset, coco_masks, convert, verify
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.testing import SourceSuite
 from tests.internals import AmbiguousSourceError, Role, SampleError, SourceError
 from tests.makers.annotated import CATS, POINTS, coco, coco_image, coco_object, fill, jpeg
 from tests.makers.command import run
 from tests.makers.images import encode
+from tests.makers.sources import FileSuite, look, not_packed, prove, question, refused
 
 
-class TestCoco(SourceSuite):
+class TestCoco(FileSuite):
     kind = "coco"
-    undecodable_keys = False
     bytes_per_sample = 400
-    many = 500
 
     def make(self, folder: Path, samples: int) -> Path:
         return coco(folder, samples)
@@ -42,11 +40,6 @@ class TestCoco(SourceSuite):
                     annotation["bbox"] = [1]
 
         change(path / "annotations/instances_train2017.json", shorten)
-        return True
-
-    def enlarge(self, path: Path, entry: Entry) -> bool:
-        with (path / entry.key).open("r+b") as file:
-            file.truncate((64 << 20) + 100)
         return True
 
 
@@ -116,10 +109,9 @@ def test_ids_match_by_value(places: str, form: str, tmp_path: Path) -> None:
         file.write_text(json.dumps(write_ids(json.loads(file.read_text()))))
     found = []
     for root in roots:
-        with closing(open_source(root)) as source:
-            survey = source.survey()
-            samples = {e.key: dict(source.read(e).values) for e in source.entries()}  # type: ignore[union-attr]
-            left = survey.ledger.passed_over
+        survey = look(root)
+        samples = survey.samples
+        left = survey.ledger.passed_over
         json_of = [values.pop("json") for values in samples.values()]
         assert any("annotations" in each for each in json_of)
         found.append((survey.columns, survey.splits, left, samples))
@@ -148,8 +140,7 @@ def test_an_annotation_whose_image_id_is_no_id_is_an_error(kind: str, image: Any
         document["annotations"] = [{"id": 7, "image_id": image, "file_name": "1.png", "segments_info": []}]
     fill(tmp_path, {f"annotations/{kind}_train2017.json": json.dumps(document), "train2017/000000000001.jpg": jpeg(1)})
     said = rf"{kind}_train2017\.json: annotation 7 has the image_id {re.escape(repr(image))}; expected a whole number"
-    with pytest.raises(SourceError, match=said):
-        open_source(tmp_path)
+    refused(SourceError, tmp_path, said)
 
 
 @pytest.mark.parametrize("image", [7, "01", "b"])
@@ -166,13 +157,12 @@ def test_annotations_of_no_image_are_an_error_if_most_are(kind: str, image: Any,
             said = (
                 rf"{kind}_train2017\.json: {spoilt + 1} of {number} annotations have the image_id of no image, such as"
             )
-            with pytest.raises(SourceError, match=said) as caught:
-                open_source(root)
-            assert repr(image) in str(caught.value)
+            caught = refused(SourceError, root, said)
+            assert repr(image) in str(caught)
         else:
-            with closing(open_source(root)) as source:
-                left = source.survey().ledger.passed_over
-                assert left["annotations of images that are not listed"] == spoilt + 1
+            seen = look(root)
+            left = seen.ledger.passed_over
+            assert left["annotations of images that are not listed"] == spoilt + 1
 
 
 @pytest.mark.parametrize("category", [7, "07", 1.5, None, [18]])
@@ -190,17 +180,10 @@ def test_categories_of_another_split_count(tmp_path: Path) -> None:
 
 
 def test_images_come_in_the_order_of_their_ids_as_from_torchvision(tmp_path: Path) -> None:
-    with closing(open_source(coco(tmp_path))) as source:
-        keys = [entry.key for entry in source.entries()]
-        assert keys == sorted(keys)
-        assert source.evidence.startswith("annotations/instances_train2017.json, annotations/person_keypoints_")
-
-
-def test_an_archive(tmp_path: Path) -> None:
-    archive = shutil.make_archive(str(tmp_path / "coco"), "zip", coco(tmp_path / "set"))
-    with closing(open_source(Path(archive))) as source, closing(open_source(tmp_path / "set")) as folder:
-        pairs = zip(source.entries(), folder.entries(), strict=True)
-        assert all(source.read(one) == folder.read(other) for one, other in pairs)
+    seen = look(coco(tmp_path))
+    keys = seen.keys
+    assert keys == sorted(keys)
+    assert seen.evidence.startswith("annotations/instances_train2017.json, annotations/person_keypoints_")
 
 
 @pytest.mark.parametrize(
@@ -252,8 +235,7 @@ def test_without_any_image_it_says_so(tmp_path: Path) -> None:
     coco(tmp_path)
     for split in ("train", "val"):
         shutil.rmtree(tmp_path / f"{split}2017")
-    with pytest.raises(SourceError, match=r"the images of annotations/instances_train2017\.json are missing"):
-        open_source(tmp_path)
+    refused(SourceError, tmp_path, r"the images of annotations/instances_train2017\.json are missing")
 
 
 def test_images_for_which_nobody_looked_for_objects_have_no_boxes(tmp_path: Path) -> None:
@@ -316,8 +298,7 @@ def test_panoptic_masks_go_with_their_images(masks: str, tmp_path: Path) -> None
     assert first["json"]["panoptic"] == {"file_name": "000000000001.png", "segments_info": SEGMENTS}
     pixels = np.asarray(PIL.Image.open(io.BytesIO(first["panoptic_mask"]))).astype(int) @ [1, 256, 65536]
     assert [(pixels == number).sum() for number in first["segment_ids"]] == [9, 4]
-    convert(root, tmp_path / "x.h5")
-    assert verify(tmp_path / "x.h5", decode=True, against=root).problems == ()
+    prove(root, tmp_path / "x.h5", decode=True)
 
 
 def test_each_pixel_of_a_panoptic_mask_is_the_id_of_its_segment(tmp_path: Path) -> None:
@@ -352,16 +333,16 @@ def test_stuff_alone_is_objects_and_beside_objects_is_left(tmp_path: Path) -> No
         assert [*source.survey().ledger.names(Role.LEFT)] == ["annotations/stuff_train2017.json"]
         with pytest.raises(AmbiguousSourceError, match=r"stuff_train2017\.json"):
             ask_about_left(source, source.survey())
-    with closing(open_source(tmp_path, ignore=["instances*", "person*", "captions*"])) as source:
-        values = source.read(next(source.entries())).values
-        assert (values["boxes"], values["labels"]) == ([[1.5, 1, 6, 7.5]], [0])
+    seen = look(tmp_path, ignore=["instances*", "person*", "captions*"])
+    values = seen.values[0]
+    assert (values["boxes"], values["labels"]) == ([[1.5, 1, 6, 7.5]], [0])
 
 
 def test_panoptic_masks_alone(tmp_path: Path) -> None:
     panoptic(tmp_path)
-    with closing(open_source(tmp_path, ignore=["instances*", "person*", "captions*"])) as source:
-        names = [column.name for column in source.survey().columns if not column.name.endswith("_valid")]
-        assert names == ["segment_ids", "segment_labels", "panoptic_mask", "json"]
+    seen = look(tmp_path, ignore=["instances*", "person*", "captions*"])
+    names = [column.name for column in seen.columns if not column.name.endswith("_valid")]
+    assert names == ["segment_ids", "segment_labels", "panoptic_mask", "json"]
 
 
 @pytest.mark.parametrize(
@@ -379,15 +360,14 @@ def test_panoptic_masks_alone(tmp_path: Path) -> None:
 def test_a_panoptic_mask_that_is_wrong_is_said(entry: dict[str, Any], said: str, tmp_path: Path) -> None:
     root = panoptic(tmp_path)
     change(root / "annotations/panoptic_train2017.json", lambda document: document["annotations"][0].update(entry))
-    with pytest.raises((SourceError, SampleError), match=said), closing(open_source(root)) as source:
-        [source.read(each) for each in source.entries()]
+    with pytest.raises((SourceError, SampleError), match=said):
+        assert look(root).values
 
 
 def test_panoptic_masks_that_are_not_there_are_counted(tmp_path: Path) -> None:
     root = panoptic(tmp_path)
     shutil.rmtree(root / "annotations/panoptic_train2017")
-    with closing(open_source(root)) as source:
-        assert source.survey().ledger.passed_over["panoptic masks that are missing"] == 3
+    assert look(root).ledger.passed_over["panoptic masks that are missing"] == 3
 
 
 def test_captions_alone(tmp_path: Path) -> None:
@@ -395,18 +375,18 @@ def test_captions_alone(tmp_path: Path) -> None:
     for split in ("train", "val"):
         for kind in ("instances", "person_keypoints"):
             (tmp_path / f"annotations/{kind}_{split}2017.json").unlink()
-    with closing(open_source(tmp_path)) as source:
-        assert [column.name for column in source.survey().columns] == ["captions", "captions_valid", "json"]
-        assert source.read(next(source.entries())).values["captions"] == ["caption 0 of 0", "caption 1 of 0"]
+    seen = look(tmp_path)
+    assert [*seen.classes] == ["captions", "captions_valid", "json"]
+    assert seen.values[0]["captions"] == ["caption 0 of 0", "caption 1 of 0"]
 
 
 def test_names_that_several_categories_have_get_their_ids(tmp_path: Path) -> None:
     categories = [{"id": 9, "name": "crane"}, {"id": 2, "name": "crane"}, {"id": 5, "name": "bat"}]
     root = plain(tmp_path, [coco_image(1)], [coco_object(1, 1, category_id=9)], categories)
-    with closing(open_source(root)) as source:
-        classes = next(column.classes for column in source.survey().columns if column.name == "labels")
-        assert classes == ("crane (2)", "bat", "crane (9)")
-        assert source.read(next(source.entries())).values["labels"] == [2]
+    seen = look(root)
+    classes = seen.classes["labels"]
+    assert classes == ("crane (2)", "bat", "crane (9)")
+    assert seen.values[0]["labels"] == [2]
 
 
 @pytest.mark.parametrize(
@@ -429,9 +409,7 @@ def test_names_that_several_categories_have_get_their_ids(tmp_path: Path) -> Non
 def test_what_is_not_coco(images: Any, annotations: Any, categories: Any, said: str, tmp_path: Path) -> None:
     plain(tmp_path, [image for image in images or () if isinstance(image, dict)], [], categories)
     change(tmp_path / "annotations.json", lambda it: it.update(images=images, annotations=annotations))
-    with pytest.raises(SourceError, match=said) as caught:
-        open_source(tmp_path)
-    assert str(caught.value).isprintable()
+    refused(SourceError, tmp_path, said)
 
 
 @pytest.mark.parametrize(
@@ -465,9 +443,7 @@ def test_a_bad_annotation_is_a_bad_sample(more: Any, said: str, tmp_path: Path) 
 def test_a_file_that_is_no_json(text: str, said: str, tmp_path: Path) -> None:
     data = text.encode("utf-8", "surrogateescape")
     fill(tmp_path, {"train2017/1.jpg": jpeg(1), "annotations/instances_train2017.json": data})
-    with pytest.raises(SourceError, match=said) as caught:
-        open_source(tmp_path)
-    assert str(caught.value).isprintable()
+    refused(SourceError, tmp_path, said)
 
 
 def of_images(*numbers: int, **more: Any) -> str:
@@ -502,60 +478,54 @@ def test_a_list_of_images_alone_beside_keypoints(tmp_path: Path) -> None:
 )
 def test_two_sets_in_one_folder_are_splits(first: str, second: str, splits: tuple[str, str], tmp_path: Path) -> None:
     fill(tmp_path, {first: of_images(0, 1), second: of_images(2, 3), **photos("images", 0, 1, 2, 3)})
-    with closing(open_source(tmp_path)) as source:
-        assert dict(source.survey().splits) == dict.fromkeys(splits, 2)
-        keys = [[entry.key for entry in source.entries(split)] for split in splits]
+    seen = look(tmp_path)
+    assert dict(seen.splits) == dict.fromkeys(splits, 2)
+    keys = [[entry.key for entry in seen.of(split)] for split in splits]
     assert keys == [[f"images/{n:012}.jpg" for n in pair] for pair in ((0, 1), (2, 3))]
 
 
 def test_annotations_of_years_whose_images_are_not_there(tmp_path: Path) -> None:
     """As where ``annotations_trainval2014.zip`` and ``…2017.zip`` were unpacked in one folder."""
     coco(tmp_path)
-    with closing(open_source(tmp_path)) as source:
-        expected = list(source.entries())
+    expected = look(tmp_path).entries
     for split, n in (("train", 77), ("val", 78)):
         fill(tmp_path, {f"annotations/instances_{split}2014.json": of_images(n)})
-    with closing(open_source(tmp_path)) as source:
-        assert list(source.entries()) == expected
-        ledger = source.survey().ledger
-        assert ledger.left == {"files of annotations of images that are missing": 2}
-        assert set(ledger.names(Role.LEFT)) == {f"annotations/instances_{split}2014.json" for split in ("train", "val")}
+    seen = look(tmp_path)
+    assert seen.entries == expected
+    ledger = seen.ledger
+    assert ledger.left == {"files of annotations of images that are missing": 2}
+    assert set(ledger.names(Role.LEFT)) == {f"annotations/instances_{split}2014.json" for split in ("train", "val")}
 
 
 @pytest.mark.parametrize("name", ["annotations.json", "_annotations.coco.json", "instances.json"])
 def test_two_sets_in_folders_of_one_name_are_a_question(name: str, tmp_path: Path) -> None:
     for folder, n in (("one", 0), ("two", 1)):
         fill(tmp_path, {f"{folder}/{name}": of_images(n), **photos(f"{folder}/images", n)})
-    with pytest.raises(AmbiguousSourceError, match="whose names have no split: give one of their folders") as asked:
-        open_source(tmp_path)
-    assert [answer.source for answer in asked.value.answers] == [tmp_path / "one", tmp_path / "two"]
-    for answer, n in zip(asked.value.answers, (0, 1), strict=True):
+    asked = question(tmp_path, "whose names have no split: give one of their folders")
+    assert [answer.source for answer in asked.answers] == [tmp_path / "one", tmp_path / "two"]
+    for answer, n in zip(asked.answers, (0, 1), strict=True):
         assert answer.source is not None
-        with closing(open_source(answer.source)) as source:
-            assert [entry.key for entry in source.entries()] == [f"images/{n:012}.jpg"]
+        assert look(answer.source).keys == [f"images/{n:012}.jpg"]
     assert run("info", tmp_path).returncode == 2
     shutil.make_archive(str(tmp_path / "x"), "zip", tmp_path)
-    with pytest.raises(AmbiguousSourceError, match="give one of their folders"):
-        open_source(tmp_path / "x.zip")
+    question(tmp_path / "x.zip", "give one of their folders")
 
 
 def test_two_sets_with_the_same_images_or_other_classes_are_questions(tmp_path: Path) -> None:
     fill(tmp_path, {"a.json": of_images(0, 1), "b.json": of_images(1, 2), **photos("images", 0, 1, 2)})
-    with pytest.raises(AmbiguousSourceError, match=r"01\.jpg is annotated twice, by a\.json and b\.json"):
-        open_source(tmp_path)
+    question(tmp_path, r"01\.jpg is annotated twice, by a\.json and b\.json")
     wolf = [{"id": 18, "name": "wolf"}]
     fill(tmp_path, {"b.json": of_images(2, categories=wolf)})
-    with pytest.raises(AmbiguousSourceError, match="category 18 is 'wolf', and elsewhere 'dog': leave one") as caught:
-        open_source(tmp_path)
-    assert {answer.options for answer in caught.value.answers} == {("--ignore", "/a.json"), ("--ignore", "/b.json")}
+    caught = question(tmp_path, "category 18 is 'wolf', and elsewhere 'dog': leave one")
+    assert {answer.options for answer in caught.answers} == {("--ignore", "/a.json"), ("--ignore", "/b.json")}
 
 
 @pytest.mark.parametrize("place", ["https://host/images/", "/home/me/images/", "C:\\images\\", "s3://bucket/"])
 def test_of_urls_and_absolute_paths_the_last_part_counts(place: str, tmp_path: Path) -> None:
     images = [{**coco_image(n), "file_name": f"{place}{n:012}.jpg"} for n in range(2)]
     root = plain(tmp_path, images, [coco_object(n, n) for n in range(2)])
-    with closing(open_source(root, kind="coco")) as source:
-        assert [entry.key for entry in source.entries()] == [f"{n:012}.jpg" for n in range(2)]
+    seen = look(root, kind="coco")
+    assert seen.keys == [f"{n:012}.jpg" for n in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -572,9 +542,7 @@ def test_names_that_lead_out_of_the_source_are_refused(archive: bool, name: str,
     if archive:
         path = Path(shutil.make_archive(str(tmp_path / "x"), "zip", path))
     said = r"names .*, which is not a path within the source|the images of annotations/instances_train"
-    with pytest.raises(SourceError, match=said) as caught:
-        open_source(path)
-    assert str(caught.value).isprintable()
+    refused(SourceError, path, said)
 
 
 def test_an_image_of_two_splits(tmp_path: Path) -> None:
@@ -584,12 +552,11 @@ def test_an_image_of_two_splits(tmp_path: Path) -> None:
 
     files: dict[str, str | bytes] = {f"images/{n:012}.jpg": jpeg(n) for n in (1, 2, 3)}
     fill(tmp_path, {**files, "annotations/train.json": document(1, 2), "annotations/val.json": document(3)})
-    with closing(open_source(tmp_path)) as source:
-        assert dict(source.survey().splits) == {"train": 2, "val": 1}
-        assert not source.survey().ledger.passed_over.get("images that no annotations name")
+    seen = look(tmp_path)
+    assert dict(seen.splits) == {"train": 2, "val": 1}
+    assert not seen.ledger.passed_over.get("images that no annotations name")
     fill(tmp_path, {"annotations/val.json": document(2)})
-    with pytest.raises(SourceError, match=r"000000000002\.jpg is annotated twice"):
-        open_source(tmp_path)
+    refused(SourceError, tmp_path, r"000000000002\.jpg is annotated twice")
 
 
 def test_a_json_file_for_each_image_is_not_taken(tmp_path: Path) -> None:
@@ -598,21 +565,18 @@ def test_a_json_file_for_each_image_is_not_taken(tmp_path: Path) -> None:
         tmp_path,
         {f"{n}.{suffix}": text if suffix == "json" else jpeg(n) for n in range(20) for suffix in ("jpg", "json")},
     )
-    with pytest.raises(AmbiguousSourceError, match=r"a \.json file for each image"):
-        open_source(tmp_path)
+    question(tmp_path, r"a \.json file for each image")
 
 
 def test_classes_that_differ_between_splits(tmp_path: Path) -> None:
     coco(tmp_path)
     change(tmp_path / "annotations/instances_val2017.json", lambda it: it["categories"][0].update(name="wolf"))
-    with pytest.raises(SourceError, match="category 18 is 'wolf', and elsewhere 'dog'"):
-        open_source(tmp_path)
+    refused(SourceError, tmp_path, "category 18 is 'wolf', and elsewhere 'dog'")
 
 
 def test_other_json_beside_images_is_not_taken(tmp_path: Path) -> None:
     fill(tmp_path, {"cat/1.jpg": jpeg(1), "config.json": '{"images": [], "size": 3}'})
-    with closing(open_source(tmp_path)) as source:
-        assert source.kind == "imagefolder"
+    assert look(tmp_path).kind == "imagefolder"
 
 
 def test_boxes_are_float32_of_the_sum(tmp_path: Path) -> None:
@@ -626,14 +590,12 @@ def test_images_of_lvis_are_named_by_their_urls(tmp_path: Path) -> None:
     images: list[Any] = [{"id": n, "coco_url": f"http://images.cocodataset.org/val2017/{n}.jpg"} for n in range(2)]
     said = {"images": images, "annotations": [coco_object(1, 0)], "categories": CATS}
     fill(tmp_path, {"lvis_v1_val.json": json.dumps(said), **{f"val2017/{n}.jpg": jpeg(n) for n in range(2)}})
-    with closing(open_source(tmp_path)) as source:
-        assert [entry.key for entry in source.entries("val")] == ["val2017/0.jpg", "val2017/1.jpg"]
+    assert [entry.key for entry in look(tmp_path).of("val")] == ["val2017/0.jpg", "val2017/1.jpg"]
 
 
 def test_without_its_images_the_first_is_named(tmp_path: Path) -> None:
     plain(tmp_path, [{"id": 0, "file_name": "0.JPG"}], [])
-    with pytest.raises(SourceError, match=r"the images of .* are missing: 0\.JPG"):
-        open_source(tmp_path)
+    refused(SourceError, tmp_path, r"the images of .* are missing: 0\.JPG")
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -647,9 +609,9 @@ def test_classes_of_whole_images(several: bool, tmp_path: Path) -> None:
         "categories": [{"id": 1, "name": "owl"}, {"id": 2, "name": "fox"}],
     }
     files = {f"train/{n:05}.jpg": jpeg(n) for n in range(4)}
-    with closing(open_source(fill(tmp_path, {**files, "train.json": json.dumps(document)}))) as source:
-        columns = {column.name: column.classes for column in source.survey().columns}
-        found = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
+    seen = look(fill(tmp_path, {**files, "train.json": json.dumps(document)}))
+    columns = seen.classes
+    found = seen.values
     name = "tags" if several else "label"
     assert columns[name] == ("owl", "fox")
     assert "boxes" not in columns
@@ -660,34 +622,29 @@ def test_classes_of_whole_images(several: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [3, 300])
 def test_images_in_a_folder_of_any_name(count: int, tmp_path: Path) -> None:
     files = photos("input_pictures", *range(count)) | {"notes.json": of_images(*range(count))}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, source.survey().records) == ("coco", count)
+    assert look(fill(tmp_path, files)).found == ("coco", count)
     fill(tmp_path, photos("copies", *range(count)))
-    with pytest.raises(AmbiguousSourceError, match="are in copies, and in input_pictures: leave all but one out"):
-        open_source(tmp_path, kind="coco")
+    question(tmp_path, "are in copies, and in input_pictures: leave all but one out", kind="coco")
 
 
 def test_images_in_the_folder_of_another_split_are_not_taken(tmp_path: Path) -> None:
     files = photos("train_pictures", 1, 2) | {"annotations/instances_val.json": of_images(1, 2)}
-    with pytest.raises(SourceError, match="are missing"):
-        open_source(fill(tmp_path, files))
+    refused(SourceError, fill(tmp_path, files), "are missing")
 
 
 def test_images_of_a_file_without_a_split_beside_others_are_unassigned(tmp_path: Path) -> None:
     files = photos("train", 1, 2) | photos("images", 7, 8, 9)
     notes = {"train/_annotations.coco.json": of_images(1, 2), "_annotations.coco.json": of_images(7, 8, 9)}
-    with closing(open_source(fill(tmp_path, files | notes), kind="coco")) as source:
-        survey = source.survey()
-        assert dict(survey.splits) == {"train": 2, "unassigned": 3}
-        assert any("3 of the samples have no split" in note for note in survey.notes)
-        assert [entry.split for entry in source.entries()] == ["train"] * 2 + ["unassigned"] * 3
+    survey = look(fill(tmp_path, files | notes), kind="coco")
+    assert dict(survey.splits) == {"train": 2, "unassigned": 3}
+    assert any("3 of the samples have no split" in note for note in survey.notes)
+    assert [entry.split for entry in survey.entries] == ["train"] * 2 + ["unassigned"] * 3
 
 
 def test_a_file_without_a_split_that_has_the_images_of_others_is_a_question(tmp_path: Path) -> None:
     files = {"annotations/instances_train.json": of_images(1, 2), "annotations/all.json": of_images(1, 2, 3)}
-    with pytest.raises(AmbiguousSourceError, match="is annotated twice") as caught:
-        open_source(fill(tmp_path, photos("images", 1, 2, 3) | files), kind="coco")
-    assert len(caught.value.answers) == 2
+    caught = question(fill(tmp_path, photos("images", 1, 2, 3) | files), "is annotated twice", kind="coco")
+    assert len(caught.answers) == 2
 
 
 def test_folders_of_another_machine_before_the_names(tmp_path: Path) -> None:
@@ -699,10 +656,8 @@ def test_folders_of_another_machine_before_the_names(tmp_path: Path) -> None:
         "categories": [{"id": 1, "name": "cup"}],
     }
     files = {f"train/{name}": jpeg(n) for n, name in enumerate(names)}
-    with closing(
-        open_source(fill(tmp_path, {**files, "annotations/objv2_train.json": json.dumps(document)}))
-    ) as source:
-        assert [entry.key for entry in source.entries()] == [f"train/{name}" for name in names]
+    seen = look(fill(tmp_path, {**files, "annotations/objv2_train.json": json.dumps(document)}))
+    assert seen.keys == [f"train/{name}" for name in names]
 
 
 def test_one_file_of_annotations_over_the_folders_of_splits(tmp_path: Path) -> None:
@@ -710,12 +665,11 @@ def test_one_file_of_annotations_over_the_folders_of_splits(tmp_path: Path) -> N
     files = photos("data/train_images", 1, 3) | photos("data/val_images", 2) | photos("saved", 8)
     masks = {f"data/{folder}_masks/{n:012}.jpg": jpeg(9) for folder, n in (("train", 1), ("train", 3), ("val", 2))}
     root = fill(tmp_path / "set", files | masks | {"annotations/annotations.json": of_images(1, 2, 3)})
-    report = convert(root, tmp_path / "x.lmdb", ignore=("/saved", "*_masks"))
+    report = prove(root, tmp_path / "x.lmdb", ignore=("/saved", "*_masks"))
     assert [(split.name, split.stop - split.start) for split in report.manifest.splits] == [("train", 2), ("val", 1)]
     ds = PackedDataset(tmp_path / "x.lmdb", "train", columns=("key", "image", "json"))
     assert [each[0] for each in ds] == [f"data/train_images/{n:012}.jpg" for n in (1, 3)]
     assert [each[2]["image"]["id"] for each in ds] == [1, 3]
-    assert verify(tmp_path / "x.lmdb", against=root, ignore=("/saved", "*_masks")).problems == ()
 
 
 @pytest.mark.parametrize("base", ["", "images/"])
@@ -736,10 +690,10 @@ def test_names_with_folders_of_splits_in_one_file(
     images = [coco_image(n) | {"file_name": f"{folders[n // 2]}/{n:012}.jpg"} for n in range(4)]
     files = photos(f"{base}{folders[0]}", 0, 1) | photos(f"{base}{folders[1]}", 2, 3)
     fill(tmp_path, files | {"annotations/instances.json": of_images(images=images)})
-    with closing(open_source(tmp_path)) as source:
-        assert dict(source.survey().splits) == splits
-        keys = sorted(f"{base}{each['file_name']}" for each in images)
-        assert sorted(entry.key for entry in source.entries()) == keys
+    seen = look(tmp_path)
+    assert dict(seen.splits) == splits
+    keys = sorted(f"{base}{each['file_name']}" for each in images)
+    assert sorted(entry.key for entry in seen.entries) == keys
 
 
 @pytest.mark.parametrize("name", ["{}", "cats/{}"])
@@ -756,13 +710,9 @@ def test_one_file_of_annotations_over_other_folders(name: str, tmp_path: Path) -
 def test_groups_of_folders_with_the_same_names_are_a_question_with_answers(tmp_path: Path) -> None:
     files = photos("data/train", 1, 2) | photos("data/val", 3) | photos("kinds/owl", 1, 3) | photos("kinds/fox", 2)
     fill(tmp_path, files | {"notes.json": of_images(1, 2, 3)})
-    with pytest.raises(
-        AmbiguousSourceError, match=r"the images that notes\.json names are in data/train, data/val, and"
-    ):
-        open_source(tmp_path)
-    with pytest.raises(AmbiguousSourceError) as asked:
-        open_source(tmp_path, kind="coco")
-    one, other = (answer.options for answer in asked.value.answers)
+    question(tmp_path, r"the images that notes\.json names are in data/train, data/val, and")
+    asked = question(tmp_path, kind="coco")
+    one, other = (answer.options for answer in asked.answers)
     assert (one, other) == (
         ("--ignore", "/kinds/fox", "--ignore", "/kinds/owl"),
         ("--ignore", "/data/train", "--ignore", "/data/val"),
@@ -777,8 +727,7 @@ def test_groups_of_folders_with_the_same_names_are_a_question_with_answers(tmp_p
 def test_images_in_several_folders_of_which_one_is_missing_or_twice(missing: bool, tmp_path: Path) -> None:
     files = photos("one", 1, 2) | photos("two", 3, *([] if missing else [2]))
     fill(tmp_path, files | {"notes.json": of_images(1, 2, 3, *([4] if missing else []))})
-    with pytest.raises(SourceError, match=r"the images of notes\.json are missing"):
-        open_source(tmp_path)
+    refused(SourceError, tmp_path, r"the images of notes\.json are missing")
 
 
 @pytest.mark.parametrize("bbox", ["missing", None, []])
@@ -797,7 +746,7 @@ def test_keypoints_without_boxes(name: str, bbox: Any, tmp_path: Path) -> None:
     if name != "annotations.json":
         (source / "annotations").mkdir()
         (source / "annotations.json").rename(source / name)
-    convert(source, tmp_path / "x.lmdb")
+    prove(source, tmp_path / "x.lmdb")
     dataset = PackedDataset(tmp_path / "x.lmdb", columns=("keypoints", "keypoint_labels"))
     assert [(each.tolist(), labels.tolist()) for each, labels in dataset] == [
         ([[[1, 2, 2], [3, 4, 1]], [[5, 6, 2], [0, 0, 0]]], [1, 0]),
@@ -805,7 +754,6 @@ def test_keypoints_without_boxes(name: str, bbox: Any, tmp_path: Path) -> None:
         ([[[7, 1, 1], [2, 2, 2]]], [1]),
     ]
     assert not dataset.manifest.has_column("boxes")
-    assert verify(tmp_path / "x.lmdb", against=source).problems == ()
 
 
 def test_keypoints_of_which_only_some_have_boxes(tmp_path: Path) -> None:
@@ -814,7 +762,6 @@ def test_keypoints_of_which_only_some_have_boxes(tmp_path: Path) -> None:
     source = plain(
         tmp_path / "set", [coco_image(1), coco_image(2)], objects, [{**POINTS, "id": each["id"]} for each in CATS]
     )
-    with pytest.raises(SampleError, match="annotation 2 has the bbox None; expected 4 numbers"):
-        convert(source, tmp_path / "x.lmdb")
+    not_packed(SampleError, source, tmp_path / "x.lmdb", "annotation 2 has the bbox None; expected 4 numbers")
     report = convert(source, tmp_path / "x.lmdb", on_error="skip")
     assert (report.manifest.records, len(report.skipped)) == (1, 1)

@@ -15,12 +15,12 @@ import pytest
 from PIL import Image
 
 import packstore
-from packstore import AmbiguousSourceError, UsageError
-from packstore.sources import Entry, open_source
-from packstore.testing import SourceSuite
+from packstore import UsageError
+from packstore.sources import open_source
 from tests.internals import Role, SourceError, parse_pattern
 from tests.makers.annotated import fill, jpeg, mask
 from tests.makers.images import encode, picture, tiny
+from tests.makers.sources import FileSuite, look, not_packed, prove, question, refused
 
 
 def make(folder: Path, samples: int) -> Path:
@@ -30,11 +30,9 @@ def make(folder: Path, samples: int) -> Path:
     )
 
 
-class TestCompanions(SourceSuite):
+class TestCompanions(FileSuite):
     kind = "companions"
-    undecodable_keys = False
     bytes_per_sample = 1500
-    many = 500
 
     def make(self, folder: Path, samples: int) -> Path:
         return make(folder, samples)
@@ -45,23 +43,12 @@ class TestCompanions(SourceSuite):
     def change(self, path: Path) -> None:
         (path / "a00000_HR.png").write_bytes(tiny(99_999))
 
-    def spoil(self, path: Path, entry: Entry) -> bool:
-        (path / entry.key).unlink()
-        (path / entry.key).symlink_to("nowhere")
-        return True
-
-    def enlarge(self, path: Path, entry: Entry) -> bool:
-        with (path / entry.key).open("r+b") as file:
-            file.truncate((64 << 20) + 100)
-        return True
-
 
 def read(path: Path, **options: Any) -> dict[str, dict[str, Any]]:
     """The values of each sample by its key; all files are packed or read."""
-    with closing(open_source(path, **options)) as source:
-        survey = source.survey()
-        assert (source.kind, survey.ledger.left) == ("companions", {})
-        return {entry.key: dict(source.read(entry).values) for entry in source.entries()}  # type: ignore[union-attr]
+    survey = look(path, **options)
+    assert (survey.kind, survey.ledger.left) == ("companions", {})
+    return survey.samples
 
 
 def archives(path: Path) -> list[Path]:
@@ -149,8 +136,7 @@ def test_sidecars(pattern: str, tmp_path: Path) -> None:
     column = parse_pattern("sidecar", pattern).words or pattern.rpartition("=")[2]
     found = [each[column] for each in read(path, sidecar=pattern).values()]
     assert [each.tolist() if isinstance(each, np.ndarray) else each for each in found] == [*map(value, range(3)), None]
-    packstore.convert(path, tmp_path / "o.lmdb", sidecar=pattern)
-    assert packstore.verify(tmp_path / "o.lmdb", against=path).ok
+    prove(path, tmp_path / "o.lmdb", sidecar=pattern)
 
 
 def test_two_pairs_and_names_of_columns(tmp_path: Path) -> None:
@@ -182,8 +168,7 @@ def test_folders_are_splits_and_classes_or_a_text(tmp_path: Path) -> None:
 
 def test_a_file_without_an_image_is_counted(tmp_path: Path) -> None:
     path = fill(make(tmp_path, 3), {"b_LR.png": tiny(9), "notes.md": "x"})
-    with closing(open_source(path, pair="{s}_HR.png={s}_LR.png")) as source:
-        survey = source.survey()
+    survey = look(path, pair="{s}_HR.png={s}_LR.png").survey
     assert survey.records == 3
     assert survey.ledger.left["images that belong to no image"] == 1
 
@@ -191,8 +176,7 @@ def test_a_file_without_an_image_is_counted(tmp_path: Path) -> None:
 def test_recorded_and_used_again(tmp_path: Path) -> None:
     path, more = make(tmp_path / "set", 4), fill(tmp_path / "more", {f"b{e}.png": tiny(7) for e in ("_HR", "_LR")})
     store = tmp_path / "o.lmdb"
-    packstore.convert(path, store, pair="{s}_HR.png={s}_LR.png")
-    assert packstore.verify(store, against=path).ok
+    prove(path, store, pair="{s}_HR.png={s}_LR.png")
     packstore.append(store, more)
     with packstore.open(store) as reader:
         assert (len(reader), reader.manifest.options["pair"]) == (5, '["{s}_HR.png={s}_LR.png"]')
@@ -226,25 +210,17 @@ def test_recorded_and_used_again(tmp_path: Path) -> None:
 )
 def test_unusable_patterns(option: str, text: str, tmp_path: Path) -> None:
     path = make(tmp_path, 2)
-    with pytest.raises(UsageError, match=f"^{option}: .* is not a pattern"):
-        open_source(path, **{option: text})  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=f"^{option} should be patterns"):
-        open_source(path, **{option: [1]})  # type: ignore[arg-type]
+    refused(UsageError, path, f"^{option}: .* is not a pattern", **{option: text})
+    refused(UsageError, path, f"^{option} should be patterns", **{option: [1]})
 
 
 def test_patterns_that_match_nothing_or_not_this_kind(tmp_path: Path) -> None:
     path = make(tmp_path, 2)
-    with (
-        closing(open_source(path, masks="{s}_seg.png")) as source,
-        pytest.raises(SourceError, match="no image has a file"),
-    ):
-        source.survey()
-    with pytest.raises(UsageError, match="does not use masks"):
-        open_source(path, kind="flat", masks="{s}_seg.png")
+    refused(SourceError, path, "no image has a file", masks="{s}_seg.png")
+    refused(UsageError, path, "does not use masks", kind="flat", masks="{s}_seg.png")
     with pytest.raises(SourceError, match="has no files that belong to images"):
         open_source(fill(tmp_path / "alone", {"a.png": encode(photo(1), "PNG")}), kind="companions")
-    with pytest.raises(SourceError, match="holds no images"):
-        open_source(path, masks="{s}.png")
+    refused(SourceError, path, "holds no images", masks="{s}.png")
 
 
 @pytest.mark.parametrize(
@@ -267,11 +243,10 @@ def test_a_bad_sidecar_is_a_bad_sample(type: str, content: str, reason: str, tmp
             source.read(entry)
 
 
-def question(path: Path) -> list[tuple[str, ...]]:
+def offers(path: Path) -> list[tuple[str, ...]]:
     """The options of each answer to the question that a folder raises."""
-    with pytest.raises(AmbiguousSourceError) as caught, closing(open_source(path)) as source:
-        source.survey()
-    return [answer.options for answer in caught.value.answers]
+    caught = question(path)
+    return [answer.options for answer in caught.answers]
 
 
 def photo(seed: int, width: int = 64, height: int = 48) -> Image.Image:
@@ -312,6 +287,9 @@ FOUND_MASKS = (
     ("{0}/photo/{0}.png", "{0}/parts/k.png"),
     ("{}/photo.jpg", "{}/parts.png"),
     ("{}/image/photo.png", "{}/mask/0.png"),
+    ("train/{}_sat.jpg", "train/{}_mask.png"),
+    ("train/{}.jpg", "trainannot/{}.png"),
+    ("images/training/{}.jpg", "annotations/training/{}.png"),
     ("raw/train/{}.png", "cut/train/gt_{}.png"),
     ("raw/train/r_{}.png", "cut/train/c_{}.png"),
     ("train/{}/image/photo.png", "train/{}/mask/0.png"),
@@ -321,7 +299,7 @@ FOUND_MASKS = (
 def test_grey_photos_come_before_their_pictures_in_colour(tmp_path: Path) -> None:
     files = {f"x{n}.jpg": encode(photo(n).convert("L"), "JPEG") for n in range(4)}
     files |= {f"x{n}_overlay.png": encode(photo(n), "PNG") for n in range(4)}
-    assert ("--pair", "{s}.jpg={s}_overlay.png") in question(fill(tmp_path, files))
+    assert ("--pair", "{s}.jpg={s}_overlay.png") in offers(fill(tmp_path, files))
 
 
 @pytest.mark.parametrize("count", [2, 3, 29])
@@ -335,11 +313,10 @@ def test_masks_are_found_whatever_their_names(names: tuple[str, str], stem: str,
     path = fill(tmp_path / "set", files | masks)
     shard = names[1].startswith("{}.")  # a tar of such names is one of WebDataset
     for place in [path] if count != 3 else archives(path)[: 3 - shard]:
-        with closing(open_source(place)) as source:
-            survey = source.survey()
-            assert survey.records == count
-            assert {"mask", "masks"} & {column.name for column in survey.columns}
-            assert not survey.ledger.left
+        survey = look(place)
+        assert survey.records == count
+        assert {"mask", "masks"} & {column.name for column in survey.columns}
+        assert not survey.ledger.left
 
 
 @pytest.mark.parametrize("count", [2, 12, 29])
@@ -360,10 +337,9 @@ def test_lines_of_text_are_found(names: str, count: int, tmp_path: Path) -> None
 def test_texts_of_one_name_beside_the_image_of_each_folder_are_a_question(count: int, tmp_path: Path) -> None:
     for n in range(count):
         fill(tmp_path, {f"set/{n:03}/image.jpg": jpeg(n), f"set/{n:03}/caption.txt": f"A view of hill {n}."})
-    with pytest.raises(AmbiguousSourceError) as caught:
-        open_source(tmp_path / "set")
-    assert caught.value.answers[0].options == ("--sidecar", "{dir}/caption.txt=text")
-    assert caught.value.answers[0].note == f"{count} samples, with caption; leaves out nothing"
+    caught = question(tmp_path / "set")
+    assert caught.answers[0].options == ("--sidecar", "{dir}/caption.txt=text")
+    assert caught.answers[0].note == f"{count} samples, with caption; leaves out nothing"
     found = read(tmp_path / "set", sidecar="{dir}/caption.txt=text")
     assert {key: values["caption"] for key, values in found.items()} == {
         f"{n:03}/image.jpg": f"A view of hill {n}." for n in range(count)
@@ -377,7 +353,7 @@ def test_texts_of_one_name_beside_forms_of_an_image(other: str, text: str, tmp_p
         form = outline(n) if other == "parts.png" else encode(noisy(photo(n), n), "PNG")
         files = {"left.png": encode(photo(n), "PNG"), other: form, text: json.dumps([n])}
         fill(tmp_path, {f"s{n}/{name}": content for name, content in files.items()})
-    first = question(tmp_path)[0]
+    first = offers(tmp_path)[0]
     options = dict(zip(first[::2], first[1::2], strict=True))
     values = read(tmp_path, **{name.removeprefix("--"): pattern for name, pattern in options.items()})
     assert [values[f"s{n}/left.png"]["about"] for n in range(5)] == [
@@ -388,8 +364,7 @@ def test_texts_of_one_name_beside_forms_of_an_image(other: str, text: str, tmp_p
 def test_equal_texts_in_each_folder_are_no_companions(tmp_path: Path) -> None:
     for n in range(4):
         fill(tmp_path, {f"{n}/image.jpg": jpeg(n), f"{n}/terms.txt": "Free to use."})
-    with closing(open_source(tmp_path)) as source:
-        assert source.kind == "imagefolder"
+    assert look(tmp_path).kind == "imagefolder"
 
 
 def test_poses_are_a_question_and_kept_by_its_first_answer(tmp_path: Path) -> None:
@@ -397,9 +372,8 @@ def test_poses_are_a_question_and_kept_by_its_first_answer(tmp_path: Path) -> No
     files |= {f"frame-{n:06}.pose.txt": f"1 0 {n}\n0 1 2.5\n" for n in range(8)} | {"camera.txt": "585 0 320"}
     path = fill(tmp_path, files)
     answer = ("--sidecar", "{s}.color.jpg={s}.pose.txt=numbers")
-    assert answer in question(path)
-    with closing(open_source(path, sidecar=answer[1])) as source:
-        assert source.survey().records == 9
+    assert answer in offers(path)
+    assert look(path, sidecar=answer[1]).records == 9
 
 
 @pytest.mark.parametrize("text", [".txt", ".json"])
@@ -408,7 +382,7 @@ def test_masks_and_texts_are_read_by_one_answer(folders: tuple[str, str, str], t
     files: dict[str, str | bytes] = {f"{folders[0]}a{n}.jpg": encode(photo(n), "JPEG") for n in range(9)}
     files |= {f"{folders[1]}a{n}{'' if folders[1] else '_mask'}.png": outline(n) for n in range(9)}
     files |= {f"{folders[2]}a{n}{text}": f'{{"seen": {n}}}' if text == ".json" else f"seen {n}" for n in range(9)}
-    first = question(fill(tmp_path, files))[0] if text == ".json" else ()  # texts for people raise no question
+    first = offers(fill(tmp_path, files))[0] if text == ".json" else ()  # texts for people raise no question
     options = dict(zip(first[::2], first[1::2], strict=True))
     values = read(fill(tmp_path, files), **{name.removeprefix("--"): pattern for name, pattern in options.items()})
     assert list(values) == [f"{folders[0]}a{n}.jpg" for n in range(9)]
@@ -425,7 +399,7 @@ def test_forms_of_pictures_that_several_folders_hold(tmp_path: Path) -> None:
             small = image.resize((image.width // scale, image.height // scale))
             files[f"by_{scale}/{n:03}_by_{scale}_full.png"] = encode(image, "PNG")
             files[f"by_{scale}/{n:03}_by_{scale}_reduced.png"] = encode(small, "PNG")
-    assert ("--pair", "{s}_full.png={s}_reduced.png") in question(fill(tmp_path, files))
+    assert ("--pair", "{s}_full.png={s}_reduced.png") in offers(fill(tmp_path, files))
 
 
 PAIRS = {
@@ -461,10 +435,9 @@ def test_two_forms_of_a_picture_are_a_question(name: str, count: int, tmp_path: 
     files |= {other.format(n): encode(noisy(photo(n), n), "PNG") for n in range(count)}
     path = fill(tmp_path / "set", files)
     for place in [path] if count != 3 else archives(path):
-        answers = [answer for answer in question(place) if answer[0] == option]
+        answers = [answer for answer in offers(place) if answer[0] == option]
         assert answers
-        with closing(open_source(place, pair=answers[0][1::2])) as source:
-            assert source.survey().records == count
+        assert look(place, pair=answers[0][1::2]).records == count
 
 
 def test_words_are_no_common_parts_of_pairs(tmp_path: Path) -> None:
@@ -475,7 +448,7 @@ def test_words_are_no_common_parts_of_pairs(tmp_path: Path) -> None:
         for n, word in enumerate(words)
         for end, size in (("Hi", (64, 48)), ("Lo", (32, 24)))
     }
-    assert question(fill(tmp_path, files))[0] == ("--pair", "{s}.Hi.png={s}.Lo.png")
+    assert offers(fill(tmp_path, files))[0] == ("--pair", "{s}.Hi.png={s}.Lo.png")
 
 
 def test_each_scale_is_a_column(tmp_path: Path) -> None:
@@ -484,7 +457,7 @@ def test_each_scale_is_a_column(tmp_path: Path) -> None:
         files |= {f"{n:04}x{k}.png": encode(photo(n).resize((64 // k, 48 // k)), "PNG") for n in range(5)}
     path = fill(tmp_path, files)
     patterns = tuple(f"{{s}}.png={{s}}x{k}.png" for k in (2, 3, 4))
-    assert any(answer[1::2] == patterns for answer in question(path))
+    assert any(answer[1::2] == patterns for answer in offers(path))
     assert all({*values} == {"x2", "x3", "x4"} for values in read(path, pair=patterns).values())
 
 
@@ -507,9 +480,8 @@ def test_depth_of_16_bits_is_asked_about_and_kept_by_an_option(names: tuple[str,
         values = np.asarray(photo(50 + n).convert("L")).astype(np.uint16) * 200
         files[names[1].format(n)] = encode(Image.fromarray(values), "PNG")
     path = fill(tmp_path / "in", files)
-    (first, *_) = question(path)
-    with pytest.raises(UsageError, match=r"--column z\.depth=keep"):
-        packstore.convert(path, tmp_path / "o.lmdb", pair=first[1])
+    (first, *_) = offers(path)
+    not_packed(UsageError, path, tmp_path / "o.lmdb", r"--column z\.depth=keep", pair=first[1])
     assert first[2:] == ("--column", "z.depth=keep")
     packstore.convert(path, tmp_path / "o.lmdb", pair=first[1], columns="z.depth=keep")
     with packstore.open(tmp_path / "o.lmdb") as reader:
@@ -520,16 +492,14 @@ def test_depth_of_16_bits_is_asked_about_and_kept_by_an_option(names: tuple[str,
 @pytest.mark.parametrize("mode", ["1", "L"])
 def test_scans_of_two_classes_are_no_masks_of_each_other(suffix: str, mode: str, tmp_path: Path) -> None:
     files = {f"{c}/{n:03}.{suffix}": scan(50 * k + n, suffix, mode) for k, c in enumerate("ab") for n in range(9)}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, source.survey().records) == ("imagefolder", 18)
+    assert look(fill(tmp_path, files)).found == ("imagefolder", 18)
 
 
 def test_scans_of_two_classes_with_words_as_names_are_no_masks(tmp_path: Path) -> None:
     files = {
         f"{c}/{name}_{c}.jpg": scan(50 * k + n, "jpg", "L") for k, c in enumerate("ab") for n, name in enumerate(NAMES)
     }
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, source.survey().records) == ("imagefolder", 18)
+    assert look(fill(tmp_path, files)).found == ("imagefolder", 18)
 
 
 def test_two_images_of_each_class_are_no_pair(tmp_path: Path) -> None:
@@ -538,8 +508,7 @@ def test_two_images_of_each_class_are_no_pair(tmp_path: Path) -> None:
         for k, c in enumerate("ab")
         for n, name in enumerate(NAMES[:2])
     }
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, source.survey().records) == ("imagefolder", 4)
+    assert look(fill(tmp_path, files)).found == ("imagefolder", 4)
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
@@ -547,8 +516,7 @@ def test_masks_of_scans_have_fewer_edges(suffix: str, tmp_path: Path) -> None:
     files = {f"a/{n:03}.{suffix}": scan(n, suffix, "L") for n in range(9)}
     files |= {f"b/{n:03}.png": outline(n) for n in range(9)}
     assert all(values["mask"] for values in read(fill(tmp_path, files), masks="b/{s}.png").values())
-    with closing(open_source(tmp_path)) as source:
-        assert (source.kind, source.survey().records) == ("companions", 9)
+    assert look(tmp_path).found == ("companions", 9)
 
 
 def scan(seed: int, suffix: str, mode: str) -> bytes:
@@ -570,7 +538,7 @@ def test_texts_beside_images_of_several_numbers(images: tuple[str, str], text: s
         for k, form in enumerate(images)
     }
     files |= {text.format(stem): npy([n]) if text[-3:] == "npy" else f"1 0 {n}\n" for n, stem in enumerate(stems)}
-    first = question(fill(tmp_path, files))[0]
+    first = offers(fill(tmp_path, files))[0]
     options = dict(zip(first[::2], first[1::2], strict=True))
     values = read(tmp_path, **{name.removeprefix("--"): pattern for name, pattern in options.items()})
     assert len(values) == 6
@@ -581,10 +549,9 @@ def test_texts_beside_images_of_several_numbers(images: tuple[str, str], text: s
 def test_masks_of_two_experts(count: int, tmp_path: Path) -> None:
     files = {f"eye{n}.jpg": encode(photo(n), "JPEG") for n in range(count)}
     files |= {f"eye{n}_{end}.png": outline(n) for n in range(count) for end in ("1stHO", "2ndHO")}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        survey = source.survey()
-        masks = [column for column in survey.columns if column.type == "mask"]
-        assert (source.kind, survey.records, len(masks)) == ("companions", count, 2)
+    survey = look(fill(tmp_path, files))
+    masks = [column for column in survey.columns if column.type == "mask"]
+    assert (survey.kind, survey.records, len(masks)) == ("companions", count, 2)
 
 
 @pytest.mark.slow
@@ -593,11 +560,10 @@ def test_masks_of_two_experts(count: int, tmp_path: Path) -> None:
 def test_several_folders_of_masks_are_columns(masks: tuple[str, str], count: int, tmp_path: Path) -> None:
     files = {f"images/{n}.jpg": encode(photo(n % 9), "JPEG") for n in range(count)}
     files |= {f"{name}/{n}.png": outline(n % 9) for name in masks for n in range(count)}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        survey = source.survey()
-        columns = {column.name for column in survey.columns if column.type == "mask"}
-        assert (source.kind, survey.records, survey.ledger.left) == ("companions", count, {})
-        assert columns == {name.replace("/", "_") for name in masks}
+    survey = look(fill(tmp_path, files))
+    columns = {column.name for column in survey.columns if column.type == "mask"}
+    assert (survey.kind, survey.records, survey.ledger.left) == ("companions", count, {})
+    assert columns == {name.replace("/", "_") for name in masks}
 
 
 @pytest.mark.parametrize("scene", ["", "s1/", "s2/"])
@@ -608,7 +574,7 @@ def test_depth_and_poses_of_images_are_kept_by_one_answer(scene: str, tmp_path: 
             files[f"{place}rgb/{n:04}.png"] = encode(photo(n), "PNG")
             files[f"{place}depth/{n:04}.png"] = encode(shade(n), "PNG")
             files[f"{place}poses/{n:04}.txt"] = f"1 0 0 {n}\n0 1 0 0\n"
-    first = question(fill(tmp_path, files))[0]
+    first = offers(fill(tmp_path, files))[0]
     assert first == ("--pair", "rgb/{s}.*=depth/{s}.*", "--sidecar", "rgb/{s}.*=poses/{s}.txt=numbers")
 
 
@@ -621,17 +587,16 @@ def test_copies_of_a_set_are_read_as_the_set_is(tmp_path: Path) -> None:
                 files[f"{place}/images/{n:02}_{split}.png"] = encode(photo(n), "PNG")
                 files[f"{place}/1st_manual/{n:02}_manual1.png"] = outline(n)
                 files[f"{place}/mask/{n:02}_{split}_mask.png"] = outline(n + 9)
-    with closing(open_source(fill(tmp_path, files))) as source:
-        survey = source.survey()
-        assert (source.kind, survey.records, survey.ledger.left) == ("companions", 16, {})
-        assert survey.splits == {"training": 8, "test": 8}
-        assert {column.name for column in survey.columns if column.type == "mask"} == {"mask", "x1st_manual"}
+    survey = look(fill(tmp_path, files))
+    assert (survey.kind, survey.records, survey.ledger.left) == ("companions", 16, {})
+    assert survey.splits == {"training": 8, "test": 8}
+    assert {column.name for column in survey.columns if column.type == "mask"} == {"mask", "x1st_manual"}
 
 
 def test_masks_belong_to_photos_and_not_to_their_depth(tmp_path: Path) -> None:
     files = {f"rgb/{n}.png": encode(photo(n), "PNG") for n in range(6)}
     files |= {f"depth/{n}.png": encode(photo(n).convert("L"), "PNG") for n in range(6)}
-    (answer, *_) = question(fill(tmp_path, files | {f"mask/{n}.png": outline(n) for n in range(6)}))
+    (answer, *_) = offers(fill(tmp_path, files | {f"mask/{n}.png": outline(n) for n in range(6)}))
     assert {*answer[1::2]} == {"rgb/{s}.*=depth/{s}.*", "rgb/{s}.*=mask/{s}.*"}
 
 
@@ -640,33 +605,22 @@ def test_images_without_the_suffix_of_one_are_left_out(tmp_path: Path) -> None:
     files = {f"{c}/{n}.jpg": encode(photo(n), "JPEG") for c in ("ant", "bee") for n in range(4)}
     files |= {f"{c}/{n}_mask.png": outline(n) for c in ("ant", "bee") for n in range(4)}
     files["icons/logo.ico"] = encode(photo(9).resize((16, 16)), "ICO")
-    with closing(open_source(fill(tmp_path, files), masks="{s}_mask.png")) as source:
-        survey = source.survey()
-        assert (survey.records, survey.ledger.count(Role.LEFT)) == (8, 1)
-
-
-def test_predictions_of_one_split_are_asked_about(tmp_path: Path) -> None:
-    files = {f"train/image/{n}.png": encode(photo(n), "PNG") for n in range(12)}
-    files |= {f"train/label/{n}.png": outline(n) for n in range(12)}
-    files |= {f"test/{n}.png": encode(photo(n + 20), "PNG") for n in range(4)}
-    files |= {f"test/{n}_predict.png": encode(shade(n + 20), "PNG") for n in range(4)}
-    (answer, *_) = question(fill(tmp_path, files))
-    assert {*answer[1::2]} == {"image/{s}.*=label/{s}.*", "{s}.png={s}_predict.png"}
+    survey = look(fill(tmp_path, files), masks="{s}_mask.png")
+    assert (survey.records, survey.ledger.count(Role.LEFT)) == (8, 1)
 
 
 def test_few_masks_beside_many_images_are_masks(tmp_path: Path) -> None:
     files = {f"images/{n:05}.jpg": encode(photo(n % 9), "JPEG") for n in range(400)}
     files |= {f"outlines/{n:05}.png": outline(n % 9) for n in range(7, 400, 66)}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        survey = source.survey()
-        assert (source.kind, survey.records, survey.ledger.left) == ("companions", 400, {})
+    survey = look(fill(tmp_path, files))
+    assert (survey.kind, survey.records, survey.ledger.left) == ("companions", 400, {})
 
 
 def test_forms_beside_a_folder_of_other_names(tmp_path: Path) -> None:
     forms = ("bright", "dim", "dull", "grey")
     files = {f"{form}/{n:04}.png": encode(noisy(photo(n), k), "PNG") for k, form in enumerate(forms) for n in range(9)}
     path = fill(tmp_path, files | {f"a/p{101085 + n}.jpg": encode(photo(n), "JPEG") for n in range(9)})
-    found = [answer for answer in question(path) if "--pair" in answer]
+    found = [answer for answer in offers(path) if "--pair" in answer]
     assert found[0][1::2] == tuple(f"bright/{{s}}.*={form}/{{s}}.*" for form in forms[1:])
 
 
@@ -684,10 +638,9 @@ def test_folders_of_equal_names_may_be_classes(count: int, alike: bool, tmp_path
     }
     path = fill(tmp_path, files)
     if count == 9 or (alike and count > 1):
-        assert ("--source", "imagefolder") in question(path)
+        assert ("--source", "imagefolder") in offers(path)
         return
-    with closing(open_source(path)) as source:
-        assert (source.kind, source.survey().records) == ("imagefolder", 2 * count)
+    assert look(path).found == ("imagefolder", 2 * count)
 
 
 @pytest.mark.parametrize("form", ["{0}", "{0}_icon"])
@@ -703,57 +656,50 @@ def test_an_icon_of_each_class_is_no_pair_of_its_images(form: str, tmp_path: Pat
         f"icons/{name}/{form.format(name)}.jpg": encode(photo(k), "JPEG")
         for k, name in enumerate(("Pear", "Milk", "Kiwi"))
     }
-    assert ("--ignore", "/icons") in question(fill(tmp_path, files))
+    assert ("--ignore", "/icons") in offers(fill(tmp_path, files))
 
 
 def test_forms_and_masks_of_equal_names_in_each_folder(tmp_path: Path) -> None:
     files = {f"s{n}/rgb.png": encode(photo(n), "PNG") for n in range(5)}
     files |= {f"s{n}/depth.png": encode(photo(50 + n).convert("L"), "PNG") for n in range(5)}
     path = fill(tmp_path, files | {f"s{n}/parts.png": outline(n) for n in range(5)})
-    assert ("--pair", "{dir}/depth.png", "--masks", "{dir}/parts.png") in question(path)
-    with closing(open_source(path, pair="{dir}/depth.png", masks="{dir}/parts.png")) as source:
-        assert source.survey().records == 5
+    assert ("--pair", "{dir}/depth.png", "--masks", "{dir}/parts.png") in offers(path)
+    assert look(path, pair="{dir}/depth.png", masks="{dir}/parts.png").records == 5
 
 
 def test_numbered_drawings_of_small_classes_are_no_masks(tmp_path: Path) -> None:
     files = {f"{c}/P00_s0.jpg": encode(photo(n), "JPEG") for n, c in enumerate("abc")}
-    with closing(
-        open_source(fill(tmp_path, files | {f"{c}/P00_s1.png": outline(7 * n) for n, c in enumerate("ab")}))
-    ) as source:
-        assert (source.kind, source.survey().records) == ("imagefolder", 5)
+    seen = look(fill(tmp_path, files | {f"{c}/P00_s1.png": outline(7 * n) for n, c in enumerate("ab")}))
+    assert seen.found == ("imagefolder", 5)
 
 
 def test_folders_of_two_unlike_pictures_are_classes(tmp_path: Path) -> None:
     files = {f"{c}/{k}.jpg": encode(photo(2 * n + k), "JPEG") for n, c in enumerate("abc") for k in range(2)}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, source.survey().records) == ("imagefolder", 6)
+    assert look(fill(tmp_path, files)).found == ("imagefolder", 6)
 
 
 @pytest.mark.parametrize("names", ["{}_{}.jpg", "{1}{0}.jpg"])
 def test_letters_in_names_of_unlike_pictures_are_no_pairs(names: str, tmp_path: Path) -> None:
     files = {names.format(n, k): encode(photo(2 * n + (k == "b")), "JPEG") for n in range(6) for k in "ab"}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert source.survey().records == 12
+    assert look(fill(tmp_path, files)).records == 12
 
 
 @pytest.mark.parametrize("names", ["{:03}_{}.jpg", "cam{1}_{0:03}.jpg", "{:03}_v{}.jpg", "v{1}-f{0:03}.jpg"])
 def test_second_numbers_in_names_of_unlike_pictures_are_no_pairs(names: str, tmp_path: Path) -> None:
     files = {names.format(n, k): encode(photo(3 * n + k), "JPEG") for n in range(6) for k in range(3)}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, source.survey().records) == ("flat", 18)
+    assert look(fill(tmp_path, files)).found == ("flat", 18)
 
 
 def test_the_number_of_an_image_in_its_class_is_no_pair(tmp_path: Path) -> None:
     files = {
         f"{c}/{c}_{k}.png": encode(noisy(photo(n), 10 * n + k), "PNG") for n, c in enumerate("abcdef") for k in range(2)
     }
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, source.survey().records) == ("imagefolder", 12)
+    assert look(fill(tmp_path, files)).found == ("imagefolder", 12)
 
 
 def test_words_in_names_of_unlike_pictures_are_a_question_that_keeps_them(tmp_path: Path) -> None:
     files = {f"p{n}_{k}.jpg": encode(photo(2 * n + (k == "sad")), "JPEG") for n in range(7) for k in ("sad", "glad")}
-    assert {("--source", "flat"), ("--pair", "{s}_glad.jpg={s}_sad.jpg")} <= {*question(fill(tmp_path, files))}
+    assert {("--source", "flat"), ("--pair", "{s}_glad.jpg={s}_sad.jpg")} <= {*offers(fill(tmp_path, files))}
 
 
 @pytest.mark.slow
@@ -767,9 +713,8 @@ def test_photos_of_one_object_are_one_sample(stem: str, count: int, missing: int
         del files[f"{stem.format(50 * n)}_stern.jpg"]
     prices = "".join(f"4 2 {1000 + n}\n" for n in range(count))
     path = fill(tmp_path, {**files, "YachtsInfo.txt": prices})
-    with pytest.raises(AmbiguousSourceError) as caught:
-        open_source(path)
-    first = caught.value.answers[0]
+    caught = question(path)
+    first = caught.answers[0]
     assert {*first.options[1::2]} == {f"{{s}}_bow.jpg={{s}}_{part}.jpg" for part in parts[1:]}
     assert first.note.startswith(f"{count} samples, with ")
     assert first.note.endswith("; leaves out 1 .txt file (as many lines as samples: YachtsInfo.txt)")
@@ -788,7 +733,7 @@ def test_templates_of_few_shades_and_what_is_tested_are_pairs(ends: str, count: 
     if count > 99:
         del files[f"lot7/a/00007_{second}.jpg"]
     pair, texts = f"{{s}}_{first}.jpg={{s}}_{second}.jpg", f"{{s}}_{first}.jpg={{dir}}_not/{{s}}.txt=numbers"
-    assert question(fill(tmp_path, files))[0] == ("--pair", pair, "--sidecar", texts)
+    assert offers(fill(tmp_path, files))[0] == ("--pair", pair, "--sidecar", texts)
     values = read(tmp_path, pair=pair, sidecar=texts)
     assert len(values) == 2 * count
     assert sum(each[second] is None for each in values.values()) == (count > 99)
@@ -817,27 +762,25 @@ def test_unlike_pictures_that_have_the_stems_of_images_belong_to_them(
                 },
             )
     for place in archives(tmp_path / "set")[: 3 if count == 5 else 1]:
-        with pytest.raises(AmbiguousSourceError) as caught:
-            open_source(place)
-        note = caught.value.answers[0].note
+        caught = question(place)
+        note = caught.answers[0].note
         assert note.startswith(f"{towns * count} samples")
         assert note.endswith(("with hgt_dem, mask; leaves out nothing", "with hgt, mask; leaves out nothing"))
-        assert ("--source", "imagefolder") in [answer.options for answer in caught.value.answers] or towns == 1
+        assert ("--source", "imagefolder") in [answer.options for answer in caught.answers] or towns == 1
 
 
 def test_poses_beside_two_images_belong_to_the_first(tmp_path: Path) -> None:
     files = {f"f{n:03}.rgb.png": encode(photo(n), "PNG") for n in range(6)}
     files |= {f"f{n:03}.depth.png": encode(shade(n), "PNG") for n in range(6)}
     files |= {f"f{n:03}.cam.txt": f"{n} 1 2\n3 4 5\n".encode() for n in range(6)}
-    (answer, *_) = question(fill(tmp_path, files))
+    (answer, *_) = offers(fill(tmp_path, files))
     assert {*answer[1::2]} == {"{s}.rgb.png={s}.depth.png", "{s}.rgb.png={s}.cam.txt=numbers"}
 
 
 def test_a_name_without_a_number_among_numbered_ones_is_no_evidence(tmp_path: Path) -> None:
     files = {f"{c}/{n}.jpg": encode(photo(n + 50 * (c == "b")), "JPEG") for c in "ab" for n in range(11)}
     files |= {"a/example.jpg": encode(photo(98), "JPEG"), "b/example.jpg": encode(photo(99), "JPEG")}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, source.survey().records) == ("imagefolder", 24)
+    assert look(fill(tmp_path, files)).found == ("imagefolder", 24)
 
 
 def chessboard(seed: int, shift: int) -> bytes:
@@ -854,16 +797,15 @@ def chessboard(seed: int, shift: int) -> bytes:
 def test_pictures_of_a_chessboard_by_two_cameras_are_a_question(names: tuple[str, str], tmp_path: Path) -> None:
     """All of them are alike, but each pair shows the board at the same place."""
     files = {name.format(n): chessboard(n, 8 - 8 * k) for n in range(1, 14) for k, name in enumerate(names)}
-    assert question(fill(tmp_path / "pairs", files))[0][0] == "--pair"
+    assert offers(fill(tmp_path / "pairs", files))[0][0] == "--pair"
     unlike = {name.format(n): chessboard(n + 50 * k, 0) for n in range(1, 14) for k, name in enumerate(names)}
-    with closing(open_source(fill(tmp_path / "unlike", unlike))) as source:
-        assert source.survey().records == 26
+    assert look(fill(tmp_path / "unlike", unlike)).records == 26
 
 
 def test_pictures_in_colour_and_grey_are_a_question(tmp_path: Path) -> None:
     files = {f"color_{n}.png": encode(photo(n), "PNG") for n in range(6)}
     path = fill(tmp_path, files | {f"range_{n}.png": encode(photo(50 + n).convert("L"), "PNG") for n in range(6)})
-    assert ("--pair", "color_{s}.png=range_{s}.png") in question(path)
+    assert ("--pair", "color_{s}.png=range_{s}.png") in offers(path)
 
 
 @pytest.mark.parametrize("folders", [("mask", "nomask"), ("photo", "xray")])
@@ -878,15 +820,14 @@ def test_pictures_of_unrelated_sizes_are_classes_whatever_their_colours(
         for n in range(9)
     }
     path = fill(tmp_path, {name: encode(image, "JPEG") for name, image in pictures.items()})
-    with closing(open_source(path)) as source:
-        assert (source.kind, source.survey().records) == ("imagefolder", 18)
+    assert look(path).found == ("imagefolder", 18)
 
 
 def test_sizes_that_are_scaled_and_rounded_are_evidence(tmp_path: Path) -> None:
     sizes = [(91 + 7 * n % 23, 70 + 5 * n % 19) for n in range(9)]
     files = {f"a/{n:03}.png": encode(photo(n, *size), "PNG") for n, size in enumerate(sizes)}
     files |= {f"b/{n:03}.png": encode(photo(50 + n, w // 4, h // 4), "PNG") for n, (w, h) in enumerate(sizes)}
-    assert ("--pair", "a/{s}.*=b/{s}.*") in question(fill(tmp_path, files))
+    assert ("--pair", "a/{s}.*=b/{s}.*") in offers(fill(tmp_path, files))
 
 
 @pytest.mark.parametrize(
@@ -896,8 +837,7 @@ def test_pictures_that_only_have_equal_names_are_classes(folders: tuple[str, ...
     files = {
         f"{name}/{n:04}.jpg": encode(photo(100 * k + n), "JPEG") for k, name in enumerate(folders) for n in range(9)
     }
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, source.survey().records) == ("imagefolder", 9 * len(folders))
+    assert look(fill(tmp_path, files)).found == ("imagefolder", 9 * len(folders))
 
 
 def shade(seed: int) -> Image.Image:
@@ -917,14 +857,14 @@ def test_plain_names_may_be_those_of_the_companions(stem: str, images: int, file
     values = read(fill(tmp_path / "masks", colour | masks))
     assert [each["mask"] for each in values.values()].count(None) == images - files
     path = fill(tmp_path / "depth", colour | depth)
-    assert question(path)[0] == ("--pair", "{s}_RGB.png={s}.png")
+    assert offers(path)[0] == ("--pair", "{s}_RGB.png={s}.png")
     assert len(read(path, pair="{s}_RGB.png={s}.png")) == images
 
 
 def test_an_answer_keeps_pictures_without_a_partner(tmp_path: Path) -> None:
     files = {f"x{n}_RGB.png": encode(photo(n), "PNG") for n in range(10)}
     files |= {f"{'xy'[n > 5]}{n}.png": encode(shade(n), "PNG") for n in range(9)}
-    assert ("--source", "flat") in question(fill(tmp_path, files))
+    assert ("--source", "flat") in offers(fill(tmp_path, files))
 
 
 @pytest.mark.slow
@@ -932,12 +872,11 @@ def test_an_answer_keeps_pictures_without_a_partner(tmp_path: Path) -> None:
 def test_forms_in_many_folders(count: int, tmp_path: Path) -> None:
     path = fill(tmp_path / "forms", {f"clean/{n}.png": encode(photo(n), "PNG") for n in range(5)})
     fill(path, {f"x{k}/{n}.png": encode(noisy(photo(n), k), "PNG") for n in range(5) for k in range(count)})
-    pairs = question(path)[0]
+    pairs = offers(path)[0]
     assert pairs[0] == "--pair"
     assert len(pairs) == 2 * count
     classes = {f"x{k}/{n}.png": encode(photo(9 * k + n), "PNG") for n in range(5) for k in range(count)}
-    with closing(open_source(fill(tmp_path / "classes", classes))) as source:
-        assert source.kind == "imagefolder"
+    assert look(fill(tmp_path / "classes", classes)).kind == "imagefolder"
 
 
 @pytest.mark.slow
@@ -956,13 +895,12 @@ def test_folders_of_images_with_masks_are_classes(
     files |= {name: encode(photo(90), "JPEG") for name in ("overview.jpg", "sample.png")[:strays]}
     path = fill(tmp_path / "set", files)
     for place in archives(path)[: 2 if names[0].startswith("{}/{}") else 3]:  # such a tar is a shard of WebDataset
-        with closing(open_source(place)) as source:
-            survey = source.survey()
-            assert (source.kind, survey.records) == ("companions", len(numbered))
-            assert sum(survey.ledger.left.values()) == strays
-            columns = {column.name: column.classes for column in survey.columns}
-            assert columns["label"] == classes
-            assert "mask" in columns
+        survey = look(place)
+        assert (survey.kind, survey.records) == ("companions", len(numbered))
+        assert sum(survey.ledger.left.values()) == strays
+        columns = {column.name: column.classes for column in survey.columns}
+        assert columns["label"] == classes
+        assert "mask" in columns
 
 
 @pytest.mark.parametrize(("folders", "column"), [(2, "label"), (9, "folder")])

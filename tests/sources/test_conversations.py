@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from packstore import PackedDataset, convert, export, verify
-from packstore.sources import Entry, ask_about_left, open_source
-from packstore.testing import SourceSuite
-from tests.internals import AmbiguousSourceError, Role, SampleError, SourceError
+from packstore import PackedDataset, convert, export
+from packstore.sources import ask_about_left, open_source
+from tests.internals import Role, SampleError, SourceError
 from tests.makers.annotated import fill, jpeg
+from tests.makers.sources import FileSuite, look, prove, question, refused
 
 TURNS = [{"from": "human", "value": "<image>\nWhat is this?"}, {"from": "gpt", "value": "A dog."}]
 MESSAGES = [{"role": "user", "content": "<image>What is this?"}, {"role": "assistant", "content": "A dog."}]
@@ -31,11 +31,9 @@ def llava(samples: int, several: bool = False) -> dict[str, str | bytes]:
     return files | {"llava_train.json": json.dumps(entries)}
 
 
-class TestConversations(SourceSuite):
+class TestConversations(FileSuite):
     kind = "conversations"
-    undecodable_keys = False
     bytes_per_sample = 700
-    many = 500
     damages = 10
 
     def make(self, folder: Path, samples: int) -> Path:
@@ -44,16 +42,6 @@ class TestConversations(SourceSuite):
     def change(self, path: Path) -> None:
         file = path / "llava_train.json"
         file.write_text(file.read_text() + "\n")
-
-    def spoil(self, path: Path, entry: Entry) -> bool:
-        (path / entry.key).unlink()
-        (path / entry.key).symlink_to("nowhere")
-        return True
-
-    def enlarge(self, path: Path, entry: Entry) -> bool:
-        with (path / entry.key).open("r+b") as file:
-            file.truncate((64 << 20) + 100)
-        return True
 
 
 @pytest.mark.parametrize("samples", [3, 300, pytest.param(3000, marks=pytest.mark.slow)])
@@ -78,8 +66,7 @@ def test_several_images_a_sample_are_a_list(samples: int, way: str, tmp_path: Pa
 
 def test_a_store_has_all_images_and_turns(tmp_path: Path) -> None:
     root = fill(tmp_path / "set", llava(6, several=True))
-    convert(root, tmp_path / "x.lmdb")
-    assert verify(tmp_path / "x.lmdb", decode=True, against=root).problems == ()
+    prove(root, tmp_path / "x.lmdb", decode=True)
     items = PackedDataset(tmp_path / "x.lmdb", "train", columns=("further_images", "conversations"))
     assert [len(item[0]) for item in items] == [0, 0, 1] * 2
     assert items[5][1] == TURNS
@@ -91,11 +78,10 @@ def test_a_conversation_is_about_any_number_of_images(tmp_path: Path) -> None:
     entries: list[Any] = [{"images": [f"coco/train2017/{n:012}.jpg" for n in range(40)], "conversations": TURNS}]
     entries += [{"image": ["gqa/000000000003.jpg"], "conversations": TURNS}]
     files["llava_train.json"] = json.dumps(entries)
-    with closing(open_source(fill(tmp_path, files))) as source:
-        survey = source.survey()
-        assert survey.records == 1
-        assert survey.ledger.passed_over == {"conversations whose images are not here": 1}
-        assert source.read(next(source.entries())).values["further_images"] == [jpeg(n) for n in range(1, 40)]
+    survey = look(fill(tmp_path, files))
+    assert survey.records == 1
+    assert survey.ledger.passed_over == {"conversations whose images are not here": 1}
+    assert survey.values[0]["further_images"] == [jpeg(n) for n in range(1, 40)]
 
 
 def test_further_conversations_about_an_image_are_samples_of_their_own(tmp_path: Path) -> None:
@@ -104,29 +90,12 @@ def test_further_conversations_about_an_image_are_samples_of_their_own(tmp_path:
     more = [{"id": 7, "conversations": TURNS}, {"image": "coco/train2017/gone.jpg", "conversations": TURNS},
             {"image": "https://example.org/a.jpg", "conversations": TURNS}]  # fmt: skip
     files["llava_train.json"] = json.dumps([*entries, {**entries[0], "id": "again"}, *more])
-    with closing(open_source(fill(tmp_path, files))) as source:
-        survey = source.survey()
-        first = "images/coco/train2017/000000000000.jpg"
-        assert [entry.key for entry in source.entries()] == [first, first.replace("0.jpg", "1.jpg"), f"{first}#1"]
-        assert survey.ledger.passed_over == {
-            "conversations without images": 1,
-            "conversations whose images are not here": 2,
-        }
-
-
-def test_conversations_that_are_left_out_are_counted(tmp_path: Path) -> None:
-    files = llava(2)
-    entries = json.loads(files["llava_train.json"])
-    gone = {"id": "lost", "image": ["coco/train2017/000000000000.jpg", "gone.jpg"], "conversations": TURNS}
-    more = [{"id": n, "conversations": TURNS[1:]} for n in range(5)]
-    twice = {"id": "two", "image": "coco/train2017/000000000000.jpg", "conversations": TURNS * 2}
-    files["llava_train.json"] = json.dumps([*entries, gone, *more, {"conversations": TURNS[1:]}, twice])
-    with closing(open_source(fill(tmp_path, files))) as source:
-        survey = source.survey()
-    assert survey.records == 3
+    survey = look(fill(tmp_path, files))
+    first = "images/coco/train2017/000000000000.jpg"
+    assert survey.keys == [first, first.replace("0.jpg", "1.jpg"), f"{first}#1"]
     assert survey.ledger.passed_over == {
-        "conversations whose images are not here": 1,
-        "conversations without images": 6,
+        "conversations without images": 1,
+        "conversations whose images are not here": 2,
     }
 
 
@@ -149,8 +118,7 @@ def test_a_bad_further_image_is_named(tmp_path: Path) -> None:
 def test_sizes_count_further_images(tmp_path: Path) -> None:
     """In the source, the report, the store, and in exports and stores that are sources themselves."""
     root = fill(tmp_path / "source", llava(6, several=True))
-    with closing(open_source(root)) as source:
-        survey = source.survey()
+    survey = look(root).survey
     several = sum(len(jpeg(n)) for n in (*range(6), 3, 0))
     assert survey.image_bytes == several
     store = tmp_path / "x.lmdb"
@@ -160,8 +128,7 @@ def test_sizes_count_further_images(tmp_path: Path) -> None:
     for to in ("webdataset", "parquet"):
         export(store, tmp_path / to, to=to)
     for place in (store, tmp_path / "webdataset", tmp_path / "parquet"):
-        with closing(open_source(place)) as source:
-            assert several <= source.survey().image_bytes < 1.1 * several
+        assert several <= look(place).image_bytes < 1.1 * several
         assert several <= convert(place, tmp_path / "again.h5", overwrite=True).source_bytes < 1.1 * several
 
 
@@ -197,16 +164,14 @@ def test_messages_of_several_files_in_lines(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_wrong_is_said(text: str, said: str, tmp_path: Path) -> None:
     root = fill(tmp_path, {"images/0.jpg": jpeg(0), "llava.json": text})
-    with pytest.raises(SourceError, match=said), closing(open_source(root)) as source:
-        source.survey()
+    refused(SourceError, root, said)
 
 
 def test_other_annotations_beside_them_are_asked_about(tmp_path: Path) -> None:
     files = llava(30)
     boxes = "".join(f"{n:012}.jpg 1 2 3 4\n" for n in range(30))
     root = fill(tmp_path, files | {"boxes.txt": boxes})
-    with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match=r"boxes\.txt"):
-        ask_about_left(source, source.survey())
+    question(root, r"boxes\.txt")
 
 
 def test_one_file_is_read_alone_if_it_is_named(tmp_path: Path) -> None:
@@ -216,5 +181,4 @@ def test_one_file_is_read_alone_if_it_is_named(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(2)}
     files["demo.json"] = json.dumps([{"messages": [turn, MESSAGES[1]]}])
     files["other.jsonl"] = json.dumps({"messages": MESSAGES, "images": ["images/0.jpg"]})
-    with closing(open_source(fill(tmp_path, files) / "demo.json")) as source:
-        assert [entry.key for entry in source.entries()] == ["images/1.jpg"]
+    assert look(fill(tmp_path, files) / "demo.json").keys == ["images/1.jpg"]

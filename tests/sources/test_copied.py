@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -24,7 +23,9 @@ from tests.makers.annotated import fill, mask
 from tests.makers.by_name import BY_NAME
 from tests.makers.clusters import assert_same
 from tests.makers.images import tiny
+from tests.makers.layouts import tar
 from tests.makers.s3 import Double, Fault, upload
+from tests.makers.sources import not_packed, prove, refused
 
 OPTIONS: dict[str, Any] = {"shard_size": 3_000}
 
@@ -51,13 +52,11 @@ def shards(tmp_path: Path) -> Path:
     folder = tmp_path / "shards"
     folder.mkdir()
     for shard in range(3):
-        with tarfile.open(folder / f"train-{shard:06}.tar", "w") as archive:
-            for number in range(6):
-                key = f"{6 * shard + number:05}"
-                for name, data in ((f"{key}.png", tiny(6 * shard + number)), (f"{key}.cls", str(number).encode())):
-                    member = tarfile.TarInfo(name)
-                    member.size = len(data)
-                    archive.addfile(member, io.BytesIO(data))
+        numbers = range(6 * shard, 6 * shard + 6)
+        members = {
+            f"{n:05}.{end}": tiny(n) if end == "png" else b"%d" % (n % 6) for n in numbers for end in ("png", "cls")
+        }
+        (folder / f"train-{shard:06}.tar").write_bytes(tar(members))
     return folder
 
 
@@ -87,11 +86,10 @@ def test_each_object_is_fetched_once(raw: str, shards: Path, tmp_path: Path, fet
     """Whatever is asked of the source, and by however many."""
     names = sorted(f"raw/shards/{path.name}" for path in shards.iterdir())
     reports: list[Any] = []
-    report = packstore.convert(raw, tmp_path / "x.lmdb", progress=reports.append)
+    report = prove(raw, tmp_path / "x.lmdb", progress=reports.append)
     assert report.manifest.origin.kind == "webdataset"
     assert [each.done for each in reports if each.stage == "fetch"] == [1, 2, 3]
     assert sorted(fetched) == names
-    assert packstore.verify(tmp_path / "x.lmdb", against=raw).ok
     assert packstore.verify(tmp_path / "x.lmdb", against=shards).ok
     assert sorted(fetched) == names
 
@@ -155,8 +153,7 @@ def test_no_room(s3_double: Double, raw: str, fetched: list[str], monkeypatch: p
     """Nothing is fetched of what has no room."""
     total = sum(len(data) for name, data in s3_double.objects.items())
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "10kB")
-    with pytest.raises(SourceError, match=rf"needs {total:,} bytes of the 10,000 that the cache .* may hold; give it"):
-        open_source(location(raw))
+    refused(SourceError, location(raw), rf"needs {total:,} bytes of the 10,000 that the cache .* may hold; give it")
     assert fetched == []
 
 
@@ -177,11 +174,11 @@ def test_copies_stay_as_long_as_the_source_is_open(raw: str, cache: Path, tmp_pa
 )
 def test_names_that_no_file_can_have(s3_double: Double, cache: Path, name: str) -> None:
     s3_double.objects |= {f"odd/{name}": b"1", "odd/a.tar": b"2"}
-    with pytest.raises(
+    refused(
         SourceError,
-        match=r"^s3://bucket/odd.*(empty path segment|illegal character|cannot be copied)",
-    ):
-        open_source(location("s3://bucket/odd"))
+        location("s3://bucket/odd"),
+        r"^s3://bucket/odd.*(empty path segment|illegal character|cannot be copied)",
+    )
     assert not (cache.parent / "y.tar").exists()
 
 
@@ -202,9 +199,8 @@ def test_a_store_that_fails(
 def test_messages_name_urls(s3_double: Double, cache: Path, tmp_path: Path) -> None:
     """Of what is damaged, and of a question, whose answer is a command."""
     s3_double.objects["bad/x.npz"] = b"PK\x03\x04 and no more"
-    with pytest.raises(SourceError, match=r"^s3://bucket/bad/x.npz") as caught:
-        open_source(location("s3://bucket/bad/x.npz"))
-    assert str(tmp_path) not in str(caught.value)
+    caught = refused(SourceError, location("s3://bucket/bad/x.npz"), r"^s3://bucket/bad/x.npz")
+    assert str(tmp_path) not in str(caught)
 
 
 def test_the_name_of_a_further_file(s3_double: Double, cache: Path) -> None:
@@ -224,9 +220,8 @@ def test_annotations_left_in_an_archive_are_asked_about(s3_double: Double, cache
     root = fill(BY_NAME["YOLO"](tmp_path, 4), {f"masks/train/a{n:05}.png": mask(n) for n in range(4)})
     s3_double.objects["yolo.zip"] = Path(shutil.make_archive(str(tmp_path / "yolo"), "zip", root)).read_bytes()
     url = "s3://bucket/yolo.zip"
-    with pytest.raises(AmbiguousSourceError, match=rf"^{url} .*masks/.* goes with") as caught:
-        packstore.convert(url, tmp_path / "out.lmdb")
-    assert str(caught.value.source) == url
+    caught = not_packed(AmbiguousSourceError, url, tmp_path / "out.lmdb", rf"^{url} .*masks/.* goes with")
+    assert str(caught.source) == url
     assert packstore.convert(url, tmp_path / "out.lmdb", ignore=["masks/"]).manifest.records
 
 

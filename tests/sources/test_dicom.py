@@ -24,6 +24,7 @@ from tests.internals import Sample, SampleError, SourceError, UsageError
 from tests.internals import read_dicom_header as read_header
 from tests.makers.dicom import make_dataset, pixels_of, save
 from tests.makers.medical import image_of, read_samples
+from tests.makers.sources import look, not_packed, prove, refused
 
 pydicom = pytest.importorskip("pydicom")
 PUBLISHED = Path(pytest.importorskip("pydicom.data").__file__).parent / "test_files"
@@ -196,8 +197,7 @@ def test_frames_of_functional_groups_have_their_own_values(tmp_path: Path) -> No
 def test_the_mode_holds_all_files(dtypes: list[str], mode: str, tmp_path: Path) -> None:
     for number, dtype in enumerate(dtypes):
         save(make_dataset(pixels_of(number, dtype)), tmp_path / f"{number}.dcm")
-    with closing(open_source(tmp_path)) as source:
-        assert source.survey().mode == mode
+    assert look(tmp_path).mode == mode
     for number, sample in enumerate(records(tmp_path).values()):
         np.testing.assert_array_equal(image_of(sample)[..., 0], pixels_of(number, dtypes[number]))
 
@@ -205,11 +205,7 @@ def test_the_mode_holds_all_files(dtypes: list[str], mode: str, tmp_path: Path) 
 def test_gray_of_16_bits_and_colours_are_refused(tmp_path: Path) -> None:
     save(make_dataset(pixels_of(1)), tmp_path / "gray.dcm")
     (tmp_path / "colour.dcm").write_bytes((PUBLISHED / "SC_rgb_rle.dcm").read_bytes())
-    with (
-        closing(open_source(tmp_path)) as source,
-        pytest.raises(SourceError, match=r"gray\.dcm.*colour\.dcm.*--ignore"),
-    ):
-        source.survey()
+    refused(SourceError, tmp_path, r"gray\.dcm.*colour\.dcm.*--ignore")
 
 
 def test_reports_and_other_files_are_said(tmp_path: Path) -> None:
@@ -217,8 +213,7 @@ def test_reports_and_other_files_are_said(tmp_path: Path) -> None:
     for name in ("rtplan.dcm", "test-SR.dcm"):
         (tmp_path / name).write_bytes((PUBLISHED / name).read_bytes())
     (tmp_path / "DICOMDIR").write_bytes((PUBLISHED / "dicomdirtests" / "DICOMDIR").read_bytes())
-    with closing(open_source(tmp_path)) as source:
-        survey = source.survey()
+    survey = look(tmp_path).survey
     assert survey.records == 1
     assert dict(survey.ledger.left) == {"DICOM without pixels (reports, plans, directories)": 3}
 
@@ -231,8 +226,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
         ("keep=Nothing", "Nothing"),
         ("label=Modality", "keep=KEYWORD"),
     ):
-        with pytest.raises(UsageError, match=said):
-            open_source(tmp_path, kind="dicom", columns=wrong)
+        refused(UsageError, tmp_path, said, kind="dicom", columns=wrong)
 
 
 @pytest.mark.parametrize("slope", ["1", "0.37"])
@@ -240,15 +234,13 @@ def test_a_window_of_ones_own(slope: str, tmp_path: Path) -> None:
     """Of whole numbers and of floating point alike: ``--column image=rescaled --depth window:…``."""
     dataset = make_dataset(pixels_of(1) // 100, RescaleSlope=slope, RescaleIntercept="-24.5")
     save(dataset, tmp_path / "source" / "a.dcm")
-    report = convert(tmp_path / "source", tmp_path / "out.lmdb", columns="image=rescaled", depth="window:-160,240")
+    report = prove(tmp_path / "source", tmp_path / "out.lmdb", columns="image=rescaled", depth="window:-160,240")
     assert (report.manifest.encoding, report.manifest.image.mode) == ("uint8", "L")
     values = pydicom.pixels.apply_modality_lut(dataset.pixel_array, dataset).astype(np.float32).astype(np.float64)
     wanted = np.rint(np.clip((values + 160) * (255 / 400), 0, 255))
     np.testing.assert_array_equal(PackedDataset(tmp_path / "out.lmdb")[0][0], wanted)
-    assert verify(tmp_path / "out.lmdb", against=tmp_path / "source").ok
     for options, said in (({"mode": "L"}, "--depth"), ({"encoding": "uint8"}, "--depth")):
-        with pytest.raises(UsageError, match=said):
-            convert(tmp_path / "source", tmp_path / "x.lmdb", columns="image=rescaled", **options)
+        not_packed(UsageError, tmp_path / "source", tmp_path / "x.lmdb", said, columns="image=rescaled", **options)
 
 
 @pytest.mark.parametrize("form", ["lmdb", "h5", "pth"])
@@ -270,8 +262,7 @@ def test_files_are_kept_if_asked(form: str, tmp_path: Path) -> None:
 def test_it_trains_and_proves(tmp_path: Path) -> None:
     for number in range(4):
         save(make_dataset(pixels_of(number, "uint16", (8, 8))), tmp_path / "source" / f"{number}.dcm")
-    convert(tmp_path / "source", tmp_path / "out.lmdb")
-    assert verify(tmp_path / "out.lmdb", decode=True, against=tmp_path / "source").ok
+    prove(tmp_path / "source", tmp_path / "out.lmdb", decode=True)
     (batch,) = PackedLoader(PackedDataset(tmp_path / "out.lmdb"), batch_size=4)
     assert batch.dtype == torch.int32
     np.testing.assert_array_equal(batch[:, 0], [pixels_of(n, "uint16", (8, 8)) for n in range(4)])
@@ -326,8 +317,8 @@ def test_a_palette_that_grows_with_each_segment_is_refused(tmp_path: Path) -> No
     }
     palette = {"PhotometricInterpretation": "PALETTE COLOR", **colours}
     save(make_dataset(pixels_of(1, "uint8"), **palette), tmp_path / "a.dcm")
-    with closing(open_source(tmp_path)) as source, pytest.raises(SampleError, match="palette is segmented"):
-        source.read(next(source.entries()))
+    with pytest.raises(SampleError, match="palette is segmented"):
+        look(tmp_path).read(0)
 
 
 def test_frames_without_a_group_of_their_own_take_no_time(tmp_path: Path) -> None:
@@ -343,5 +334,4 @@ def test_frames_without_a_group_of_their_own_take_no_time(tmp_path: Path) -> Non
 def test_without_pydicom_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(make_dataset(pixels_of(1)), tmp_path / "a.dcm")
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    with closing(open_source(tmp_path)) as source, pytest.raises(SourceError, match=r"packstore\[dicom\]"):
-        source.survey()
+    refused(SourceError, tmp_path, r"packstore\[dicom\]")

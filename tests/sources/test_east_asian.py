@@ -17,10 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore import convert, verify
+from packstore import convert
 from packstore.sources import open_source
 from tests.internals import LOCAL, AmbiguousSourceError, SourceError, load_xml, to_utf8, try_utf8
 from tests.makers.annotated import fill, jpeg
+from tests.makers.layouts import tar
+from tests.makers.sources import look, not_packed, prove
 
 WORDS = {
     "gb2312": ("猫", "狗狗"), "gbk": ("貓猫", "狗狗"), "gb18030": ("猫", "㐀狗"), "shift_jis": ("猫", "いぬ犬"),
@@ -71,8 +73,7 @@ def test_xml_is_in_the_encoding_that_it_declares(kind: str, encoding: str, tmp_p
     words = WORDS[encoding]
     root = fill(tmp_path / "set", FORMATS[kind](f'<?xml version="1.0" encoding="{encoding}"?>', encoding, words))
     assert classes_of(root) == set(words)
-    convert(root, tmp_path / "x.lmdb")
-    assert verify(tmp_path / "x.lmdb", against=root).problems == ()
+    prove(root, tmp_path / "x.lmdb")
 
 
 @pytest.mark.parametrize(
@@ -114,8 +115,7 @@ def test_other_xml_is_a_question_and_the_answer_holds_for_all_files(
     answer = {"gb2312": "gb18030", "euc_kr": "cp949"}.get(encoding, encoding)
     assert answer in offered
     assert classes_of(root, columns=f"encoding={answer}") == set(words)
-    convert(root, tmp_path / "x.lmdb", columns=f"encoding={answer}")
-    assert verify(tmp_path / "x.lmdb", against=root).problems == ()
+    prove(root, tmp_path / "x.lmdb", columns=f"encoding={answer}")
 
 
 def test_the_answer_leaves_utf8_alone(tmp_path: Path) -> None:
@@ -196,18 +196,15 @@ def test_every_text_of_annotations_is_asked_about_and_read(name: str, encoding: 
 def test_texts_of_webdataset_are_asked_about(extension: str, encoding: str, tmp_path: Path) -> None:
     word = WORDS[encoding][1]
     text = word if extension == "txt" else f'{{"caption": "{word}"}}'
-    with tarfile.open(tmp_path / "000.tar", "w") as archive:
-        for n in range(3):
-            for name, data in ((f"{n}.jpg", jpeg(n)), (f"{n}.{extension}", text.encode(encoding))):
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
+    files = {
+        f"{n}.{end}": jpeg(n) if end == "jpg" else text.encode(encoding) for n in range(3) for end in ("jpg", extension)
+    }
+    (tmp_path / "000.tar").write_bytes(tar(files))
     with pytest.raises(AmbiguousSourceError, match=rf"\.{extension}: not UTF-8") as asked:
         convert(tmp_path / "000.tar", tmp_path / "x.lmdb", source_kind="webdataset")
     assert word in str(asked.value)
     options = {"columns": f"encoding={encoding}", "source_kind": "webdataset"}
-    convert(tmp_path / "000.tar", tmp_path / "x.lmdb", **options)
-    assert verify(tmp_path / "x.lmdb", against=tmp_path / "000.tar").problems == ()
+    prove(tmp_path / "000.tar", tmp_path / "x.lmdb", **options)
 
 
 def zipped(names: Mapping[bytes, bytes], *, flag: bool = False, extra: bytes = b"") -> bytes:
@@ -258,8 +255,7 @@ def test_names_of_a_zip_are_asked_about_once_and_decoded_as_one(encoding: str, t
     answer = {"gb2312": "gb18030", "gbk": "gb18030", "cp932": "cp932", "euc_kr": "cp949"}.get(encoding, encoding)
     assert answer in offered or encoding in ("cp932", "euc_jp", "gb18030")
     assert labels_of(path, columns=f"encoding={answer}") == set(words)
-    convert(path, tmp_path / "x.lmdb", columns=f"encoding={answer}")
-    assert verify(tmp_path / "x.lmdb", against=path).problems == ()
+    prove(path, tmp_path / "x.lmdb", columns=f"encoding={answer}")
 
 
 @pytest.mark.parametrize("flag", [False, True])
@@ -289,11 +285,8 @@ def test_backslashes_are_told_from_halves_of_letters(tmp_path: Path) -> None:
 def test_names_of_a_tar_are_decoded_as_one(encoding: str, format: int, tmp_path: Path) -> None:
     words = WORDS[encoding]
     path = tmp_path / "x.tar"
-    with tarfile.open(path, "w", format=format, encoding=encoding) as archive:
-        for n, word in enumerate(words * 2):
-            info = tarfile.TarInfo(f"ds/{word}/{n}.jpg")
-            info.size = len(jpeg(n))
-            archive.addfile(info, io.BytesIO(jpeg(n)))
+    files = {f"ds/{word}/{n}.jpg": jpeg(n) for n, word in enumerate(words * 2)}
+    path.write_bytes(tar(files, format=format, encoding=encoding))
     assert labels_of(path, columns=f"encoding={encoding}") == set(words)
     if format == tarfile.PAX_FORMAT:  # which is UTF-8 always
         assert labels_of(path) == set(words)
@@ -318,12 +311,10 @@ def test_names_of_any_tar_are_asked_about_once(mode: str, encoding: str, tmp_pat
     path.parent.mkdir()
     with tarfile.open(path, mode, format=tarfile.GNU_FORMAT, encoding=encoding) as archive:  # type: ignore[call-overload]
         add_files(archive, {f"ds/{word}/{n}.jpg": jpeg(n) for n in range(30) for word in (*words, "plain")})
-    with pytest.raises(AmbiguousSourceError, match=r"x\.tar: its names of files are not UTF-8") as asked:
-        convert(path, tmp_path / "x.lmdb")
-    assert any(word in str(asked.value) for word in words)
+    asked = not_packed(AmbiguousSourceError, path, tmp_path / "x.lmdb", r"x\.tar: its names of files are not UTF-8")
+    assert any(word in str(asked) for word in words)
     assert labels_of(path, columns=f"encoding={encoding}") == {*words, "plain"}
-    with pytest.raises(AmbiguousSourceError, match=r"x\.tar: its names of files are not UTF-8"):
-        convert(path.parent, tmp_path / "y.lmdb")
+    not_packed(AmbiguousSourceError, path.parent, tmp_path / "y.lmdb", r"x\.tar: its names of files are not UTF-8")
     with pytest.raises(AmbiguousSourceError, match=r"to hold x\.tar \(an image folder\)"):
         convert(path.parent, tmp_path / "y.lmdb", columns=f"encoding={encoding}")
 
@@ -334,11 +325,10 @@ def test_keys_of_webdataset_are_asked_about(encoding: str, tmp_path: Path) -> No
     with tarfile.open(tmp_path / "000.tar", "w", format=tarfile.GNU_FORMAT, encoding=encoding) as archive:
         for n in range(3):
             add_files(archive, {f"{word}_{n}.jpg": jpeg(n), f"{word}_{n}.cls": b"1"})
-    with pytest.raises(AmbiguousSourceError, match="its names of files are not UTF-8"):
-        convert(tmp_path / "000.tar", tmp_path / "x.lmdb")
-    with closing(open_source(tmp_path / "000.tar", columns=f"encoding={encoding}")) as source:
-        assert source.kind == "webdataset"
-        assert sorted(entry.key for entry in source.entries()) == [f"{word}_{n}" for n in range(3)]
+    not_packed(AmbiguousSourceError, tmp_path / "000.tar", tmp_path / "x.lmdb", "its names of files are not UTF-8")
+    seen = look(tmp_path / "000.tar", columns=f"encoding={encoding}")
+    assert seen.kind == "webdataset"
+    assert sorted(entry.key for entry in seen.entries) == [f"{word}_{n}" for n in range(3)]
 
 
 @pytest.mark.parametrize("fill", [0, 40])

@@ -1,8 +1,9 @@
-"""Texts in other encodings than UTF-8: told by all of their bytes, else asked; never other letters than were meant."""
+"""Encodings of texts, YAML as text, and numbers that no column holds."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,12 +11,22 @@ from typing import Any
 
 import pytest
 
-from packstore import convert, verify
+from packstore import PackedDataset, convert
 from packstore.sources import open_source
-from tests.internals import AmbiguousSourceError, SourceError, UsageError
+from tests.internals import (
+    AmbiguousSourceError,
+    SourceError,
+    UsageError,
+    is_yaml_bool,
+    is_yaml_null,
+    load_yaml,
+    parse_yaml_int,
+)
 from tests.makers import layouts
-from tests.makers.annotated import fill
+from tests.makers.annotated import fill, jpeg
 from tests.makers.images import encode, picture
+from tests.makers.layouts import tar
+from tests.makers.sources import look, prove, question, refused
 
 WORD = "Zürich café"
 PNG = encode(picture("RGB", 16, 8), "PNG")
@@ -92,8 +103,7 @@ def test_another_is_a_question_and_the_answer_is_right(
     answers = [answer.options for answer in caught.value.answers]
     assert ("--column", f"encoding={encoding}") in answers
     assert word.split()[0] in texts_of(root, columns=f"encoding={encoding}")
-    convert(root, tmp_path / "x.h5", columns=f"encoding={encoding}")
-    assert verify(tmp_path / "x.h5", against=root).problems == ()
+    prove(root, tmp_path / "x.h5", columns=f"encoding={encoding}")
 
 
 @pytest.mark.slow
@@ -101,8 +111,7 @@ def test_bytes_at_the_end_of_a_long_table_count(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     rows = b"".join(b"a.png,cat,%d%s\n" % (n, b"x" * 240) for n in range(10_000))
     (tmp_path / "train.csv").write_bytes(b"image,label,n\n" + rows + "a.png,Zürich,1\n".encode("cp1252"))
-    with pytest.raises(AmbiguousSourceError, match="line 10002: not UTF-8: 'Zürich' in cp1252"):
-        open_source(tmp_path)
+    question(tmp_path, "line 10002: not UTF-8: 'Zürich' in cp1252")
 
 
 @pytest.mark.slow
@@ -126,10 +135,8 @@ def test_notes_in_another_encoding_are_no_question(tmp_path: Path) -> None:
 def test_an_answer_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     (tmp_path / "train.csv").write_bytes("image,label\na.png,Zürich\na.png,dog\n".encode("cp1252"))
-    with pytest.raises(UsageError, match="unknown encoding"):
-        open_source(tmp_path, columns="encoding=klingon")
-    with pytest.raises(SourceError, match=r"train\.csv, line 2: neither UTF-8 nor ascii"):
-        open_source(tmp_path, columns="encoding=ascii")
+    refused(UsageError, tmp_path, "unknown encoding", columns="encoding=klingon")
+    refused(SourceError, tmp_path, r"train\.csv, line 2: neither UTF-8 nor ascii", columns="encoding=ascii")
 
 
 def labelled(tmp_path: Path, encoding: str, label: str = WORD) -> dict[str, Path]:
@@ -143,8 +150,7 @@ def labelled(tmp_path: Path, encoding: str, label: str = WORD) -> dict[str, Path
 
 
 def classes_of(given: dict[str, Path], **options: Any) -> tuple[str, ...] | None:
-    with closing(open_source(**given, **options)) as source:
-        return source.survey().columns[0].classes
+    return look(**given, **options).columns[0].classes
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "cp1251"])
@@ -178,3 +184,130 @@ def test_class_names_of_published_sets_in_other_encodings(tmp_path: Path) -> Non
         classes_of({"path": root})
     classes = classes_of({"path": root}, columns=("encoding=cp1252",))
     assert classes == ("001.Black_footed_Albatross", "002.Laysan_Albatross", "003.Zürich_Albatross")
+
+
+WORDS = (
+    *("no", "Yes", "on", "OFF", "y", "true", "null", "Null", "~", "007", "010", "0x1F", "1_000", "1e3", "1.50", ".inf"),
+    *(".nan", "12:30", "190:20:30", "2020-01-02", "2001-99-99", "-0", "+1", "=", "<<", "9" * 5000),
+)
+"""Texts that YAML 1.1 or 1.2 reads as other types."""
+
+
+def test_plain_values() -> None:
+    text = b"path: ../set # where\nnames:\n  0: cat\n  '1': 'a: b'\ntrain: [a, b]\nnc: 2\ntest:\nval: ''\n"
+    names = {"0": "cat", "1": "a: b"}
+    assert load_yaml(text) == {
+        "path": "../set",
+        "names": names,
+        "train": ["a", "b"],
+        "nc": "2",
+        "test": None,
+        "val": "",
+    }
+
+
+@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize(
+    "form", ["a: {}", "a: '{}'", 'a: "{}"', "a: &x {}", "a: !!str {}", "a: {} # or not", "a:\n  {}"]
+)
+def test_scalars_are_texts_as_written(word: str, form: str) -> None:
+    assert load_yaml(form.format(word).encode()) == {"a": word}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_keys_and_items_are_texts_as_written(word: str) -> None:
+    assert load_yaml(f"{word[:99]}: [a, {word}]\nb:\n- {word}\n- [{{c: {word}}}]".encode()) == {
+        word[:99]: ["a", word],
+        "b": [word, [{"c": word}]],
+    }
+
+
+def test_whole_numbers_and_words_for_nothing_true_and_false() -> None:
+    assert [parse_yaml_int(each) for each in ("3", "007", "-1", "3.0", "1_0", "", "\u0663", "9" * 19, None, ["3"])] == [
+        *(3, 7),
+        *[None] * 8,
+    ]
+    assert [is_yaml_null(each) for each in (None, "~", "null", "NULL", "", "nil", [])] == [True] * 4 + [False] * 3
+    assert [is_yaml_bool(each, True) for each in ("true", "Yes", "ON", "false", "1", None, [])] == [True] * 3 + [
+        False
+    ] * 4
+    assert [is_yaml_bool(each, False) for each in ("false", "No", "OFF", "true", "0", None)] == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"a: [1, 2", "is not YAML"),
+        (b"a: !!python/object/apply:os.system ['touch ran']", "has the tag 'tag:yaml.org,2002:python/object"),
+        (b"a: !own b", "has the tag '!own'"),
+        (b"a: 1\nb: 2\na: 3", "has the key 'a' twice, again on line 3"),
+        (b"a: {0: b, '0': c}", "has the key '0' twice"),
+        (b"a: &x [1]\nb: [*x, *x]", "has an alias"),
+        (b"[" * 40 + b"]" * 40, "more than 32 levels"),
+        (b"[" * 100_000, "more than 32 levels"),
+        (b"a" * (1 << 20) + b"b", "has 1048577 bytes"),
+        (b"\xff\xfe\x00", "is not YAML"),
+        (b"a: \x00", "is not YAML"),
+        (b"? [a]\n: b", "has a key that is no text, on line 1"),
+    ],
+)
+def test_what_is_refused(text: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        load_yaml(text)
+    assert str(caught.value).isprintable()
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ValueError, match=r"packstore\[yaml\]"):
+        load_yaml(b"a: 1")
+
+
+HUGE = ["9" * 5000, "-" + "9" * 400, "1e999", "-1.5E+400"]
+LARGE = ["1e308", "9" * 308, "1.7976931348623157e308", "inf", "-INF"]
+
+
+def values_of(root: Path, tmp_path: Path) -> list[Any]:
+    prove(root, tmp_path / "x.lmdb")
+    data = PackedDataset(tmp_path / "x.lmdb", columns=("key", "z"))
+    return [value for _, value in sorted((data[n] for n in range(len(data))), key=lambda item: str(item[0]))]
+
+
+def csv_set(root: Path, table: str, number: str) -> Path:
+    head = "image" if table == "train.csv" else "file_name"
+    text = f"{head},label,z\na.jpg,1,1\nb.jpg,2,{number}\nc.jpg,1,2.5\n"
+    return fill(root, {**{f"{name}.jpg": jpeg(n) for n, name in enumerate("abc")}, table: text.encode()})
+
+
+@pytest.mark.parametrize("number", HUGE)
+@pytest.mark.parametrize("table", ["metadata.csv", "train.csv"])
+def test_a_column_of_csv_is_text(table: str, number: str, tmp_path: Path) -> None:
+    assert values_of(csv_set(tmp_path / "set", table, number), tmp_path) == ["1", number, "2.5"]
+
+
+@pytest.mark.parametrize("number", LARGE)
+@pytest.mark.parametrize("table", ["metadata.csv", "train.csv"])
+def test_numbers_that_fit_stay_numbers(table: str, number: str, tmp_path: Path) -> None:
+    found = values_of(csv_set(tmp_path / "set", table, number), tmp_path)
+    assert [float(value) for value in found] == [1.0, float(number), 2.5]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1.5E+400", "9" * 400 + ".5"])
+@pytest.mark.parametrize("table", ["metadata.jsonl", "train.jsonl"])
+def test_json_is_refused_with_the_number(table: str, number: str, tmp_path: Path) -> None:
+    head = "file_name" if table == "metadata.jsonl" else "image"
+    rows = [f'{{"{head}": "{name}.jpg", "label": 1, "z": {{"q": [{number if name == "b" else 1}]}}}}' for name in "abc"]
+    files = {**{f"{name}.jpg": jpeg(1) for name in "abc"}, table: "\n".join(rows).encode()}
+    with pytest.raises(SourceError, match=rf"{table}, line 2: has the number .*too large for float64"):
+        convert(fill(tmp_path / "set", files), tmp_path / "x.lmdb")
+
+
+def test_json_of_webdataset(tmp_path: Path) -> None:
+    values = {f"{n}.json": b'{"a": 1e999}' if n == 1 else b"{}" for n in range(3)}
+    files = {f"{n}.jpg": jpeg(n) for n in range(3)} | values
+    (tmp_path / "0.tar").write_bytes(tar(dict(sorted(files.items()))))
+    with closing(open_source(tmp_path / "0.tar")) as source:
+        entries = [*source.entries()]
+        assert source.read(entries[0]).values["json"] == {}
+        with pytest.raises(Exception, match=r"\.json: has the number 1e999, which is too large"):
+            source.read(entries[1])

@@ -1,21 +1,28 @@
-"""Each line of the guide's tables of layouts: what is listed by its name is read as the line says, whole, at any size,
-and written back without a loss where the line says so."""
+"""Each layout that the guide lists by its name is read as the guide says, whole, at any size and with any names of
+images, as a folder and in archives, and written back without a loss if the guide says so."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-import zipfile
+import shutil
+from collections.abc import Callable
 from contextlib import closing, suppress
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from packstore import AmbiguousSourceError, convert, export
 from packstore.sources import Survey, ask_about_left, open_source
 from packstore.stores import open_store
 from tests.internals import EXPORTS, IMAGE_SUFFIXES, SOURCES, Role
+from tests.makers.annotated import Files, fill, jpeg, mask, voc_xml
 from tests.makers.by_name import BY_NAME
+from tests.makers.images import encode
 
 GUIDE = (resources.files("packstore") / "guide/sources.md").read_text("utf-8")
 LEFT = {
@@ -78,15 +85,14 @@ def list_left(survey: Survey) -> list[str]:
     return sorted(file for file in left if "_gtFine_color." not in file and not file.startswith("instances/"))
 
 
-def look(path: Path) -> tuple[str, int, list[str]]:
-    """Kind, number of samples and columns of a source, which asks about nothing."""
+def look(path: Path) -> tuple[str, int, list[str], str]:
+    """Kind, number of samples, columns and samples of a source, which asks about nothing."""
     with closing(open_source(path)) as source:
         survey = source.survey()
         ask_about_left(source, survey)
-        for entry in source.entries():
-            source.read(entry)
+        samples = repr([source.read(entry) for entry in source.entries()])
         names = [column.name for column in survey.columns if not column.name.endswith(("_valid", "_shape"))]
-        return source.kind, survey.records, names
+        return source.kind, survey.records, names, samples
 
 
 @pytest.mark.slow
@@ -123,15 +129,83 @@ def test_a_zip_is_read_as_the_folder(name: str, tmp_path: Path) -> None:
     """A folder alone at the top of an archive is its root, so a set that is told by such a folder is an image folder
     with the same classes."""
     root = BY_NAME[name](tmp_path / "set", 8)
-    before = look(root)
-    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
-        for path in sorted(root.rglob("*")):
-            archive.write(path, f"set/{path.relative_to(root).as_posix()}")
-    found = look(tmp_path / "set.zip")
+    before, found = look(root), look(pack(root, "zip"))
     if name in TOLD_BY_THE_TOP:
         assert (found[1], {*found[2]} <= {*before[2]}) == (before[1], True)
     else:
         assert found == before
+
+
+def pack(root: Path, way: str) -> Path:
+    """The folder, or an archive with the folder at its top."""
+    if way == "folder":
+        return root
+    return Path(shutil.make_archive(str(root.with_name(f"{root.name} packed")), way, root.parent, root.name))
+
+
+def photos(stems: list[str], place: str = "") -> Files:
+    return {f"{place}{stem}.jpg": jpeg(1) for stem in stems}
+
+
+def boxes_of(stems: list[str]) -> str:
+    images = [{"id": n, "file_name": f"{stem}.jpg"} for n, stem in enumerate(stems)]
+    objects = [{"id": n, "image_id": n, "category_id": 1, "bbox": [0, 0, 2, 2]} for n in range(len(stems))]
+    return json.dumps({"images": images, "annotations": objects, "categories": [{"id": 1, "name": "cat"}]})
+
+
+UNNAMED: dict[str, tuple[str, list[str], Callable[[list[str]], Files]]] = {
+    "classes": ("imagefolder", ["label"], lambda stems: photos(stems, "cat/") | photos(stems[::2], "dog/")),
+    "flat": ("flat", [], photos),
+    "masks beside": ("companions", ["mask"], lambda stems: {
+        **photos(stems), **{f"{s}_mask.png": mask(1) for s in stems[len(stems) // 20 :]}}),
+    "image and label": ("companions", ["mask"], lambda stems: {
+        **photos(stems, "train/image/"), **{f"train/label/{s}.png": mask(1) for s in stems}, **photos(["t"], "test/")}),
+    "YOLO beside": ("yolo", ["boxes", "labels"], lambda stems: {
+        **photos(stems), **{f"{s}.txt": "0 0.5 0.5 0.1 0.1\n" for s in stems},
+        "classes.txt": "cat\ndog\n"}),
+    "XML in annots": ("voc", ["boxes", "labels", "difficult", "json"], lambda stems: {
+        **photos(stems, "images/"), **{f"annots/{s}.xml": voc_xml(s, ("cat", (1, 1, 2, 2), 0)) for s in stems}}),
+    "COCO beside its images": ("coco", ["boxes", "labels", "json"], lambda stems: {
+        **photos(stems), "middle.json": boxes_of(stems)}),
+    "Roboflow's COCO, hidden": ("coco", ["boxes", "labels", "json"], lambda stems: {
+        **photos(stems, "train/"), "train/.annotations.coco.json": boxes_of(stems)}),
+    "metadata": ("hf_imagefolder", ["text"], lambda stems: {
+        **photos(stems, "train/"),
+        "train/metadata.csv": "\n".join(["file_name,text", *(f"{s}.jpg,cat" for s in stems)])}),
+    "a table without a header": ("table", ["label"], lambda stems: {
+        **photos(stems), "labels.csv": "".join(f"{s},cat\n" for s in stems)}),
+}  # fmt: skip
+ASKED: dict[str, tuple[str, Callable[[list[str]], Files]]] = {
+    "texts of numbers": (".txt file", lambda stems: photos(stems) | {f"{s}.txt": "cat 1 2 3 4" for s in stems}),
+    "VIA": ("via_project.json", lambda stems: {
+        **photos(stems), "via_project.json": json.dumps({f"{s}.jpg1": {} for s in stems})}),
+    "VoTT": ("vott-json-export.json", lambda stems: {
+        **photos(stems), "vott-json-export.json": json.dumps({"assets": {s: {} for s in stems}})}),
+    "depth": ("depth", lambda stems: photos(stems, "rgb/") | {f"depth/{s}.png": DEPTH for s in stems}),
+}  # fmt: skip
+DEPTH = encode(Image.fromarray(np.arange(128, dtype=np.uint16).reshape(8, 16) * 500), "PNG")
+SIZES = [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (300, 3000)),
+         pytest.param(30_000, marks=pytest.mark.soak)]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["folder", "zip", "tar"])
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("name", [*UNNAMED, *ASKED])
+def test_the_number_and_the_names_of_images_change_nothing(
+    name: str, count: int, hashed: bool, way: str, tmp_path: Path
+) -> None:
+    """Names are in the order of their numbers, or in one that has nothing to do with it."""
+    stems = [hashlib.sha1(b"%d" % n).hexdigest() if hashed else f"img{n:06}" for n in range(count)]
+    kind, columns, make = UNNAMED.get(name) or ("", [], ASKED[name][1])
+    path = pack(fill(tmp_path / "set", make(stems)), way)
+    if name in UNNAMED:
+        assert look(path)[:3] == (kind, sum(file.endswith(".jpg") for file in make(stems)), columns)
+    elif (way, name) == ("tar", "texts of numbers"):  # a sample of WebDataset, with all of its text
+        assert look(path)[:3] == ("webdataset", count, ["text"])
+    else:
+        with pytest.raises(AmbiguousSourceError, match=re.escape(ASKED[name][0])):
+            look(path)
 
 
 @pytest.mark.slow

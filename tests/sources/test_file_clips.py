@@ -19,9 +19,10 @@ import packstore
 from packstore import PackedDataset, PackedLoader, append, convert, export, verify
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.cli import cli
-from packstore.sources import Entry, Source, open_source
+from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
 from tests.internals import Sample, SampleError, SourceError, UsageError
+from tests.makers.sources import not_packed, prove
 
 tifffile = pytest.importorskip("tifffile")
 imagecodecs = pytest.importorskip("imagecodecs")
@@ -75,13 +76,9 @@ class TestFileClips(SourceSuite):
     def change(self, path: Path) -> None:
         save(path / "class 0" / "00000 \udcfe.webp", pixels_of(99, 5, 6, 8, 3))
 
-    def spoil(self, path: Path, entry: Entry) -> bool:
-        return False
-
     def test_it_packs_and_the_store_holds_it(self, path: Path, tmp_path: Path) -> None:
-        report = convert(path, tmp_path / "packed.h5", frames="clips")
+        report = prove(path, tmp_path / "packed.h5", frames="clips", decode=True)
         assert report.manifest.options["frames"] == "clips:files"
-        assert verify(tmp_path / "packed.h5", decode=True, against=path).problems == ()
 
     def test_an_interrupted_conversion_goes_on_to_the_same_bytes(self) -> None:  # type: ignore[override]
         pytest.skip("convert is told of clips")
@@ -127,8 +124,7 @@ def test_stacks_are_tifffiles(name: str, tmp_path: Path) -> None:
         with tifffile.TiffWriter(tmp_path / "in" / f"{number}.tif") as file:
             for page in stack:
                 file.write(page, photometric=kind, planarconfig="contig" if len(shape) > 2 else None)
-    with pytest.raises(UsageError, match=r"2 frames or pages.*--frames.*clips"):
-        convert(tmp_path / "in", tmp_path / "x.lmdb")
+    not_packed(UsageError, tmp_path / "in", tmp_path / "x.lmdb", r"2 frames or pages.*--frames.*clips")
     manifest = convert(tmp_path / "in", tmp_path / "x.lmdb", frames="clips").manifest
     assert manifest.image.mode == mode
     for (image, clip), stack in zip(PackedDataset(tmp_path / "x.lmdb", columns=("image", "clip")), stacks, strict=True):
@@ -149,8 +145,7 @@ def test_frames_of_jpeg_xl_are_imagecodecs(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.stack([*PackedDataset(tmp_path / "x.lmdb")]), frames.transpose(0, 3, 1, 2))
     (tmp_path / "in" / "a.jxl").write_bytes(data[:-100])
     for how in ("all", "clips:files"):
-        with pytest.raises(SampleError, match=r"a\.jxl"):
-            convert(tmp_path / "in", tmp_path / "y.lmdb", frames=how)
+        not_packed(SampleError, tmp_path / "in", tmp_path / "y.lmdb", r"a\.jxl", frames=how)
 
 
 def test_frames_of_a_deep_avif_are_imagecodecs(tmp_path: Path) -> None:
@@ -161,8 +156,7 @@ def test_frames_of_a_deep_avif_are_imagecodecs(tmp_path: Path) -> None:
     np.testing.assert_array_equal(clips(tmp_path / "in")["a.avif"].values["clip"], frames.transpose(0, 3, 1, 2))
     convert(tmp_path / "in", tmp_path / "x.lmdb", frames=2, depth="keep")
     np.testing.assert_array_equal(PackedDataset(tmp_path / "x.lmdb")[0], frames[2].transpose(2, 0, 1))
-    with pytest.raises(SampleError, match="4 frames"):
-        convert(tmp_path / "in", tmp_path / "y.lmdb", frames=4, depth="keep")
+    not_packed(SampleError, tmp_path / "in", tmp_path / "y.lmdb", "4 frames", frames=4, depth="keep")
 
 
 def test_answers_hold_for_the_frames_of_clips(tmp_path: Path) -> None:
@@ -173,17 +167,14 @@ def test_answers_hold_for_the_frames_of_clips(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     stack = pixels_of(1, 3, 6, 8, dtype="uint16")
     tifffile.imwrite(tmp_path / "deep" / "x.tif", stack, photometric="minisblack")
-    with pytest.raises(UsageError, match="--depth"):
-        convert(tmp_path / "deep", tmp_path / "d.lmdb", frames="clips", mode="L")
-    convert(tmp_path / "deep", tmp_path / "d.lmdb", frames="clips", mode="L", depth="window:0,4095")
+    not_packed(UsageError, tmp_path / "deep", tmp_path / "d.lmdb", "--depth", frames="clips", mode="L")
+    prove(tmp_path / "deep", tmp_path / "d.lmdb", frames="clips", mode="L", depth="window:0,4095", decode=True)
     (image, clip), *_ = PackedDataset(tmp_path / "d.lmdb", columns=("image", "clip"))
     np.testing.assert_array_equal(clip[:, 0], np.rint(np.clip(stack / 4095, 0, 1) * 255))
     np.testing.assert_array_equal(clip[1], image)
-    assert verify(tmp_path / "d.lmdb", decode=True, against=tmp_path / "deep").ok
     out = tmp_path / "s.lmdb"
-    manifest = convert(tmp_path / "one", out, frames="clips", alpha="over:white", mode="L").manifest
+    manifest = prove(tmp_path / "one", out, frames="clips", alpha="over:white", mode="L", decode=True).manifest
     assert (manifest.image.mode, manifest.encoding) == ("L", "uint8")
-    assert verify(out, decode=True, against=tmp_path / "one").ok
     append(out, tmp_path / "two", key_prefix="two/")
     for image, clip in PackedDataset(out, columns=("image", "clip")):
         assert clip.shape == (3, 1, 6, 8)
@@ -227,8 +218,7 @@ def test_clips_are_appended_and_resumed(encoding: str, tmp_path: Path, monkeypat
     monkeypatch.setattr("packstore.packing.batches.PASS_RECORDS", 1)
     monkeypatch.setattr("packstore.stores.places.resuming.EVERY_SECONDS", 0.0)
     broken.write_bytes(data[:-9])
-    with pytest.raises(SampleError, match=r"3\.gif"):
-        convert(tmp_path / "in", store, frames="clips", encoding=encoding, workers=1)
+    not_packed(SampleError, tmp_path / "in", store, r"3\.gif", frames="clips", encoding=encoding, workers=1)
     broken.write_bytes(data)
     os.utime(broken, ns=(found.st_atime_ns, found.st_mtime_ns))
     report = convert(tmp_path / "in", store, frames="clips", encoding=encoding, workers=1)
@@ -268,8 +258,7 @@ def test_what_is_no_clip_is_said(name: str, tmp_path: Path) -> None:
 
 def test_files_of_one_frame_are_clips_if_asked(tmp_path: Path) -> None:
     save(tmp_path / "in" / "a.gif", pixels_of(1, 1, 6, 8, 3))
-    with pytest.raises(SourceError, match="clips:files"):
-        convert(tmp_path / "in", tmp_path / "x.lmdb", frames="clips")
+    not_packed(SourceError, tmp_path / "in", tmp_path / "x.lmdb", "clips:files", frames="clips")
     done = CliRunner().invoke(
         cli, ["convert", str(tmp_path / "in"), str(tmp_path / "x.lmdb"), "--frames", "clips:files"]
     )

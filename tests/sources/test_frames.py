@@ -15,11 +15,12 @@ from PIL import Image, ImageSequence
 
 import packstore
 from packstore import PackedDataset, append, convert, export, verify
-from packstore.sources import Entry, Source, open_source
+from packstore.sources import Source, open_source
 from packstore.stores import open_store
 from packstore.testing import SourceSuite
 from tests.internals import HeaderError, SampleError, SourceError, UsageError, count_frames, sniff
 from tests.makers.images import encode
+from tests.makers.sources import not_packed, prove, refused
 
 
 def frames_of(seed: int, count: int, mode: str = "RGB", size: tuple[int, int] = (9, 7)) -> list[Image.Image]:
@@ -65,15 +66,11 @@ class TestFrames(SourceSuite):
     def change(self, path: Path) -> None:
         save(path / "class 0" / "0 \udcfe.webp", frames_of(99, 3), "WEBP", lossless=True)
 
-    def spoil(self, path: Path, entry: Entry) -> bool:
-        return False
-
     def test_it_packs_and_the_store_holds_it(self, path: Path, tmp_path: Path) -> None:
-        report = convert(path, tmp_path / "packed.h5", frames="all")
+        report = prove(path, tmp_path / "packed.h5", frames="all", decode=True)
         with closing(self.open(path)) as source:
             assert report.manifest.records == source.survey().records
         assert report.manifest.options["frames"] == "all"
-        assert verify(tmp_path / "packed.h5", decode=True, against=path).problems == ()
 
     def test_an_interrupted_conversion_goes_on_to_the_same_bytes(self) -> None:  # type: ignore[override]
         pytest.skip("convert is told of frames")
@@ -146,8 +143,7 @@ def test_frames_are_appended_and_resumed(encoding: str, tmp_path: Path, monkeypa
     monkeypatch.setattr("packstore.packing.batches.PASS_RECORDS", 1)
     monkeypatch.setattr("packstore.stores.places.resuming.EVERY_SECONDS", 0.0)
     broken.write_bytes(data[:-9])
-    with pytest.raises(SampleError):
-        convert(tmp_path / "one", store, frames="all", encoding=encoding, workers=1)
+    not_packed(SampleError, tmp_path / "one", store, frames="all", encoding=encoding, workers=1)
     broken.write_bytes(data)
     os.utime(broken, ns=(found.st_atime_ns, found.st_mtime_ns))
     report = convert(tmp_path / "one", store, frames="all", encoding=encoding, workers=1)
@@ -191,14 +187,12 @@ def test_pages_of_different_modes_are_refused_and_8_bits_unified(tmp_path: Path)
 def test_labels_and_answers_go_with_frames(tmp_path: Path) -> None:
     for label in ("cat", "dog"):
         save(tmp_path / "source" / label / "x.webp", frames_of(len(label), 2, "RGBA"), "WEBP", lossless=True)
-    convert(tmp_path / "source", tmp_path / "out.lmdb", frames="all", alpha="over:white", mode="L")
+    prove(tmp_path / "source", tmp_path / "out.lmdb", frames="all", alpha="over:white", mode="L")
     dataset = PackedDataset(tmp_path / "out.lmdb")
     assert [int(dataset[n][1]) for n in range(4)] == [0, 0, 1, 1]
     assert dataset[0][0].shape == (1, 7, 9)
-    assert verify(tmp_path / "out.lmdb", against=tmp_path / "source").ok
     for wrong in ({"exif_transpose": True}, {"link": True}):
-        with pytest.raises(UsageError, match="frames=all"):
-            convert(tmp_path / "source", tmp_path / "other.lmdb", frames="all", **wrong)
+        not_packed(UsageError, tmp_path / "source", tmp_path / "other.lmdb", "frames=all", frames="all", **wrong)
 
 
 def test_damaged_files_are_bad_samples_and_counts_are_bounded(tmp_path: Path) -> None:
@@ -239,5 +233,4 @@ def test_any_cut_is_an_error_of_ours(kind: str) -> None:
 
 def test_sources_without_files_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x_train=np.zeros((4, 8, 8, 3), np.uint8))
-    with closing(open_source(tmp_path / "x.npz", frames="all")) as source, pytest.raises(UsageError, match="no image"):
-        source.survey()
+    refused(UsageError, tmp_path / "x.npz", "no image", frames="all")

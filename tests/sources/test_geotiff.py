@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packstore import PackedDataset, convert, verify
+from packstore import PackedDataset
 from packstore.sources import open_source
 from tests.internals import DecodeError, Sample, SampleError, UsageError, decode, list_tiff_pages, read_geotiff
 from tests.makers.images import tiny
+from tests.makers.sources import prove, refused
 
 tifffile = pytest.importorskip("tifffile")
 DOUBLE, SHORT, ASCII = 12, 3, 2
@@ -66,16 +67,14 @@ def test_a_column_that_goes_with_images_to_store_and_proof(tmp_path: Path) -> No
     save(source / "field" / "a.tif")
     save(source / "field" / "b.tif", [])
     save(source / "town" / "c.tif", TAGS[:2])
-    convert(source, tmp_path / "out.lmdb", columns="keep=geo", mode="keep")
-    assert verify(tmp_path / "out.lmdb", decode=True, against=source).ok
+    prove(source, tmp_path / "out.lmdb", columns="keep=geo", mode="keep", decode=True)
     rows = PackedDataset(tmp_path / "out.lmdb", columns=("image", "label", "geo"))
     geo = [rows[number][2] for number in range(3)]
     assert geo[0]["crs"] == "EPSG:32633"
     assert geo[1] is None
     assert (geo[2]["crs"], geo[2]["transform"][0]) == (None, 10.0)
     assert [int(rows[number][1]) for number in range(3)] == [0, 0, 1]
-    convert(source, tmp_path / "frames.lmdb", columns="keep=geo", frames="all", encoding="uint16")
-    assert verify(tmp_path / "frames.lmdb", against=source).ok
+    prove(source, tmp_path / "frames.lmdb", columns="keep=geo", frames="all", encoding="uint16")
     assert PackedDataset(tmp_path / "frames.lmdb", columns=("image", "geo"))[0][1] == geo[0]
 
 
@@ -127,8 +126,4 @@ def test_offsets_that_no_file_has_are_damage(tmp_path: Path) -> None:
 
 def test_sources_of_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x_train=np.zeros((4, 8, 8, 3), np.uint8))
-    with (
-        closing(open_source(tmp_path / "x.npz", columns="keep=geo")) as source,
-        pytest.raises(UsageError, match="GeoTIFF"),
-    ):
-        source.survey()
+    refused(UsageError, tmp_path / "x.npz", "GeoTIFF", columns="keep=geo")

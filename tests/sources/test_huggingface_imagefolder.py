@@ -16,10 +16,10 @@ from PIL import Image
 
 import packstore
 from packstore import PackedDataset, convert, verify
-from packstore.sources import Entry, open_source
-from packstore.testing import SourceSuite
+from packstore.sources import open_source
 from tests.internals import PackstoreError, SampleError, SourceError
 from tests.makers.images import encode, tiny
+from tests.makers.sources import FileSuite, look, not_packed, prove, refused
 
 yaml = pytest.importorskip("yaml")
 
@@ -46,11 +46,9 @@ def jsonl(*rows: dict[str, Any]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-class TestHfImageFolder(SourceSuite):
+class TestHfImageFolder(FileSuite):
     kind = "hf_imagefolder"
-    many = 500
     bytes_per_sample = 400
-    undecodable_keys = False
 
     def make(self, folder: Path, samples: int) -> Path:
         for split, numbers in {"train": range(2, samples), "test": range(2)}.items():
@@ -64,15 +62,6 @@ class TestHfImageFolder(SourceSuite):
     def change(self, path: Path) -> None:
         file = path / "test" / "metadata.csv"
         file.write_text(file.read_text().replace(",1", ",2"))
-
-    def spoil(self, path: Path, entry: Entry) -> bool:
-        (path / entry.key).unlink()
-        return True
-
-    def enlarge(self, path: Path, entry: Entry) -> bool:
-        with (path / entry.key).open("r+b") as file:
-            file.truncate(65 << 20)
-        return True
 
     def test_a_sample_that_cannot_be_read_is_named(self, path: Path) -> None:
         with closing(self.open(path)) as source:
@@ -97,7 +86,7 @@ sub/a.png,bee,,NA,True,9
 # Not datasets: it makes numbers of 007 and 008, a missing text of NA, and no classes of the names.
 def test_csv(tmp_path: Path, out: Path) -> None:
     write(tmp_path, {**images("a.png", "b.png", "c.png", "sub/a.png"), "metadata.csv": CSV, "notes.txt": "x"})
-    report = convert(tmp_path, out)
+    report = prove(tmp_path, out)
     manifest = report.manifest
     assert (manifest.origin.kind, manifest.splits, manifest.classes) == ("hf_imagefolder", (), ("ant", "bee"))
     assert report.ledger.passed_over == {"images that the metadata do not name": 1, "not images (.txt)": 1}
@@ -108,7 +97,6 @@ def test_csv(tmp_path: Path, out: Path) -> None:
         ("a.png", tiny(0), 0, 2.0, None, False, "008"),
         ("sub/a.png", tiny(3), 1, None, "NA", True, "9"),
     ]
-    assert verify(out, against=tmp_path).problems == ()
 
 
 def test_jsonl_with_several_images_a_row(tmp_path: Path, out: Path) -> None:
@@ -193,8 +181,7 @@ def test_names_tell_the_splits(names: list[str], splits: list[str], tmp_path: Pa
 def test_folders_of_no_split_beside_splits(tmp_path: Path) -> None:
     names = "file_name\ntrain/a.png\nextra/a.png\n"
     write(tmp_path, {**images("train/a.png", "extra/a.png"), "metadata.csv": names})
-    with closing(open_source(tmp_path)) as source:
-        survey = source.survey()
+    survey = look(tmp_path).survey
     assert survey.splits == {"train": 1, "unassigned": 1}
     assert "1 of the samples have no split" in survey.notes[0]
 
@@ -245,9 +232,9 @@ def test_images_and_a_column_of_the_same_name(tmp_path: Path) -> None:
 def test_a_column_of_splits_is_kept_as_a_column(tmp_path: Path) -> None:
     text = "file_name,split\n" + "".join(f"{n}.png,{'train' if n < 3 else 'test'}\n" for n in range(5))
     write(tmp_path, {**images(*(f"{n}.png" for n in range(5))), "metadata.csv": text})
-    with closing(open_source(tmp_path)) as source:
-        assert source.survey().splits == {"": 5}
-        assert [source.read(each).values["split"] for each in source.entries()][2:4] == ["train", "test"]
+    seen = look(tmp_path)
+    assert seen.splits == {"": 5}
+    assert seen.each("split")[2:4] == ["train", "test"]
 
 
 def test_an_archive(tmp_path: Path, out: Path) -> None:
@@ -285,8 +272,7 @@ def test_an_archive(tmp_path: Path, out: Path) -> None:
 )
 def test_metadata_that_cannot_be_used(files: dict[str, bytes | str], said: str, tmp_path: Path, out: Path) -> None:
     write(tmp_path, {**images("a.png"), **files})
-    with pytest.raises(PackstoreError, match=said):
-        convert(tmp_path, out, source_kind="hf_imagefolder")
+    not_packed(PackstoreError, tmp_path, out, said, source_kind="hf_imagefolder")
 
 
 @pytest.mark.parametrize(
@@ -300,18 +286,15 @@ def test_metadata_that_cannot_be_used(files: dict[str, bytes | str], said: str, 
 )
 def test_cards_that_cannot_be_followed(card: str, tmp_path: Path) -> None:
     write(tmp_path, {**images("a/1.png", "b/2.png"), "README.md": card})
-    with pytest.raises(SourceError, match=r"README\.md: its head"):
-        open_source(tmp_path)
+    refused(SourceError, tmp_path, r"README\.md: its head")
 
 
 def test_what_is_left_to_other_kinds(tmp_path: Path) -> None:
     for name, more in {"a": {"metadata.csv": "id,species\n1,x\n"}, "b": {"labels.csv": "file,label\n"}}.items():
         write(tmp_path / name, {**images("x/1.png", "y/2.png"), **more})
-        with pytest.raises(SourceError, match="would be packed without"):
-            open_source(tmp_path / name)
+        refused(SourceError, tmp_path / name, "would be packed without")
     write(tmp_path / "c", {**images("x/1.png", "y/2.png"), "README.md": "---\nlicense: mit\n---\n# Hello\n"})
-    with closing(open_source(tmp_path / "c")) as source:
-        assert source.kind == "imagefolder"
+    assert look(tmp_path / "c").kind == "imagefolder"
 
 
 @pytest.mark.parametrize("main", [True, False])

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from packstore import AmbiguousSourceError, PackedDataset, convert, verify
-from packstore.sources import Entry, Source, open_source
+from packstore import PackedDataset
+from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
-from tests.internals import SampleError, SourceError, max_file_bytes
+from tests.internals import SampleError, SourceError
 from tests.makers.command import run
 from tests.makers.images import tiny
 from tests.makers.layouts import devkit, make_layout, tar, train_tar
+from tests.makers.sources import FileSuite, look, prove, question, refused
 from tests.makers.torchvision import import_torchvision
 
 TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
@@ -40,11 +41,10 @@ class TestIlsvrc(SourceSuite):
         os.utime(path / TRAIN, ns=(1, 1))
 
 
-class TestKaggle(SourceSuite):
+class TestKaggle(FileSuite):
     """Kaggle's folder."""
 
     kind = "ilsvrc"
-    undecodable_keys = False
     bytes_per_sample = 400
     many = 400
 
@@ -54,15 +54,6 @@ class TestKaggle(SourceSuite):
     def change(self, path: Path) -> None:
         file = path / "LOC_val_solution.csv"
         file.write_text(file.read_text().replace("1 2 3", "2 2 3"))
-
-    def spoil(self, path: Path, entry: Entry) -> bool:
-        (path / entry.key).unlink()
-        (path / entry.key).symlink_to("nowhere")
-        return True
-
-    def enlarge(self, path: Path, entry: Entry) -> bool:
-        os.truncate(path / entry.key, max_file_bytes(1) + 1)
-        return True
 
 
 def rows(source: Source, split: str | None = None) -> list[tuple[str, dict[str, Any]]]:
@@ -98,9 +89,9 @@ def test_the_archives_are_those_of_torchvision(tmp_path: Path, torchvision: Any)
         assert [values["name"].split(", ") for _, values in its] == [list(data.classes[n]) for _, n in expected]
         assert all((folder / key).read_bytes() == images[key] for key, _ in its)
     # What torchvision has unpacked beside the archives is read instead of them.
-    with closing(open_source(folder)) as source:
-        assert source.survey().ledger.left == {"not images (.tar)": 2, "not images (.bin)": 1}
-        assert [entry.key for entry in source.entries()] == list(images)
+    seen = look(folder)
+    assert seen.ledger.left == {"not images (.tar)": 2, "not images (.bin)": 1}
+    assert seen.keys == list(images)
     shutil.rmtree(folder / "train")
     with closing(open_source(folder)) as source:
         assert (source.kind, [(key, values["label"]) for key, values in rows(source)]) == (
@@ -112,10 +103,9 @@ def test_each_archive_may_be_unpacked(tmp_path: Path) -> None:
     folder = make_layout("ilsvrc", tmp_path / "all")
     with closing(open_source(folder)) as source:
         expected = rows(source)
-    with closing(open_source(folder / VAL)) as source:
-        assert (source.kind, source.survey().columns) == ("flat", ())
-    with closing(open_source(folder / TRAIN)) as source:
-        assert source.kind == "imagefolder"
+    seen = look(folder / VAL)
+    assert (seen.kind, seen.columns) == ("flat", ())
+    assert look(folder / TRAIN).kind == "imagefolder"
     with tarfile.open(folder / DEVKIT) as archive:
         archive.extractall(folder, filter="data")
     (folder / DEVKIT).unlink()
@@ -141,25 +131,23 @@ def test_archives_without_the_devkit_are_a_question(unpacked: bool, tmp_path: Pa
             archive.extractall(folder / "val", filter="data")
         (folder / VAL).unlink()
         (folder / TRAIN).unlink()
-    with pytest.raises(AmbiguousSourceError, match=r"looks like ILSVRC .*, without ILSVRC2012_devkit_t12 or"):
-        open_source(folder)
+    question(folder, r"looks like ILSVRC .*, without ILSVRC2012_devkit_t12 or")
 
 
 def test_validation_images_in_folders_of_classes_are_an_image_folder(tmp_path: Path) -> None:
     for n, name in enumerate(("cat", "dog")):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"ILSVRC2012_val_{n + 1:08}.JPEG").write_bytes(tiny(n))
-    with closing(open_source(tmp_path)) as source:
-        assert (source.kind, source.survey().columns[0].classes) == ("imagefolder", ("cat", "dog"))
+    seen = look(tmp_path)
+    assert (seen.kind, seen.columns[0].classes) == ("imagefolder", ("cat", "dog"))
 
 
 def test_test_images_have_no_labels(tmp_path: Path) -> None:
     folder = make_layout("ilsvrc", tmp_path)
     (folder / "ILSVRC2012_img_test_v10102019.tar").write_bytes(tar({"test/ILSVRC2012_test_00000001.JPEG": tiny(77)}))
-    convert(folder, tmp_path / "x.lmdb")
+    prove(folder, tmp_path / "x.lmdb")
     data = PackedDataset(tmp_path / "x.lmdb", "test", columns=("key", "label", "name"))
     assert list(data) == [("test/ILSVRC2012_test_00000001.JPEG", None, None)]
-    assert verify(tmp_path / "x.lmdb", against=folder).ok
 
 
 BROKEN = {
@@ -209,33 +197,26 @@ def test_the_tables_of_kaggle(tmp_path: Path, torchvision: Any) -> None:
     assert (train[2][1]["boxes"], train[2][1]["labels"], train[2][1]["name"]) == (None, None, "shark, white shark")
     assert [(key[-6:-5], values["label"]) for key, values in val] == [("6", 3), ("7", 0), ("8", 1), ("9", 2)]
     assert all(values == dict.fromkeys(values) for _, values in test)
-    convert(folder, tmp_path / "x.h5")
-    assert verify(tmp_path / "x.h5", against=folder).ok
+    prove(folder, tmp_path / "x.h5")
 
 
 def test_a_table_of_kaggle_that_is_missing_is_asked_for(tmp_path: Path) -> None:
     folder = make_layout("kaggle", tmp_path)
     (folder / "LOC_synset_mapping.txt").unlink()
-    with pytest.raises(AmbiguousSourceError, match=r"looks like ILSVRC .*, without .*LOC_synset_mapping\.txt"):
-        open_source(folder)
+    question(folder, r"looks like ILSVRC .*, without .*LOC_synset_mapping\.txt")
 
 
 def test_without_labels_of_kaggles_validation_images_nothing_is_packed(tmp_path: Path) -> None:
     folder = make_layout("kaggle", tmp_path)
     (folder / "LOC_val_solution.csv").unlink()
-    with closing(open_source(folder)) as source, pytest.raises(SourceError, match="has no line of"):
-        source.survey()
+    refused(SourceError, folder, "has no line of")
 
 
 @pytest.mark.parametrize("line", ["ILSVRC2012_val_00000006", "ILSVRC2012_val_00000006,n09 1 2 3 4", "x,n01000000 1"])
 def test_a_line_of_kaggle_that_is_broken(line: str, tmp_path: Path) -> None:
     folder = make_layout("kaggle", tmp_path)
     (folder / "LOC_val_solution.csv").write_text(f"ImageId,PredictionString\n{line}\n")
-    with (
-        closing(open_source(folder)) as source,
-        pytest.raises(SourceError, match=r"LOC_val_solution\.csv has (the|no) line"),
-    ):
-        source.survey()
+    refused(SourceError, folder, r"LOC_val_solution\.csv has (the|no) line")
 
 
 @pytest.mark.slow

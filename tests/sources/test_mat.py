@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packstore import PackedDataset, convert, verify
+from packstore import PackedDataset
 from packstore.sources import open_source
 from packstore.testing import SourceSuite
-from tests.internals import AmbiguousSourceError, Entry, SourceError
+from tests.internals import SourceError
+from tests.makers.sources import prove, question, refused
 
 scipy_io = pytest.importorskip("scipy.io")
 IMAGES = np.random.default_rng(3).integers(0, 256, (20, 12, 8), np.uint8)  # N, H, W
@@ -35,12 +36,6 @@ class TestMat(SourceSuite):
         content = scipy_io.loadmat(path)
         content["images"][0, 0, 0] ^= 1
         scipy_io.savemat(path, {name: content[name] for name in ("images", "labels")})
-
-    def spoil(self, path: Path, entry: Entry) -> bool:
-        return False
-
-    def enlarge(self, path: Path, entry: Entry) -> bool:
-        return False
 
 
 def write(path: Path, images: Any, **more: Any) -> Path:
@@ -84,23 +79,20 @@ def test_flat_images_are_asked_about(name: str, layout: str, tmp_path: Path) -> 
         by_columns = [IMAGES[n].flatten("C" if layout.index("W") < layout.index("H") else "F") for n in range(20)]
         matrix = np.stack(by_columns) if layout[0] == "N" else np.stack(by_columns, 1)
     path = write(tmp_path / name, matrix)
-    with pytest.raises(AmbiguousSourceError, match="the order of its axes is not clear") as caught:
-        open_source(path)
-    answers = [answer.options[1] for answer in caught.value.answers]
+    caught = question(path, "the order of its axes is not clear")
+    answers = [answer.options[1] for answer in caught.answers]
     assert all(answer.startswith("N") == layout.startswith("N") for answer in answers)  # as many as labels
     assert layout in answers or name == "set.npz"
     images, labels = read(path, layout=layout)
     assert (images == IMAGES).all()
     assert labels == LABELS.tolist()
-    convert(path, tmp_path / "x.h5", layout=layout)
-    assert verify(tmp_path / "x.h5", against=path).problems == ()
+    prove(path, tmp_path / "x.h5", layout=layout)
     assert (np.asarray(PackedDataset(tmp_path / "x.h5")[7][0])[0] == IMAGES[7]).all()
 
 
 def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
     path = write(tmp_path / "set.mat", FLAT["NHW:12x8"])
-    with pytest.raises(SourceError, match="has 96 numbers an image, but --layout needs 81"):
-        open_source(path, layout="NHW:9x9")
+    refused(SourceError, path, "has 96 numbers an image, but --layout needs 81", layout="NHW:9x9")
 
 
 @pytest.mark.parametrize(
@@ -110,17 +102,15 @@ def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
 def test_square_images_lie_flat(name: str, answers: list[str], tmp_path: Path) -> None:
     matrix = np.resize(IMAGES, (20, 144))
     path = write(tmp_path / name, matrix.T if name == "columns.mat" else matrix)
-    with pytest.raises(AmbiguousSourceError) as caught:
-        open_source(path)
-    assert [answer.options[1] for answer in caught.value.answers] == answers  # as many as labels
+    caught = question(path)
+    assert [answer.options[1] for answer in caught.answers] == answers  # as many as labels
 
 
 def test_colours_lie_flat(tmp_path: Path) -> None:
     colours = np.random.default_rng(5).integers(0, 256, (20, 9, 9, 3), np.uint8)
     path = write(tmp_path / "set.npz", colours.reshape(20, -1))
-    with pytest.raises(AmbiguousSourceError) as caught:
-        open_source(path)
-    assert [answer.options[1] for answer in caught.value.answers] == ["NHW:27x9", "NHW:9x27"]
+    caught = question(path)
+    assert [answer.options[1] for answer in caught.answers] == ["NHW:27x9", "NHW:9x27"]
     with closing(open_source(path, layout="NHWC:9x9x3")) as source:
         found = [source.read(entry).image for entry in source.entries()]  # type: ignore[union-attr]
     assert (np.stack(found) == colours).all()
@@ -131,24 +121,20 @@ def test_damage_is_said(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-9] ^= 1
     path.write_bytes(data)
-    with pytest.raises(SourceError, match="incorrect data check"):
-        open_source(path, layout="NHW:12x8")
+    refused(SourceError, path, "incorrect data check", layout="NHW:12x8")
     scipy_io.savemat(tmp_path / "plain.mat", {"other": LABELS})  # uncompressed, so its file stays open
     scipy_io.savemat(tmp_path / "large.mat", {"faces": np.resize(IMAGES, (400, 400, 4))}, do_compression=True)
     large = bytearray((tmp_path / "large.mat").read_bytes())
     large[-1] ^= 1  # the checksum
     (tmp_path / "both.mat").write_bytes((tmp_path / "plain.mat").read_bytes() + large[128:])
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(SourceError, match="incorrect data check"):
-        open_source(tmp_path / "both.mat", layout="NHW:12x8")
+    refused(SourceError, tmp_path / "both.mat", "incorrect data check", layout="NHW:12x8")
     assert os.listdir("/proc/self/fd") == before
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(SourceError):
-        open_source(path, layout="NHW:12x8")
+    refused(SourceError, path, layout="NHW:12x8")
 
 
 @pytest.mark.slow
 def test_a_file_of_many_variables_is_refused(tmp_path: Path) -> None:
     scipy_io.savemat(tmp_path / "many.mat", {f"v{number}": 1 for number in range(10_002)})
-    with pytest.raises(SourceError, match="more than 10,000 arrays"):
-        open_source(tmp_path / "many.mat", kind="mat")
+    refused(SourceError, tmp_path / "many.mat", "more than 10,000 arrays", kind="mat")

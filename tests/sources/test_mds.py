@@ -19,6 +19,7 @@ from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.internals import SampleError, SourceError
 from tests.makers.images import tiny
+from tests.makers.sources import not_packed
 
 WRITTEN = Path(__file__).parents[1] / "corpus" / "mds"
 SIZES = {"int": 8, "uint8": 1, "float32": 4}
@@ -165,8 +166,7 @@ def test_bytes_that_are_images(tmp_path: Path) -> None:
 )
 def test_wrong_indexes(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     path = write(tmp_path / "set", PLAIN, [plain(n) for n in range(2)], **change)
-    with pytest.raises(SourceError, match=said):
-        convert(path, tmp_path / "x.h5", source_kind="mds")
+    not_packed(SourceError, path, tmp_path / "x.h5", said, source_kind="mds")
 
 
 @pytest.mark.parametrize(
@@ -189,10 +189,9 @@ def test_wrong_indexes(change: dict[str, Any], said: str, tmp_path: Path) -> Non
 def test_a_bad_sample_is_named(encoding: str, good: bytes, bad: bytes, said: str, tmp_path: Path) -> None:
     samples = [plain(n) | {"x": good if n != 25 else bad} for n in range(30)]
     path = write(tmp_path / "set", PLAIN | {"x": encoding}, samples)
-    with pytest.raises(SampleError, match=said) as caught:
-        convert(path, tmp_path / "x.h5")
-    assert caught.value.key == f"{25:010}"
-    assert str(caught.value).isprintable()
+    caught = not_packed(SampleError, path, tmp_path / "x.h5", said)
+    assert caught.key == f"{25:010}"
+    assert str(caught).isprintable()
 
 
 def test_a_first_sample_that_its_values_do_not_fill(tmp_path: Path) -> None:
@@ -203,8 +202,7 @@ def test_a_first_sample_that_its_values_do_not_fill(tmp_path: Path) -> None:
         file.seek(4)
         file.seek(int.from_bytes(file.read(4), "little"))
         file.write((9).to_bytes(4, "little"))  # of the image
-    with pytest.raises(SampleError, match=r"a sample of \d+ bytes has values of \d+"):
-        convert(path, tmp_path / "x.h5")
+    not_packed(SampleError, path, tmp_path / "x.h5", r"a sample of \d+ bytes has values of \d+")
     assert convert(path, tmp_path / "x.h5", on_error="skip").manifest.records == 1
 
 
@@ -214,8 +212,7 @@ def test_offsets_that_lead_elsewhere(offset: int, tmp_path: Path) -> None:
     with (path / "shard.00000.mds").open("r+b") as file:
         file.seek(4 * 3)
         file.write(offset.to_bytes(4, "little"))
-    with pytest.raises(SampleError, match=r"a sample is from byte .* where none can be"):
-        convert(path, tmp_path / "x.h5")
+    not_packed(SampleError, path, tmp_path / "x.h5", r"a sample is from byte .* where none can be")
     assert convert(path, tmp_path / "x.h5", on_error="skip").manifest.records == 2
 
 
@@ -228,5 +225,4 @@ def test_an_index_whose_format_comes_late(tmp_path: Path) -> None:
 def test_an_index_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "index.json").write_text('{"shards": 3}')
-    with pytest.raises(SourceError, match="holds no images"):
-        convert(tmp_path / "set", tmp_path / "x.h5")
+    not_packed(SourceError, tmp_path / "set", tmp_path / "x.h5", "holds no images")

@@ -14,6 +14,7 @@ from PIL import Image
 import packstore
 from packstore import PackedDataset
 from tests.internals import UsageError
+from tests.makers.sources import not_packed
 
 RNG = np.random.default_rng(1)
 BYTES = RNG.integers(0, 256, (6, 28, 28), np.uint8)
@@ -54,8 +55,7 @@ def test_pixels_are_kept_as_they_are(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_pixels_that_have_to_be_declared(tmp_path: Path, image: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        packstore.convert([(image, 1)], tmp_path / "s.lmdb", encoding="uint8")
+    not_packed(UsageError, [(image, 1)], tmp_path / "s.lmdb", message, encoding="uint8")
 
 
 def test_floating_point_is_declared(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from packstore import PackedDataset, PackedLoader, convert, verify
+from packstore import PackedDataset, PackedLoader, convert
 from packstore.augment import RandomCrop, RandomHorizontalFlip
 from packstore.sources import open_source
 from packstore.testing import SourceSuite
-from tests.internals import AmbiguousSourceError, Sample, SampleError, SourceError, UsageError
+from tests.internals import Sample, SampleError, SourceError, UsageError
 from tests.makers.medical import image_of, noise, read_samples
+from tests.makers.sources import look, prove, question, refused
 
 nibabel = pytest.importorskip("nibabel")
 PUBLISHED = Path(nibabel.__file__).parent / "tests" / "data"
@@ -103,8 +104,7 @@ def test_the_mode_holds_all_files(dtypes: list[str], mode: str, kind: str, tmp_p
         values = values_of(number, dtype)
         big = values.astype(values.dtype.newbyteorder(">"))
         save(big, tmp_path / f"{number}.nii.gz", getattr(nibabel, kind))
-    with closing(open_source(tmp_path, columns=SLICES)) as source:
-        assert source.survey().mode == mode
+    assert look(tmp_path, columns=SLICES).mode == mode
     found = records(tmp_path)
     for number, dtype in enumerate(dtypes):
         for k in range(3):
@@ -130,11 +130,9 @@ def test_scale_is_refused_for_scans(columns: str, tmp_path: Path) -> None:
 
 def test_slices_or_volumes_is_a_question(tmp_path: Path) -> None:
     save(values_of(1), tmp_path / "a.nii")
-    with pytest.raises(AmbiguousSourceError, match=r"image=slices.*image=volumes") as caught:
-        open_source(tmp_path)
-    assert [answer.options for answer in caught.value.answers] == [("--column", SLICES), ("--column", VOLUMES)]
-    with pytest.raises(UsageError, match="image=slices"):
-        open_source(tmp_path, columns="image=planes")
+    caught = question(tmp_path, r"image=slices.*image=volumes")
+    assert [answer.options for answer in caught.answers] == [("--column", SLICES), ("--column", VOLUMES)]
+    refused(UsageError, tmp_path, "image=slices", columns="image=planes")
 
 
 @pytest.mark.slow
@@ -147,25 +145,22 @@ def test_labels_beside_images_are_masks(tmp_path: Path) -> None:
     save(np.full((5, 4, 3), 300, np.float32), root / "labelsTr" / "a_1.nii.gz")
     save(values_of(6, "uint8"), root / "labelsTr" / "b.nii.gz")
     (root / "dataset.json").write_text("{}")
-    with closing(open_source(root, columns=SLICES)) as source:
-        survey = source.survey()
-        assert dict(survey.splits) == {"train": 6, "test": 6}
-        assert survey.ledger.left == {"segmentations without a volume": 1}
+    survey = look(root, columns=SLICES)
+    assert dict(survey.splits) == {"train": 6, "test": 6}
+    assert survey.ledger.left == {"segmentations without a volume": 1}
     found = records(root)
     mask = found["imagesTr/a_0_0000.nii.gz#2"].values["mask"]
     np.testing.assert_array_equal(mask, values_of(5, "uint8")[:, :, 2].T)
     assert found["imagesTr/a_1_0000.nii.gz#0"].values["mask"].max() == 300
     assert found["imagesTs/a_0_0000.nii.gz#0"].values["mask"] is None
-    convert(root, tmp_path / "out.lmdb", columns=SLICES)
-    assert verify(tmp_path / "out.lmdb", decode=True, against=root).ok
+    prove(root, tmp_path / "out.lmdb", columns=SLICES, decode=True)
     dataset = PackedDataset(tmp_path / "out.lmdb", "train", columns=("image", "mask"))
     ((images, masks),) = PackedLoader(dataset, batch_size=6)
     assert images.shape == (6, 1, 4, 5)
     assert masks.shape == (6, 4, 5)
     volumes = records(root, VOLUMES)["imagesTr/a_0_0000.nii.gz"].values
     np.testing.assert_array_equal(volumes["volume_mask"][:, 0].transpose(2, 1, 0), values_of(5, "uint8"))
-    convert(root, tmp_path / "volumes.h5", columns=VOLUMES)
-    assert verify(tmp_path / "volumes.h5", decode=True, against=root).ok
+    prove(root, tmp_path / "volumes.h5", columns=VOLUMES, decode=True)
     _, volume = PackedDataset(tmp_path / "volumes.h5", "train", columns=("image", "volume"))[0]
     assert volume.shape == (3, 1, 4, 5)
 
@@ -175,8 +170,7 @@ def test_volumes_and_their_masks_move_with_the_image(tmp_path: Path) -> None:
         volume = np.random.default_rng(number).integers(-900, 900, (20 + number, 16, 2 + number), np.int16)
         save(volume, tmp_path / "set" / "imagesTr" / f"a_{number}_0000.nii.gz")
         save((volume > 0).astype(np.uint8), tmp_path / "set" / "labelsTr" / f"a_{number}.nii.gz")
-    convert(tmp_path / "set", tmp_path / "out.lmdb", columns=VOLUMES)
-    assert verify(tmp_path / "out.lmdb", decode=True, against=tmp_path / "set").ok
+    prove(tmp_path / "set", tmp_path / "out.lmdb", columns=VOLUMES, decode=True)
     dataset = PackedDataset(tmp_path / "out.lmdb", "train", columns=("image", "volume", "volume_mask"))
     collate: Any = {"volume_mask": "optional"}
     for images, volumes, masks in PackedLoader(dataset, 3, augment=[RandomCrop(12), RandomHorizontalFlip()],
@@ -242,8 +236,4 @@ def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
 def test_without_nibabel_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(values_of(1), tmp_path / "a.nii")
     monkeypatch.setitem(sys.modules, "nibabel", None)
-    with (
-        closing(open_source(tmp_path, columns=SLICES)) as source,
-        pytest.raises(SourceError, match=r"packstore\[nifti\]"),
-    ):
-        source.survey()
+    refused(SourceError, tmp_path, r"packstore\[nifti\]", columns=SLICES)

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packstore import PackedDataset, convert, verify
+from packstore import PackedDataset, convert
 from packstore.sources import Entry
 from packstore.testing import SourceSuite
 from tests.internals import SampleError, SourceError
 from tests.makers.images import tiny
+from tests.makers.sources import not_packed, prove
 
 WRITTEN = Path(__file__).parents[1] / "corpus" / "recordio"
 MAGIC = 0xCED7230A
@@ -82,16 +83,12 @@ class TestRecordio(SourceSuite):
             file.write(struct.pack("<I", 99))  # labels that it does not have
         return True
 
-    def enlarge(self, path: Path, entry: Entry) -> bool:
-        return False
-
 
 def test_what_the_layout_says(tmp_path: Path) -> None:
-    convert(WRITTEN / "plain.rec", tmp_path / "x.lmdb")
+    prove(WRITTEN / "plain.rec", tmp_path / "x.lmdb")
     ds = PackedDataset(tmp_path / "x.lmdb", columns=("label", "image"), output="bytes")
     expected = [tiny(0), tiny(1), *(_with_magic(n) for n in (2, 3))]
     assert [(label, bytes(image)) for label, image in ds] == list(zip((0, 1, 0, 1), expected, strict=True))
-    assert verify(tmp_path / "x.lmdb", against=WRITTEN / "plain.rec").problems == ()
 
 
 def _with_magic(n: int) -> bytes:
@@ -159,16 +156,14 @@ def test_the_label_of_a_damaged_record_does_not_change_the_column(tmp_path: Path
 def test_a_file_that_is_cut_off(left: int, tmp_path: Path) -> None:
     whole = rec(*(packed(tiny(n), n % 3) for n in range(3)))
     (tmp_path / "x.rec").write_bytes((whole + whole)[: len(whole) + left])
-    with pytest.raises(SampleError, match=r"the file ends within a record|is cut off"):
-        convert(tmp_path / "x.rec", tmp_path / "x.h5")
+    not_packed(SampleError, tmp_path / "x.rec", tmp_path / "x.h5", r"the file ends within a record|is cut off")
 
 
 @pytest.mark.parametrize("line", ["x\t0\ta.png", "0 0 a.png", "0\t0\t", "1\t0\tb.png\n1\t0\tc.png"])
 def test_a_list_that_is_none(line: str, tmp_path: Path) -> None:
     (tmp_path / "x.rec").write_bytes(rec(packed(tiny(0), 0)))
     (tmp_path / "x.lst").write_text(f"{line}\n")
-    with pytest.raises(SourceError, match=r"x\.lst cannot be read: .* is not a line of a list"):
-        convert(tmp_path / "x.rec", tmp_path / "x.h5")
+    not_packed(SourceError, tmp_path / "x.rec", tmp_path / "x.h5", r"x\.lst cannot be read: .* is not a line of a list")
 
 
 def keys(path: Path, tmp_path: Path, **options: Any) -> list[str]:
@@ -247,6 +242,5 @@ def test_a_list_of_insightface(tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "x.rec").write_bytes(b"text" * 10)
-    with pytest.raises(SourceError, match="no record begins here"):
-        convert(tmp_path / "x.rec", tmp_path / "x.h5")
+    not_packed(SourceError, tmp_path / "x.rec", tmp_path / "x.h5", "no record begins here")
     assert np.frombuffer(rec(b""), "<u4").tolist() == [MAGIC, 0]

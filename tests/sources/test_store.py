@@ -1,10 +1,13 @@
-"""Stores as sources: records, labels, keys and splits come out as they went in, and damage is told."""
+"""Stores and exports of packstore as sources."""
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import h5py
 import numpy as np
@@ -23,8 +26,11 @@ from tests.internals import (
     SourceError,
     StoreError,
     StoreSource,
+    convert,
+    export,
 )
 from tests.makers.images import tiny
+from tests.makers.sources import not_packed, refused
 
 KEY, CHECKSUM = Column("key", "ragged", "uint8", type="text"), Column("checksum", "fixed", "uint64")
 LABEL = Column("label", "fixed", "int64", classes=("cat", "dog"), type="label")
@@ -228,27 +234,14 @@ def test_a_damaged_label_is_told_if_samples_have_no_other_values(tmp_path: Path)
         source.read(bad)
 
 
-@pytest.mark.slow
-def test_many_records_come_in_order(tmp_path: Path) -> None:
-    count = 10_000
-    images = [b"%d" % number for number in range(count)]
-    source = open_source(write(tmp_path / "s.h5", "hdf5", FILES, images, splits=("train",)))
-    entries = list(source.entries())
-    assert [e.ref for e in entries] == list(range(count))
-    assert [e.labels for e in entries] == [(n % 2, n * 10) for n in range(count)]
-    assert source.image(entries[-1]) == b"9999"
-
-
 def test_what_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"not LMDB")
     (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n and nothing more")
     (tmp_path / "x.pth").write_bytes(b"PK\x03\x04 and nothing more")
     for path in (tmp_path, tmp_path / "x.h5", tmp_path / "x.pth"):
-        with pytest.raises(StoreError):
-            open_source(path)
+        refused(StoreError, path)
     (tmp_path / "text").write_text("text")
-    with pytest.raises(StoreError):
-        open_source(tmp_path / "text", kind="store")
+    refused(StoreError, tmp_path / "text", kind="store")
 
 
 def test_an_image_folder_with_a_file_called_manifest_json_is_no_store(tmp_path: Path) -> None:
@@ -256,3 +249,73 @@ def test_an_image_folder_with_a_file_called_manifest_json_is_no_store(tmp_path: 
     (tmp_path / "a" / "1.jpg").write_bytes(b"image")
     (tmp_path / "manifest.json").write_text("{}")
     assert open_source(tmp_path).kind == "imagefolder"
+
+
+class _Exported(SourceSuite):
+    kind = "exported"
+    bytes_per_sample = 400
+    to: ClassVar[str]
+
+    def make(self, folder: Path, samples: int) -> Path:
+        root = folder.parent / f"{folder.name}-images"
+        for i in range(samples):
+            path = root / ("train", "val")[i % 3 == 2] / ("cat", "dog")[i % 2] / f"{i:05}\udce9.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(tiny(i))
+        store = folder.parent / f"{folder.name}.lmdb"
+        convert(root, store, check="none")
+        export(store, folder / "out", to=self.to)
+        shutil.rmtree(root)
+        return folder / "out"
+
+    def change(self, path: Path) -> None:
+        rows = path / "packstore.rows.jsonl"
+        rows.write_bytes(rows.read_bytes().replace(b'"key":"train/cat', b'"key":"train/cow'))
+
+
+class TestFolder(_Exported):
+    to = "imagefolder"
+
+    def spoil(self, path: Path, entry: Entry) -> bool:
+        found = path / entry.ref[1][0]
+        found.unlink()
+        return True
+
+    def enlarge(self, path: Path, entry: Entry) -> bool:
+        with (path / entry.ref[1][0]).open("r+b") as file:
+            file.truncate(200 << 20)
+        return True
+
+
+class TestZip(_Exported):
+    to = "zip"
+
+    def change(self, path: Path) -> None:
+        other = path.parent / "other"
+        other.mkdir()
+        shutil.move(self.make(other, 14), path)
+
+
+class TestShards(_Exported):
+    kind = "webdataset"
+    to = "webdataset"
+
+
+def test_what_the_manifest_says_is_not_taken_on_trust(tmp_path: Path) -> None:
+    suite = TestFolder()
+    (tmp_path / "x").mkdir()
+    path = suite.make(tmp_path / "x", 6)
+    rows = path / "packstore.rows.jsonl"
+    good = rows.read_text()
+    hostile: Mapping[str, Any] = {
+        "file": ["/etc/passwd", "../x", "", "a\0b", "\ud800", 5, None],
+        "key": [5, "\ud800"],
+        "values": [[], {"label": "x"}, {"label": 2**70}, {"label": 99}, {}],
+    }
+    first, rest = good.split("\n", 1)
+    for name, values in hostile.items():
+        for value in values:
+            rows.write_text(json.dumps(json.loads(first) | {name: value}) + "\n" + rest)
+            not_packed(SourceError, path, tmp_path / "never.lmdb")
+    rows.unlink()
+    refused(SourceError, path, r"packstore\.rows\.jsonl")

@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from packstore import AmbiguousSourceError, convert, export, verify
-from packstore.sources import ask_about_left, open_source
+from packstore.sources import open_source
 from packstore.testing import SourceSuite
-from tests.internals import Entry, Role, SourceError, UsageError
+from tests.internals import Role, SourceError, UsageError
 from tests.makers.annotated import fill, jpeg, voc_xml
 from tests.makers.images import tiny
+from tests.makers.sources import look, not_packed, prove, question, refused
 
 
 def make(folder: Path, images: list[str] | range, tables: dict[str, str | bytes]) -> Path:
@@ -54,8 +55,7 @@ def rows(path: Path, **options: Any) -> dict[str, dict[str, Any]]:
 
 
 def left(path: Path, **options: Any) -> dict[str, int]:
-    with closing(open_source(path, **options)) as source:
-        return dict(source.survey().ledger.passed_over)
+    return dict(look(path, **options).ledger.passed_over)
 
 
 class TestTable(SourceSuite):
@@ -74,12 +74,6 @@ class TestTable(SourceSuite):
         with closing(self.open(path)) as source:
             first = next(source.entries())
         (path / first.key).write_bytes(tiny(99_999))
-
-    def spoil(self, path: Path, entry: Entry) -> bool:
-        return False
-
-    def enlarge(self, path: Path, entry: Entry) -> bool:
-        return False
 
 
 def test_kaggle(tmp_path: Path) -> None:
@@ -138,11 +132,58 @@ def test_formats_agree(tmp_path: Path, suffix: str, folder: str) -> None:
     assert rows(path) == {file: {"label": label} for file, label in table}
 
 
-def test_header_or_none(tmp_path: Path) -> None:
-    lines = "".join(f"im{n:02}.png,{'xy'[n % 2]}\n" for n in range(6))
-    for name, text in (("with", f"file,kind\n{lines}"), ("without", lines)):
-        path = make(tmp_path / name, range(6), {"a.csv": text})
-        assert [each["label"] for each in rows(path).values()] == list("xyxyxy")
+READ: dict[str, tuple[str, list[str], dict[int, dict[str, Any]]]] = {
+    "a header": ("file,kind", list("xyxy"), {0: {"label": "x"}, 3: {"label": "y"}}),
+    "no header": ("", list("xyxy"), {0: {"label": "x"}, 3: {"label": "y"}}),
+    "several labels": (
+        "Image Index,Finding Labels,Age", ["A|B,0", "A,1", "B|C,2", "No Finding,3"],
+        {0: {"labels": ["A", "B"], "age": 0}, 3: {"labels": ["No Finding"], "age": 3}},
+    ),
+    "labels in quotes": (
+        "image,tags", ['"a,b"', "a", "b", '"a,c"', '"b,c"', "c"], {0: {"labels": ["a", "b"]}, 1: {"labels": ["a"]}},
+    ),
+    "lists of names and of numbers": (
+        "image,tags", ['"[1, 2]"', "\"['cat', 'dog']\"", '"[]"'],
+        {0: {"labels": ["1", "2"]}, 1: {"labels": ["cat", "dog"]}, 2: {"labels": None}},
+    ),
+    "commas in names of classes": (
+        "image,label", ['"tench, Tinca"', '"goldfish, Carassius"'] * 2,
+        {1: {"label": "goldfish, Carassius"}, 2: {"label": "tench, Tinca"}},
+    ),
+    "one class a row": (
+        "image,MEL,NV,BCC", ["1.0,0.0,0.0", "0.0,1.0,0.0", "0.0,0.0,1.0"] * 2,
+        {0: {"label": "MEL"}, 5: {"label": "BCC"}},
+    ),
+    "regression": (
+        "file,age,gaze_x,gaze_y", [f"{n},{n / 8},{-n / 4}" for n in range(5)],
+        {2: {"age": 2, "gaze_x": 0.25, "gaze_y": -0.5}},
+    ),
+    "points": (
+        "image_id,nose_x,nose_y,left_x,left_y,right_x,right_y", ["0,4,5,6,7,8", "1,4,5,6,,", *["2,4,5,6,7,8"] * 2],
+        {1: {"keypoints": [[1, 4, 2], [5, 6, 2], [0, 0, 0]], "keypoint_labels": ["nose", "left", "right"]}},
+    ),
+    "numbered points, which are no box": (
+        "image_id,x0,y0,x1,y1,x2,y2", [f"{n},4,5,6,7,8" for n in range(4)],
+        {1: {"keypoints": [[1, 4], [5, 6], [7, 8]], "keypoint_labels": ["0", "1", "2"]}},
+    ),
+    "a column of splits": (
+        "image,label,split", ["0,train", "1,train", "0,train", "1,test", "0,test"],
+        {0: {"label": 0, "split": "train"}, 4: {"label": 0, "split": "test"}},
+    ),
+    "the last row decides": (
+        "file,label,age", [*(f"{'ab'[n % 2]},{n}" for n in range(39)), "c,1.5"],
+        {2: {"label": "a", "age": 2.0}, 39: {"label": "c", "age": 1.5}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_columns_mean(name: str, tmp_path: Path) -> None:
+    header, cells, expected = READ[name]
+    lines = [header] * bool(header) + [f"im{n:02}.png,{cell}" for n, cell in enumerate(cells)]
+    found = rows(make(tmp_path, range(len(cells)), {"t.csv": "\n".join(lines)}))
+    assert len(found) == len(cells)
+    assert {n: found[f"im{n:02}.png"] for n in expected} == expected
 
 
 def test_names_with_blanks_in_text_lines(tmp_path: Path) -> None:
@@ -157,14 +198,6 @@ def test_paths_of_another_machine(tmp_path: Path) -> None:
     assert list(rows(path)) == [f"pics/im{n:02}.png" for n in range(5)]
 
 
-def test_several_labels(tmp_path: Path) -> None:
-    cells = ["A|B", "A", "B|C", "No Finding"]
-    text = "Image Index,Finding Labels,Age\n" + "".join(f"im{n:02}.png,{cells[n % 4]},{n}\n" for n in range(8))
-    found = rows(make(tmp_path, range(8), {"Data.csv": text}))
-    assert [each["labels"] for each in found.values()][:4] == [["A", "B"], ["A"], ["B", "C"], ["No Finding"]]
-    assert found["im03.png"]["age"] == 3
-
-
 def test_numbers_beside_names_are_names(tmp_path: Path) -> None:
     plates = make(tmp_path / "a", range(4), {"t.csv": "file,label,age\n" + "".join(
         f"im{n:02}.png,{'7Q'[n == 2]},1\n" for n in range(4))})  # fmt: skip
@@ -175,29 +208,7 @@ def test_numbers_beside_names_are_names(tmp_path: Path) -> None:
     missing = make(tmp_path / "c", range(4), {"t.csv": "file,label\n" + "".join(
         f"im{n:02}.png,{['7', 'NA'][n == 2]}\n" for n in range(4))})  # fmt: skip
     assert [values["label"] for values in rows(missing).values()] == ["7", "7", "NA", "7"]
-    with closing(open_source(missing)) as source:
-        assert source.survey().columns[0].classes is None  # the number 10 would become the class of 1
-
-
-def test_labels_in_quotes(tmp_path: Path) -> None:
-    cells = ['"a,b"', "a", "b", '"a,c"', '"b,c"', "c"]
-    text = "image,tags\n" + "".join(f"im{n:02}.png,{cell}\n" for n, cell in enumerate(cells))
-    found = rows(make(tmp_path, range(6), {"t.csv": text}))
-    assert [each["labels"] for each in found.values()][:2] == [["a", "b"], ["a"]]
-
-
-def test_lists_of_names_and_of_numbers_are_names(tmp_path: Path) -> None:
-    cells = ["[1, 2]", "['cat', 'dog']", "[]"]
-    text = "image,tags\n" + "".join(f'im{n:02}.png,"{cell}"\n' for n, cell in enumerate(cells))
-    found = rows(make(tmp_path, range(3), {"t.csv": text}))
-    assert [each["labels"] for each in found.values()] == [["1", "2"], ["cat", "dog"], None]
-
-
-def test_commas_in_names_of_classes(tmp_path: Path) -> None:
-    cells = ['"tench, Tinca"', '"goldfish, Carassius"', '"tench, Tinca"']
-    text = "image,label\n" + "".join(f"im{n:02}.png,{cell}\n" for n, cell in enumerate(cells))
-    found = rows(make(tmp_path, range(3), {"t.csv": text}))
-    assert [each["label"] for each in found.values()] == ["tench, Tinca", "goldfish, Carassius", "tench, Tinca"]
+    assert look(missing).columns[0].classes is None  # the number 10 would become the class of 1
 
 
 @pytest.mark.parametrize("labels", [("7", "007", "7", "1"), ("01", "02", "01", "02"), ("7", "07", "cat", "NA")])
@@ -227,14 +238,6 @@ def test_one_column_a_class(tmp_path: Path) -> None:
     assert found["train/im00.png"]["labels"] == []
 
 
-def test_one_class_a_row(tmp_path: Path) -> None:
-    text = "image,MEL,NV,BCC\n" + "".join(
-        f"im{n:02},{float(n % 3 == 0)},{float(n % 3 == 1)},{float(n % 3 == 2)}\n" for n in range(6)
-    )
-    found = rows(make(tmp_path, range(6), {"truth.csv": text}))
-    assert [each["label"] for each in found.values()] == ["MEL", "NV", "BCC"] * 2
-
-
 def test_uncertain_classes(tmp_path: Path) -> None:
     names = ["Edema", "Fracture", "Lesion", "Pneumonia"]
     cells = ["1.0,,0.0,-1.0", ",,,1.0", "0.0,1.0,-1.0,", "0.0,0.0,0.0,0.0"]
@@ -243,27 +246,6 @@ def test_uncertain_classes(tmp_path: Path) -> None:
     assert found["im00.png"] == {
         "labels": ["Edema"], "uncertain": ["Pneumonia"], "unmentioned": ["Fracture"], "sex": "M", "split": "train",
     }  # fmt: skip
-
-
-def test_regression(tmp_path: Path) -> None:
-    text = "file,age,gaze_x,gaze_y\n" + "".join(f"im{n:02}.png,{n},{n / 8},{-n / 4}\n" for n in range(5))
-    found = rows(make(tmp_path, range(5), {"t.csv": text}))
-    assert found["im02.png"] == {"age": 2, "gaze_x": 0.25, "gaze_y": -0.5}
-
-
-def test_points(tmp_path: Path) -> None:
-    text = "image_id,nose_x,nose_y,left_x,left_y,right_x,right_y\n" + "".join(
-        f"im{n:02}.png,{n},4,5,6,{'' if n == 1 else 7},{'' if n == 1 else 8}\n" for n in range(4)
-    )
-    found = rows(make(tmp_path, range(4), {"t.csv": text}))
-    assert found["im01.png"]["keypoints"] == [[1, 4, 2], [5, 6, 2], [0, 0, 0]]
-    assert found["im01.png"]["keypoint_labels"] == ["nose", "left", "right"]
-
-
-def test_numbered_points_are_no_box(tmp_path: Path) -> None:
-    text = "image_id,x0,y0,x1,y1,x2,y2\n" + "".join(f"im{n:02}.png,{n},4,5,6,7,8\n" for n in range(4))
-    found = rows(make(tmp_path, range(4), {"t.csv": text}))
-    assert found["im01.png"] == {"keypoints": [[1, 4], [5, 6], [7, 8]], "keypoint_labels": ["0", "1", "2"]}
 
 
 def test_rows_of_boxes(tmp_path: Path) -> None:
@@ -313,9 +295,8 @@ def test_convention_is_asked(tmp_path: Path) -> None:
     path = make(tmp_path, range(2), {"t.csv": text})
     for n in range(2):
         (path / f"im{n:02}.png").write_bytes(_sized(32, 24, n))
-    with pytest.raises(AmbiguousSourceError, match="--layout") as caught:
-        open_source(path)
-    assert ("--layout", "xywh") in [answer.options for answer in caught.value.answers]
+    caught = question(path, "--layout")
+    assert ("--layout", "xywh") in [answer.options for answer in caught.answers]
     assert rows(path, layout="xywh")["im00.png"]["boxes"] == [[1, 2, 4, 6]]
 
 
@@ -375,12 +356,6 @@ def test_several_rows_an_image(tmp_path: Path) -> None:
     }
 
 
-def test_column_of_splits(tmp_path: Path) -> None:
-    text = "image,label,split\n" + "".join(f"im{n:02}.png,{n % 2},{'train' if n < 3 else 'test'}\n" for n in range(5))
-    found = rows(make(tmp_path, range(5), {"t.csv": text}))
-    assert [each["split"] for each in found.values()] == ["train"] * 3 + ["test"] * 2
-
-
 def test_a_table_of_each_split(tmp_path: Path) -> None:
     tables = {f"{split}.csv": f"image,label\n{split}/a.png,x\n{split}/b.png,y\n" for split in ("train", "val")}
     path = make(tmp_path, [f"{split}/{n}.png" for split in ("train", "val") for n in "ab"], tables)
@@ -393,8 +368,7 @@ def test_two_tables_of_the_same_images_are_asked_about(tmp_path: Path) -> None:
     path = make(
         tmp_path, range(4), {n: "f,l\n" + "".join(f"im{i:02}.png,{i}\n" for i in range(4)) for n in ("a.csv", "b.csv")}
     )
-    with pytest.raises(AmbiguousSourceError, match=r"a\.csv and by b\.csv"):
-        open_source(path)
+    question(path, r"a\.csv and by b\.csv")
     assert len(rows(path, ignore=["/a.csv"])) == 4
 
 
@@ -412,16 +386,13 @@ def test_columns_are_given(tmp_path: Path) -> None:
         f"l/im{n:02}.png,r/jm{n:02}.png,1,2,{n + 3},9,{'pq'[n % 2]}\n" for n in range(6)
     )
     path = make(tmp_path, [f"{k}m{n:02}.png" for k in ("l/i", "r/j") for n in range(6)], {"t.csv": text})
-    with pytest.raises(AmbiguousSourceError, match="--column image=COL") as caught:
-        open_source(path)
-    assert caught.value.answers[0].options == ("--column", "image=first")
+    caught = question(path, "--column image=COL")
+    assert caught.answers[0].options == ("--column", "image=first")
     found = rows(path, columns=["image=second", "label=what", "boxes=a,b,c,d"], layout="xyxy")
     assert found["r/jm02.png"]["boxes"] == [[1, 2, 5, 9]]
     assert found["r/jm02.png"]["labels"] == ["p"]
-    with pytest.raises(UsageError, match="no column nope"):
-        open_source(path, columns=["image=first", "label=nope"])
-    with pytest.raises(UsageError, match="expected image=COL"):
-        open_source(path, columns=["picture=first"])
+    refused(UsageError, path, "no column nope", columns=["image=first", "label=nope"])
+    refused(UsageError, path, "expected image=COL", columns=["picture=first"])
 
 
 def test_copies_and_exports_are_compared_without_the_options_of_the_source(tmp_path: Path) -> None:
@@ -443,14 +414,6 @@ def test_numbers_that_images_are_called_by_are_no_images(tmp_path: Path) -> None
     assert rows(make(tmp_path, names, {"t.csv": text}))["im13.png"] == {"label": 3}
 
 
-def test_the_last_row_decides(tmp_path: Path) -> None:
-    """Of 3,000 rows only the last says that ages are fractions, and that there is a class of its own."""
-    lines = [f"im{n:02}.png,{'ab'[n % 2]},{n}" for n in range(39)] + ["im39.png,c,1.5"]
-    found = rows(make(tmp_path, range(40), {"t.csv": "\n".join(["file,label,age", *lines])}))
-    assert found["im39.png"] == {"label": "c", "age": 1.5}
-    assert found["im02.png"]["age"] == 2.0
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -466,8 +429,7 @@ def test_the_last_row_decides(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_damaged_tables(tmp_path: Path, text: bytes, message: str) -> None:
     path = make(tmp_path, range(2), {"t.csv": text})
-    with pytest.raises(SourceError, match=message):
-        open_source(path)
+    refused(SourceError, path, message)
 
 
 def test_paths_that_lead_out_are_rows_without_an_image(tmp_path: Path) -> None:
@@ -482,8 +444,7 @@ def test_classes_and_columns_reach_the_store(tmp_path: Path) -> None:
     text = "file,label,age\n" + "".join(f"im{n:02}.png,{'ab'[n % 2]},{n}\n" for n in range(6))
     path = make(tmp_path / "set", range(6), {"t.csv": text})
     convert(path, tmp_path / "out.lmdb")
-    with closing(open_source(tmp_path / "out.lmdb")) as store:
-        columns = {column.name: column for column in store.survey().columns}
+    columns = {column.name: column for column in look(tmp_path / "out.lmdb").columns}
     assert columns["label"].classes == ("a", "b")
     assert columns["age"].dtype == "int64"
 
@@ -510,18 +471,16 @@ def test_a_table_of_losses_names_no_images(tmp_path: Path) -> None:
     """Whatever images are called: epochs are no names."""
     names = [f"{kind}/{n}.png" for kind in ("cat", "dog") for n in range(6)]
     text = "epoch,loss,label\n" + "".join(f"{n},{n / 3},{n % 2}\n" for n in range(6))
-    with pytest.raises(AmbiguousSourceError) as caught:
-        open_source(make(tmp_path, names, {"log.csv": text}))
-    assert ("--source", "table") not in [answer.options for answer in caught.value.answers]
+    caught = question(make(tmp_path, names, {"log.csv": text}))
+    assert ("--source", "table") not in [answer.options for answer in caught.answers]
 
 
 def test_a_table_of_few_images_is_a_question(tmp_path: Path) -> None:
     """Most images would be left."""
     names = [f"{kind}/{kind}{n}.png" for kind in ("cat", "dog") for n in range(6)]
     path = make(tmp_path, names, {"best.csv": "file,score\ncat/cat1.png,3\ndog/dog2.png,4\ndog/dog3.png,1\n"})
-    with pytest.raises(AmbiguousSourceError) as caught:
-        open_source(path)
-    assert ("--source", "table") in [answer.options for answer in caught.value.answers]
+    caught = question(path)
+    assert ("--source", "table") in [answer.options for answer in caught.answers]
 
 
 @pytest.mark.slow
@@ -536,12 +495,12 @@ def test_large_tables(tmp_path: Path, size: int) -> None:
     lines = [f"{name},{n},{'a' if n < size - 1 else 'b'}" for n, name in enumerate(names)]
     (tmp_path / "t.csv").write_text("\n".join(["file,age,label", *lines]))
     tracemalloc.start()
-    with closing(open_source(tmp_path)) as source:
-        label = next(column for column in source.survey().columns if column.name == "label")
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert label.classes == ("a", "b")
-        assert source.survey().records == size
+    seen = look(tmp_path)
+    label = next(column for column in seen.columns if column.name == "label")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert label.classes == ("a", "b")
+    assert seen.records == size
     assert peak < (64 << 20) + 1200 * size
 
 
@@ -556,17 +515,16 @@ def test_large_tables(tmp_path: Path, size: int) -> None:
 )
 def test_rows_that_are_repeated_are_packed_once(file: str, lines: list[str], tmp_path: Path) -> None:
     root = make(tmp_path, [f"{n}.png" for n in range(3)], {file: "\n".join(lines) + "\n"})
-    with closing(open_source(root)) as source:
-        assert (source.survey().records, len(list(source.entries()))) == (3, 3)
+    seen = look(root)
+    assert (seen.records, len(seen.entries)) == (3, 3)
 
 
 def test_images_of_the_same_names_in_two_folders_are_a_question(tmp_path: Path) -> None:
     names = [f"{side}/x{n}.png" for side in ("left", "right") for n in range(6)]
     text = "id,label\n" + "".join(f"x{n},{n % 2}\n" for n in range(6))
     path = make(tmp_path, names, {"t.csv": text})
-    with pytest.raises(AmbiguousSourceError, match="images in left or right") as caught:
-        open_source(path)
-    assert [answer.options for answer in caught.value.answers] == [("--ignore", "/left/"), ("--ignore", "/right/")]
+    caught = question(path, "images in left or right")
+    assert [answer.options for answer in caught.answers] == [("--ignore", "/left/"), ("--ignore", "/right/")]
     assert list(rows(path, ignore=["/left/"])) == [f"right/x{n}.png" for n in range(6)]
 
 
@@ -590,29 +548,25 @@ def test_a_table_of_all_rows_beside_those_of_the_splits_is_a_question(tmp_path: 
     header = "filename,class,xmin,ymin,xmax,ymax\n"
     parts = {"all": lines, "train_labels": lines[2:], "test_labels": lines[:2]}
     root = make(tmp_path, range(6), {f"{name}.csv": header + "".join(some) for name, some in parts.items()})
-    with pytest.raises(AmbiguousSourceError, match=r"is named by all\.csv and by") as caught:
-        open_source(root)
-    assert ("--ignore", "/all.csv") in [answer.options for answer in caught.value.answers]
-    with closing(open_source(root, ignore=["/all.csv"])) as source:
-        assert source.survey().splits == {"train": 4, "test": 2}
+    caught = question(root, r"is named by all\.csv and by")
+    assert ("--ignore", "/all.csv") in [answer.options for answer in caught.answers]
+    assert look(root, ignore=["/all.csv"]).splits == {"train": 4, "test": 2}
 
 
 def test_xml_files_beside_a_table_are_one_more_answer(tmp_path: Path) -> None:
     notes = {f"annotations/im{n:02}.xml": voc_xml(f"im{n:02}", ("cat", (1, 2, 3, 4), 0)) for n in range(5)}
     lines = "filename,class,xmin,ymin,xmax,ymax\n" + "".join(f"im{n:02}.png,cat,1,2,3,4\n" for n in range(5))
     root = make(tmp_path, [f"images/im{n:02}.png" for n in range(5)], {"labels.csv": lines, **notes})
-    with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match="--source voc") as caught:
-        ask_about_left(source, source.survey())
-    assert {answer.options for answer in caught.value.answers[1:]} == {("--source", "table"), ("--source", "voc")}
+    caught = question(root, "--source voc")
+    assert {answer.options for answer in caught.answers[1:]} == {("--source", "table"), ("--source", "voc")}
 
 
 def test_a_folder_of_which_some_images_are_named_is_not_to_be_ignored(tmp_path: Path) -> None:
     lines = {split: [f"{split}{n}.png,{n}\n" for n in range(4)] for split in ("train", "test")}
     tables: dict[str, str | bytes] = {f"{split}.csv": "name,age\n" + "".join(each) for split, each in lines.items()}
     images = [f"{split}/{split}{n}.png" for split, count in (("train", 4), ("test", 9)) for n in range(count)]
-    with pytest.raises(AmbiguousSourceError, match="could be images with a table") as caught:
-        open_source(make(tmp_path, images, tables))
-    [answer] = caught.value.answers
+    caught = question(make(tmp_path, images, tables), "could be images with a table")
+    [answer] = caught.answers
     assert (answer.options, "leaves out 5 images" in answer.note) == (("--source", "table"), True)
 
 
@@ -635,8 +589,7 @@ def test_tables_of_the_same_images_with_other_columns_are_one(samples: int, tmp_
     assert left(path) == {}
     (path / "Metadata.csv").write_text("".join([lines[0], *lines[2:], "in/other,5,m\n"]))
     (path / "in/other.png").write_bytes((path / f"in/{names[0]}.png").read_bytes())
-    with pytest.raises(AmbiguousSourceError, match=r"not the same|is named by"):
-        open_source(path)
+    question(path, r"not the same|is named by")
 
 
 def test_a_row_for_each_mask_of_an_image(tmp_path: Path) -> None:
@@ -704,8 +657,7 @@ def test_a_table_of_images_goes_with_one_of_their_boxes(samples: int, tmp_path: 
     assert [found[f"{name}.png"]["rotation"] for name in names] == [*range(samples)]
     assert (found["im02.png"]["title"], found["im03.png"]["labels"]) == ("title im02", [])
     (path / "train-images-with-rotation.csv").write_text(facts.replace("im02,", "im97,"))
-    with pytest.raises(AmbiguousSourceError):
-        open_source(path)
+    question(path)
 
 
 def test_lists_beside_lists_of_splits(tmp_path: Path) -> None:
@@ -713,21 +665,18 @@ def test_lists_beside_lists_of_splits(tmp_path: Path) -> None:
     names = {"train": range(6), "validate": range(6, 9), "quiz": range(9, 11)}
     lists = {f"{name}.lst": "".join(f"{n} im{n} basic\n" for n in some) for name, some in names.items()}
     fill(tmp_path / "set", {**lists, **{f"images/im{n}.png": jpeg(n) for n in range(11)}})
-    with closing(open_source(tmp_path / "set")) as source:
-        assert dict(source.survey().splits) == {"train": 6, "validate": 3, "quiz": 2}
+    assert dict(look(tmp_path / "set").splits) == {"train": 6, "validate": 3, "quiz": 2}
 
 
 def test_images_without_a_split_beside_those_of_a_split(tmp_path: Path) -> None:
     texts = {"train.csv": range(4), "more/list.csv": range(4, 6)}
     for name, some in texts.items():
         make(tmp_path / "set", some, {name: "file,x\n" + "".join(f"im{n:02}.png,{n}\n" for n in some)})
-    with closing(open_source(tmp_path / "set")) as source:
-        survey = source.survey()
-        assert dict(survey.splits) == {"train": 4, "unassigned": 2}
-        assert "2 of the samples have no split, unlike the others: it is unassigned" in survey.notes
-        assert [entry.key for entry in source.entries("unassigned")] == ["im04.png", "im05.png"]
-    convert(tmp_path / "set", tmp_path / "x.lmdb")
-    assert verify(tmp_path / "x.lmdb", against=tmp_path / "set").ok
+    survey = look(tmp_path / "set")
+    assert dict(survey.splits) == {"train": 4, "unassigned": 2}
+    assert "2 of the samples have no split, unlike the others: it is unassigned" in survey.notes
+    assert [entry.key for entry in survey.of("unassigned")] == ["im04.png", "im05.png"]
+    prove(tmp_path / "set", tmp_path / "x.lmdb")
 
 
 @pytest.mark.parametrize("line", ["{0}", "{0}.png", "{0} {0}", "{0}.png {0}"])
@@ -738,8 +687,7 @@ def test_a_list_of_words_has_no_header(line: str, tmp_path: Path) -> None:
     path = make(tmp_path, [f"{name}.png" for name in names], {"alle.txt": text})
     assert list(rows(path, kind="table")) == [f"{name}.png" for name in names]
     fill(path, {f"{name}.xml": voc_xml(name, ("cat", (1, 2, 3, 4), 0)) for name in names})
-    with pytest.raises(AmbiguousSourceError, match=r"alle\.txt|a \.xml file for each image"):
-        convert(path, tmp_path.with_suffix(".lmdb"))
+    not_packed(AmbiguousSourceError, path, tmp_path.with_suffix(".lmdb"), r"alle\.txt|a \.xml file for each image")
 
 
 @pytest.mark.parametrize("header", ["", "file\n"])
@@ -747,8 +695,7 @@ def test_lists_of_each_class_are_not_joined(header: str, tmp_path: Path) -> None
     lists = {kind: [f"{kind}/{kind}{n}.png" for n in range(4)] for kind in ("cat", "dog")}
     tables: dict[str, str | bytes] = {f"{kind}.csv": header + "\n".join(each) for kind, each in lists.items()}
     path = make(tmp_path, [*lists["cat"], *lists["dog"]], tables)
-    with pytest.raises(AmbiguousSourceError, match="names the images"):
-        open_source(path)
+    question(path, "names the images")
     assert [each["split"] for each in rows(path, kind="table").values()] == ["cat"] * 4 + ["dog"] * 4
 
 
@@ -780,17 +727,15 @@ def test_folders_decide_before_the_names_of_tables(tmp_path: Path) -> None:
         images = [f"{split}/{kind}{n}.jpg" for split in ("train", "val") for n in range(3)]
         fill(tmp_path, {f"{kind}.csv": "file,value\n" + "".join(f"{image},1\n" for image in images)})
         fill(tmp_path, {image: jpeg(n) for n, image in enumerate(images)})
-    with closing(open_source(tmp_path)) as source:
-        assert source.survey().splits == {"train": 6, "val": 6}
+    assert look(tmp_path).splits == {"train": 6, "val": 6}
 
 
 def test_lists_of_one_column_are_asked_about_with_a_line_that_makes_splits(tmp_path: Path) -> None:
     for name in ("part_a", "part_b"):
         images = [f"images/{name}{n}.jpg" for n in range(3)]
         fill(tmp_path, {f"{name}.txt": "\n".join(images), **{image: jpeg(n) for n, image in enumerate(images)}})
-    with pytest.raises(AmbiguousSourceError) as caught:
-        open_source(tmp_path)
-    first = caught.value.answers[0]
+    caught = question(tmp_path)
+    first = caught.answers[0]
     assert first.options == ("--source", "table")
     assert first.note == "6 samples, part_a 3, part_b 3, without labels; leaves out nothing"
 
@@ -823,8 +768,7 @@ def test_some_landmarks_lie_outside_their_picture(tmp_path: Path) -> None:
     header = ",".join(["image_name", *(f"part_{k}_{axis}" for k in range(10) for axis in "xy")])
     lines = [f"{n}.jpg,{','.join(map(str, row))}" for n, row in enumerate(rows)]
     fill(tmp_path, {"landmarks.csv": "\n".join([header, *lines]) + "\n", **{f"{n}.jpg": jpeg(n) for n in range(8)}})
-    with closing(open_source(tmp_path)) as source:
-        assert "keypoints" in [column.name for column in source.survey().columns]
+    assert "keypoints" in [*look(tmp_path).classes]
 
 
 @pytest.mark.parametrize("suffix", [".lst", ".txt"])
@@ -833,11 +777,11 @@ def test_lists_of_splits(line: str, suffix: str, tmp_path: Path) -> None:
     files = {f"images/im{n}.png": jpeg(n) for n in range(9)}
     lists = {"train": range(5), "validate": range(5, 7), "test": range(7, 9)}
     texts = {f"{name}{suffix}": "".join(line.format(n) + "\n" for n in numbers) for name, numbers in lists.items()}
-    with closing(open_source(fill(tmp_path, files | texts))) as source:
-        assert source.survey().splits == {"train": 5, "validate": 2, "test": 2}
-        assert {entry.key: entry.split for entry in source.entries()} == {
-            f"images/im{n}.png": name for name, numbers in lists.items() for n in numbers
-        }
+    seen = look(fill(tmp_path, files | texts))
+    assert seen.splits == {"train": 5, "validate": 2, "test": 2}
+    assert {entry.key: entry.split for entry in seen.entries} == {
+        f"images/im{n}.png": name for name, numbers in lists.items() for n in numbers
+    }
 
 
 def test_lists_of_images_in_class_folders_are_no_tables(tmp_path: Path) -> None:
@@ -846,5 +790,4 @@ def test_lists_of_images_in_class_folders_are_no_tables(tmp_path: Path) -> None:
         f"{s}.txt": "".join(f"{c}/{c}{n}.png\n" for c in ("cat", "dog") for n in r)
         for s, r in (("train", (0, 1, 2)), ("test", (3,)))
     }
-    with pytest.raises(AmbiguousSourceError, match="names the images"):
-        open_source(fill(tmp_path, files | texts))
+    question(fill(tmp_path, files | texts), "names the images")

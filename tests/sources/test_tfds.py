@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ import numpy as np
 import pytest
 
 from packstore import PackedDataset, convert, verify
-from packstore.sources import Entry, open_source
+from packstore.sources import Entry
 from packstore.testing import SourceSuite
-from tests.internals import AmbiguousSourceError, SampleError, SourceError, write_example
+from tests.internals import SampleError, SourceError, write_example
 from tests.internals import tfrecord_frame_record as frame_record
 from tests.makers.images import encode, picture, tiny
+from tests.makers.sources import look, not_packed, question
 
 WRITTEN = Path(__file__).parents[1] / "corpus" / "tfds"
 IMAGE = {"image": {"dtype": "uint8", "encodingFormat": "png", "shape": {"dimensions": ["-1", "-1", "3"]}}}
@@ -118,13 +118,12 @@ def test_what_the_library_wrote(suffix: str, tmp_path: Path) -> None:
 def test_versions_and_configurations(tmp_path: Path) -> None:
     root = tmp_path / "things"
     shutil.copytree(WRITTEN, root / "small" / "1.2.0")
-    with closing(open_source(root)) as source:
-        assert source.kind == "tfds"
-        assert source.evidence == "2 shards"
+    seen = look(root)
+    assert seen.kind == "tfds"
+    assert seen.evidence == "2 shards"
     for other in ("small/1.3.0", "large/1.2.0"):
         shutil.copytree(WRITTEN, root / other)
-        with pytest.raises(AmbiguousSourceError, match=r"several versions or configurations.*small/1\.2\.0"):
-            open_source(root)
+        question(root, r"several versions or configurations.*small/1\.2\.0")
         shutil.rmtree(root / other)
 
 
@@ -199,8 +198,7 @@ def test_a_sequence_of_images_is_a_list(tmp_path: Path) -> None:
 def test_wrong_descriptions_of_shards(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     shards = {"train": [[example(n) for n in range(3)]]}
     path = dataset(tmp_path / "d", shards, {"image": IMAGE, "label": LABEL}, **change)
-    with pytest.raises(SourceError, match=said):
-        convert(path, tmp_path / "x.h5")
+    not_packed(SourceError, path, tmp_path / "x.h5", said)
 
 
 def test_a_folder_of_a_version_without_features_is_read_as_tfrecord(tmp_path: Path) -> None:
@@ -237,8 +235,7 @@ def test_wrong_descriptions_of_features(features: Any, said: str, tmp_path: Path
     path = dataset(tmp_path / "d", {"train": [[example(n) for n in range(3)]]}, {})
     (path / "features.json").write_text(json.dumps(features))
     (path / "label.labels.txt").write_text("a\nb\nc\n")
-    with pytest.raises(SourceError, match=said):
-        convert(path, tmp_path / "x.h5")
+    not_packed(SourceError, path, tmp_path / "x.h5", said)
 
 
 @pytest.mark.parametrize(
@@ -264,10 +261,9 @@ def test_a_bad_sample_is_named(feature: Any, values: Any, said: str, tmp_path: P
     examples[25]["label"] = values
     path = dataset(tmp_path / "d", {"train": [examples]}, {"image": IMAGE, "label": feature})
     (path / "label.labels.txt").write_text("a\nb\nc\n")
-    with pytest.raises(SampleError, match=said) as caught:
-        convert(path, tmp_path / "x.h5")
-    assert caught.value.key == "train/0000000025"
-    assert str(caught.value).isprintable()
+    caught = not_packed(SampleError, path, tmp_path / "x.h5", said)
+    assert caught.key == "train/0000000025"
+    assert str(caught).isprintable()
 
 
 def test_a_sequence_that_an_example_lacks_is_empty(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from packstore.testing import SourceSuite
 from tests.internals import AmbiguousSourceError, SampleError, SourceError, masked_crc32c, write_example
 from tests.internals import tfrecord_frame_record as frame_record
 from tests.makers.images import tiny
+from tests.makers.sources import look, not_packed, refused
 
 WRITTEN = Path(__file__).parents[1] / "corpus" / "tfrecord"
 WNIDS = ("n01440764", "n01443537", "n01484850")
@@ -107,24 +108,22 @@ def test_imagenet_of_slim(slim: Path, suffix: str, tmp_path: Path) -> None:
 
 
 def test_what_it_was_recognised_by(slim: Path) -> None:
-    with closing(open_source(slim)) as source:
-        left = source.survey().ledger.members
-        assert source.evidence == ("3 TFRecord files; image/class/label is 1 to 3, and image/class/synset names each")
-        assert left == {"features that the images say themselves (size, format)": 5}
+    seen = look(slim)
+    left = seen.ledger.members
+    assert seen.evidence == ("3 TFRecord files; image/class/label is 1 to 3, and image/class/synset names each")
+    assert left == {"features that the images say themselves (size, format)": 5}
 
 
 def test_part_of_imagenet_is_a_question(slim: Path, tmp_path: Path) -> None:
     shard = slim / "slim-validation-00000-of-00001"  # classes 2 and 3 of 1,000
-    with pytest.raises(AmbiguousSourceError, match=r"image/class/label is 2 to 3.*--source tfrecord"):
-        convert(shard, tmp_path / "x.h5")
+    not_packed(AmbiguousSourceError, shard, tmp_path / "x.h5", r"image/class/label is 2 to 3.*--source tfrecord")
 
 
 def test_ids_of_the_detection_api_are_a_question_or_named_by_a_label_map(tmp_path: Path) -> None:
     file = tmp_path / "set" / "x.tfrecord"
     file.parent.mkdir()
     shutil.copy(WRITTEN / "detection.tfrecord.zlib", file)
-    with pytest.raises(AmbiguousSourceError, match=r"image/object/class/label is 3 to 18.*--source tfrecord"):
-        convert(file, tmp_path / "x.h5")
+    not_packed(AmbiguousSourceError, file, tmp_path / "x.h5", r"image/object/class/label is 3 to 18.*--source tfrecord")
     convert(file, tmp_path / "numbers.h5", source_kind="tfrecord")
     ds = PackedDataset(tmp_path / "numbers.h5", columns=("key", "labels", "object_class_text", "source_id"))
     assert [(key, labels.tolist(), text, number) for key, labels, text, number in ds][2:5] == [
@@ -181,8 +180,7 @@ def test_where_labels_begin(numbers: tuple[int, ...], names: Any, expected: Any,
     if names:
         (folder / "labels.txt").write_bytes(names if isinstance(names, bytes) else names.encode())
     if isinstance(expected, str):
-        with pytest.raises(SourceError, match=expected):
-            convert(folder, tmp_path / "x.h5")
+        not_packed(SourceError, folder, tmp_path / "x.h5", expected)
         return
     manifest = convert(folder, tmp_path / "x.h5").manifest
     assert (manifest.classes, list(PackedDataset(tmp_path / "x.h5", columns=("label",)))) == expected
@@ -198,8 +196,7 @@ def test_boxes_in_pixels(tmp_path: Path) -> None:
 
 def test_a_shard_that_is_missing(slim: Path, tmp_path: Path) -> None:
     (slim / "slim-train-00001-of-00002").unlink()
-    with pytest.raises(AmbiguousSourceError, match=r"lacks 1 of the shards.*slim-train-00001-of-00002"):
-        convert(slim, tmp_path / "x.h5")
+    not_packed(AmbiguousSourceError, slim, tmp_path / "x.h5", r"lacks 1 of the shards.*slim-train-00001-of-00002")
     assert convert(slim, tmp_path / "x.h5", source_kind="tfrecord").manifest.records == 6
 
 
@@ -212,8 +209,7 @@ def test_a_length_that_is_wrong_ends_its_file(tmp_path: Path) -> None:
     (folder / "a-00000-of-00002").write_bytes(one)
     (folder / "a-00001-of-00002").write_bytes(records(*map(plain, range(5, 9))))
     said = f"a-00000-of-00002: byte {at}: the length of a record does not match its checksum; the rest"
-    with pytest.raises(SampleError, match=said):
-        convert(folder, tmp_path / "x.h5")
+    not_packed(SampleError, folder, tmp_path / "x.h5", said)
     report = convert(folder, tmp_path / "x.h5", on_error="skip")
     assert (report.manifest.records, len(report.manifest.skipped)) == (7, 1)
 
@@ -236,8 +232,7 @@ def test_damage_does_not_change_what_is_said_of_others(tmp_path: Path) -> None:
     whole = records(*examples)
     first = len(records(*examples[:4]))
     (tmp_path / "labels.txt").write_text("1:a\n2:b\n3:c\n")
-    with closing(open_source(_file(tmp_path, whole))) as source:
-        good = source.survey().columns
+    good = look(_file(tmp_path, whole)).columns
     for place in range(12, len(records(examples[4])) - 4):
         damaged = bytearray(whole)
         damaged[first + place] ^= 1 << place % 8
@@ -273,23 +268,20 @@ def _file(folder: Path, data: bytes) -> Path:
     ],
 )
 def test_records_of_something_else(data: bytes, said: str, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=said):
-        convert(_file(tmp_path, data), tmp_path / "x.h5", source_kind="tfrecord")
+    not_packed(SourceError, _file(tmp_path, data), tmp_path / "x.h5", said, source_kind="tfrecord")
 
 
 @pytest.mark.parametrize("gone", [20, 5000])
 def test_a_compressed_file_that_is_damaged(gone: int, tmp_path: Path) -> None:
     data = gzip.compress(records(*map(plain, range(30))))
     (tmp_path / "x.tfrecord.gz").write_bytes(data[: len(data) // 2] + data[len(data) // 2 + gone :])
-    with pytest.raises(SourceError, match=r"x\.tfrecord\.gz is damaged"):
-        convert(tmp_path / "x.tfrecord.gz", tmp_path / "x.h5")
+    not_packed(SourceError, tmp_path / "x.tfrecord.gz", tmp_path / "x.h5", r"x\.tfrecord\.gz is damaged")
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     for name, data in {"a.tfrecord": b"text" * 20, "b": b"\0" * 64, "train-00000-of-00001": b""}.items():
         (tmp_path / name).write_bytes(data)
-    with pytest.raises(SourceError):
-        open_source(tmp_path)
+    refused(SourceError, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,18 @@ import pytest
 
 from packstore import AmbiguousSourceError, PackedDataset, convert, verify
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.testing import SourceSuite
 from tests.internals import VOC_CLASSES as CLASSES
 from tests.internals import Role, Sample, SampleError, SourceError, load_xml
 from tests.makers.annotated import fill, jpeg, mask, voc, voc_xml
+from tests.makers.sources import FileSuite, look, not_packed, prove, question, refused
 from tests.makers.torchvision import import_torchvision
 
 BASE = "VOCdevkit/VOC2012"
 
 
-class TestVoc(SourceSuite):
+class TestVoc(FileSuite):
     kind = "voc"
-    undecodable_keys = False
     bytes_per_sample = 400
-    many = 500
 
     def make(self, folder: Path, samples: int) -> Path:
         return voc(folder, samples)
@@ -34,11 +32,6 @@ class TestVoc(SourceSuite):
 
     def spoil(self, path: Path, entry: Entry) -> bool:
         Path(path, entry.key.replace("JPEGImages", "Annotations").replace(".jpg", ".xml")).write_text("<annotation>")
-        return True
-
-    def enlarge(self, path: Path, entry: Entry) -> bool:
-        with (path / entry.key).open("r+b") as file:
-            file.truncate((64 << 20) + 100)
         return True
 
 
@@ -104,10 +97,7 @@ def test_an_archive_and_the_folder_itself(tmp_path: Path) -> None:
 def test_years_together_are_a_question(tmp_path: Path) -> None:
     voc(tmp_path)
     shutil.copytree(tmp_path / BASE, tmp_path / "VOCdevkit/VOC2007")
-    with pytest.raises(
-        AmbiguousSourceError, match=r"several sets of Pascal VOC: give one of them, .*VOC2007 or .*VOC2012"
-    ):
-        open_source(tmp_path)
+    question(tmp_path, r"several sets of Pascal VOC: give one of them, .*VOC2007 or .*VOC2012")
 
 
 def test_without_sets_all_images_are_taken_and_classes_are_those_found(tmp_path: Path) -> None:
@@ -116,20 +106,18 @@ def test_without_sets_all_images_are_taken_and_classes_are_those_found(tmp_path:
         files[f"JPEGImages/{n}.{'png' if n else 'jpg'}"] = jpeg(n)
         files[f"Annotations/{n}.xml"] = voc_xml(str(n), ("zebra" if n else "ant", (1, 2, 3, 4), 0))
     files |= {"JPEGImages/9.jpg": jpeg(9), "JPEGImages/notes.txt": "x", "Annotations/7.xml": "<x/>"}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        survey = source.survey()
-        assert dict(survey.splits) == {"": 5}
-        assert dict(survey.ledger.passed_over) == {"not images (.txt)": 1, "annotations without an image": 1}
-        assert next(column.classes for column in survey.columns if column.name == "labels") == ("ant", "zebra")
-        assert [source.read(entry).values["boxes"] for entry in source.entries()] == [*[[[0, 1, 3, 4]]] * 4, None]
+    survey = look(fill(tmp_path, files))
+    assert dict(survey.splits) == {"": 5}
+    assert dict(survey.ledger.passed_over) == {"not images (.txt)": 1, "annotations without an image": 1}
+    assert next(column.classes for column in survey.columns if column.name == "labels") == ("ant", "zebra")
+    assert survey.each("boxes") == [*[[[0, 1, 3, 4]]] * 4, None]
 
 
 @pytest.mark.parametrize("text", ["<annotation/>", "<annotation></annotation>", "<annotation><size/></annotation>"])
 def test_an_annotation_without_objects_has_no_boxes(text: str, tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {f"JPEGImages/{n}.jpg": jpeg(n) for n in range(2)}
     files |= {"Annotations/0.xml": voc_xml("0", ("ant", (1, 2, 3, 4), 0)), "Annotations/1.xml": text}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        values = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
+    values = look(fill(tmp_path, files)).values
     assert [(each["boxes"], each["labels"]) for each in values] == [([[0, 1, 3, 4]], [0]), ([], [])]
 
 
@@ -189,9 +177,9 @@ def test_what_labelme_writes_beside_the_masks_raises_no_question(count: int, tmp
 def test_masks_in_colour_are_images(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {f"JPEGImages/{n}.jpg": jpeg(n) for n in range(3)}
     files |= {f"SegmentationClass/{n}.png": mask(n, mode="RGB") for n in range(3)}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert source.survey().columns[0].type == "image"
-        assert source.read(next(source.entries())).values == {"mask": files["SegmentationClass/0.png"]}
+    seen = look(fill(tmp_path, files))
+    assert seen.columns[0].type == "image"
+    assert seen.values[0] == {"mask": files["SegmentationClass/0.png"]}
 
 
 @pytest.mark.parametrize(
@@ -204,8 +192,7 @@ def test_masks_in_colour_are_images(tmp_path: Path) -> None:
 def test_sets_that_cannot_be(listed: str, said: str, tmp_path: Path) -> None:
     voc(tmp_path)
     (tmp_path / BASE / "ImageSets/Main/train.txt").write_text(listed)
-    with pytest.raises(SourceError, match=said), closing(open_source(tmp_path)) as source:
-        source.survey()
+    refused(SourceError, tmp_path, said)
 
 
 @pytest.mark.parametrize("repeats", [1, 40])
@@ -214,15 +201,13 @@ def test_a_line_that_a_set_repeats_is_noted_and_packed_once(repeats: int, tmp_pa
     file = tmp_path / "set" / BASE / "ImageSets/Main/train.txt"
     expected = [entry.key for entry in open_source(tmp_path / "set").entries()]
     file.write_text(file.read_text() + "2007_000001\n" * repeats)
-    with closing(open_source(tmp_path / "set")) as source:
-        survey = source.survey()
-        first = f"{BASE}/JPEGImages/2007_000001.jpg; each image is packed once"
-        lines = f"repeat {repeats} line{'s' if repeats > 1 else ''}, such as {first}"
-        assert [note for note in survey.notes if lines in note] == list(survey.notes)
-        assert survey.splits == {"train": 4, "val": 2}
-        assert [entry.key for entry in source.entries()] == expected
-    convert(tmp_path / "set", tmp_path / "x.lmdb")
-    assert verify(tmp_path / "x.lmdb", against=tmp_path / "set").ok
+    survey = look(tmp_path / "set")
+    first = f"{BASE}/JPEGImages/2007_000001.jpg; each image is packed once"
+    lines = f"repeat {repeats} line{'s' if repeats > 1 else ''}, such as {first}"
+    assert [note for note in survey.notes if lines in note] == list(survey.notes)
+    assert survey.splits == {"train": 4, "val": 2}
+    assert survey.keys == expected
+    prove(tmp_path / "set", tmp_path / "x.lmdb")
 
 
 @pytest.mark.slow
@@ -230,15 +215,11 @@ def test_an_image_in_two_sets_is_a_question_whose_lines_run(tmp_path: Path) -> N
     voc(tmp_path)
     with (tmp_path / BASE / "ImageSets/Main/train.txt").open("a") as file:
         file.write("2007_000005\n")
-    with pytest.raises(
-        AmbiguousSourceError, match=r"2007_000005 is in two sets, .*train\.txt and .*val\.txt"
-    ) as caught:
-        open_source(tmp_path).survey()
+    caught = question(tmp_path, r"2007_000005 is in two sets, .*train\.txt and .*val\.txt")
     found = []
-    for answer in caught.value.answers:
+    for answer in caught.answers:
         patterns = [value for name, value in zip(answer.options[::2], answer.options[1::2], strict=True)]
-        with closing(open_source(tmp_path, ignore=patterns)) as source:
-            found.append(dict(source.survey().splits))
+        found.append(dict(look(tmp_path, ignore=patterns).splits))
     assert len(found) == 3
     assert all(each in found for each in ({"": 6}, {"train": 5}, {"val": 2}))
 
@@ -277,8 +258,7 @@ def test_an_annotation_in_no_known_encoding_is_asked_about(head: str, tmp_path: 
     voc(tmp_path)
     file = tmp_path / BASE / "Annotations/2007_000000.xml"
     file.write_bytes(f"{head}<annotation>\udcff</annotation>".encode("utf-8", "surrogateescape"))
-    with pytest.raises(AmbiguousSourceError, match="encoding"):
-        convert(tmp_path, tmp_path.with_suffix(".lmdb"))
+    not_packed(AmbiguousSourceError, tmp_path, tmp_path.with_suffix(".lmdb"), "encoding")
 
 
 def test_xml_as_plain_values() -> None:
@@ -301,5 +281,4 @@ def test_polygons_of_fair1m_are_no_boxes(tmp_path: Path) -> None:
     text = f"<annotation><source><filename>0.jpg</filename></source><objects>{objects}</objects></annotation>"
     files: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(3)}
     fill(tmp_path, files | {f"labelXml/{n}.xml": text for n in range(3)})
-    with pytest.raises(AmbiguousSourceError, match="labelXml"):
-        open_source(tmp_path)
+    question(tmp_path, "labelXml")

@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from packstore import AmbiguousSourceError, PackedDataset, convert, verify
+from packstore import PackedDataset, convert, verify
 from packstore.sources import Entry, ask_about_left, open_source
-from packstore.testing import SourceSuite
 from tests.internals import SampleError, SourceError, layout
 from tests.makers.annotated import coco, fill, jpeg, yolo
 from tests.makers.images import encode, picture
+from tests.makers.sources import FileSuite, look, prove, question, refused
 
 
-class TestYolo(SourceSuite):
+class TestYolo(FileSuite):
     kind = "yolo"
-    undecodable_keys = False
     bytes_per_sample = 400
-    many = 500
 
     def make(self, folder: Path, samples: int) -> Path:
         return yolo(folder, samples)
@@ -34,15 +32,10 @@ class TestYolo(SourceSuite):
         (path / "labels/train/00002.txt").write_text("0 .5 .5 .5\n")
         return True
 
-    def enlarge(self, path: Path, entry: Entry) -> bool:
-        with (path / entry.key).open("r+b") as file:
-            file.truncate((64 << 20) + 100)
-        return True
-
 
 def test_what_is_kept(tmp_path: Path) -> None:
     root = yolo(tmp_path / "set")
-    convert(root, tmp_path / "x.h5")
+    prove(root, tmp_path / "x.h5")
     ds = PackedDataset(tmp_path / "x.h5", "train", columns=("key", "boxes", "labels", "image"), output="bytes")
     assert [(split.name, len(split)) for split in ds.manifest.splits] == [("train", 4), ("val", 2)]
     assert next(column.classes for column in ds.manifest.columns if column.name == "labels") == ("cat", "dog")
@@ -52,7 +45,6 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert boxes.tolist() == [[6, 2, 10, 6], [0, 0, 8, 8]]  # of 16 x 8 pixels
     assert labels.tolist() == [1, 0]
     assert [len(ds[n][1]) for n in range(4)] == [0, 2, 0, 0]
-    assert verify(tmp_path / "x.h5", against=root).problems == ()
 
 
 @pytest.mark.parametrize(
@@ -95,9 +87,9 @@ def test_paths_of_another_machine(train: str, tmp_path: Path) -> None:
     for number, split in enumerate(("train", "valid")):
         image, labels = f"{split}/images/{number}.jpg", f"{split}/labels/{number}.txt"
         files |= {image: jpeg(number), labels: f"{number} .5 .5 .5 .5"}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert (source.kind, dict(source.survey().splits)) == ("yolo", {"train": 1, "valid": 1})
-        assert [source.read(entry).values["labels"] for entry in source.entries()] == [[0], [1]]
+    seen = look(fill(tmp_path, files))
+    assert (seen.kind, dict(seen.splits)) == ("yolo", {"train": 1, "valid": 1})
+    assert seen.each("labels") == [[0], [1]]
 
 
 def test_polygons_are_kept_and_boxes_are_those_around_them(tmp_path: Path) -> None:
@@ -121,11 +113,8 @@ def test_keypoints(tmp_path: Path) -> None:
     assert ds[1][0].tolist() == [[[8, 2, 2], [0, 8, 0]]]
     assert ds[0][0].shape == (0, 2, 3)
     (tmp_path / "labels/train/00001.txt").write_text("1 .5 .5 .25 .5\n")
-    with (
-        closing(open_source(tmp_path)) as source,
-        pytest.raises(SampleError, match="expected a box of 4, or 2 keypoints of 3"),
-    ):
-        source.read(list(source.entries())[1])
+    with pytest.raises(SampleError, match="expected a box of 4, or 2 keypoints of 3"):
+        look(tmp_path).read(1)
 
 
 def test_sides_are_those_of_the_upright_image(tmp_path: Path) -> None:
@@ -133,8 +122,7 @@ def test_sides_are_those_of_the_upright_image(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     (tmp_path / "images/train/00001.jpg").write_bytes(encode(picture(width=16, height=8), "JPEG", exif=exif))
-    with closing(open_source(tmp_path)) as source:
-        assert source.read(list(source.entries())[1]).values["boxes"][0] == [3, 4, 5, 12]
+    assert look(tmp_path).values[1]["boxes"][0] == [3, 4, 5, 12]
 
 
 @pytest.mark.parametrize("layout", ["images/{split}/{name}", "{split}/images/{name}", "images/{name}"])
@@ -143,36 +131,27 @@ def test_without_a_description(layout: str, tmp_path: Path) -> None:
     for split in ("val", "train"):
         image = layout.format(split=split, name=f"{split}.jpg")
         files |= {image: jpeg(1), image.replace("images", "labels").replace("jpg", "txt"): "1 .5 .5 .5 .5\n"}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        survey = source.survey()
-        assert list(survey.splits) == (["train", "val"] if "split" in layout else [""])
-        assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
-        assert source.evidence.startswith("classes.txt; images in ")
-
-
-def test_an_archive(tmp_path: Path) -> None:
-    archive = shutil.make_archive(str(tmp_path / "yolo"), "gztar", yolo(tmp_path / "set"))
-    with closing(open_source(Path(archive))) as source, closing(open_source(tmp_path / "set")) as folder:
-        pairs = zip(source.entries(), folder.entries(), strict=True)
-        assert all(source.read(one) == folder.read(other) for one, other in pairs)
+    survey = look(fill(tmp_path, files))
+    assert list(survey.splits) == (["train", "val"] if "split" in layout else [""])
+    assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
+    assert survey.evidence.startswith("classes.txt; images in ")
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     yolo(tmp_path)
     (tmp_path / "data.yaml").write_text("train: images/train\nval: images/train\ntest: images/none\nnames: [a, b]\n")
     fill(tmp_path, {"labels/train/none.txt": "", "labels/train/classes.txt": "", "images/train/notes.md": ""})
-    with closing(open_source(tmp_path)) as source:
-        survey = source.survey()
-        assert dict(survey.splits) == {"train": 4}
-        assert dict(survey.ledger.passed_over) == {
-            "images that no list names": 2,
-            "not images (.txt)": 4,
-            "not images (.md)": 1,
-        }
-        assert survey.notes == (
-            "the split val of data.yaml is left out: it has the images of another",
-            "the split test of data.yaml is left out: its images/none is missing",
-        )
+    survey = look(tmp_path)
+    assert dict(survey.splits) == {"train": 4}
+    assert dict(survey.ledger.passed_over) == {
+        "images that no list names": 2,
+        "not images (.txt)": 4,
+        "not images (.md)": 1,
+    }
+    assert survey.notes == (
+        "the split val of data.yaml is left out: it has the images of another",
+        "the split test of data.yaml is left out: its images/none is missing",
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,9 +218,7 @@ def test_a_class_that_has_no_name_is_a_bad_sample(tmp_path: Path) -> None:
 def test_descriptions_that_cannot_be(yaml: str, said: str, tmp_path: Path) -> None:
     yolo(tmp_path)
     fill(tmp_path, {"data.yaml": yaml, "list.txt": "../../x.jpg\n"})
-    with pytest.raises(SourceError, match=said) as caught, closing(open_source(tmp_path)) as source:
-        source.survey()
-    assert str(caught.value).isprintable()
+    refused(SourceError, tmp_path, said)
 
 
 @pytest.mark.parametrize(
@@ -258,32 +235,29 @@ def test_descriptions_that_cannot_be(yaml: str, said: str, tmp_path: Path) -> No
 def test_names_of_classes_are_texts_as_written(form: str, described: str, tmp_path: Path) -> None:
     yolo(tmp_path)
     (tmp_path / "data.yaml").write_text(f"{described}\n{form}\n")
-    with closing(open_source(tmp_path)) as source:
-        classes = next(column.classes for column in source.survey().columns if column.name == "labels")
-        assert classes == ("no", "007", "null", "12:30")
+    seen = look(tmp_path)
+    classes = seen.classes["labels"]
+    assert classes == ("no", "007", "null", "12:30")
 
 
 def test_names_that_several_classes_have(tmp_path: Path) -> None:
     yolo(tmp_path)
     (tmp_path / "data.yaml").write_text("train: images/train\nnames: [crane, crane, 3]\n")
-    with closing(open_source(tmp_path)) as source:
-        classes = next(column.classes for column in source.survey().columns if column.name == "labels")
-        assert classes == ("crane (0)", "crane (1)", "3")
+    seen = look(tmp_path)
+    classes = seen.classes["labels"]
+    assert classes == ("crane (0)", "crane (1)", "3")
 
 
 @pytest.mark.slow
 def test_two_descriptions_and_annotations_of_coco_beside_are_questions(tmp_path: Path) -> None:
     yolo(tmp_path)
     shutil.copy(tmp_path / "data.yaml", tmp_path / "more.yaml")
-    with pytest.raises(AmbiguousSourceError, match=r"data\.yaml and more\.yaml"):
-        open_source(tmp_path)
+    question(tmp_path, r"data\.yaml and more\.yaml")
     (tmp_path / "more.yaml").unlink()
     coco(tmp_path)
-    with pytest.raises(AmbiguousSourceError, match="could be COCO or YOLO"):
-        open_source(tmp_path)
+    question(tmp_path, "could be COCO or YOLO")
     for kind in ("coco", "yolo"):
-        with closing(open_source(tmp_path, kind=kind)) as source:
-            assert source.kind == kind
+        assert look(tmp_path, kind=kind).kind == kind
 
 
 def test_folders_of_text_beside_images_are_not_taken_for_labels(tmp_path: Path) -> None:
@@ -331,19 +305,17 @@ def test_labels_beside_images_with_a_file_of_classes(folder: str, classes: str, 
     files: dict[str, str | bytes] = {classes: "cat\ndog\n", "README.txt": "by hand"}
     for n in range(4):
         files |= {f"{folder}{n}.jpg": jpeg(n), f"{folder}{n}.txt": f"{n % 2} 0.5 0.5 0.25 0.5\n" if n else ""}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        survey = source.survey()
-        assert (source.kind, dict(survey.splits)) == ("yolo", {folder.rstrip("/"): 4})
-        assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
-        labels = [source.read(entry).values["labels"] for entry in source.entries()]  # type: ignore[union-attr]
-        assert labels == [[], [1], [0], [1]]
+    survey = look(fill(tmp_path, files))
+    assert (survey.kind, dict(survey.splits)) == ("yolo", {folder.rstrip("/"): 4})
+    assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
+    labels = survey.each("labels")
+    assert labels == [[], [1], [0], [1]]
 
 
 def test_more_names_of_classes_than_are_read_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_MAX_CLASSES", 2)
     files: dict[str, str | bytes] = {"classes.txt": "cat\ndog\ncow\n", "0.jpg": jpeg(0), "0.txt": "1 0.5 0.5 0.2 0.5\n"}
-    with pytest.raises(SourceError, match=r"classes\.txt has more than 2 names of classes"):
-        open_source(fill(tmp_path, files))
+    refused(SourceError, fill(tmp_path, files), r"classes\.txt has more than 2 names of classes")
 
 
 @pytest.mark.parametrize("numbers", [2, 3])
@@ -355,13 +327,12 @@ def test_keypoints_without_a_shape_in_a_file(numbers: int, tmp_path: Path) -> No
         for n in range(count):
             fill(tmp_path / "set", {f"images/{split}/{split}{n}.jpg": jpeg(n)})
             fill(tmp_path / "set", {f"labels/{split}/{split}{n}.txt": f"0 0.48 0.36 0.30 0.20 {line}\n"})
-    with closing(open_source(tmp_path / "set")) as source:
-        survey = source.survey()
-        assert f"no file has kpt_shape; by the lines, each box has 3 keypoints of {numbers} numbers" in survey.notes
-        values = source.read(next(source.entries())).values
-        assert "polygons" not in values
-        expected = [[x * 16, y * 8, *[2] * (numbers - 2)] for x, y in points]
-        np.testing.assert_allclose(np.asarray(values["keypoints"]).reshape(3, numbers), expected, rtol=1e-6)
+    survey = look(tmp_path / "set")
+    assert f"no file has kpt_shape; by the lines, each box has 3 keypoints of {numbers} numbers" in survey.notes
+    values = survey.values[0]
+    assert "polygons" not in values
+    expected = [[x * 16, y * 8, *[2] * (numbers - 2)] for x, y in points]
+    np.testing.assert_allclose(np.asarray(values["keypoints"]).reshape(3, numbers), expected, rtol=1e-6)
     convert(tmp_path / "set", tmp_path / "x.lmdb")
 
 
@@ -392,24 +363,21 @@ def test_labelled_folders_beside_listed_ones_are_splits(form: str, tmp_path: Pat
                 fill(tmp_path, {f"{place.replace('images', 'labels')}/{split}{n}.txt": "0 0.5 0.5 0.3 0.3\n"})
     yaml = f"train: {form.format('train')}\nval: {form.format('val')}\nnames: ['cell']\n"
     fill(tmp_path, {"data.yaml": yaml})
-    with closing(open_source(tmp_path)) as source:
-        survey = source.survey()
-        assert dict(survey.splits) == counts
-        assert survey.notes[0].startswith(f"data.yaml does not list {form.format('bonus')}, which has labels")
+    survey = look(tmp_path)
+    assert dict(survey.splits) == counts
+    assert survey.notes[0].startswith(f"data.yaml does not list {form.format('bonus')}, which has labels")
 
 
 def test_a_line_that_a_list_repeats_is_noted_and_packed_once(tmp_path: Path) -> None:
     root = yolo(tmp_path / "set")
     (root / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: [cat, dog]\n")
     (root / "train.txt").write_text("images/train/00002.jpg\nimages/train/00000.jpg\nimages/train/00002.jpg\n")
-    with closing(open_source(root)) as source:
-        survey = source.survey()
-        assert dict(survey.splits) == {"train": 2, "val": 2}
-        assert [entry.key for entry in source.entries("train")] == [f"images/train/0000{n}.jpg" for n in (2, 0)]
-        note = "the lists repeat 1 line, such as images/train/00002.jpg; each image is packed once"
-        assert note in survey.notes
-    convert(root, tmp_path / "x.lmdb")
-    assert verify(tmp_path / "x.lmdb", against=root).ok
+    survey = look(root)
+    assert dict(survey.splits) == {"train": 2, "val": 2}
+    assert [entry.key for entry in survey.of("train")] == [f"images/train/0000{n}.jpg" for n in (2, 0)]
+    note = "the lists repeat 1 line, such as images/train/00002.jpg; each image is packed once"
+    assert note in survey.notes
+    prove(root, tmp_path / "x.lmdb")
 
 
 def darknet(root: Path, top: str, said: str) -> Path:
@@ -428,23 +396,16 @@ def darknet(root: Path, top: str, said: str) -> Path:
     ("top", "said"), [("data/", "data/"), ("", "data/"), ("", ""), ("data/", "/home/me/darknet/data/")]
 )
 def test_darknet(top: str, said: str, tmp_path: Path) -> None:
-    with closing(open_source(darknet(tmp_path, top, said))) as source:
-        survey = source.survey()
-        assert (source.kind, dict(survey.splits)) == ("yolo", {"train": 2, "valid": 1})
-        assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
-        assert dict(survey.ledger.passed_over) == {
-            "images that no list names": 1,
-            "not images (.txt)": 1,
-        }
-        assert [entry.key for entry in source.entries()] == [f"{top}obj/{n}.jpg" for n in (0, 2, 1)]
-        values = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
-        assert [list(value["labels"]) for value in values] == [[0], [0], [1]]
-
-
-def test_an_archive_of_darknet(tmp_path: Path) -> None:
-    darknet(tmp_path / "set", "", "data/")
-    with closing(open_source(Path(shutil.make_archive(str(tmp_path / "x"), "zip", tmp_path, "set")))) as source:
-        assert (source.kind, dict(source.survey().splits)) == ("yolo", {"train": 2, "valid": 1})
+    survey = look(darknet(tmp_path, top, said))
+    assert (survey.kind, dict(survey.splits)) == ("yolo", {"train": 2, "valid": 1})
+    assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
+    assert dict(survey.ledger.passed_over) == {
+        "images that no list names": 1,
+        "not images (.txt)": 1,
+    }
+    assert survey.keys == [f"{top}obj/{n}.jpg" for n in (0, 2, 1)]
+    values = survey.values
+    assert [list(value["labels"]) for value in values] == [[0], [0], [1]]
 
 
 @pytest.mark.parametrize(
@@ -464,8 +425,7 @@ def test_an_archive_of_darknet(tmp_path: Path) -> None:
 )
 def test_darknet_that_cannot_be(name: str, text: str, said: str, tmp_path: Path) -> None:
     (darknet(tmp_path, "", "") / name).write_text(text)
-    with pytest.raises(SourceError, match=said), closing(open_source(tmp_path)) as source:
-        source.survey()
+    refused(SourceError, tmp_path, said)
 
 
 @pytest.mark.parametrize("folder", ["images/{}", "{}_images", "{}"])

@@ -311,7 +311,7 @@ def test_pytest_prints_the_salt_and_draws_by_it(workers: str) -> None:
     def run(salt: str) -> tuple[set[str], str]:
         command = [sys.executable, "-m", "pytest", "-v", "-n", workers, "-p", "no:cacheprovider", "-m", "not soak"]
         done = subprocess.run(
-            [*command, "tests/sources/test_yamltext.py"],
+            [*command, "tests/sources/test_encodings.py"],
             cwd=ROOT,
             env=os.environ | {"PACKSTORE_TEST_SALT": salt, "PACKSTORE_TEST_CHANGED": ""},
             capture_output=True,
