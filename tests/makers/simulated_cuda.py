@@ -22,7 +22,7 @@ import random
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -521,3 +521,14 @@ def _guarded() -> Iterator[None]:
     known[_CUDA] = known[_META]
     yield
     known[_CUDA] = before
+
+
+def check_waits(device: Any, batches: Iterable[Any], waits: int = 0, staged: int | None = 0) -> None:
+    """Goes through the batches twice, and checks how often the host waits, and copies by the way, the second time."""
+    for _ in range(2):  # the first makes what is made once
+        device.waits.clear()
+        device.staged.clear()
+        for _batch in batches:
+            pass
+    assert len(device.waits) <= waits, device.waits
+    assert staged is None or len(device.staged) == staged, device.staged

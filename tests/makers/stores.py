@@ -17,18 +17,24 @@ def content(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in files_of(path)}
 
 
-def change(path: Path, value: bytes, offset: int, bits: int = 0x21) -> None:
-    """Changes bits in a byte of a value, wherever in the files of a store it lies."""
+def overwrite(path: Path, old: bytes, new: bytes) -> None:
+    """Writes ``new`` over ``old``, wherever in the files of a store it lies; a map of them sees it."""
     places = 0
     for file in files_of(path):
-        data = bytearray(file.read_bytes())
-        place = data.find(value)
-        while place >= 0:
-            data[place + offset] ^= bits
-            places += 1
-            place = data.find(value, place + 1)
-        file.write_bytes(data)
+        data = file.read_bytes()
+        place = data.find(old)
+        with file.open("r+b") as opened:
+            while place >= 0:
+                opened.seek(place)
+                opened.write(new)
+                places += 1
+                place = data.find(old, place + 1)
     assert places
+
+
+def change(path: Path, value: bytes, offset: int, bits: int = 0x21) -> None:
+    """Changes bits in a byte of a value, wherever in the files of a store it lies."""
+    overwrite(path, value, value[:offset] + bytes([value[offset] ^ bits]) + value[offset + 1 :])
 
 
 def damage(path: Path, images: list[int], columns: list[str], record: int = 3, bits: int = 0x21) -> None:

@@ -18,6 +18,7 @@ from tests.internals import CHECKSUM, KEY, ROW_CHECKSUM, Column, Origin, shape_t
 IMAGE = Column("image", "ragged", "uint8", type="image")
 ORIGIN = Origin("made", "typed")
 CLASSES = ("ant", "bee", "cat")
+SIZE = (44, 52)
 
 COLUMNS = (
     Column("label", "fixed", "int64", classes=CLASSES, type="label"),

@@ -21,6 +21,7 @@ from packstore import PackedDataset, PackedLoader, UsageError
 from packstore.augment import Albumentations, CenterCrop, Mosaic, PerImage, RandomHorizontalFlip, RandomResizedCrop
 from tests.conftest import Stores
 from tests.internals import Padded
+from tests.makers.batches import check_order, go_on, same
 from tests.makers.typed import Typed, make_typed
 
 COLUMNS = ("image", "mask", "boxes", "labels", "points", "image_id")
@@ -43,34 +44,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Typed:
     return make_typed(tmp_path_factory.mktemp("albumentations") / "sizes.lmdb", names, 12)
 
 
-def load(made: Typed, pipeline: Any, columns: Any = COLUMNS, before: Any = (), **options: Any) -> PackedLoader:
+def load(made: Typed, pipeline: Any, columns: Any = COLUMNS, batch_size: int = 4, **options: Any) -> PackedLoader:
     dataset = PackedDataset(made.path, columns=columns, output="dict")
-    return PackedLoader(dataset, 4, augment=[*before, Albumentations(pipeline)], **options)
-
-
-def flatten(batches: Any) -> list[list[Any]]:
-    """Lists the values of each batch, with tensors as nested lists."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.tolist()
-        return [plain(each) for each in value] if isinstance(value, list | tuple) else value
-
-    return [[plain(value) for value in batch.values()] for batch in batches]
+    return PackedLoader(dataset, batch_size, augment=Albumentations(pipeline), **options)
 
 
 def test_image_mask_boxes_and_points_move_together(alb: Any, made: Typed) -> None:
     """As packstore's own flip moves them."""
     found = list(load(made, alb.HorizontalFlip(p=1), collate={"image": "list"}))
     dataset = PackedDataset(made.path, columns=COLUMNS, output="dict")
-    own = list(PackedLoader(dataset, 4, augment=[RandomHorizontalFlip(p=1)], collate={"image": "list"}))
-    for batch, wanted in zip(found, own, strict=True):
-        for name in COLUMNS:
-            for value, expected in zip(batch[name], wanted[name], strict=True):
-                # albumentations divides coordinates by the size, and multiplies them again
-                torch.testing.assert_close(
-                    value, expected, atol=2e-4, rtol=0, msg=lambda text, name=name: f"{name}: {text}"
-                )
+    own = PackedLoader(dataset, 4, augment=[RandomHorizontalFlip(p=1)], collate={"image": "list"})
+    # albumentations divides coordinates by the size, and multiplies them again
+    assert same(found, own, 2e-4)
     assert sum(len(boxes) for batch in found for boxes in batch["boxes"]) > 10
 
 
@@ -101,39 +86,29 @@ RANDOM = ("HorizontalFlip", "RandomBrightnessContrast", "GaussNoise", "CoarseDro
 
 @pytest.mark.parametrize("own_seed", [None, 3])
 def test_draws_follow_from_seed_epoch_and_record(alb: Any, made: Typed, own_seed: int | None) -> None:
-    def make(**options: Any) -> PackedLoader:
+    def make(batch_size: int = 4, seed: int = 1, **options: Any) -> PackedLoader:
         steps = [alb.RandomCrop(24, 24), alb.OneOf([alb.GaussNoise(p=1), alb.Blur(p=1)], p=0.9), alb.VerticalFlip()]
         pipeline = alb.Compose([alb.HorizontalFlip(), *steps], seed=own_seed)
-        return load(made, pipeline, **({"seed": 1, "shuffle": True} | options))
+        return load(made, pipeline, COLUMNS, batch_size, seed=seed, shuffle=True, **options)
 
+    check_order(make, 4, (2,))
     whole = make()
-    epochs = [flatten(whole) for _ in range(2)]
-    assert epochs[0] != epochs[1]
-    assert flatten(make(seed=2)) != epochs[0]
-    for loader in (make(workers=1), make(workers=5, prefetch=1), pickle.loads(pickle.dumps(make()))):
-        next(iter(loader))
-        resumed = make(workers=3)
-        resumed.load_state_dict(loader.state_dict())
-        assert flatten(resumed) == epochs[0][1:]
-        assert flatten(resumed) == epochs[1]
-    ranks = [make(rank=rank, world_size=2) for rank in range(2)]
-    whole = make()
-    by_record = {each[-1]: each[0] for batch in flatten(whole) for each in zip(*batch, strict=True)}
-    for loader in ranks:
-        for image, record in ((each[0], each[-1]) for batch in flatten(loader) for each in zip(*batch, strict=True)):
-            assert image == by_record[record]
+    epochs = [list(whole) for _ in range(2)]
+    assert not same(*epochs)
+    assert not same(make(seed=2), epochs[0])
+    for loader in (make(workers=5, prefetch=1), pickle.loads(pickle.dumps(make()))):
+        resumed = go_on(loader, make(workers=3))
+        assert same(resumed, epochs[0][1:])
+        assert same(resumed, epochs[1])
 
 
 def test_flips_that_draw_from_one_seed_are_independent(alb: Any, made: Typed) -> None:
     """A seed that all transforms of a pipeline share would turn each image by 180 degrees or leave it."""
     pipeline = alb.Compose([alb.HorizontalFlip(p=0.5), alb.VerticalFlip(p=0.5)])
-    loader = load(made, pipeline, ("image",), collate={"image": "list"})
-    plain = [
-        image for batch in load(made, alb.NoOp(), ("image",), collate={"image": "list"}) for image in batch["image"]
-    ]
+    loader, plain = (load(made, each, ("image",), collate={"image": "list"}) for each in (pipeline, alb.NoOp()))
     kinds = set()
     for _ in range(4):
-        for image, old in zip((image for batch in loader for image in batch["image"]), plain, strict=True):
+        for image, old in ((a, b) for x, y in zip(loader, plain, strict=True) for a, b in zip(*x, *y, strict=True)):
             turned = {"": old, "h": old.flip(-1), "v": old.flip(-2), "hv": old.flip(-1, -2)}
             kinds.add(next(name for name, each in turned.items() if torch.equal(each, image)))
     assert kinds == {"", "h", "v", "hv"}
@@ -145,10 +120,10 @@ def test_normalisation_and_operations_before(alb: Any, made: Typed) -> None:
     own = list(PackedLoader(dataset, 4, augment=crop, normalize="imagenet", channels_last=True))
     augment = [*crop, Albumentations(alb.NoOp())]
     found = list(PackedLoader(dataset, 4, augment=augment, normalize="imagenet", channels_last=True))
-    for (images, labels), (wanted, same) in zip(found, own, strict=True):
+    for (images, labels), (wanted, others) in zip(found, own, strict=True):
         torch.testing.assert_close(images, wanted, atol=1e-5, rtol=0)
         assert images.is_contiguous(memory_format=torch.channels_last)
-        assert labels.tolist() == same.tolist()
+        assert same(labels, others)
     augment = [*crop, Albumentations(alb.Compose([alb.Normalize(), alb.ToTensorV2()]))]
     for (images, _), (wanted, _) in zip(PackedLoader(dataset, 4, augment=augment), own, strict=True):
         torch.testing.assert_close(images, wanted, atol=1e-4, rtol=0)
@@ -298,15 +273,12 @@ def test_a_generator_that_a_function_holds_is_seeded(alb: Any, made: Typed, kind
         return PackedLoader(dataset, 4, seed=seed, augment=[CenterCrop(8), PerImage(function)])
 
     whole = make()
-    epochs = [flatten(whole) for _ in range(2)]
-    assert len({str(batch[0]) for epoch in epochs for batch in epoch}) == 6
-    loader = make()
-    next(iter(loader))
-    resumed = make()
-    resumed.load_state_dict(loader.state_dict())
-    assert flatten(resumed) == epochs[0][1:]
-    assert flatten(resumed) == epochs[1]
-    assert flatten(make(1)) != epochs[0]
+    epochs = [list(whole) for _ in range(2)]
+    assert len({str(batch["image"].tolist()) for epoch in epochs for batch in epoch}) == 6
+    resumed = go_on(make(), make())
+    assert same(resumed, epochs[0][1:])
+    assert same(resumed, epochs[1])
+    assert not same(make(1), epochs[0])
     with pytest.raises(UsageError, match=r"holds generators of its own.*Albumentations"):
         PerImage(function, threads=True)
 
@@ -318,9 +290,9 @@ def test_the_generators_of_the_process_are_not_taken_for_the_functions_own(made:
     def function(image: torch.Tensor) -> torch.Tensor:
         return image + int(50 * drawn()) + np.random.randint(50) + int(torch.randint(50, ()))
 
-    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index]
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
     dataset = PackedDataset(made.path, columns=("image",))
     list(PackedLoader(dataset, 4, augment=[CenterCrop(8), PerImage(function)]))
-    assert states[:2] == (random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
+    assert states[:2] == (random.getstate(), np.random.get_state()[1].tolist())
     assert torch.equal(states[2], torch.get_rng_state())
     PerImage(function, threads=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
 from packstore.images.engine import Engine
 from tests.internals import Draws, UsageError, apply_operations
+from tests.makers.batches import check_order, images_of, same
 from tests.makers.tiers import examples
 
 CROP = [A.RandomResizedCrop(24, interpolation="random"), A.RandomHorizontalFlip()]
@@ -24,6 +26,16 @@ CHAINS: list[list[Any]] = [
     [*CROP, A.RandomRotation(30, "bilinear"), A.PerImage(torch.neg, generator=False), A.RandomInvert()],
     ["timm-rsb-a3", A.Resize(32), A.RandomApply([A.RandomAffine(20), A.RandomVerticalFlip()])],
     [A.Resize((20, 26)), A.TrivialAugmentWide(), A.CenterCrop(16), A.Cutout(4, fill=7)],
+    [A.Resize((48, 40), "bicubic", False)],
+    *([A.RandomResizedCrop(24, interpolation=way), A.CenterCrop(20)] for way in ("bicubic", "random", "lanczos")),
+    [A.RandomResize(60, 240), A.RandomHorizontalFlip(), A.RandomCrop(120, pad_if_needed=True)],
+    [A.ScaleJitter(128), A.Pad(4), A.CenterCrop(100)],
+    [A.RandomShortestSize([64, 96, 128], 200), A.RandomCrop((70, 160), pad_if_needed=True)],
+    [A.RandomHorizontalFlip(), A.RandomResizedCrop(30)],
+    [A.RandomHorizontalFlip(), A.Resize(32), A.RandomHorizontalFlip(0.3), A.RandomCrop((30, 20)), A.Cutout(4)],
+    [A.Resize(36), A.CenterCrop(32)],
+    [A.Cutout(3), A.RandomResizedCrop(9)],
+    [A.CenterCrop(20), A.RandomHorizontalFlip(alternating=True)],
 ]
 
 
@@ -34,26 +46,24 @@ def operations(chain: Any) -> Any:
 def alone(dataset: PackedDataset, chain: Any, epoch: int = 0) -> torch.Tensor:
     """Each item, decoded whole and augmented by itself."""
     start = dataset.reader.split("train").start
-    found = [
-        apply_operations(chain, dataset[n][0][None], Draws(3, epoch, torch.tensor([start + n])))
-        for n in range(len(dataset))
-    ]
-    return torch.cat(found)
+    draws = Draws(3, epoch, torch.arange(start, start + len(dataset)))
+    return torch.cat([apply_operations(chain, dataset[n][0][None], draws[n : n + 1]) for n in range(len(dataset))])
 
 
 def loaded(dataset: PackedDataset, chain: Any, **options: Any) -> torch.Tensor:
-    return torch.cat([images for images, _ in PackedLoader(dataset, 4, seed=3, augment=chain, **options)])
+    return images_of(PackedLoader(dataset, **({"batch_size": 4, "seed": 3, "augment": chain} | options)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["files.lmdb", "pixels.h5", "square.pth", "square.lmdb"])
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("store", ["files.lmdb", "files.h5", "pixels.h5", "pixels.pth", "square.pth", "square.lmdb"])
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
 def test_batches_are_those_of_single_images(stores: Any, store: str, chain: Any) -> None:
     dataset, chain = PackedDataset(stores(store), "train"), operations(chain)
     expected = alone(dataset, chain)
-    for options in ({"workers": 1}, {"workers": 3}, {"channels_last": True}, {"resident": True}, {"resident": False}):
-        if options.get("resident") and not store.startswith("square"):
-            continue
+    ways = [{"workers": 1}, {"workers": 3, "prefetch": 9}, {"workers": 2, "prefetch": 1}, {"channels_last": True}]
+    one_size = store.startswith("square") and chain[0].output_size is not None
+    for options in [*ways, {"batch_size": 1}, {"resident": False}, *([{"resident": True}] if one_size else [])]:
         assert torch.equal(loaded(dataset, chain, **options), expected), options
 
 
@@ -90,23 +100,10 @@ def test_what_the_engine_refuses_is_nearly_the_same(stores: Any, monkeypatch: py
 
 def test_epochs_ranks_and_resuming(stores: Any) -> None:
     dataset, chain = PackedDataset(stores("files.lmdb"), "train"), operations(CHAINS[0])
-    loader = PackedLoader(dataset, 4, seed=3, shuffle=True, augment=chain)
-    first, second = ([images for images, _ in loader] for _ in range(2))
-    assert not torch.equal(first[0], second[0])
-    loader = PackedLoader(dataset, 4, seed=3, shuffle=True, augment=chain)
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    loader = PackedLoader(dataset, 4, seed=3, shuffle=True, augment=chain)
-    loader.load_state_dict(state)
-    assert all(torch.equal(mine, theirs) for (mine, _), theirs in zip(loader, first[1:], strict=True))
-    whole = torch.cat(first)
-    ranks = [
-        torch.cat([i for i, _ in PackedLoader(dataset, 2, seed=3, shuffle=True, augment=chain, rank=r, world_size=2)])
-        for r in range(2)
-    ]
-    mine = {each.numpy().tobytes() for each in whole}
-    assert all({each.numpy().tobytes() for each in part} <= mine for part in ranks)
+    make = partial(PackedLoader, dataset, seed=3, shuffle=True, drop_last=True, augment=chain)
+    check_order(make, 4, (2,))
+    loader = make(4)
+    assert not same(list(loader), loader)
 
 
 POINTS = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,7 @@ from packstore.stores import StoreBuilder, open_store
 from packstore.testing.records import make_records, write
 from tests.internals import ARRAY_SHARE, ChecksumPolicy, Column, Origin, Part, SparinglyProven, proven
 from tests.internals import base as column_module
-from tests.makers.stores import files_of
+from tests.makers.stores import change, overwrite
 
 SUFFIXES = ("lmdb", "h5", "pth")
 FLIPS = 150
@@ -74,21 +73,6 @@ def pack(packed: Pack, tmp_path: Path) -> Pack:
     return make
 
 
-def overwrite(path: Path, old: bytes, new: bytes) -> None:
-    """Writes ``new`` over ``old`` wherever that lies in the files of a store; a map of them sees it."""
-    places = 0
-    for file in files_of(path):
-        data = file.read_bytes()
-        place = data.find(old)
-        with file.open("r+b") as opened:
-            while place >= 0:
-                opened.seek(place)
-                opened.write(new)
-                places += 1
-                place = data.find(old, place + 1)
-    assert places
-
-
 def set_label(path: Path, record: int, label: int) -> None:
     with open_store(path) as reader:
         parts = [part.fixed_column("label").copy() for part in reader.parts()]
@@ -105,9 +89,7 @@ def flip_a_bit(path: Path, record: int, share: float) -> None:
     """Changes a bit of an image, at this share of its bytes."""
     with open_store(path) as reader:
         image = bytes(reader.read(record))
-    changed = bytearray(image)
-    changed[int(share * len(image))] ^= 1 << record % 8
-    overwrite(path, image, bytes(changed))
+    change(path, image, int(share * len(image)), 1 << record % 8)
 
 
 def damaged_in(read: Callable[[], object]) -> int | None:
@@ -348,10 +330,7 @@ def test_columns_are_what_was_packed(
         monkeypatch.setattr(proven, "MOST_KEPT_BYTES", 100)
     path = pack(suffix, shard_size=40_000 if sharded else None)
     columns = ("label", "key", "checksum", "row_checksum")
-    plain, checked = (
-        PackedDataset(path, columns=columns, checksums=checksums)
-        for checksums in ("never", "auto")  # type: ignore[arg-type]
-    )
+    plain, checked = (PackedDataset(path, columns=columns, checksums=checksums) for checksums in ("never", "auto"))
     some = [149, 0, 70, 70, 3]
     assert [checked[i] for i in some] == [plain[i] for i in some]
     for ours, theirs in zip(checked[some], plain[some], strict=True):
@@ -419,18 +398,12 @@ def test_a_large_value_that_was_proven_is_checked_by_itself(
     with open_store(path, "auto") as reader:
         assert bytes(reader.value(name, 3)) == value
         assert {name, "a_text", "row_checksum"} <= set(asked)
-        asked.clear()
-        assert bytes(reader.value(name, 3)) == value
-        assert asked == [name]
-        asked.clear()
-        assert reader.find_faults(np.array([3]), [name]) == {}
-        assert asked == [name]
-        file = path / "data.mdb" if path.is_dir() else path
-        data = file.read_bytes()
-        with file.open("r+b") as opened:  # in place, since the store is mapped
-            for match in re.finditer(re.escape(value), data):
-                opened.seek(match.start() + 5)
-                opened.write(bytes([value[5] ^ 1]))
+        faults = np.array([3]), [name]
+        for read_again in (lambda: bytes(reader.value(name, 3)) == value, lambda: not reader.find_faults(*faults)):
+            asked.clear()
+            assert read_again()
+            assert asked == [name]
+        change(path, value, 5, 1)
         with pytest.raises(CorruptRecordError, match=r"record 3 .* row checksum"):
             reader.value(name, 3)
         assert {*reader.find_faults(np.array([2, 3]), [name])} == {3}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import packstore
 from packstore import CorruptRecordError, Mix, PackedDataset, PackedLoader, StoreError, UsageError
 from packstore.augment import CenterCrop, ColorJitter, RandomHorizontalFlip, RandomResizedCrop, Resize
 from tests.internals import MASK, FetchedShards, Mixture, apportion
+from tests.makers.batches import check_order, flat_keys, go_on, same
 from tests.makers.datasets import pixels, write_image
 from tests.makers.stores import damage
 
@@ -53,40 +53,28 @@ def test_records_follow_each_other_with_classes_and_splits_by_name(root: Path, c
     ds = packstore.concat(paths(root), "train", columns=columns, checksums=checksums)
     assert ds.classes == ["ant", "bee", "cat", "dog"]
     expected = [
-        (image, part.classes[label], key)
+        (image, ds.classes.index(part.classes[label]), key)
         for part in (PackedDataset(path, "train", columns=columns) for path in paths(root))
-        for image, label, key in part  # type: ignore[attr-defined]
+        for image, label, key in part
     ]
     assert len(ds) == len(expected) == 20
-    for i, (image, name, key) in enumerate(expected):
-        found = ds[i]
-        assert torch.equal(found[0], image)
-        assert (ds.classes[found[1]], found[2]) == (name, key)
-    images, labels, keys = ds[[19, 0, 12]]
-    assert [ds.classes[i] for i in labels] == [expected[i][1] for i in (19, 0, 12)]
-    assert keys == [expected[i][2] for i in (19, 0, 12)]
-    assert torch.equal(images[0], expected[19][0])
-    assert [ds.classes[i] for i in ds.targets] == [name for _, name, _ in expected]
+    assert same(ds, expected)
+    images, labels, keys = zip(*(expected[i] for i in (19, 0, 12)), strict=True)
+    assert same(ds[[19, 0, 12]], (torch.stack(images), torch.tensor(labels), keys))
+    assert ds.targets == [label for _, label, _ in expected]
     assert list(ds.keys) == [key for _, _, key in expected]
     assert len(packstore.concat(paths(root), "val")) == 16
-    again = pickle.loads(pickle.dumps(ds))
-    assert again[15][1:] == ds[15][1:]
+    assert same(pickle.loads(pickle.dumps(ds))[15], ds[15])
 
 
 def test_a_loader_gives_what_that_of_the_merged_store_gives(root: Path, tmp_path: Path) -> None:
     packstore.merge(paths(root), tmp_path / "merged.h5", on_duplicate="unchecked")
     options: dict[str, Any] = {"columns": ("image", "label", "key")}
-    both = (
-        packstore.concat(paths(root), "train", **options),
-        PackedDataset(tmp_path / "merged.h5", "train", **options),
-    )
-    assert both[0].classes == both[1].classes
+    one = packstore.concat(paths(root), "train", **options)
+    other = PackedDataset(tmp_path / "merged.h5", "train", **options)
+    assert one.classes == other.classes
     for resident in (True, False):
-        one, other = (list(PackedLoader(ds, 6, shuffle=True, seed=3, resident=resident)) for ds in both)
-        for (images, labels, keys), (images_2, labels_2, keys_2) in zip(one, other, strict=True):
-            assert torch.equal(images, images_2)
-            assert labels.tolist() == labels_2.tolist()
-            assert keys == keys_2
+        assert same(*(PackedLoader(ds, 6, shuffle=True, seed=3, resident=resident) for ds in (one, other)))
 
 
 def test_lanes_go_by_the_files_of_all_stores(root: Path) -> None:
@@ -119,7 +107,7 @@ def test_what_does_not_fit_is_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="name one with split=: train, val"):
         packstore.concat(paths(root))
     with pytest.raises(UsageError, match="should be a list of paths"):
-        packstore.concat(str(root / "a.lmdb"))  # type: ignore[arg-type]
+        packstore.concat(str(root / "a.lmdb"))
     with pytest.raises(UsageError, match="one store or more"):
         packstore.concat([])
     with pytest.raises(UsageError, match=r"c\.pth has no records in the split"):
@@ -134,14 +122,10 @@ def test_what_does_not_fit_is_refused(root: Path, tmp_path: Path) -> None:
     mix = Mix(paths(root), "train")
     for options in ({"block": 2, "shuffle": True}, {"indices": [1]}, {"sampler": [1]}, {"shuffle": "lanes"}):
         with pytest.raises(UsageError, match="a Mix decides on the order"):
-            PackedLoader(mix, 1, **options)  # type: ignore[arg-type]
+            PackedLoader(mix, 1, **options)
 
 
 # Mixtures -----------------------------------------------------------------------------------------------------------
-
-
-def keys(loader: PackedLoader, epochs: int = 1) -> list[list[str]]:
-    return [list(keys) for _ in range(epochs) for _, keys in loader]
 
 
 def test_an_epoch_has_exact_shares_and_every_record_comes_in_turn(root: Path) -> None:
@@ -149,14 +133,12 @@ def test_an_epoch_has_exact_shares_and_every_record_comes_in_turn(root: Path) ->
     assert mix.draws == (12, 4, 2)
     loader = PackedLoader(mix, 6, shuffle=True, seed=5)
     assert len(loader) == 3
-    epochs = [Counter(key for batch in keys(loader) for key in batch) for _ in range(6)]
+    epochs = [Counter(flat_keys(loader)) for _ in range(6)]
     for epoch in epochs:
         assert Counter(key.split("/")[-1][0] for key in epoch.elements()) == {"a": 12, "b": 4, "c": 2}
-    seen = sum(epochs, Counter())
     # 24 draws of the 6 records of b are each of them four times; 12 of the 4 of c, three times.
-    assert {count for key, count in seen.items() if key.split("/")[-1][0] == "b"} == {4}
-    assert {count for key, count in seen.items() if key.split("/")[-1][0] == "c"} == {3}
-    assert {count for key, count in seen.items() if key.split("/")[-1][0] == "a"} <= {7, 8}
+    for store, counts in (("a", {7, 8}), ("b", {4}), ("c", {3})):
+        assert {count for key, count in sum(epochs, Counter()).items() if key.split("/")[-1][0] == store} <= counts
 
 
 def test_temperature_evens_weights_out(root: Path) -> None:
@@ -171,28 +153,17 @@ def test_temperature_evens_weights_out(root: Path) -> None:
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_ranks_and_resuming_change_nothing(root: Path, shuffle: bool, resident: bool) -> None:
-    def loader(ranks: int, rank: int) -> PackedLoader:
-        weights = {root / "a.lmdb": 2, root / "b.h5": 3, root / "c.pth": 1}
+    weights = {root / "a.lmdb": 2, root / "b.h5": 3, root / "c.pth": 1}
+
+    def make(batch_size: int, **options: Any) -> PackedLoader:
         mix = Mix(weights, "train", columns=("image", "key"), epoch=36)
-        return PackedLoader(mix, 12 // ranks, shuffle=shuffle, seed=2, rank=rank, world_size=ranks, resident=resident)
+        return PackedLoader(mix, batch_size, shuffle=shuffle, seed=2, resident=resident, **options)
 
-    def items(loader: PackedLoader) -> Iterator[list[str]]:
-        return (keys for _, keys in loader)
-
-    one = loader(1, 0)
-    whole = [list(batch) for _ in range(2) for batch in items(one)]
-    for ranks in (2, 3):
-        parts = [loader(ranks, rank) for rank in range(ranks)]
-        steps = zip(*map(items, parts), strict=True)
-        assert [[key for part in step for key in part] for step in steps] == whole[:3]
-    begun = loader(2, 0)
-    assert len(list(islice(items(begun), 1))) == 1
-    resumed = loader(1, 0)
-    resumed.load_state_dict(begun.state_dict())
-    assert [list(batch) for _ in range(2) for batch in items(resumed)] == whole[1:]
+    check_order(make, 12, (2, 3))
+    assert same(go_on(make(6, rank=0, world_size=2), make(12)), list(make(12))[1:])
     other = PackedLoader(Mix({root / "a.lmdb": 1, root / "b.h5": 1}, "train"), 12)
     with pytest.raises(UsageError, match="the loader's state has dataset"):
-        other.load_state_dict(begun.state_dict())
+        other.load_state_dict(make(12).state_dict())
 
 
 def test_a_state_is_of_its_weights(root: Path) -> None:
@@ -330,12 +301,9 @@ def encodings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_files_and_pixels_are_read_as_by_each_store(encodings: dict[str, Path], checksums: Any) -> None:
     columns = ("image", "label", "key")
     ds = packstore.concat([*encodings.values()], columns=columns, checksums=checksums)
-    expected = [item for path in encodings.values() for item in PackedDataset(path, columns=columns)]  # type: ignore[attr-defined]
+    expected = [item for path in encodings.values() for item in PackedDataset(path, columns=columns)]
     assert len(ds) == len(expected) == 32
-    for i, (image, label, key) in enumerate(expected):
-        found = ds[i]
-        assert torch.equal(found[0], image)
-        assert found[1:] == (label, key)
+    assert same(ds, expected)
     assert len(packstore.concat([*encodings.values()], output="bytes")[17][0]) > 0
 
 
@@ -363,23 +331,14 @@ def test_a_loader_crops_each_as_a_loader_of_its_store(encodings: dict[str, Path]
 
 
 def test_order_and_resuming_of_a_mix_of_encodings(encodings: dict[str, Path]) -> None:
-    def loader(ranks: int = 1, rank: int = 0) -> PackedLoader:
-        weights = {encodings["files.lmdb"]: 2, encodings["square.h5"]: 1, encodings["pixels.lmdb"]: 1}
-        mix = Mix(weights, columns=("image", "key"))
-        augment = [RandomResizedCrop(12)]
-        return PackedLoader(mix, 6 // ranks, shuffle=True, seed=1, augment=augment, rank=rank, world_size=ranks)
+    weights = {encodings["files.lmdb"]: 2, encodings["square.h5"]: 1, encodings["pixels.lmdb"]: 1}
 
-    whole = list(loader())
-    assert all(images.shape[1:] == (3, 12, 12) and images.dtype == torch.uint8 for images, _ in whole)
-    parts = [list(loader(2, rank)) for rank in range(2)]
-    for (images, names), *ranks in zip(whole, *parts, strict=True):
-        assert torch.equal(torch.cat([part[0] for part in ranks]), images)
-        assert [key for part in ranks for key in part[1]] == names
-    begun = loader()
-    next(iter(begun))
-    resumed = loader()
-    resumed.load_state_dict(begun.state_dict())
-    assert [names for _, names in resumed] == [names for _, names in whole[1:]]
+    def make(batch_size: int, **options: Any) -> PackedLoader:
+        mix = Mix(weights, columns=("image", "key"))
+        return PackedLoader(mix, batch_size, shuffle=True, seed=1, augment=[RandomResizedCrop(12)], **options)
+
+    check_order(make, 6, (2,))
+    assert all(images.shape[1:] == (3, 12, 12) and images.dtype == torch.uint8 for images, _ in make(6))
 
 
 def test_damage_is_found_in_pixels_that_are_read_as_files(encodings: dict[str, Path], tmp_path: Path) -> None:

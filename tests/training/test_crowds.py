@@ -173,5 +173,5 @@ def test_a_store_of_a_former_version_is_what_it_was(tmp_path: Path) -> None:
 def test_the_option_is_a_choice(tmp_path: Path) -> None:
     convert(coco(tmp_path / "set"), tmp_path / "x.lmdb")
     with pytest.raises(packstore.UsageError, match="keep_crowds"):
-        PackedDataset(tmp_path / "x.lmdb", keep_crowds="yes")  # type: ignore[arg-type]
+        PackedDataset(tmp_path / "x.lmdb", keep_crowds="yes")
     assert isinstance(PackedDataset(tmp_path / "x.lmdb")[0][1], torch.Tensor)

@@ -17,6 +17,7 @@ import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import CenterCrop
 from tests.internals import CorruptRecordError, StoreError, UrlPath, upload_store
+from tests.makers.batches import same
 from tests.makers.datasets import make_folder
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -93,12 +94,6 @@ def epoch(dataset: Any, **options: Any) -> tuple[Batches, dict[str, float]]:
     loader = PackedLoader(dataset, 8, augment=[CenterCrop(8)], **options)
     batches = [tuple(part.clone() for part in batch) for batch in loader]
     return batches, loader.stats()
-
-
-def same(some: Batches, others: Batches) -> bool:
-    return len(some) == len(others) and all(
-        torch.equal(a, b) for x, y in zip(some, others, strict=True) for a, b in zip(x, y, strict=True)
-    )
 
 
 LOADERS: dict[str, dict[str, Any]] = {

@@ -98,7 +98,7 @@ def test_what_masks_prevent_says_how_to_leave_them_out(tmp_path: Path) -> None:
     dataset = PackedDataset(tmp_path / "x.h5")
     for options in ({"resident": True}, {"augment": torch.neg}):
         with pytest.raises(UsageError, match="columns="):
-            PackedLoader(dataset, 2, **options)  # type: ignore[arg-type]
+            PackedLoader(dataset, 2, **options)
     alone = PackedDataset(tmp_path / "x.h5", columns=("image",))
     assert "left out: mask (columns= adds them)" in repr(alone)
     assert next(iter(PackedLoader(alone, 2, resident=True, augment=torch.clone))).shape == (2, 3, SIDE, SIDE)

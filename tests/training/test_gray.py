@@ -85,16 +85,6 @@ def test_a_loader_of_gray_gives_what_one_of_rgb_gives_in_each_channel(
     assert torch.equal(gray.expand_as(rgb), rgb)
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [A.ColorJitter(saturation=0.4), A.ColorJitter(hue=0.1), A.ColorJitter(0.2, 0.2, 0.2), A.RandomGrayscale(1.0),
-     A.RandAugment(), A.TrivialAugmentWide(), A.AugMix()],
-)  # fmt: skip
-def test_colours_are_refused(operation: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="needs three channels"):
-        PackedLoader(PackedDataset(store_of(tmp_path)), 6, augment=[A.RandomCrop(16), operation], seed=3)
-
-
 def test_deep_gray_is_refused() -> None:
     with pytest.raises(UsageError, match="more bits"):
         run_program(IMAGES.int(), step(4, Code.BRIGHTNESS, 1.3), "ColorJitter")

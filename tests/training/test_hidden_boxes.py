@@ -104,7 +104,7 @@ def cluster(folder: Path, values: list[Any]) -> Path:
     source = write_folder(folder / "source", values)
     url = (folder / "objects" / "out.h5").as_uri()
     packstore.convert(source, url, encoding="uint8", shard_size=7200)
-    return url  # type: ignore[return-value]
+    return url
 
 
 def resume(folder: Path, values: list[Any]) -> Path:

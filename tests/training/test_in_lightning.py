@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import DataLoader
 
 from packstore import PackedDataset, PackedLoader
 from tests.conftest import Stores
-from tests.makers.batches import FIXED
+from tests.makers.batches import keys_of, load_as
 from tests.makers.torchvision import import_torchvision
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # Lightning warns of itself
 
 
 @pytest.fixture
@@ -30,70 +30,68 @@ def lightning() -> Any:
         return lightning
 
 
-class Run:
-    """Trainings in one folder, and the keys and pixels that each of them saw."""
+def load(stores: Stores, kind: str = "streaming", split: str = "train") -> PackedLoader:
+    found: PackedLoader = load_as(stores, kind, 16, split, columns=("image", "key"))
+    return found
 
-    def __init__(self, lightning: Any, folder: Path, stores: Stores, kind: str = "streaming") -> None:
-        self.lightning, self.folder, self.stores, self.kind = lightning, folder, stores, kind
 
-    def load(self, split: str) -> PackedLoader:
-        shards = "shards.h5" if self.kind == "lanes" else "cifar.lmdb"
-        dataset = PackedDataset(self.stores(shards), split, columns=("image", "key"))
-        if split == "test":
-            return PackedLoader(dataset, 8, normalize="imagenet", indices=range(20))
-        generator = torch.Generator().manual_seed(4)
-        options: dict[str, Any] = {
-            "resident": {"resident": True},
-            "lanes": {"shuffle": "lanes", "window": 2},
-            "random": {"shuffle": False, "sampler": RandomSampler(dataset, generator=generator)},
-            "distributed": {"shuffle": False, "sampler": DistributedSampler(dataset, 1, 0)},  # type: ignore[dict-item]
-        }.get(self.kind, {"resident": False})
-        return PackedLoader(dataset, 16, **({"shuffle": True, "augment": FIXED, "normalize": "imagenet"} | options))
+def make_module(lightning: Any) -> Any:
+    """Makes a module that lists what its steps saw: for training the keys and the sum of pixels, by loader."""
 
-    def fit(self, resumed: bool = False, save_every: int | None = None, **options: Any) -> Any:
-        """Trains, from the checkpoint ``last.ckpt`` if ``resumed``. Returns the module with what it saw."""
-        lightning, run = self.lightning, self
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 10)
+            self.seen: list[dict[str, tuple[list[str], float]]] = []
+            self.validated: list[tuple[int, int, list[str]]] = []
 
-        class Module(lightning.LightningModule):  # type: ignore[misc]
-            def __init__(self) -> None:
-                super().__init__()
-                self.layer = torch.nn.Linear(3, 10)
-                self.seen: list[tuple[list[str], float]] = []
-                self.validated: list[tuple[int, list[str]]] = []
+        def training_step(self, batch: Any, index: int) -> Any:
+            parts = {name: each for name, each in batch.items() if each} if isinstance(batch, dict) else {"": batch}
+            self.seen.append({name: ([*each[1]], each[0].float().sum().item()) for name, each in parts.items()})
+            return self.layer(next(iter(parts.values()))[0].float().mean((2, 3))).sum()
 
-            def training_step(self, batch: Any, index: int) -> Any:
-                self.seen.append((batch[1], batch[0].sum().item()))
-                return self.layer(batch[0].mean((2, 3))).sum()
+        def validation_step(self, batch: Any, index: int, dataloader_idx: int = 0) -> None:
+            self.validated.append((dataloader_idx, index, [*batch[1]]))
 
-            def validation_step(self, batch: Any, index: int) -> None:
-                self.validated.append((index, batch[1]))
+        test_step = validation_step
 
-            def configure_optimizers(self) -> Any:
-                return torch.optim.SGD(self.parameters(), 0.1)
+        def predict_step(self, batch: Any, index: int) -> Any:
+            return batch[1]
 
-        class Data(lightning.LightningDataModule):  # type: ignore[misc]
-            def train_dataloader(self) -> PackedLoader:
-                return run.load("train")
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
 
-            def val_dataloader(self) -> PackedLoader:
-                return run.load("test")
+    return Module()
 
-        module = Module()
-        saving = self.lightning.pytorch.callbacks.ModelCheckpoint(
-            self.folder, save_last=True, every_n_train_steps=save_every
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trainer = lightning.Trainer(
-                accelerator="cpu",
-                logger=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                callbacks=[saving],
-                **options,
-            )
-            trainer.fit(module, datamodule=Data(), ckpt_path=self.folder / "last.ckpt" if resumed else None)
-        return module
+
+def make_trainer(lightning: Any, **options: Any) -> Any:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": "callbacks" in options}
+    return lightning.Trainer(**quiet, enable_model_summary=False, accelerator="cpu", **options)
+
+
+def fit(
+    lightning: Any, train: Any, validation: Any = None, folder: Path | None = None, resumed: bool = False,
+    save_every: int | None = None, **options: Any,
+) -> Any:  # fmt: skip
+    """Trains, and saves in a folder; ``resumed``: from what was saved there. Returns the module with what it saw."""
+    module = make_module(lightning)
+    if folder is not None:
+        saving = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_last=True, every_n_train_steps=save_every)
+        options["callbacks"] = [saving]
+    last = folder / "last.ckpt" if resumed and folder else None
+    make_trainer(lightning, **options).fit(module, train, validation, ckpt_path=last)
+    return module
+
+
+def make_data(lightning: Any, stores: Stores, kind: str = "streaming") -> Any:
+    class Data(lightning.LightningDataModule):
+        def train_dataloader(self) -> PackedLoader:
+            return load(stores, kind)
+
+        def val_dataloader(self) -> PackedLoader:
+            return load(stores, split="test")
+
+    return Data()
 
 
 SAVED = {
@@ -117,66 +115,32 @@ def test_the_order_after_a_resume_is_that_without_an_interruption(
     lightning: Any, stores: Stores, tmp_path: Path, kind: str, saved: str
 ) -> None:
     ends, options = SAVED[saved]
-    whole = Run(lightning, tmp_path / "whole", stores, kind).fit(max_epochs=3)
-    assert len(whole.seen) == 21
-    assert len({tuple(keys) for keys, _ in whole.seen}) == 21
+    whole = fit(lightning, make_data(lightning, stores, kind), max_epochs=3).seen
+    assert len(whole) == len({str(batch) for batch in whole}) == 21
     for last in ({"max_epochs": 3}, *([{"max_steps": 21}] if "save_every" in options else [])):
-        interrupted = Run(lightning, tmp_path / f"interrupted by {[*last]}", stores, kind)
-        interrupted.fit(**ends, **options)
-        rest = interrupted.fit(resumed=True, **last, **options)
-        assert 0 < len(rest.seen) < 21
-        assert rest.seen == whole.seen[-len(rest.seen) :]
+        options = {**options, "folder": tmp_path / f"interrupted by {[*last]}"}
+        fit(lightning, make_data(lightning, stores, kind), **ends, **options)
+        rest = fit(lightning, make_data(lightning, stores, kind), resumed=True, **last, **options).seen
+        assert 0 < len(rest) < 21
+        assert rest == whole[-len(rest) :]
 
 
-def fit_quietly(
-    lightning: Any, loader: Any, validation: Any = None, ckpt_path: Path | None = None, **options: Any
-) -> list[Any]:
-    """Trains with one loader or several. Returns what the steps saw: keys, by loader."""
-    found: list[Any] = []
-
-    class Module(lightning.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(3, 10)
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            parts = batch if isinstance(batch, dict) else {"": batch}
-            found.append([(name, tuple(each[1])) for name, each in parts.items() if each is not None])
-            return self.layer(next(iter(parts.values()))[0].float().mean((2, 3))).sum()
-
-        def validation_step(self, batch: Any, index: int, dataloader_idx: int = 0) -> None:
-            found.append((dataloader_idx, index, tuple(batch[1])))
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    quiet |= {"enable_model_summary": False, "accelerator": "cpu"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        lightning.Trainer(**quiet | options).fit(Module(), loader, validation, ckpt_path=ckpt_path)
-    return found
-
-
-@pytest.mark.filterwarnings("ignore")  # what Lightning warns of itself
 @pytest.mark.parametrize("mode", ["min_size", "max_size", "max_size_cycle"])
 def test_several_loaders(lightning: Any, stores: Stores, mode: Any) -> None:
     """Two loaders of unequal length for training, and two for validation, give what those of torch give."""
     dataset = PackedDataset(stores("cifar.lmdb"), "train", columns=("image", "key"))
     subset = torch.utils.data.Subset(dataset, range(24))
-
-    def fit(make: Any) -> list[Any]:
-        parts = {"long": make(dataset, 16), "short": make(subset, 8)}
+    found = []
+    for make in (PackedLoader, DataLoader):
+        parts: Any = {"long": make(dataset, 16), "short": make(subset, 8)}
         combined = lightning.pytorch.utilities.CombinedLoader(parts, mode)
-        return fit_quietly(lightning, combined, [make(subset, 5), make(dataset, 16)], max_epochs=2)
-
-    found = fit(PackedLoader)
-    assert found == fit(DataLoader)
-    assert {type(each) for each in found} == {tuple, list}
+        module = fit(lightning, combined, [make(subset, 5), make(dataset, 16)], max_epochs=2)
+        found.append((module.seen, module.validated))
+    assert found[0] == found[1]
+    assert all(found[0])
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("short", [16, 32])
 @pytest.mark.parametrize("steps", range(1, 9))
 @pytest.mark.parametrize("mode", ["min_size", "max_size", "max_size_cycle"])
@@ -187,17 +151,15 @@ def test_several_loaders_resume_where_they_were(
     dataset = PackedDataset(stores("cifar.lmdb"), "train", columns=("image", "key"))
     subset = torch.utils.data.Subset(dataset, range(short))
 
-    def fit(**options: Any) -> list[Any]:
-        saving = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=steps)
+    def see(**options: Any) -> list[Any]:
         parts = {"long": PackedLoader(dataset, 16, shuffle=True), "short": PackedLoader(subset, 8, shuffle=True)}
         combined = lightning.pytorch.utilities.CombinedLoader(parts, mode)
-        return fit_quietly(lightning, combined, enable_checkpointing=True, callbacks=[saving], **options)
+        return list(fit(lightning, combined, folder=tmp_path, save_every=steps, **options).seen)
 
-    whole = fit(max_epochs=3)
+    whole = see(max_epochs=3)
     (tmp_path / "last.ckpt").unlink()
-    fit(max_steps=steps)
-    rest = fit(max_epochs=3, ckpt_path=tmp_path / "last.ckpt")
-    assert rest == whole[steps:]
+    see(max_steps=steps)
+    assert see(max_epochs=3, resumed=True) == whole[steps:]
 
 
 @pytest.mark.parametrize("count", [40, None])
@@ -208,56 +170,30 @@ def test_a_sampler_without_a_length(lightning: Any, stores: Stores, count: int |
         def __iter__(self) -> Iterator[int]:
             return (number % 50 for number in itertools.islice(itertools.count(), count))
 
-    def fit(make: Any) -> list[Any]:
-        return fit_quietly(lightning, make(dataset, 16, sampler=Numbers()), max_epochs=2, limit_train_batches=5)
-
-    found = fit(PackedLoader)
-    assert found == fit(DataLoader)
+    found, expected = (
+        fit(lightning, make(dataset, 16, sampler=Numbers()), max_epochs=2, limit_train_batches=5).seen
+        for make in (PackedLoader, DataLoader)
+    )
+    assert found == expected
     assert len(found) == (10 if count is None else 6)
 
 
 def test_sanity_check_and_validation_every_few_steps(lightning: Any, stores: Stores, tmp_path: Path) -> None:
-    module = Run(lightning, tmp_path, stores).fit(max_epochs=1, val_check_interval=3, num_sanity_val_steps=2)
-    keys = [keys for _, keys in Run(lightning, tmp_path, stores).load("test")]
-    assert [step for step, _ in module.validated] == [0, 1, *[0, 1, 2] * 2]
-    assert [found for _, found in module.validated] == [*keys[:2], *keys * 2]
+    data = make_data(lightning, stores)
+    module = fit(lightning, data, folder=tmp_path, max_epochs=1, val_check_interval=3, num_sanity_val_steps=2)
+    keys = keys_of(load(stores, split="test"))
+    assert module.validated == [(0, step, keys[step]) for step in [0, 1, *[0, 1, 2] * 2]]
     assert len(module.seen) == 7
 
 
-def test_validate_and_predict_and_overfit(lightning: Any, stores: Stores, tmp_path: Path) -> None:
+def test_validate_and_predict_and_overfit(lightning: Any, stores: Stores) -> None:
     """What Lightning asks elsewhere of a loader: a sampler that is in order, and a batch sampler."""
-    run = Run(lightning, tmp_path, stores)
-
-    class Module(lightning.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(3, 10)
-            self.seen: list[list[str]] = []
-
-        def validation_step(self, batch: Any, index: int) -> Any:
-            self.seen.append(batch[1])
-            return self.layer(batch[0].mean((2, 3))).sum()
-
-        test_step = training_step = validation_step
-
-        def predict_step(self, batch: Any, index: int) -> Any:
-            return batch[1]
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-        quiet |= {"enable_model_summary": False, "accelerator": "cpu"}
-        trainer = lightning.Trainer(**quiet)
-        keys = [keys for _, keys in run.load("test")]
-        for call in (trainer.validate, trainer.test):
-            module = Module()
-            call(module, run.load("test"), verbose=False)
-            assert module.seen == keys
-        assert trainer.predict(Module(), run.load("test")) == keys
-        module = Module()
-        trainer = lightning.Trainer(overfit_batches=2, max_epochs=2, num_sanity_val_steps=0, **quiet)
-        trainer.fit(module, run.load("test"), run.load("test"))
-        assert module.seen == [*keys[:2]] * 4
+    keys, trainer = keys_of(load(stores, split="test")), make_trainer(lightning)
+    for call in (trainer.validate, trainer.test):
+        module = make_module(lightning)
+        call(module, load(stores, split="test"), verbose=False)
+        assert [found for *_, found in module.validated] == keys
+    assert trainer.predict(make_module(lightning), load(stores, split="test")) == keys
+    loaders = load(stores, split="test"), load(stores, split="test")
+    module = fit(lightning, *loaders, overfit_batches=2, max_epochs=2, num_sanity_val_steps=0)
+    assert [step[""][0] for step in module.seen] == [found for *_, found in module.validated] == keys[:2] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RASampler
 from tests.conftest import Stores
-from tests.makers.batches import FIXED, RAGGED
+from tests.makers.batches import FIXED, RAGGED, go_on, keys_of
 from tests.makers.torchvision import import_torchvision
 
 pytestmark = pytest.mark.slow
@@ -32,54 +31,42 @@ def test_torchdata_saves_and_restores_the_state_of_a_loader(stores: Stores, done
         keys = nodes.Mapper(nodes.IterableWrapper(loader), lambda batch: batch[1])
         return nodes.Loader(nodes.Prefetcher(keys, prefetch_factor=2))
 
-    whole, saved, resumed = make(), make(), make()
+    whole, saved = make(), make()
     epochs = [list(whole) for _ in range(3)]
     assert epochs[0] != epochs[1]
     list(saved)
-    batches = iter(saved)
-    for _ in range(done):
-        next(batches)
-    resumed.load_state_dict(saved.state_dict())
-    rest = list(resumed)
-    assert rest == (epochs[1][done:] or epochs[2])
+    resumed = go_on(saved, make(), done)
+    assert list(resumed) == (epochs[1][done:] or epochs[2])
     assert done == 13 or list(resumed) == epochs[2]
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_a_stateful_data_loader_of_the_parts(stores: Stores) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
-        def make() -> tuple[PackedLoader, Any]:
-            dataset = PackedDataset(stores("files.lmdb"), "train", columns=("image", "key"))
-            loader = PackedLoader(dataset, 2, shuffle=True, augment=RAGGED)
-            parts = {"batch_sampler": loader.batch_sampler, "collate_fn": loader.collate_fn}
-            return loader, StatefulDataLoader(loader.dataset, **parts)
+    def make() -> tuple[PackedLoader, Any]:
+        dataset = PackedDataset(stores("files.lmdb"), "train", columns=("image", "key"))
+        loader = PackedLoader(dataset, 2, shuffle=True, augment=RAGGED)
+        parts = {"batch_sampler": loader.batch_sampler, "collate_fn": loader.collate_fn}
+        return loader, StatefulDataLoader(loader.dataset, **parts)
 
-        loader, _ = make()
-        epochs = [[keys for _, keys in loader] for _ in range(2)]
-        _, saved = make()
-        batches = iter(saved)
-        for _ in range(3):
-            next(batches)
-        _, resumed = make()
-        resumed.load_state_dict(saved.state_dict())
-        assert [keys for _, keys in resumed] == epochs[0][3:]
-        assert [keys for _, keys in resumed] == epochs[1]
+    whole, _ = make()
+    epochs = [keys_of(whole) for _ in range(2)]
+    resumed = go_on(make()[1], make()[1], 3)
+    assert keys_of(resumed) == epochs[0][3:]
+    assert keys_of(resumed) == epochs[1]
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("training", [True, False])
 def test_a_dataset_in_the_loader_of_timm(stores: Stores, training: bool) -> None:
     import_torchvision()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from timm.data import create_loader
+    from timm.data import create_loader
 
-        dataset = PackedDataset(stores("files.lmdb"), "train", output="pil")
-        options = {"use_prefetcher": True, "device": torch.device("cpu"), "num_workers": 0}
-        policy = {"auto_augment": "rand-m9-mstd0.5", "re_prob": 0.5} if training else {}
-        loader = create_loader(dataset, (3, 32, 32), 4, is_training=training, **options, **policy)
-        images, labels = next(iter(loader))
+    dataset = PackedDataset(stores("files.lmdb"), "train", output="pil")
+    options = {"use_prefetcher": True, "device": torch.device("cpu"), "num_workers": 0}
+    policy = {"auto_augment": "rand-m9-mstd0.5", "re_prob": 0.5} if training else {}
+    images, labels = next(iter(create_loader(dataset, (3, 32, 32), 4, is_training=training, **options, **policy)))
     assert images.shape == (4, 3, 32, 32)
     assert labels.dtype == torch.int64
 
@@ -95,7 +82,7 @@ def test_the_loop_of_a_reference_for_classification(stores: Stores) -> None:
     )
     orders = []
     for epoch in range(2):
-        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        loader.sampler.set_epoch(epoch)
         order = []
         for images, labels in loader:
             loss = step(images, labels)
@@ -105,14 +92,14 @@ def test_the_loop_of_a_reference_for_classification(stores: Stores) -> None:
             order += labels.tolist()
         orders.append(order)
     assert orders[0] != orders[1]
-    assert len(orders[0]) == len(loader.sampler) == len(loader.dataset)  # type: ignore[arg-type]
+    assert len(orders[0]) == len(loader.sampler) == len(loader.dataset)
 
 
 def test_the_loader_of_a_reference_with_repeated_augmentation(stores: Stores) -> None:
     """torch's loader with a sampler of packstore, over a dataset's items: the records of a :class:`PackedLoader`."""
     dataset = PackedDataset(stores("files.lmdb"), "train", columns=("key", "label"))
     sampler = RASampler(dataset, 3, seed=5)
-    loader = DataLoader(dataset, 4, sampler=sampler, num_workers=2)  # type: ignore[arg-type]
+    loader = DataLoader(dataset, 4, sampler=sampler, num_workers=2)
     images = PackedDataset(stores("files.lmdb"), "train", columns=("image", "key"))
     ours = PackedLoader(images, 4, sampler=RASampler(images, 3, seed=5), augment=RAGGED)
     for epoch in range(2):

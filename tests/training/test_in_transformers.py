@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler
 
 from packstore import PackedDataset, PackedLoader
 from tests.conftest import Stores
-from tests.makers.batches import FIXED, RAGGED
+from tests.makers.batches import RAGGED, load_as
 from tests.makers.torchvision import import_torchvision
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # of the frameworks' own
 
 KINDS = ("streaming", "resident", "lanes", "random", "distributed")
 
 
 def load(stores: Stores, kind: str = "streaming", split: str = "train") -> PackedLoader:
     """Makes a loader of 13 batches in training, of dicts with image, label and key."""
-    name = "shards.h5" if kind == "lanes" else "cifar.lmdb"
-    dataset = PackedDataset(stores(name), split, columns=("image", "label", "key"), output="dict")
-    if split == "test":
-        return PackedLoader(dataset, 8, normalize="imagenet", indices=range(20))
-    options: dict[str, Any] = {
-        "resident": {"resident": True},
-        "lanes": {"shuffle": "lanes", "window": 2},
-        "random": {"shuffle": False, "sampler": RandomSampler(dataset, generator=torch.Generator().manual_seed(4))},
-        "distributed": {"shuffle": False, "sampler": DistributedSampler(dataset, 1, 0)},  # type: ignore[dict-item]
-    }.get(kind, {"resident": False})
-    return PackedLoader(dataset, 8, **({"shuffle": True, "augment": FIXED, "normalize": "imagenet"} | options))
+    found: PackedLoader = load_as(stores, kind, 8, split, columns=("image", "label", "key"), output="dict")
+    return found
 
 
 def read(loader: Any) -> list[tuple[list[str], float]]:
@@ -54,7 +43,7 @@ def accelerator() -> Any:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["torch", *KINDS])
 def test_gradients_are_accumulated_to_the_end_of_an_epoch(accelerator: Any, stores: Stores, kind: str) -> None:
-    loader = torch.utils.data.DataLoader(list(range(13))) if kind == "torch" else load(stores, kind)  # type: ignore[arg-type,var-annotated]
+    loader = torch.utils.data.DataLoader(list(range(13))) if kind == "torch" else load(stores, kind)
     loader, model = accelerator.prepare(loader), torch.nn.Linear(1, 1)
     accelerator.gradient_accumulation_steps, steps = 4, []
     try:
@@ -99,9 +88,7 @@ def test_a_loader_that_is_registered_for_checkpointing(
     whole, loader, resumed = (accelerator.prepare(load(stores, kind)) for _ in range(3))
     epochs = [read(whole) for _ in range(3)]
     read(loader)
-    batches = iter(loader)
-    for _ in range(done):
-        next(batches)
+    list(zip(range(done), loader, strict=False))
     accelerator.register_for_checkpointing(loader)
     try:
         accelerator.save_state(tmp_path / "state")
@@ -109,8 +96,7 @@ def test_a_loader_that_is_registered_for_checkpointing(
         accelerator.load_state(tmp_path / "state")
     finally:
         accelerator._custom_objects.clear()
-    skipped = done % 13
-    assert read(resumed) == (epochs[1][skipped:] if done < 13 else epochs[2])
+    assert read(resumed) == (epochs[1][done:] or epochs[2])
     accelerator.project_configuration.iteration = 0
 
 
@@ -133,37 +119,26 @@ class Model(torch.nn.Module):
         return {"loss": torch.nn.functional.cross_entropy(logits, label), "logits": logits}
 
 
+def make_trainer(model: Model, folder: Path, arguments: dict[str, Any], **options: Any) -> Any:
+    import_torchvision()
+    from transformers import Trainer, TrainingArguments
+
+    quiet = TrainingArguments(str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **arguments)
+    return Trainer(model=model, args=quiet, **options)
+
+
 def train(
     stores: Stores, folder: Path, kind: str, resume: Path | None = None, **options: Any
 ) -> tuple[Model, dict[str, float]]:
     """Trains two epochs with the default settings, and evaluates. Returns the model and the metrics."""
-    import_torchvision()
-    from transformers import Trainer, TrainingArguments
-
-    class Packed(Trainer):
-        def get_train_dataloader(self) -> Any:
-            return load(stores, kind)
-
-        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-            return load(stores, split="test")
-
     model = Model()
     torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        arguments = TrainingArguments(
-            str(folder),
-            num_train_epochs=2,
-            save_strategy="steps",
-            label_names=["label"],
-            use_cpu=True,
-            report_to=[],
-            disable_tqdm=True,
-            **options,
-        )
-        trainer = Packed(model=model, args=arguments, compute_metrics=lambda found: {"count": len(found.predictions)})
-        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-        return model, trainer.evaluate()
+    options |= {"num_train_epochs": 2, "save_strategy": "steps", "label_names": ["label"]}
+    trainer = make_trainer(model, folder, options, compute_metrics=lambda found: {"count": len(found.predictions)})
+    trainer.get_train_dataloader = lambda: load(stores, kind)
+    trainer.get_eval_dataloader = lambda eval_dataset=None: load(stores, split="test")
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    return model, trainer.evaluate()
 
 
 @pytest.mark.sampled(2)
@@ -187,24 +162,17 @@ def test_a_trainer_that_resumes_anywhere(stores: Stores, tmp_path: Path, kind: s
 
 def test_a_dataset_in_a_trainer(stores: Stores, tmp_path: Path) -> None:
     """Without a loader: Transformers collates the items itself, and calls the labels ``labels``."""
-    import_torchvision()
-    from transformers import Trainer, TrainingArguments
 
     class Labelled(Model):
-        def forward(self, image: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        def forward(self, image: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
             return super().forward(image, labels)
 
-    dataset = PackedDataset(stores("cifar.lmdb"), "train", output="dict")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        arguments = TrainingArguments(
-            str(tmp_path), max_steps=3, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no"
-        )
-        model = Labelled()
-        trainer = Trainer(model=model, args=arguments, train_dataset=dataset, eval_dataset=dataset)
-        trainer.train()
-        assert len(model.seen) == 3
-        assert "eval_loss" in trainer.evaluate()
+    dataset, model = PackedDataset(stores("cifar.lmdb"), "train", output="dict"), Labelled()
+    options = {"max_steps": 3, "save_strategy": "no"}
+    trainer = make_trainer(model, tmp_path, options, train_dataset=dataset, eval_dataset=dataset)
+    trainer.train()
+    assert len(model.seen) == 3
+    assert "eval_loss" in trainer.evaluate()
 
 
 def test_crops_of_files_in_skipped_batches(accelerator: Any, stores: Stores) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import packstore
 from packstore import PackedDataset, PackedLoader, UsageError
+from tests.makers.batches import flat_keys, go_on, join_ranks, same
 from tests.makers.datasets import make_cifar10
 
 LANES: dict[str, Any] = {"shuffle": "lanes", "window": 6, "resident": False}
@@ -25,64 +23,42 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PackedDataset:
     return PackedDataset(root / "c.lmdb", "test", columns=("image", "key"))
 
 
-def keys(loader: PackedLoader) -> list[list[str]]:
-    return [list(keys) for _, keys in loader]
-
-
-def loaders(dataset: PackedDataset, ranks: int, global_batch: int = 12, **options: Any) -> list[PackedLoader]:
-    options = LANES | options
-    return [
-        PackedLoader(dataset, global_batch // ranks, rank=rank, world_size=ranks, **options) for rank in range(ranks)
-    ]
-
-
-def together(parts: Sequence[PackedLoader]) -> list[list[str]]:
-    """The global batches of all ranks."""
-    return [[key for part in step for key in part] for step in zip(*map(keys, parts), strict=True)]
+def load(dataset: PackedDataset, batch_size: int = 12, world_size: int = 1, **options: Any) -> PackedLoader:
+    """Makes a loader of global batches of this size."""
+    return PackedLoader(dataset, batch_size // world_size, **({"rank": 0, "world_size": world_size} | LANES | options))
 
 
 @pytest.mark.slow
 def test_global_batches_do_not_depend_on_the_ranks(dataset: PackedDataset) -> None:
-    whole = together(loaders(dataset, 1))
-    assert sorted(key for batch in whole for key in batch) == sorted(dataset.keys)
-    assert [key for batch in whole for key in batch] != dataset.keys
-    for ranks in (2, 3, 4, 6):
-        assert together(loaders(dataset, ranks)) == whole
+    whole = list(load(dataset))
+    assert sorted(flat_keys(whole)) == sorted(dataset.keys)
+    assert flat_keys(whole) != dataset.keys
+    for count in (2, 3, 4, 6):
+        assert same(join_ranks(lambda **ranks: load(dataset, **ranks), count), whole)
 
 
 def test_an_epoch_goes_on_with_another_number_of_ranks(dataset: PackedDataset) -> None:
-    whole = together(loaders(dataset, 1, 4))
-    two = loaders(dataset, 2, 4)
-    iterators = [iter(loader) for loader in two]
-    given = [[key for iterator in iterators for key in next(iterator)[1]] for _ in range(2)]
-    states = [loader.state_dict() for loader in two]
+    loader = load(dataset, 4)
+    epochs = [list(loader) for _ in range(2)]
+    states = [go_on(*(load(dataset, 4, 2, rank=rank) for _ in range(2)), 2).state_dict() for rank in range(2)]
     assert states[0] == states[1]
-    four = loaders(dataset, 4, 4)
+    four = [load(dataset, 4, 4, rank=rank) for rank in range(4)]
     for loader in four:
         loader.load_state_dict(states[0])
-    assert given + together(four) == whole
-    assert together(four) == together([*map(_in_epoch_1, loaders(dataset, 1, 4))])
-
-
-def _in_epoch_1(loader: PackedLoader) -> PackedLoader:
-    loader.set_epoch(1)
-    return loader
+    assert same(join_ranks(lambda rank, world_size: four[rank], 4), epochs[0][2:])
+    assert same(join_ranks(lambda rank, world_size: four[rank], 4), epochs[1])
 
 
 def test_a_part_of_a_split_with_repetitions(dataset: PackedDataset) -> None:
     indices = [7, 3, 3, 11, 0, 7, 19, 18, 5]
     loader = PackedLoader(dataset, 2, indices=indices, **LANES)
-    first, second = keys(loader), keys(loader)
-    expected = Counter(dataset.keys[index] for index in indices)
-    assert Counter(key for batch in first for key in batch) == expected == Counter(k for b in second for k in b)
+    first, second = flat_keys(loader), flat_keys(loader)
+    assert sorted(first) == sorted(second) == sorted(dataset.keys[index] for index in indices)
     assert first != second
 
 
 def test_resident_and_streaming_agree(dataset: PackedDataset) -> None:
-    resident = PackedLoader(dataset, 4, **LANES | {"resident": True})
-    for (a, x), (b, y) in zip(resident, PackedLoader(dataset, 4, **LANES), strict=True):
-        assert torch.equal(a, b)
-        assert x == y
+    assert same(load(dataset, 4, resident=True), load(dataset, 4))
 
 
 @pytest.mark.parametrize(
@@ -94,10 +70,10 @@ def test_resident_and_streaming_agree(dataset: PackedDataset) -> None:
     ],
 )
 def test_a_state_of_another_order_is_refused(dataset: PackedDataset, options: dict[str, Any], named: str) -> None:
-    state = PackedLoader(dataset, 4, **LANES).state_dict()
-    PackedLoader(dataset, 4, **LANES).load_state_dict(state)
+    state = load(dataset, 4).state_dict()
+    load(dataset, 4).load_state_dict(state)
     with pytest.raises(UsageError, match=f"state has {named}"):
-        PackedLoader(dataset, 4, **LANES | options).load_state_dict(state)
+        load(dataset, 4, **options).load_state_dict(state)
 
 
 @pytest.mark.slow
@@ -128,4 +104,4 @@ def test_what_does_not_go_together(dataset: PackedDataset, options: dict[str, An
 
 
 def test_full_is_the_permutation_of_all(dataset: PackedDataset) -> None:
-    assert keys(PackedLoader(dataset, 4, shuffle="full")) == keys(PackedLoader(dataset, 4, shuffle=True))
+    assert same(PackedLoader(dataset, 4, shuffle="full"), PackedLoader(dataset, 4, shuffle=True))

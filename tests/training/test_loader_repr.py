@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from torch.utils.data import RandomSampler, Subset
 from packstore import Mix, PackedDataset, PackedLoader
 from packstore.augment import CutMix, MixUp, PerImage, RandomHorizontalFlip, RandomMasking, RandomResizedCrop
 from tests.conftest import Stores
+from tests.makers.batches import go_on, same
 from tests.makers.torchvision import import_torchvision
+
+T = import_torchvision().transforms
 
 
 @pytest.fixture
@@ -68,38 +72,25 @@ def test_repr_of_a_subset_and_a_mix(stores: Stores, dataset: PackedDataset) -> N
 
 
 def test_a_loader_says_with_which_step_it_begins(dataset: PackedDataset) -> None:
-    def make() -> PackedLoader:
-        return PackedLoader(dataset, 7, shuffle=True)
-
-    whole = [tuple(keys) for *_, keys in make()]
+    make = partial(PackedLoader, dataset, 7, shuffle=True)
+    whole = list(make())
     for given in range(len(whole) + 1):
-        loader = make()
+        loader, ended = make(), given == len(whole)
         assert (loader.step, loader.epoch) == (0, 0)
-        batches = iter(loader)
-        for _ in range(given):
-            next(batches)
-        resumed = make()
-        resumed.load_state_dict(loader.state_dict())
-        ended = given == len(whole)
+        resumed = go_on(loader, make(), given)
         assert (resumed.epoch, resumed.step) == ((1, 0) if ended else (0, given))
         assert len(resumed) == len(whole)
-        if not ended:
-            for step, (*_, keys) in enumerate(resumed, resumed.step):
-                assert tuple(keys) == whole[step]
-        else:
+        if ended:
             next(iter(resumed))
+        else:
+            assert same(resumed, whole[given:])
         assert (resumed.epoch, resumed.step) == (2 if ended else 1, 0)
 
 
 def test_the_step_counts_batches_of_the_ranks_there_are_now(dataset: PackedDataset) -> None:
-    ranks = [PackedLoader(dataset, 4, rank=rank, world_size=4) for rank in range(4)]
-    batches = iter(ranks[0])
-    for _ in range(3):
-        next(batches)
     for world_size, size in ((1, 16), (2, 8), (4, 4)):
-        resumed = PackedLoader(dataset, size, rank=0, world_size=world_size)
-        resumed.load_state_dict(ranks[0].state_dict())
-        assert resumed.step == 3
+        begun, resumed = (PackedLoader(dataset, s, rank=0, world_size=n) for s, n in ((4, 4), (size, world_size)))
+        assert go_on(begun, resumed, 3).step == 3
 
 
 def test_another_epoch_begins_at_its_first_step(dataset: PackedDataset) -> None:
@@ -127,40 +118,28 @@ def test_another_epoch_begins_at_its_first_step(dataset: PackedDataset) -> None:
         assert loader.step == 0
 
 
-def list_pipelines() -> dict[str, tuple[Any, str]]:
-    """Transforms of a dataset, and the beginnings of what its ``repr`` says of each."""
-    import_torchvision()
-    from torchvision import transforms as T  # noqa: N812
-
-    crop, flip, other = T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.RandomPerspective()
-    rest = [T.ToTensor(), T.Normalize([0.5] * 3, [0.5] * 3)]
-    return {
-        "all": (T.Compose([crop, T.Compose([flip]), *rest]), "by the engine: RandomResized, RandomHor, ToTensor, Norm"),
-        "erasing": (T.Compose([crop, *rest, T.RandomErasing()]), "by the engine: Rand, ToT, Norm; then: RandomErasing"),
-        "colours": (T.Compose([crop, T.ColorJitter(0.4), *rest]), "by the engine: RandomRes, ColorJ, ToTensor, Norm"),
-        "other": (T.Compose([crop, other, *rest]), "by the engine: RandomRes; then: RandomPers, ToTensor, Normalize"),
-        "policies": (T.Compose([crop, T.AugMix(), *rest]), "by the engine: RandomRes, AugMix, ToTensor, Normalize"),
-        "steps": (T.Compose([T.Pad(4), T.RandAugment(), *rest]), "by the engine: Pad, RandA, ToTensor, Normalize"),
-        "filled": (T.Compose([crop, T.Pad(4, fill=9), *rest]), "by the engine: RandomRes; then: Pad, ToTensor"),
-        "smooth": (
-            T.Compose([crop, T.RandomRotation(9, T.InterpolationMode.BILINEAR), *rest]),
-            "by the engine: RandomRes; then: RandomRot, ToTensor",
-        ),
-        "other first": (T.Compose([other, crop, *rest]), "then: RandomPers, RandomResizedCrop, ToTensor, Norm"),
-        "unknown": (torch.neg, ""),
-        "tensors": (T.Compose([torch.neg, flip]), ""),
-    }
+CROP, FLIP, OTHER = T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.RandomPerspective()
+REST = [T.ToTensor(), T.Normalize([0.5] * 3, [0.5] * 3)]
+SMOOTH = T.RandomRotation(9, T.InterpolationMode.BILINEAR)
+PIPELINES: dict[str, tuple[Any, str]] = {
+    "all": (T.Compose([CROP, T.Compose([FLIP]), *REST]), "by the engine: RandomResized, RandomHor, ToTensor, Norm"),
+    "erasing": (T.Compose([CROP, *REST, T.RandomErasing()]), "by the engine: Rand, ToT, Norm; then: RandomErasing"),
+    "colours": (T.Compose([CROP, T.ColorJitter(0.4), *REST]), "by the engine: RandomRes, ColorJ, ToTensor, Norm"),
+    "other": (T.Compose([CROP, OTHER, *REST]), "by the engine: RandomRes; then: RandomPers, ToTensor, Normalize"),
+    "policies": (T.Compose([CROP, T.AugMix(), *REST]), "by the engine: RandomRes, AugMix, ToTensor, Normalize"),
+    "steps": (T.Compose([T.Pad(4), T.RandAugment(), *REST]), "by the engine: Pad, RandA, ToTensor, Normalize"),
+    "filled": (T.Compose([CROP, T.Pad(4, fill=9), *REST]), "by the engine: RandomRes; then: Pad, ToTensor"),
+    "smooth": (T.Compose([CROP, SMOOTH, *REST]), "by the engine: RandomRes; then: RandomRot, ToTensor"),
+    "other first": (T.Compose([OTHER, CROP, *REST]), "then: RandomPers, RandomResizedCrop, ToTensor, Norm"),
+    "unknown": (torch.neg, ""),
+    "tensors": (T.Compose([torch.neg, FLIP]), ""),
+}
+"""Transforms of a dataset, and the beginnings of what its ``repr`` says of each."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("all", "erasing", "colours", "other", "policies", "steps", "filled", "smooth", "other first", "unknown"),
-        "tensors",
-    ],
-)
+@pytest.mark.parametrize("name", PIPELINES)
 def test_a_dataset_says_what_the_engine_runs(stores: Stores, name: str) -> None:
-    transform, said = list_pipelines()[name]
+    transform, said = PIPELINES[name]
     for options in ({}, {"output": "pil"}):
         dataset = PackedDataset(stores("cifar.lmdb"), "train", transform=transform, target_transform=float, **options)
         lines = [line.strip() for line in repr(dataset).splitlines()]

@@ -46,10 +46,7 @@ def test_batches_have_their_masks(stores: Any) -> None:
         next(iter(PackedLoader(dataset, 4, augment=RandomResizedCrop(30), masking=RandomMasking(0.5, 8))))
     for wrong, message in ((0.75, "masking should be RandomMasking or None, got 0.75"), ("half", "RandomMasking")):
         with pytest.raises(UsageError, match=message):
-            PackedLoader(dataset, 4, masking=wrong)  # type: ignore[arg-type]
-    for make in (lambda: RandomMasking(1.0), lambda: RandomMasking(0.5, 0)):
-        with pytest.raises(UsageError):
-            make()
+            PackedLoader(dataset, 4, masking=wrong)
 
 
 def test_records_are_repeated_and_augmented_otherwise(stores: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,8 @@ import torch
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import BatchMixer, CutMix, Draws, MixedLabels, MixUp, RandomHorizontalFlip, RandomResizedCrop
 from tests.internals import MIXING_STREAM, UsageError
-from tests.makers.torchvision import import_torchvision, skip_before
-
-
-@pytest.fixture(scope="module")
-def tv() -> Any:
-    return import_torchvision()
+from tests.makers.batches import go_on, same
+from tests.makers.torchvision import skip_before
 
 
 def draws(count: int, seed: int = 0, first: int = 0) -> Draws:
@@ -117,19 +112,7 @@ def test_labels_are_smoothed_as_by_timm() -> None:
     assert torch.equal(pairs.second, labels.flip(0))
 
 
-def test_what_cannot_be_is_refused() -> None:
-    for make in (
-        lambda: MixUp(0),
-        lambda: CutMix(-1),
-        lambda: BatchMixer([]),
-        lambda: BatchMixer([RandomHorizontalFlip()]),  # type: ignore[list-item]
-        lambda: BatchMixer([MixUp()], mode="half"),  # type: ignore[arg-type]
-        lambda: BatchMixer([MixUp()], p=2),
-        lambda: BatchMixer([MixUp()], weights=[1, 2]),
-        lambda: BatchMixer([MixUp()], labels="pairs", label_smoothing=0.1),
-    ):
-        with pytest.raises(UsageError):
-            make()
+def test_classes_that_do_not_fit_are_refused() -> None:
     drawn = BatchMixer([MixUp()]).draw_mix(draws(2), (8, 8))
     with pytest.raises(UsageError, match="num_classes"):
         BatchMixer([MixUp()]).mix_labels(torch.tensor([0, 1]), drawn, None)
@@ -147,23 +130,17 @@ def load(store: Path, **options: Any) -> list[Any]:
     return list(PackedLoader(dataset, 4, **(named | options)))
 
 
-def same(first: list[Any], second: list[Any]) -> None:
-    assert len(first) == len(second) > 1
-    for one, other in zip(first, second, strict=True):
-        for mine, theirs in zip(one, other, strict=True):
-            assert torch.equal(mine, theirs)
-
-
 def test_batches_are_the_same_in_any_mode(stores: Any) -> None:
     store = stores("files.lmdb")
     augment = [RandomResizedCrop(24), RandomHorizontalFlip()]
     first = load(store, augment=augment, workers=1)
+    assert len(first) > 1
     assert first[0][1].dtype == torch.float32
     assert torch.allclose(first[0][1].sum(1), torch.ones(4))
     assert any((labels.max(1).values < 1).any() for _, labels in first)
-    same(first, load(store, augment=augment, workers=4))
+    assert same(first, load(store, augment=augment, workers=4))
     fixed = stores("square.lmdb")
-    same(load(fixed, resident=True), load(fixed, resident=False))
+    assert same(load(fixed, resident=True), load(fixed, resident=False))
     plain = load(store, augment=augment, mix=None)
     assert plain[0][1].dtype == torch.int64
     assert any(not torch.equal(one[0], other[0]) for one, other in zip(first, plain, strict=True))
@@ -172,24 +149,17 @@ def test_batches_are_the_same_in_any_mode(stores: Any) -> None:
 def test_a_loader_resumes_with_the_same_mix(stores: Any) -> None:
     dataset = PackedDataset(stores("files.lmdb"), "train")
     named: dict[str, Any] = {"shuffle": True, "augment": RandomResizedCrop(24), "mix": CutMix()}
-    loader = PackedLoader(dataset, 4, **named)
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    rest = list(batches)
-    resumed = PackedLoader(dataset, 4, **named)
-    resumed.load_state_dict(pickle.loads(pickle.dumps(state)))
-    assert all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(rest, resumed, strict=True))
+    whole, begun = list(PackedLoader(dataset, 4, **named)), PackedLoader(dataset, 4, **named)
+    assert same(go_on(begun, PackedLoader(dataset, 4, **named)), whole[1:])
     with pytest.raises(UsageError, match="has mix"):
-        PackedLoader(dataset, 4, **(named | {"mix": MixUp()})).load_state_dict(state)
+        PackedLoader(dataset, 4, **(named | {"mix": MixUp()})).load_state_dict(begun.state_dict())
 
 
 def test_pairs_and_arrays(stores: Any) -> None:
-    batch = load(stores("files.lmdb"), augment=RandomResizedCrop(24), mix=BatchMixer([MixUp()], labels="pairs"))[0]
-    assert isinstance(batch[1], MixedLabels)
-    batch = load(
-        stores("files.lmdb"), augment=RandomResizedCrop(24), mix=BatchMixer([MixUp()], labels="pairs"), output="numpy"
-    )[0]
+    options = {"augment": RandomResizedCrop(24), "mix": BatchMixer([MixUp()], labels="pairs")}
+    for output in ("tensor", "numpy"):
+        batch = load(stores("files.lmdb"), output=output, **options)[0]
+        assert isinstance(batch[1], MixedLabels)
     assert isinstance(batch[1].share, np.ndarray)
 
 

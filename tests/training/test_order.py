@@ -262,7 +262,7 @@ def test_indices_may_repeat_and_are_kept() -> None:
     assert order.batch_records(0, 0).tolist() == [5, 5]
     assert order.batch_records(0, 1).tolist() == [2]
     assert order.batch_records(0, 1).dtype == np.int64
-    shuffled = Order(6, 3, indices=[5, 5, 2], shuffle=True)  # type: ignore[arg-type]
+    shuffled = Order(6, 3, indices=[5, 5, 2], shuffle=True)
     assert {tuple(shuffled.batch_records(e, 0).tolist()) for e in range(30)} == {(5, 5, 2), (5, 2, 5), (2, 5, 5)}
 
 

@@ -11,17 +11,10 @@ import pytest
 import torch
 
 from packstore import PackedDataset, PackedLoader, UsageError
-from packstore.augment import (
-    Cutout,
-    InPlace,
-    PerImage,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    Resize,
-)
+from packstore import augment as A  # noqa: N812
 from tests.conftest import Stores
 from tests.internals import Draws, ThreadGenerator
+from tests.makers.batches import images_of
 from tests.makers.torchvision import import_torchvision
 
 
@@ -30,8 +23,7 @@ def _noisy(image: torch.Tensor, generator: torch.Generator | None = None) -> tor
 
 
 def _loaded(dataset: PackedDataset, **options: Any) -> torch.Tensor:
-    loader = PackedLoader(dataset, **({"batch_size": 8, "seed": 3} | options))
-    return torch.cat([batch[0] for batch in loader])
+    return images_of(PackedLoader(dataset, **({"batch_size": 8, "seed": 3} | options)))
 
 
 # With a generator ---------------------------------------------------------------------------------------------------
@@ -40,14 +32,19 @@ def _loaded(dataset: PackedDataset, **options: Any) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "before"),
-    [("cifar.lmdb", []), ("cifar.h5", [RandomCrop(24)]), ("files.lmdb", [RandomResizedCrop(24)]), ("floats.pth", [])],
+    [
+        ("cifar.lmdb", []),
+        ("cifar.h5", [A.RandomCrop(24)]),
+        ("files.lmdb", [A.RandomResizedCrop(24)]),
+        ("floats.pth", []),
+    ],
 )
-@pytest.mark.parametrize("after", [[], [Cutout(4), PerImage(_noisy), RandomHorizontalFlip()], [PerImage(abs)]])
+@pytest.mark.parametrize("after", [[], [A.Cutout(4), A.PerImage(_noisy), A.RandomHorizontalFlip()], [A.PerImage(abs)]])
 def test_a_generator_makes_the_same_images_wherever_it_runs(
     stores: Stores, name: str, before: list[Any], after: list[Any]
 ) -> None:
     dataset = PackedDataset(stores(name), "train")
-    augment = [*before, PerImage(_noisy, generator=True), PerImage(InPlace(_noisy), generator=True), *after]
+    augment = [*before, A.PerImage(_noisy, generator=True), A.PerImage(A.InPlace(_noisy), generator=True), *after]
     expected = _loaded(dataset, augment=augment, resident=False, workers=1)
     assert len(torch.unique(expected.flatten(1), dim=0)) == len(expected)
     for options in ({"workers": 4}, {"batch_size": 7}, {"batch_size": 1, "workers": 3}, {"channels_last": True}):
@@ -74,7 +71,7 @@ def test_functions_run_in_the_threads_that_decode_if_they_take_a_generator(store
     try:
         dataset = PackedDataset(stores("files.lmdb"), "train")
         loader = PackedLoader(
-            dataset, 8, augment=[RandomResizedCrop(16), PerImage(noted, generator)], workers=2, resident=False
+            dataset, 8, augment=[A.RandomResizedCrop(16), A.PerImage(noted, generator)], workers=2, resident=False
         )
         list(loader)
         assert torch.get_num_threads() == 3
@@ -101,7 +98,7 @@ TRANSFORMS: dict[str, Any] = {
     "elastic": lambda v1, v2: v2.ElasticTransform(),
     "perspective": lambda v1, v2: v2.Compose([v2.RandomPerspective(p=1.0), v2.RandomChannelPermutation()]),
     "first version": lambda v1, v2: v1.Compose([v1.RandomResizedCrop(16), v1.ColorJitter(0.4), v1.RandAugment()]),
-    "in place": lambda v1, v2: InPlace(v2.RandomPhotometricDistort()),
+    "in place": lambda v1, v2: A.InPlace(v2.RandomPhotometricDistort()),
 }
 
 
@@ -109,16 +106,16 @@ TRANSFORMS: dict[str, Any] = {
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_torchvision_runs_in_the_threads_that_decode(stores: Stores, name: str) -> None:
     transforms = import_torchvision().transforms
-    each = PerImage(TRANSFORMS[name](transforms, transforms.v2))
+    each = A.PerImage(TRANSFORMS[name](transforms, transforms.v2))
     assert each.runs_in_threads
     dataset = PackedDataset(stores("files.lmdb"), "train")
-    images = _loaded(dataset, augment=[RandomResizedCrop(24)])
+    images = _loaded(dataset, augment=[A.RandomResizedCrop(24)])
     after = each(images, Draws(3, 0, torch.arange(len(dataset)), stream=1))  # with the generators of the process
     assert len(torch.unique(after.flatten(1), dim=0)) > len(after) // 2
     for workers in (1, 3):
         torch.manual_seed(0)
         drawn, found = [], []
-        loader = PackedLoader(dataset, 4, seed=3, augment=[RandomResizedCrop(24), each], workers=workers)
+        loader = PackedLoader(dataset, 4, seed=3, augment=[A.RandomResizedCrop(24), each], workers=workers)
         for batch, _ in loader:
             drawn.append(float(torch.rand(())))
             found.append(batch)
@@ -139,13 +136,13 @@ def test_a_function_that_draws_from_torch_alone_may_run_in_the_threads(stores: S
     found = []
     for threads, workers in ((False, 2), (True, 1), (True, 3)):
         names.clear()
-        augment = [RandomResizedCrop(16), PerImage(noisy, threads=threads)]
+        augment = [A.RandomResizedCrop(16), A.PerImage(noisy, threads=threads)]
         loader = PackedLoader(dataset, 8, augment=augment, workers=workers, resident=False, seed=4)
         found.append(torch.cat([images for images, _ in loader]))
         assert all(name.startswith("packstore-loader") for name in names) is threads
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[1], found[2])
-    assert repr(PerImage(abs, threads=True)) == "PerImage(<built-in function abs>, threads=True)"
+    assert repr(A.PerImage(abs, threads=True)) == "PerImage(<built-in function abs>, threads=True)"
 
 
 def test_functions_that_may_draw_from_other_generators_do_not(stores: Stores) -> None:
@@ -156,14 +153,14 @@ def test_functions_that_may_draw_from_other_generators_do_not(stores: Stores) ->
         names.add(threading.current_thread().name)
         return image
 
-    class Own(v2.RandomInvert):  # type: ignore[name-defined,misc]
+    class Own(v2.RandomInvert):
         pass
 
     holders = [v2.Lambda(noted), v2.Compose([noted]), v2.RandomApply([noted], 1.0), transforms.RandomChoice([noted])]
-    for fn in (noted, *holders, transforms.Lambda(noted), InPlace(noted), Own()):
-        each = PerImage(fn)
+    for fn in (noted, *holders, transforms.Lambda(noted), A.InPlace(noted), Own()):
+        each = A.PerImage(fn)
         assert not each.runs_in_threads, fn
-        list(PackedLoader(dataset, 8, augment=[RandomResizedCrop(8), each], workers=2))
+        list(PackedLoader(dataset, 8, augment=[A.RandomResizedCrop(8), each], workers=2))
     assert names == {threading.main_thread().name}
 
 
@@ -179,17 +176,17 @@ def test_a_function_with_a_generator_may_resize_and_fail(stores: Stores) -> None
         return image[:, :9, : 5 + int(torch.randint(1, (1,), generator=generator))]
 
     dataset = PackedDataset(stores("cifar.lmdb"), "train")
-    options = {"resident": False, "augment": [PerImage(smaller, generator=True)]}
+    options = {"resident": False, "augment": [A.PerImage(smaller, generator=True)]}
     assert _loaded(dataset, **options).shape[1:] == (3, 9, 5)
-    options["augment"] = [PerImage(lambda image, generator: 1, generator=True)]  # type: ignore[arg-type,return-value]
+    options["augment"] = [A.PerImage(lambda image, generator: 1, generator=True)]
     with pytest.raises(UsageError, match="should give tensors of one shape, and gave int"):
         _loaded(dataset, **options)
     with pytest.raises(
         UsageError, match=r"calls fn\(image, generator=…\), and .* takes no generator; leave generator="
     ):
-        PerImage(lambda image: image, generator=True)
+        A.PerImage(lambda image: image, generator=True)
     with pytest.raises(UsageError, match="generator should be True or False, got 3"):
-        PerImage(_noisy, generator=3)  # type: ignore[arg-type]
+        A.PerImage(_noisy, generator=3)
 
 
 def test_records_that_are_skipped_are_not_given_to_functions(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +198,7 @@ def test_records_that_are_skipped_are_not_given_to_functions(stores: Stores, mon
         return fill(self, prepared, first, stop, errors) + [row for row in (2, 5) if first <= row < stop]
 
     dataset = PackedDataset(stores("cifar.lmdb"), "train", columns=("image", "key"))
-    augment = [PerImage(_noisy, generator=True)]
+    augment = [A.PerImage(_noisy, generator=True)]
     whole = _loaded(dataset, augment=augment, resident=False, indices=range(16))
     monkeypatch.setattr(Assembler, "fill_rows", failing)
     loader = PackedLoader(
@@ -228,7 +225,7 @@ def test_its_seconds_have_their_own_name(
         return image
 
     loader = PackedLoader(
-        PackedDataset(stores("cifar.lmdb"), "train"), 10, augment=[PerImage(slow, generator)], resident=resident
+        PackedDataset(stores("cifar.lmdb"), "train"), 10, augment=[A.PerImage(slow, generator)], resident=resident
     )
     list(loader)
     stats = loader.stats()
@@ -242,7 +239,7 @@ def test_its_seconds_have_their_own_name(
 @pytest.mark.parametrize(("name", "resident"), [("cifar.lmdb", True), ("cifar.lmdb", False), ("files.lmdb", False)])
 def test_streams_of_one_seed_differ_in_their_draws_alone(stores: Stores, name: str, resident: bool) -> None:
     dataset = PackedDataset(stores(name), "train", columns=("image", "key"))
-    augment = [RandomResizedCrop(16), RandomHorizontalFlip()]
+    augment = [A.RandomResizedCrop(16), A.RandomHorizontalFlip()]
 
     def load(**options: Any) -> tuple[torch.Tensor, list[str]]:
         loader = PackedLoader(dataset, 8, True, seed=3, augment=augment, resident=resident, **options)
@@ -259,7 +256,7 @@ def test_streams_of_one_seed_differ_in_their_draws_alone(stores: Stores, name: s
     with pytest.raises(UsageError, match="state has stream 'local', this loader 'global'"):
         PackedLoader(dataset, 8, stream="global").load_state_dict(state)
     with pytest.raises(UsageError, match="stream should be text or None, got 3"):
-        PackedLoader(dataset, 8, stream=3)  # type: ignore[arg-type]
+        PackedLoader(dataset, 8, stream=3)
 
 
 # In transform= ------------------------------------------------------------------------------------------------------
@@ -278,11 +275,16 @@ def test_random_functions_are_refused_as_in_augment(stores: Stores, option: str)
     advice = (
         r"put it into augment=: packstore\.augment\.RandomErasing, augment\.PerImage\(RandomErasing\(\.\.\.\)\), or"
     )
-    for function in (erasing, compose, InPlace(erasing), InPlace(compose)):
+    for function in (erasing, compose, A.InPlace(erasing), A.InPlace(compose)):
         with pytest.raises(UsageError, match=f"RandomErasing would treat the whole batch alike; {advice}"):
             make(dataset, 4, **{option: function})
-    for drawn in (PerImage(erasing), RandomHorizontalFlip(), Resize(9), InPlace(RandomHorizontalFlip())):
+    for drawn in (A.PerImage(erasing), A.RandomHorizontalFlip(), A.Resize(9), A.InPlace(A.RandomHorizontalFlip())):
         with pytest.raises(UsageError, match=f"{option} is called with batches alone, and .* put it into augment="):
             make(dataset, 4, **{option: drawn})
-    for plain in (torch.neg, _torchvisions("Normalize"), InPlace(torch.neg), torch.nn.Sequential(torch.nn.Identity())):
+    for plain in (
+        torch.neg,
+        _torchvisions("Normalize"),
+        A.InPlace(torch.neg),
+        torch.nn.Sequential(torch.nn.Identity()),
+    ):
         make(dataset, 4, **{option: plain})

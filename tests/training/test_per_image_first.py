@@ -16,6 +16,7 @@ import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
 from tests.internals import Draws, UsageError, apply_operations
+from tests.makers.batches import go_on, images_of, same
 from tests.makers.images import encode, picture
 from tests.makers.torchvision import import_torchvision
 
@@ -73,22 +74,15 @@ def test_results_of_one_size_are_a_batch(root: Path, store: str, name: str) -> N
     dataset = PackedDataset(root / store)
     batches = load(dataset, FUNCTIONS[name])
     assert [images.shape for images, _ in batches] == [(4, 3, 40, 40), (4, 3, 40, 40), (1, 3, 40, 40)]
-    images = torch.cat([images for images, _ in batches])
+    images = images_of(batches)
     assert images.dtype == torch.uint8
     if "generator" not in name and name != "python":
         assert torch.equal(images, torch.stack([cut(image) for image, _ in dataset]))
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     for options in ({"workers": 1}, {"workers": 3, "prefetch": 1}, {"channels_last": True}, {"batch_size": 2}):
-        again = torch.cat([images for images, _ in load(dataset, FUNCTIONS[name], **options)])
-        assert torch.equal(images, again)
-
-
-@pytest.mark.parametrize("store", STORES)
-def test_a_function_leaves_the_generators_of_the_process(root: Path, store: str) -> None:
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    expected = random.random(), np.random.random(), torch.rand(1).item()
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    load(PackedDataset(root / store), FUNCTIONS["python"])
-    assert (random.random(), np.random.random(), torch.rand(1).item()) == expected
+        assert torch.equal(images, images_of(load(dataset, FUNCTIONS[name], **options)))
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert after == states
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -184,28 +178,17 @@ def test_a_fixed_store_is_as_before(root: Path) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_resume_continues(root: Path, name: str) -> None:
-    dataset = PackedDataset(root / "files.lmdb")
-
     def make() -> PackedLoader:
-        return PackedLoader(dataset, 2, shuffle=True, seed=4, augment=FUNCTIONS[name])
+        return PackedLoader(PackedDataset(root / "files.lmdb"), 2, shuffle=True, seed=4, augment=FUNCTIONS[name])
 
-    whole = [images for images, _ in make()]
-    loader = make()
-    for number, _ in enumerate(loader, 1):
-        if number == 2:
-            state = loader.state_dict()
-            break
-    resumed = make()
-    resumed.load_state_dict(state)
-    assert all(map(torch.equal, [images for images, _ in resumed], whole[2:]))
+    assert same(go_on(make(), make(), 2), list(make())[2:])
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_on_a_device(root: Path, name: str, cuda: torch.device) -> None:
-    expected = load(PackedDataset(root / "files.lmdb"), [FUNCTIONS[name], A.RandomHorizontalFlip()])
-    found = load(PackedDataset(root / "files.lmdb", device=cuda), [FUNCTIONS[name], A.RandomHorizontalFlip()])
-    for (images, _), (others, _) in zip(found, expected, strict=True):
-        assert torch.equal(images.cpu(), others)
+    ops = [FUNCTIONS[name], A.RandomHorizontalFlip()]
+    here, there = (PackedDataset(root / "files.lmdb", device=device) for device in ("cpu", cuda))
+    assert same(load(there, ops), load(here, ops))
 
 
 @pytest.mark.parametrize("store", STORES)

@@ -14,6 +14,7 @@ from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomErasing, RandomHorizontalFlip, RandomResizedCrop, recipe
 from packstore.images.engine import Requests
 from tests.internals import BatchGroup, DecodeError, PackstoreError, UsageError, group_batches, planning
+from tests.makers.batches import same
 from tests.makers.datasets import write_image
 
 RECORDS = 45
@@ -92,10 +93,8 @@ def test_they_are_the_same_batches(
     monkeypatch.setattr(planning, "RECORDS_TOGETHER", 1)
     alone = batches(path, **options)
     assert not plans
-    assert len(together) == len(alone) == 3 * 12
-    for (images, keys), (expected, others) in zip(together, alone, strict=True):
-        assert keys == others
-        assert torch.equal(images, expected)
+    assert len(together) == 3 * 12
+    assert same(together, alone)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from packstore import UsageError, prefetch
 from tests.internals import NORMALIZATIONS
+from tests.makers.batches import same
 
 IMAGES = torch.arange(7 * 3 * 4 * 4, dtype=torch.uint8).view(7, 3, 4, 4)
 LABELS = torch.arange(7)
@@ -25,9 +26,7 @@ def test_every_batch_comes_once_and_in_order(ahead: int) -> None:
     ahead_of = prefetch(loader(), "cpu", ahead=ahead)
     assert len(ahead_of) == 4
     for _ in range(2):
-        batches = list(ahead_of)
-        assert torch.equal(torch.cat([x for x, _ in batches]), IMAGES)
-        assert torch.equal(torch.cat([y for _, y in batches]), LABELS)
+        assert same(ahead_of, loader())
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.float32])

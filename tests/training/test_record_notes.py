@@ -106,7 +106,7 @@ def test_a_function_per_image_names_its_record(stores: Stores, resident: bool, h
     start = dataset.reader.split("test").start
     for augment in ([*begins, per_image], [InPlace(per_image)]):
         loader = PackedLoader(dataset, 5, resident=resident, augment=augment)
-        assert check_note(dataset, lambda loader=loader: list(loader)) == [start + ITEM]  # type: ignore[misc]
+        assert check_note(dataset, lambda loader=loader: list(loader)) == [start + ITEM]
 
 
 @pytest.mark.parametrize("form", ["list", "padded"])
@@ -151,7 +151,7 @@ def test_a_crop_of_a_view_names_its_record(stores: Stores) -> None:
     for how in ({}, {"threads": True}):
         views = {"a": (3, [RandomResizedCrop(8), PerImage(fail, **how)])}
         loader = PackedLoader(dataset, 4, resident=False, views=views)
-        records = check_note(dataset, lambda loader=loader: list(loader))  # type: ignore[misc]
+        records = check_note(dataset, lambda loader=loader: list(loader))
         assert 0 <= records[0] - dataset.reader.split("test").start < 4
 
 

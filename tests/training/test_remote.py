@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import pickle
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 import packstore
 from packstore import Mix, PackedDataset, PackedLoader, UsageError, concat
 from tests.internals import RemoteShards, UrlPath, location, upload_store
+from tests.makers.batches import check_order, flat_keys, join_ranks, joined, keys_of, run_ranks, same
 from tests.makers.datasets import make_cifar10
 
 COLUMNS = ("image", "key")
@@ -33,12 +34,16 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "c.pth"
 
 
+def upload(store: Path, url: str, **options: Any) -> str:
+    place = location(url)
+    assert isinstance(place, UrlPath)
+    upload_store(store, place, **options)
+    return url
+
+
 @pytest.fixture(scope="module")
 def url(local: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    place = location(f"{(tmp_path_factory.mktemp('remote') / 'c.pth').as_uri()}")
-    assert isinstance(place, UrlPath)
-    upload_store(local, place)
-    return str(place)
+    return upload(local, (tmp_path_factory.mktemp("remote") / "c.pth").as_uri())
 
 
 @pytest.fixture(autouse=True)
@@ -59,15 +64,6 @@ def loader_of(path: str | Path, batch_size: int = 10, split: str = "train", **op
     return PackedLoader(dataset, batch_size, **{"resident": False, "workers": 2} | options)
 
 
-def keys(loader: PackedLoader) -> list[list[str]]:
-    return [list(keys) for _, keys in loader]
-
-
-def joined(parts: Sequence[list[list[str]]]) -> list[list[str]]:
-    """The global batches, of the batches of each rank."""
-    return [[key for part in step for key in part] for step in zip(*parts, strict=True)]
-
-
 def shard_bytes(path: str | Path) -> list[int]:
     with packstore.open(path) as reader:
         table = reader.manifest.shards
@@ -81,13 +77,19 @@ def remote_of(loader: PackedLoader) -> RemoteShards:
     return table
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits until shards are there that threads fetch ahead."""
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come to that in 30 s")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"shuffle": "full"}, {"shuffle": "lanes", "window": 6}, {"sampler": [5, 3]}])
 def test_batches_are_those_of_the_local_store(local: Path, url: str, options: dict[str, Any]) -> None:
-    pairs = zip(loader_of(url, **options), loader_of(local, **options), strict=True)
-    for (images, names), (expected, expected_names) in pairs:
-        assert torch.equal(images, expected)
-        assert names == expected_names
+    assert same(loader_of(url, **options), loader_of(local, **options))
 
 
 @pytest.mark.slow
@@ -95,7 +97,7 @@ def test_lanes_are_the_default(local: Path, url: str) -> None:
     lanes = loader_of(local, shuffle="lanes")
     default = loader_of(url, shuffle=True)
     assert default.state_dict() == lanes.state_dict()
-    assert keys(default) == keys(lanes)
+    assert keys_of(default) == keys_of(lanes)
     assert loader_of(local, shuffle=True).state_dict()["shuffle"] == "full"
     assert loader_of(url, shuffle=True, block=8).state_dict()["shuffle"] == "full"
     loader_of(url, shuffle=True, window=3)
@@ -104,19 +106,19 @@ def test_lanes_are_the_default(local: Path, url: str) -> None:
 @pytest.mark.slow
 def test_stats_say_what_was_fetched(local: Path, url: str) -> None:
     loader = loader_of(url, shuffle=True)
-    keys(loader)
+    list(loader)
     stats = loader.stats()
     train = sum(shard_bytes(url)[:50])
     assert stats["fetched_bytes"] == train
     assert stats["cache_hits"] + stats["cache_misses"] >= 50  # several threads may come for the same shard
     assert stats["fetch_wait_seconds"] >= 0
     loader.reset_stats()
-    keys(loader)
+    list(loader)
     stats = loader.stats()
     # The cache has room for all, and all shards are open.
     assert [stats[name] for name in ("cache_hits", "cache_misses", "fetched_bytes")] == [0, 0, 0]
     again = loader_of(url, shuffle=True)  # by another reader, from the same cache
-    keys(again)
+    list(again)
     stats = again.stats()
     assert stats["cache_hits"] >= 50
     assert (stats["cache_misses"], stats["fetched_bytes"]) == (0, 0)
@@ -143,11 +145,7 @@ def test_shards_to_come_are_there_before_they_are_needed(url: str) -> None:
     batches = iter(loader)
     next(batches)
     reader, total = remote_of(loader), sum(shard_bytes(url)[:50])
-    for _ in range(3000):
-        if reader.counts.fetched_bytes == total:
-            break
-        time.sleep(0.01)
-    assert reader.counts.fetched_bytes == total
+    wait_until(lambda: reader.counts.fetched_bytes == total)
     loader.reset_stats()
     assert len(list(batches)) == 49
     assert loader.stats()["cache_misses"] == 0
@@ -159,7 +157,7 @@ def test_a_fetch_that_hangs_holds_up_no_batch(url: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(RemoteShards, "prefetch", lambda *_: gate.wait(60))
     loader = loader_of(url, 4, shuffle=True, window=5)
     try:
-        assert sorted(key for batch in keys(loader) for key in batch) == sorted(PackedDataset(url, "train").keys)
+        assert sorted(flat_keys(loader)) == sorted(PackedDataset(url, "train").keys)
         assert not gate.is_set()
     finally:
         gate.set()
@@ -170,13 +168,13 @@ def test_a_fetch_that_hangs_holds_up_no_batch(url: str, monkeypatch: pytest.Monk
 def test_a_window_that_does_not_fit_is_told(url: str, new_cache: NewCache, caplog: pytest.LogCaptureFixture) -> None:
     new_cache("tiny", 6 * max(shard_bytes(url)))
     with caplog.at_level(logging.WARNING):
-        whole = keys(loader_of(url, 20, shuffle=True, window=20))
-    assert sorted(key for batch in whole for key in batch) == sorted(PackedDataset(url, "train").keys)
+        whole = flat_keys(loader_of(url, 20, shuffle=True, window=20))
+    assert sorted(whole) == sorted(PackedDataset(url, "train").keys)
     (message,) = [record.getMessage() for record in caplog.records]
     assert "the cache has room for" in message
     assert "lower window=" in message
     caplog.clear()
-    keys(loader_of(url, 4, shuffle=True, window=2))
+    list(loader_of(url, 4, shuffle=True, window=2))
     assert not caplog.records
 
 
@@ -189,7 +187,7 @@ def test_eight_nodes_fetch_each_shard_about_once_an_epoch(url: str, new_cache: N
         new_cache(f"node {rank}", 9 * max(nbytes))
         loader = loader_of(url, 2, shuffle=True, window=16, rank=rank, world_size=8)
         for epoch in seen:
-            epoch += [key for batch in keys(loader) for key in batch]
+            epoch += flat_keys(loader)
         fetched += loader.stats()["fetched_bytes"]
     assert all(len(set(epoch)) == len(epoch) == 200 for epoch in seen)
     assert fetched <= 3 * 1.3 * sum(nbytes[:50])
@@ -199,15 +197,11 @@ def test_eight_nodes_fetch_each_shard_about_once_an_epoch(url: str, new_cache: N
 def test_the_next_epoch_begins_with_shards_that_are_there(url: str, new_cache: NewCache) -> None:
     new_cache("small", 16 * max(shard_bytes(url)))
     loader = loader_of(url, 4, shuffle=True, window=4, prefetch=1, workers=1)
-    for _ in loader:
-        pass
+    list(loader)
     reads = loader._epochs.list_shard_reads(1)
     assert reads is not None
     needed = [int(shard) for shard in reads.shards[reads.first == 0]]
-    for _ in range(3000):
-        if remote_of(loader).are_local(needed).all():
-            break
-        time.sleep(0.01)
+    wait_until(lambda: remote_of(loader).are_local(needed).all())
     loader.reset_stats()
     next(iter(loader))
     assert loader.stats()["cache_misses"] == 0
@@ -215,63 +209,29 @@ def test_the_next_epoch_begins_with_shards_that_are_there(url: str, new_cache: N
 
 @pytest.mark.slow
 def test_shards_are_fetched_ahead_of_what_becomes_resident(
-    local: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    local: Path, url: str, monkeypatch: pytest.MonkeyPatch, ahead: list[tuple[str, int]]
 ) -> None:
     monkeypatch.setattr("packstore.training.loader.resident._LOADED_BYTES", 8 * 3072)
     loader, expected = (loader_of(path, shuffle="lanes", resident=True) for path in (url, local))
-    ahead, prefetch = list[int](), RemoteShards.prefetch
-
-    def noted(table: RemoteShards, number: int) -> None:
-        ahead.append(number)
-        prefetch(table, number)
-
-    monkeypatch.setattr(RemoteShards, "prefetch", noted)
-    for (images, names), (wanted, wanted_names) in zip(loader, expected, strict=True):
-        assert torch.equal(images, wanted)
-        assert names == wanted_names
+    assert same(loader, expected)
     assert ahead
-    assert set(ahead) <= set(range(50))
+    assert {number for _, number in ahead} <= set(range(50))
     assert loader.stats()["fetched_bytes"] == sum(shard_bytes(url)[:50])
-
-
-@pytest.mark.slow
-def test_an_epoch_goes_on_with_three_ranks(url: str) -> None:
-    options: dict[str, Any] = {"shuffle": True, "window": 12}
-    whole = keys(loader_of(url, 12, **options))
-    two = [loader_of(url, 6, rank=rank, world_size=2, **options) for rank in range(2)]
-    iterators = [iter(loader) for loader in two]
-    given = joined([[list(next(iterator)[1]) for _ in range(5)] for iterator in iterators])
-    three = [loader_of(url, 4, rank=rank, world_size=3, **options) for rank in range(3)]
-    for loader in three:
-        loader.load_state_dict(two[0].state_dict())
-    assert given + joined([keys(loader) for loader in three]) == whole
-    fetched = [loader.stats()["fetched_bytes"] for loader in three]
-    assert sum(fetched) == 0  # all in the cache of the two
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_worker_processes_of_a_dataloader(local: Path, s3: str, method: str) -> None:
-    place = location(f"{s3}/c.pth")
-    assert isinstance(place, UrlPath)
-    upload_store(local, place)
-    dataset, expected = PackedDataset(f"{s3}/c.pth", "test"), PackedDataset(local, "test")
-    image, label = dataset[3]  # the parent has used the object store, too
-    assert torch.equal(image, expected[3][0])
-    assert label == expected[3][1]
+    dataset, expected = PackedDataset(upload(local, f"{s3}/c.pth"), "test"), PackedDataset(local, "test")
+    assert same(dataset[3], expected[3])  # the parent has used the object store, too
     loader = DataLoader(dataset, 8, num_workers=2, multiprocessing_context=method)
-    images, labels = (torch.cat(parts) for parts in zip(*loader, strict=True))
-    wanted, targets = expected[:]
-    assert torch.equal(images, wanted)
-    assert torch.equal(labels, targets)
+    assert same(joined(loader), expected[:])
 
 
 @pytest.mark.slow
 def test_another_process_reads_the_version_that_the_dataset_was_made_of(local: Path, tmp_path: Path) -> None:
     """Somebody appends, and replaces the store, while an epoch is under way."""
-    place = location((tmp_path / "bucket" / "c.pth").as_uri())
-    assert isinstance(place, UrlPath)
-    upload_store(local, place)
+    place = upload(local, (tmp_path / "bucket" / "c.pth").as_uri())
     dataset, expected = PackedDataset(place, "test"), PackedDataset(local, "test")
     packstore.append(place, make_cifar10(tmp_path, 8), on_duplicate="skip")
     grown = PackedDataset(place, "test")
@@ -281,47 +241,36 @@ def test_another_process_reads_the_version_that_the_dataset_was_made_of(local: P
         assert len(again) == len(expected)
         assert all(torch.equal(again[item][0], expected[item][0]) for item in (0, 7, 39))
     packstore.convert(make_cifar10(tmp_path / "others", 3), tmp_path / "other.pth", encoding="uint8", shard_size=3072)
-    upload_store(tmp_path / "other.pth", place, overwrite=True)
+    upload(tmp_path / "other.pth", place, overwrite=True)
     dataset.close()
     assert torch.equal(dataset[20][0], expected[20][0])
     assert len(PackedDataset(place, "test")) < len(expected) <= len(grown)
 
 
-def _train(rank: int, address: str, url: str, out: Any) -> None:
+def _train(rank: int, url: str) -> Any:
     """One of two ranks: five batches, then its state."""
-    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     loader = loader_of(url, 6, shuffle=True, window=12)
     iterator = iter(loader)
     found = [list(next(iterator)[1]) for _ in range(5)]
     total = torch.tensor([float(loader.stats()["fetched_bytes"])])
     torch.distributed.all_reduce(total)
-    out.put((rank, found, loader.state_dict(), float(total)))
-    torch.distributed.destroy_process_group()
+    return found, loader.state_dict()
 
 
 @pytest.mark.slow
 def test_two_ranks_with_gloo_and_then_three(local: Path, s3: str, tmp_path: Path) -> None:
-    url = f"{s3}/c.pth"
-    place = location(url)
-    assert isinstance(place, UrlPath)
-    upload_store(local, place)
-    context = multiprocessing.get_context("spawn")
-    out = context.Queue()
-    address = (tmp_path / "rendezvous").as_uri()
-    ranks = [context.Process(target=_train, args=(rank, address, url, out)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    results = sorted((out.get(timeout=120) for _ in ranks), key=lambda result: result[0])
-    for process in ranks:
-        process.join(240)
-        assert process.exitcode == 0
-    whole = keys(loader_of(local, 12, shuffle="lanes", window=12))
-    given = [[key for _, found, _, _ in results for key in found[step]] for step in range(5)]
-    assert given == whole[:5]
-    three = [loader_of(url, 4, shuffle=True, window=12, rank=rank, world_size=3) for rank in range(3)]
-    for loader in three:
-        loader.load_state_dict(results[0][2])
-    assert given + joined([keys(loader) for loader in three]) == whole
+    url = upload(local, f"{s3}/c.pth")
+    results = run_ranks(_train, (tmp_path / "rendezvous").as_uri(), url)
+    whole = list(loader_of(local, 12, shuffle="lanes", window=12))
+    given = [[key for found, _ in results for key in found[step]] for step in range(5)]
+    assert given == keys_of(whole[:5])
+
+    def make(rank: int, world_size: int) -> PackedLoader:
+        loader = loader_of(url, 4, shuffle=True, window=12, rank=rank, world_size=world_size)
+        loader.load_state_dict(results[0][1])
+        return loader
+
+    assert same(join_ranks(make, 3), whole[5:])
 
 
 # Several stores -----------------------------------------------------------------------------------------------------
@@ -337,10 +286,20 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def second_url(second: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    place = location((tmp_path_factory.mktemp("remote") / "s.lmdb").as_uri())
-    assert isinstance(place, UrlPath)
-    upload_store(second, place)
-    return str(place)
+    return upload(second, (tmp_path_factory.mktemp("remote") / "s.lmdb").as_uri())
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Lists the shards that are fetched ahead: the name of the store, and the number."""
+    found, prefetch = list[tuple[str, int]](), RemoteShards.prefetch
+
+    def noted(table: RemoteShards, number: int) -> None:
+        found.append((table.path.name, number))
+        prefetch(table, number)
+
+    monkeypatch.setattr(RemoteShards, "prefetch", noted)
+    return found
 
 
 def mixing(weights: dict[Any, float], batch_size: int = 10, epoch: int = 300, **options: Any) -> PackedLoader:
@@ -352,17 +311,17 @@ def mixing(weights: dict[Any, float], batch_size: int = 10, epoch: int = 300, **
 def test_a_mix_of_urls_has_the_shares_and_records_of_the_local_one(
     local: Path, second: Path, url: str, second_url: str
 ) -> None:
-    remote, near = mixing({url: 2, second_url: 1}, window=4), mixing({local: 2, second: 1})
+    urls, paths = {url: 2, second_url: 1}, {local: 2, second: 1}
+    remote = mixing(urls, window=4)
     assert isinstance(remote.dataset, Mix)
     assert remote.dataset.draws == (200, 100)
     # In an epoch each record comes once, and so the order of its shards tells nothing.
-    assert Counter(k for batch in keys(remote) for k in batch) == Counter(k for batch in keys(near) for k in batch)
-    assert keys(remote) != keys(mixing({local: 2, second: 1}))
-    full = mixing({url: 2, second_url: 1}, shuffle="full")
-    assert keys(full) == keys(mixing({local: 2, second: 1}))
-    assert keys(mixing({url: 2, second_url: 1}, shuffle=False)) == keys(mixing({local: 2, second: 1}, shuffle=False))
+    assert Counter(flat_keys(remote)) == Counter(flat_keys(mixing(paths)))
+    assert keys_of(remote) != keys_of(mixing(paths))
+    assert keys_of(mixing(urls, shuffle="full")) == keys_of(mixing(paths))
+    assert keys_of(mixing(urls, shuffle=False)) == keys_of(mixing(paths, shuffle=False))
     with pytest.raises(UsageError, match="window is of shuffle='lanes' or of block"):
-        mixing({local: 2, second: 1}, window=4)
+        mixing(paths, window=4)
 
 
 @pytest.mark.slow
@@ -378,13 +337,13 @@ def test_each_store_of_a_mix_is_fetched_ahead(url: str, second: Path, second_url
     assert {0, 1} == {int(part >= 50) for part in reads.shards}  # of both remote stores; the local one is not fetched
     sizes = fetching.part_nbytes
     assert (sizes[reads.shards] > 0).all()
-    for _ in range(3000):
+
+    def is_done() -> bool:
         here = loader.dataset.reader.unchecked_reader.table.are_local(range(len(sizes)))
-        if (
-            here[reads.shards].all() and sum(each.fetched_bytes for each in fetching.all_counts) == sizes[here].sum()
-        ):  # no thread has to wait
-            break
-        time.sleep(0.01)
+        fetched = sum(each.fetched_bytes for each in fetching.all_counts)
+        return bool(here[reads.shards].all() and fetched == sizes[here].sum())  # no thread has to wait
+
+    wait_until(is_done)
     loader.reset_stats()
     assert len(list(batches)) == 11
     assert loader.stats()["cache_misses"] == 0
@@ -405,45 +364,27 @@ def test_a_mix_needs_no_more_cache_than_its_windows(url: str, second_url: str, n
 
 @pytest.mark.slow
 def test_ranks_and_resuming_change_nothing_of_a_mix_of_urls(url: str, second_url: str) -> None:
-    whole = keys(mixing({url: 3, second_url: 1}, 12, window=3))
-    for ranks in (2, 3):
-        parts = [mixing({url: 3, second_url: 1}, 12 // ranks, window=3, rank=r, world_size=ranks) for r in range(ranks)]
-        assert joined([keys(part) for part in parts]) == whole
-    begun = mixing({url: 3, second_url: 1}, 6, window=3, rank=1, world_size=2)
-    batches = iter(begun)
-    next(batches)
-    resumed = mixing({url: 3, second_url: 1}, 12, window=3)
-    resumed.load_state_dict(begun.state_dict())
-    assert keys(resumed) == whole[1:]
+    make = partial(mixing, {url: 3, second_url: 1}, window=3)
+    check_order(make, 12, (2, 3))
+    state = make(6, rank=1, world_size=2).state_dict()
     with pytest.raises(UsageError, match="state has window 3"):
-        mixing({url: 3, second_url: 1}, 12, window=5).load_state_dict(begun.state_dict())
+        make(12, window=5).load_state_dict(state)
     full = mixing({url: 3, second_url: 1}, 12, shuffle="full")
     with pytest.raises(UsageError, match="state has shards"):
-        full.load_state_dict(begun.state_dict() | {"window": None})
+        full.load_state_dict(state | {"window": None})
 
 
 @pytest.mark.slow
 def test_stores_one_after_another_are_fetched_ahead(
-    local: Path, second: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Path, second: Path, s3: str, ahead: list[tuple[str, int]]
 ) -> None:
-    urls = [f"{s3}/{path.name}" for path in (local, second)]
-    for path, place in zip((local, second), urls, strict=True):
-        to = location(place)
-        assert isinstance(to, UrlPath)
-        upload_store(path, to)
-    ahead, prefetch = list[tuple[str, int]](), RemoteShards.prefetch
-
-    def noted(table: RemoteShards, number: int) -> None:
-        ahead.append((table.path.name, number))
-        prefetch(table, number)
-
-    monkeypatch.setattr(RemoteShards, "prefetch", noted)
+    urls = [upload(path, f"{s3}/{path.name}") for path in (local, second)]
     loader, expected = (
         PackedLoader(concat(paths, "train", columns=COLUMNS), 10, shuffle=shuffle, resident=False)
         for paths, shuffle in ((urls, True), ((local, second), "lanes"))
     )
     assert loader.state_dict() == expected.state_dict()
-    assert keys(loader) == keys(expected)
+    assert keys_of(loader) == keys_of(expected)
     assert {name for name, _ in ahead} == {local.name, second.name}
     stats = loader.stats()
     assert stats["fetched_bytes"] == sum(shard_bytes(local)[:50]) + sum(shard_bytes(second)[:20])

@@ -5,15 +5,10 @@ from __future__ import annotations
 
 import errno
 import functools
-import hashlib
 import http.server
-import multiprocessing
 import os
-import random
 import shutil
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,10 +20,8 @@ import torch
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomResizedCrop
-from packstore.cache import Cache, default_cache
 from packstore.stores import open_store
 from tests.internals import DiskFullError, StoreError, UrlPath, files, location, shard_object_name, upload_store
-from tests.makers.caching import used_bytes
 from tests.makers.datasets import make_folder
 
 RECORDS, SHARDS, SIDE = 96, 12, 16
@@ -58,11 +51,6 @@ def url(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UrlPath
 @pytest.fixture
 def shards(url: UrlPath, tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "bucket" / url.name / "shards").iterdir())
-
-
-@pytest.fixture
-def cache(url: UrlPath) -> Cache:
-    return default_cache()
 
 
 def batches(path: str | Path, epochs: int = 2, **options: Any) -> Iterator[torch.Tensor]:
@@ -98,7 +86,7 @@ def rot(path: Path, place: int | None = None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_the_cache_is_removed_while_a_model_trains(
-    local: Path, url: UrlPath, cache: Cache, share: float, monkeypatch: pytest.MonkeyPatch
+    local: Path, url: UrlPath, tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_store(local) as reader:
         assert reader.manifest.shards is not None
@@ -107,20 +95,20 @@ def test_the_cache_is_removed_while_a_model_trains(
 
     def remove(batch: int) -> None:
         if batch % 5 == 0:
-            shutil.rmtree(cache.root, ignore_errors=True)
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
 
     assert trained(local, url, remove) == 2 * RECORDS // 4
 
 
 @pytest.mark.slow
 def test_a_disk_that_others_fill_is_shared(
-    local: Path, url: UrlPath, cache: Cache, monkeypatch: pytest.MonkeyPatch
+    local: Path, url: UrlPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the tenth batch on it has room for as many shards as batches need, and not for all that were open."""
     room = 1 << 40
 
     def allocate(descriptor: int, nbytes: int) -> None:
-        if nbytes + sum(path.stat().st_size for path in cache.root.rglob("*") if path.is_file()) > room:
+        if nbytes + sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*") if path.is_file()) > room:
             raise OSError(errno.ENOSPC, "No space left on device")
         _ALLOCATE(descriptor, nbytes)
 
@@ -135,7 +123,7 @@ def test_a_disk_that_others_fill_is_shared(
     monkeypatch.setattr(files, "allocate_bytes", allocate)
     assert trained(local, url, fill) == 2 * RECORDS // 4
     room = nbytes
-    shutil.rmtree(cache.root)
+    shutil.rmtree(tmp_path / "cache")
     monkeypatch.setattr("packstore.stores.remote.shards._PATIENCE_SECONDS", 0.05)
     with pytest.raises(DiskFullError, match=r"the disk of the cache .* is full: an object needs [\d,]+ bytes"):
         trained(local, url)
@@ -168,14 +156,14 @@ def test_objects_change_on_the_server(
 
 @pytest.mark.parametrize("checksums", ["always", "auto"])
 def test_a_rotten_copy_is_fetched_again_once_it_is_found(
-    local: Path, url: UrlPath, cache: Cache, checksums: Any
+    local: Path, url: UrlPath, tmp_path: Path, checksums: Any
 ) -> None:
     """The file is no longer than its date says: nothing shows that it has changed but its bytes."""
     with open_store(local) as beside:
         expected = [bytes(beside.read(record)) for record in range(RECORDS)]
     with open_store(url) as reader:
         assert bytes(reader.read(0)) == expected[0]
-    (copy,) = (cache.root / "whole").iterdir()
+    (copy,) = (tmp_path / "cache" / "whole").iterdir()
     rot(copy, copy.read_bytes().index(expected[0][:64]))
     with open_store(url, checksums) as reader:
         read = [bytes(reader.read(0)) for _ in range(16)]  # one of them at least is compared with its checksum
@@ -186,66 +174,15 @@ def test_a_rotten_copy_is_fetched_again_once_it_is_found(
         assert bytes(reader.read(0)) == expected[0]
 
 
-def test_verify_is_about_the_objects_and_not_about_their_copies(url: UrlPath, cache: Cache, shards: list[Path]) -> None:
+def test_verify_is_about_the_objects_and_not_about_their_copies(
+    url: UrlPath, tmp_path: Path, shards: list[Path]
+) -> None:
     assert packstore.verify(url).ok
-    for copy in (cache.root / "whole").iterdir():
+    for copy in (tmp_path / "cache" / "whole").iterdir():
         rot(copy, 5000)
     assert packstore.verify(url).ok
     rot(shards[3], 5000)
     assert not packstore.verify(url).ok
-
-
-def _train(url: UrlPath, report: Path) -> None:
-    """A digest for each batch of two epochs."""
-    with report.open("ab", buffering=0) as file:
-        for images in batches(url):
-            file.write(hashlib.sha256(images.numpy().tobytes()).hexdigest().encode())
-
-
-@pytest.mark.soak
-def test_trainers_are_killed_at_random_places(
-    local: Path, url: UrlPath, cache: Cache, shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three at a time share a cache with room for less than the store."""
-    budget = 10 * max(path.stat().st_size for path in shards)
-    monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(budget))
-    expected = b"".join(hashlib.sha256(images.numpy().tobytes()).hexdigest().encode() for images in batches(local))
-    with open_store(url) as reader:  # makes the cache
-        reader.read(0)
-    context, rng = multiprocessing.get_context("fork"), random.Random(1)
-    trainers: list[tuple[multiprocessing.process.BaseProcess, Path]] = []
-    kills = peak = 0
-    for number in range(60):
-        report = tmp_path / f"{number}.batches"
-        report.touch()
-        process = context.Process(target=_train, args=(url, report))
-        process.start()
-        trainers.append((process, report))
-        if len(trainers) < 3:
-            continue
-        process, report = trainers.pop(rng.randrange(3))
-        end, enough = time.monotonic() + 60, 64 * rng.randrange(2 * RECORDS // 4 + 2)
-        while process.is_alive() and report.stat().st_size < enough:
-            assert time.monotonic() < end
-            peak = max(peak, used_bytes(cache))
-            time.sleep(0.003)
-        if process.is_alive():
-            kills += 1
-            process.kill()
-        process.join()
-        assert process.exitcode in (0, -signal.SIGKILL)
-        found = report.read_bytes()
-        assert expected.startswith(found[: len(found) // 64 * 64])
-    for process, _ in trainers:
-        process.join(60)
-        assert process.exitcode == 0
-    assert kills > 10
-    assert peak <= budget
-    assert trained(local, url) == 2 * RECORDS // 4
-    cache.clean(budget)
-    assert os.listdir(cache.root / "part") == []
-    for path in (cache.root / "whole").iterdir():
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
 
 
 class _Files(http.server.SimpleHTTPRequestHandler):

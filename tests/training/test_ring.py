@@ -7,85 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from tests.internals import DeviceWork, HostTransport, Ring, Shipment, Tensors, Transport, find_tensors, transport_to
+from tests.internals import HostTransport, Ring, find_tensors, transport_to
 
 
-class LateEvent:
-    """Happens when the fake device gets to it."""
-
-    def __init__(self, device: LateTransport, number: int) -> None:
-        self.device, self.number = device, number
-
-    def query(self) -> bool:
-        return self.device.done > self.number
-
-    def synchronize(self) -> None:
-        self.device.waited += not self.query()
-        self.device.run_until(self.number)
-
-
-class LateShipment(Shipment):
-    def __init__(self, event: LateEvent, work: DeviceWork, there: list[torch.Tensor]) -> None:
-        self.copied, self._work, self._there = event, work, there
-
-    def receive(self) -> Any:
-        self.copied.device.run_until(self.copied.number)
-        return self._work(tuple(self._there))
-
-
-class LateTransport(Transport):
-    """A device that copies only when somebody waits for it, or when told to: as late as can be."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self.queue: list[tuple[Tensors, list[torch.Tensor]]] = []
-        self.done = self.waited = self.made = 0
-
-    def allocate(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-        self.made += 1
-        return torch.zeros(tuple(shape), dtype=dtype)
-
-    def send(self, host: Tensors, work: DeviceWork) -> Shipment:
-        there: list[torch.Tensor] = []
-        self.queue.append((host, there))
-        return LateShipment(LateEvent(self, len(self.queue) - 1), work, there)
-
-    def run_until(self, number: int) -> None:
-        while self.done <= number:
-            host, there = self.queue[self.done]
-            there.extend(t.clone() for t in host)
-            self.done += 1
-
-
-def test_a_slot_is_not_written_before_its_copy_is_done() -> None:
-    device = LateTransport()
-    ring = Ring(device, 2)
-    shipments = []
-    for number in range(7):
-        slot = ring.acquire()
-        assert slot is not None
-        buffer = ring.get_buffer(slot, 0, (3,), torch.int64)
-        buffer.fill_(number)
-        slot.shipment = device.send((buffer,), lambda t: t[0])
-        shipments.append(slot.shipment)
-        ring.release(slot, ())
-    # Nobody received anything yet: only what had to make room has been copied, and each as it was when it was sent.
-    assert device.done == 5
-    assert device.waited == 5
-    assert [int(s.receive()[0]) for s in shipments] == list(range(7))
-    assert device.made == 2
-
-
-def test_a_copy_that_is_done_is_not_waited_for() -> None:
-    device = LateTransport()
-    ring = Ring(device, 2)
-    for number in range(6):
-        slot = ring.acquire()
-        assert slot is not None
-        slot.shipment = device.send((ring.get_buffer(slot, 0, (2,), torch.uint8),), lambda t: t[0])
-        ring.release(slot, slot.shipment.receive())
-        assert device.done == number + 1
-    assert device.waited == 0
+def send(ring: Ring, number: int, work: Any, shape: Any = (5,)) -> Any:
+    """Sends a buffer that is filled with the number through a slot of the ring. Returns what is received."""
+    slot = ring.acquire()
+    assert slot is not None
+    buffer = ring.get_buffer(slot, 0, shape, torch.uint8).fill_(number)
+    slot.shipment = ring.transport.send((buffer,), lambda tensors: work(tensors[0]))
+    value = slot.shipment.receive()
+    ring.release(slot, (value, "key"))
+    return value
 
 
 def test_slots_that_were_not_received_are_not_given_out() -> None:
@@ -99,49 +32,24 @@ def test_slots_that_were_not_received_are_not_given_out() -> None:
 
 
 def test_on_the_cpu_a_buffer_that_the_consumer_keeps_is_his() -> None:
-    ring = Ring(HostTransport(), 1)
-    kept = []
-    for number in range(4):
-        slot = ring.acquire()
-        assert slot is not None
-        buffer = ring.get_buffer(slot, 0, (5,), torch.uint8)
-        buffer.fill_(number)
-        slot.shipment = ring.transport.send((buffer,), lambda t: t[0][1:3])
-        value = slot.shipment.receive()
-        kept.append(value)
-        ring.release(slot, (value, "key"))
-    assert [t.tolist() for t in kept] == [[n, n] for n in range(4)]
+    """Also if nobody knows what may hold it."""
 
-
-def test_on_the_cpu_a_buffer_that_was_converted_is_used_again() -> None:
-    ring = Ring(HostTransport(), 1)
-    pointers = set()
-    for _ in range(4):
-        slot = ring.acquire()
-        assert slot is not None
-        buffer = ring.get_buffer(slot, 0, (5,), torch.uint8)
-        pointers.add(buffer.data_ptr())
-        slot.shipment = ring.transport.send((buffer,), lambda t: t[0].float())
-        ring.release(slot, slot.shipment.receive())
-    assert len(pointers) == 1
-
-
-def test_what_nobody_knows_may_hold_the_buffer() -> None:
     class Mine:
         def __init__(self, images: torch.Tensor) -> None:
             self.images = images
 
     ring = Ring(HostTransport(), 1)
-    kept = []
-    for number in range(3):
-        slot = ring.acquire()
-        assert slot is not None
-        buffer = ring.get_buffer(slot, 0, (2,), torch.uint8)
-        buffer.fill_(number)
-        slot.shipment = ring.transport.send((buffer,), lambda t: Mine(t[0]))
-        kept.append(slot.shipment.receive())
-        ring.release(slot, kept[-1])
-    assert [mine.images.tolist() for mine in kept] == [[0, 0], [1, 1], [2, 2]]
+    kept = [send(ring, number, lambda images: images[1:3]) for number in range(4)]
+    assert [images.tolist() for images in kept] == [[n, n] for n in range(4)]
+    own = [send(ring, number, Mine) for number in range(3)]
+    assert [mine.images.tolist() for mine in own] == [[n] * 5 for n in range(3)]
+
+
+def test_on_the_cpu_a_buffer_that_was_converted_is_used_again() -> None:
+    ring, pointers = Ring(HostTransport(), 1), set()
+    for number in range(4):
+        send(ring, number, lambda images: pointers.add(images.data_ptr()) or images.float())
+    assert len(pointers) == 1
 
 
 def test_buffers_grow_and_shrink_with_what_is_asked_for() -> None:

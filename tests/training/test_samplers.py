@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import multiprocessing
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ from torch.utils.data import (
 from packstore import PackedDataset, PackedLoader, UsageError
 from packstore.augment import RandomHorizontalFlip
 from tests.conftest import Stores
+from tests.makers.batches import flat_keys, go_on, run_ranks
 
 Ranks = Callable[[int | None, int | None], None]
 
@@ -48,10 +47,6 @@ def dataset(stores: Stores) -> PackedDataset:
     return PackedDataset(stores("cifar.h5"), "train", columns=("image", "key"))
 
 
-def keys(loader: PackedLoader) -> list[str]:
-    return [key for _, part in loader for key in part]
-
-
 # Ranks --------------------------------------------------------------------------------------------------------------
 
 
@@ -65,12 +60,12 @@ def test_ranks_are_those_of_when_an_epoch_begins(dataset: PackedDataset, ranks: 
         loader.set_epoch(0)
         assert (len(loader), loader.rank, loader.world_size) == (10, rank, 2)
         assert f"rank {rank} of 2" in repr(loader)
-        seen += keys(loader)
+        seen += flat_keys(loader)
         assert loader.state_dict()["global_batch_size"] == 10
     assert sorted(seen) == sorted(dataset.keys)
     ranks(None, None)
     assert loader.state_dict()["records"] == 100  # of the epoch that two ranks shared
-    assert len(keys(loader)) == 100
+    assert len(flat_keys(loader)) == 100
 
 
 def test_world_size_counts_together_with_rank_alone(dataset: PackedDataset, ranks: Ranks) -> None:
@@ -88,17 +83,13 @@ def test_world_size_counts_together_with_rank_alone(dataset: PackedDataset, rank
 
 
 def test_a_state_waits_for_the_ranks(dataset: PackedDataset, ranks: Ranks) -> None:
-    whole = keys(PackedLoader(dataset, 10, shuffle=True))
-    loader = PackedLoader(dataset, 10, shuffle=True)
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    state = loader.state_dict()
+    whole = flat_keys(PackedLoader(dataset, 10, shuffle=True))
     resumed, rest = PackedLoader(dataset, 5, shuffle=True), []
+    state = go_on(PackedLoader(dataset, 10, shuffle=True), PackedLoader(dataset, 10, shuffle=True), 3).state_dict()
     for rank in (0, 1):
         ranks(rank, 2)
         resumed.load_state_dict(state)
-        rest += keys(resumed)
+        rest += flat_keys(resumed)
     assert sorted(rest) == sorted(whole[30:])
 
 
@@ -131,29 +122,19 @@ def test_a_sampler_of_a_rank_is_not_shared_out_again(
         )
         loader = PackedLoader(dataset, 5, sampler=sampler, resident=resident)
         assert len(loader) == 10
-        seen += keys(loader)
+        seen += flat_keys(loader)
     assert sorted(seen) == sorted(dataset.keys)
-    told = [keys(PackedLoader(dataset, 5, sampler=sampler, rank=r, world_size=2)) for r in (0, 1)]
+    told = [flat_keys(PackedLoader(dataset, 5, sampler=sampler, rank=r, world_size=2)) for r in (0, 1)]
     assert [len(part) for part in told] == [25, 25]  # rank= wins
 
 
 def test_a_state_of_a_sampler_of_a_rank_moves_to_other_ranks(dataset: PackedDataset) -> None:
     def make(rank: int, replicas: int) -> PackedLoader:
-        sampler = DistributedSampler(dataset, num_replicas=replicas, rank=rank, seed=4)  # type: ignore[var-annotated]
+        sampler = DistributedSampler(dataset, num_replicas=replicas, rank=rank, seed=4)
         return PackedLoader(dataset, 12 // replicas, sampler=sampler)
 
-    whole = keys(make(0, 1))
-    first = make(0, 2)
-    iterator = iter(first)
-    for _ in range(3):
-        next(iterator)
-    state = first.state_dict()
-    rest: list[str] = []
-    for rank in range(4):
-        loader = make(rank, 4)
-        loader.load_state_dict(state)
-        rest += keys(loader)
-    assert sorted(rest) == sorted(whole[36:])
+    rest = [key for rank in range(4) for key in flat_keys(go_on(make(0, 2), make(rank, 4), 3))]
+    assert sorted(rest) == sorted(flat_keys(make(0, 1))[36:])
 
 
 WITHOUT_SEED: dict[str, Callable[[Any, Any], Any]] = {
@@ -167,18 +148,23 @@ WITHOUT_SEED: dict[str, Callable[[Any, Any], Any]] = {
 def test_a_sampler_without_seed_is_refused_on_several_ranks(dataset: PackedDataset, ranks: Ranks, kind: str) -> None:
     make = WITHOUT_SEED[kind]
     loader = PackedLoader(dataset, 5, sampler=make(dataset, None))
-    assert sorted(keys(loader)) == sorted(dataset.keys)  # alone it may draw as it likes
+    assert sorted(flat_keys(loader)) == sorted(dataset.keys)  # alone it may draw as it likes
     ranks(0, 2)
     advice = re.escape(f"{kind}(..., generator=torch.Generator().manual_seed(0))")
     for begin in (lambda: iter(loader), lambda: PackedLoader(dataset, 5, sampler=make(dataset, None))):
         with pytest.raises(UsageError, match=rf"{kind} has no seed: each of the 2 ranks would draw .*{advice}"):
             begin()
-    assert len(keys(PackedLoader(dataset, 5, sampler=make(dataset, None), rank=0, world_size=2))) == 50
+    assert len(flat_keys(PackedLoader(dataset, 5, sampler=make(dataset, None), rank=0, world_size=2))) == 50
+    assert share(dataset, ranks, lambda: make(dataset, torch.Generator().manual_seed(0))) == sorted(dataset.keys)
+
+
+def share(dataset: PackedDataset, ranks: Ranks, make: Callable[[], Any]) -> list[str]:
+    """Lists the keys, in order, that two ranks with this sampler see."""
     seen = []
     for rank in (0, 1):
         ranks(rank, 2)
-        seen += keys(PackedLoader(dataset, 5, sampler=make(dataset, torch.Generator().manual_seed(0))))
-    assert sorted(seen) == sorted(dataset.keys)
+        seen += flat_keys(PackedLoader(dataset, 7, sampler=make()))
+    return sorted(seen)
 
 
 @pytest.mark.parametrize("kind", WITHOUT_SEED)
@@ -190,55 +176,43 @@ def test_a_state_has_the_generator_of_the_sampler(dataset: PackedDataset, kind: 
         sampler = WITHOUT_SEED[kind](dataset, torch.Generator().manual_seed(5))
         return PackedLoader(dataset, 5, sampler=sampler)
 
-    loader = make()
-    epochs = [keys(loader) for _ in range(4)]
+    loader, begun = make(), make()
+    epochs = [flat_keys(loader) for _ in range(4)]
     assert len({tuple(epoch) for epoch in epochs}) == 4
-    loader = make()
     for _ in range(2):
-        keys(loader)
-    iterator = iter(loader)
-    for _ in range(stop):
-        next(iterator)
-    state = json.loads(json.dumps(loader.state_dict()))
-    resumed = make()
-    resumed.load_state_dict(state)
+        list(begun)
+    resumed = go_on(begun, make(), stop)
+    state = begun.state_dict()
     assert (resumed.state_dict() == state) == (stop < 20)
     for expected in (epochs[2][5 * stop :], epochs[3]):
-        assert not expected or keys(resumed) == expected  # after all batches, the next epoch
+        assert not expected or flat_keys(resumed) == expected  # after all batches, the next epoch
     with pytest.raises(UsageError, match="state has a generator that torch refuses"):
         make().load_state_dict(state | {"generator": "00"})
 
 
 @pytest.mark.parametrize("make", [SequentialSampler, lambda ds: list(range(len(ds)))[::-1]])
 def test_ranks_share_what_a_plain_sampler_gives(dataset: PackedDataset, ranks: Ranks, make: Any) -> None:
-    seen = []
-    for rank in (0, 1):
-        ranks(rank, 2)
-        seen += keys(PackedLoader(dataset, 7, sampler=make(dataset)))
-    assert sorted(seen) == sorted(dataset.keys)
+    assert share(dataset, ranks, lambda: make(dataset)) == sorted(dataset.keys)
 
 
 def test_set_epoch_of_the_sampler_is_the_loaders(dataset: PackedDataset) -> None:
     def make(**options: Any) -> PackedLoader:
-        sampler = DistributedSampler(dataset, num_replicas=2, rank=0)  # type: ignore[var-annotated]
+        sampler = DistributedSampler(dataset, num_replicas=2, rank=0)
         return PackedLoader(dataset, 5, sampler=sampler, **options)
 
     counted = make()
-    epochs = [keys(counted) for _ in range(4)]
+    epochs = [flat_keys(counted) for _ in range(4)]
     assert len({tuple(epoch) for epoch in epochs}) == 4
     told = make()
     for epoch in (2, 3, 0, np.int64(2)):
-        told.sampler.set_epoch(epoch)  # type: ignore[union-attr]
-        assert keys(told) == epochs[epoch]
+        told.sampler.set_epoch(epoch)
+        assert flat_keys(told) == epochs[epoch]
         assert told.state_dict()["epoch"] == epoch
     told.set_epoch(1)
-    assert keys(told) == epochs[1]
-    iterator = iter(told)  # epoch 2
-    next(iterator)
-    resumed = make()
-    resumed.load_state_dict(told.state_dict())
-    resumed.sampler.set_epoch(2)  # type: ignore[union-attr]  # as Lightning tells it when it resumes
-    assert keys(resumed) == epochs[2][5:]
+    assert flat_keys(told) == epochs[1]
+    resumed = go_on(told, make())  # epoch 2
+    resumed.sampler.set_epoch(2)  # as Lightning tells it when it resumes
+    assert flat_keys(resumed) == epochs[2][5:]
 
 
 def test_batches_of_a_batch_sampler_are_told(dataset: PackedDataset) -> None:
@@ -268,7 +242,7 @@ def test_an_endless_sampler_is_drawn_as_it_is_needed(dataset: PackedDataset, res
     found = [key for _ in range(50) for key in next(iterator)[1]]
     assert found == [dataset.keys[(1 + i) % 100] for i in range(400)]
     assert drawn < 400_000 if resident else drawn < 20_000
-    iterator.close()  # type: ignore[attr-defined]
+    iterator.close()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -288,10 +262,8 @@ def test_drawn_in_parts_ranks_share_as_if_drawn_at_once(dataset: PackedDataset, 
 # Processes ----------------------------------------------------------------------------------------------------------
 
 
-def _train(rank: int, path: str, address: str, queue: Any) -> None:
-    """As users build it: the loader first, then the group."""
-    import torch.distributed as dist
-
+def _train(rank: int, path: str) -> Any:
+    """As users build it: the loader first, then the group, which the rest of the generator has."""
     dataset = PackedDataset(path, "train", columns=("image", "key"))
     seeded = torch.Generator().manual_seed(0)
     samplers: dict[str, Any] = {
@@ -303,38 +275,21 @@ def _train(rank: int, path: str, address: str, queue: Any) -> None:
         name: PackedLoader(dataset, 5, shuffle=sampler is None, sampler=sampler) for name, sampler in samplers.items()
     }
     unseeded = PackedLoader(dataset, 5, sampler=RandomSampler(dataset))
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    try:
-        found: dict[str, Any] = {name: (len(loader), keys(loader)) for name, loader in loaders.items()}
-        try:
-            iter(unseeded)
-        except UsageError as error:
-            found["unseeded"] = str(error)
-        if rank == 0:  # a loader that talked to the others would wait for ever
-            loader = loaders["none"]
-            found["alone"] = len(keys(loader))
-        queue.put((rank, found))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    yield
+    found: dict[str, Any] = {name: (len(loader), flat_keys(loader)) for name, loader in loaders.items()}
+    with pytest.raises(UsageError, match="RandomSampler has no seed"):
+        iter(unseeded)
+    if rank == 0:  # a loader that talked to the others would wait for ever
+        found["alone"] = len(flat_keys(loaders["none"]))
+    yield found
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_loaders_built_before_the_process_group(stores: Stores, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    arguments = str(stores("cifar.h5")), f"file://{tmp_path / 'rendezvous'}", queue
     assert "RANK" not in os.environ
-    processes = [context.Process(target=_train, args=(rank, *arguments)) for rank in (0, 1)]
-    for process in processes:
-        process.start()
-    results = dict(queue.get(timeout=120) for _ in processes)
-    for process in processes:
-        process.join(240)
-        assert process.exitcode == 0
+    results = run_ranks(_train, (tmp_path / "rendezvous").as_uri(), str(stores("cifar.h5")))
     for name in ("none", "random", "distributed"):
         assert [results[rank][name][0] for rank in (0, 1)] == [10, 10]
         assert len({key for rank in (0, 1) for key in results[rank][name][1]}) == 100
-    assert all("RandomSampler has no seed" in results[rank]["unseeded"] for rank in (0, 1))
     assert results[0]["alone"] == 50

@@ -9,18 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from packstore import PackedDataset, PackedLoader
-from packstore.augment import CenterCrop, Draws, RandomHorizontalFlip, RandomResizedCrop, Resize
-from tests.internals import SAMPLINGS, Crops, UsageError, resize_by_products, write_crop
+from packstore.augment import Draws, RandomResizedCrop
+from tests.internals import SAMPLINGS, Crops, resize_by_products
 from tests.internals import resample_images as resize
-from tests.makers.torchvision import import_torchvision
 
 SIZES = [((50, 70), (20, 24)), ((20, 24), (50, 70)), ((33, 9), (7, 31)), ((5, 5), (5, 1)), ((1, 1), (4, 3))]
-
-
-@pytest.fixture(scope="module")
-def tv() -> Any:
-    return import_torchvision()
 
 
 def photos(count: int, height: int, width: int) -> torch.Tensor:
@@ -63,25 +56,6 @@ def test_products_are_within_one_of_it(sampling: str, source: Any, target: Any) 
     assert (difference != 0).float().mean() < 0.3
 
 
-@pytest.mark.parametrize("antialias", [True, False])
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "box", "lanczos", "random"])
-def test_planned_crops_are_those_of_batches(interpolation: str, antialias: bool) -> None:
-    images = photos(6, 40, 52)
-    for op in (
-        RandomResizedCrop(24, interpolation=interpolation, antialias=antialias),
-        Resize((17, 30), interpolation=interpolation, antialias=antialias),
-    ):
-        draws = Draws(3, 0, torch.arange(6))
-        whole = op(images, draws)
-        crops = op.plan_crops(Crops.full(np.array([[40, 52]] * 6)), Draws(3, 0, np.arange(6)))
-        for n in range(6):
-            top, left, height, width = crops.box[n].tolist()
-            pixels = images[n, :, top : top + height, left : left + width].permute(1, 2, 0).contiguous().numpy()
-            out = np.empty((*whole.shape[2:], 3), np.uint8)
-            write_crop(pixels, crops, n, out)
-            assert np.array_equal(out, whole[n].permute(1, 2, 0).numpy())
-
-
 def test_random_is_bilinear_or_bicubic() -> None:
     op = RandomResizedCrop(24, interpolation="random")
     crops = op.plan_crops(Crops.full(np.array([[40, 52]] * 4000)), Draws(3, 0, np.arange(4000)))
@@ -89,35 +63,3 @@ def test_random_is_bilinear_or_bicubic() -> None:
     found, counts = np.unique(crops.sampling, return_counts=True)
     assert [SAMPLINGS[n] for n in found] == ["bilinear", "bicubic"]
     assert abs(counts[0] - 2000) < 150
-
-
-@pytest.mark.parametrize("store", ["files.lmdb", "pixels.lmdb", "square.lmdb", "files.h5", "square.pth"])
-@pytest.mark.parametrize("interpolation", ["bicubic", "random", "lanczos"])
-def test_loaders_give_the_same_anywhere(stores: Any, store: str, interpolation: str) -> None:
-    dataset = PackedDataset(stores(store), "train")
-    augment = [
-        *(Resize((48, 40), "bicubic", False), RandomResizedCrop(24, interpolation=interpolation)),
-        *(RandomHorizontalFlip(), CenterCrop(20)),
-    ]
-    for chosen in (augment[1:], augment[:1]):
-        expected = [_alone(dataset, record, chosen) for record in range(len(dataset))]
-        for options in ({"workers": 1}, {"workers": 3}, {"resident": True}):
-            if "resident" in options and not store.startswith("square"):
-                continue
-            loader = PackedLoader(dataset, 4, augment=chosen, **options)
-            assert torch.equal(torch.cat([images for images, _ in loader]), torch.stack(expected))
-
-
-def _alone(dataset: PackedDataset, record: int, operations: Any) -> torch.Tensor:
-    """An item, decoded whole and augmented by itself."""
-    image = dataset[record][0][None]
-    for stream, op in enumerate(operations):
-        number = record + dataset.reader.split("train").start
-        image = op(image, Draws(0, 0, torch.tensor([number]), stream))
-    return image[0]
-
-
-def test_unknown_ways_are_refused() -> None:
-    for make in (lambda: Resize(3, "cubic"), lambda: RandomResizedCrop(3, antialias=1)):  # type: ignore[arg-type]
-        with pytest.raises(UsageError):
-            make()

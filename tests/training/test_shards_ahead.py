@@ -52,7 +52,7 @@ def until(condition: Callable[[], bool]) -> None:
 def settled(ahead: ShardsAhead) -> bool:
     """Whether no thread fetches: each waits for room, or is done."""
     with ahead._changed:
-        waiting = len(ahead._changed._waiters)  # type: ignore[attr-defined]
+        waiting = len(ahead._changed._waiters)
     return waiting >= sum(thread.is_alive() for thread in ahead._threads)
 
 

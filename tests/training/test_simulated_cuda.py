@@ -16,35 +16,17 @@ import torch
 
 import packstore
 from packstore import DecodeError, PackedDataset, PackedLoader, prefetch
-from packstore.training.augment import (
-    AugMix,
-    BatchMixer,
-    CenterCrop,
-    ColorJitter,
-    CutMix,
-    Cutout,
-    GaussianBlur,
-    MixUp,
-    Mosaic,
-    RandAugment,
-    RandomChannelPermutation,
-    RandomCrop,
-    RandomErasing,
-    RandomHorizontalFlip,
-    RandomIoUCrop,
-    RandomResizedCrop,
-    RandomZoomOut,
-    Resize,
-)
+from packstore import augment as A  # noqa: N812
 from tests.conftest import ROOT, Simulate
-from tests.internals import BatchJob, BenchOptions, CudaTransport, Streaming, bench, transport_to
+from tests.internals import BatchJob, BenchOptions, CudaTransport, Streaming, bench, find_tensors, transport_to
+from tests.makers.batches import go_on, same
 from tests.makers.datasets import make_cifar10, make_folder
-from tests.makers.simulated_cuda import NONSENSE, Simulation
+from tests.makers.simulated_cuda import NONSENSE, Simulation, check_waits
 from tests.makers.stores import damage
 from tests.makers.typed import COLUMNS, make_typed
 
 HERE = torch.device("cuda", 0)
-SHIFT = [RandomCrop(32, padding=4), RandomHorizontalFlip(), Cutout(8)]
+SHIFT = [A.RandomCrop(32, padding=4), A.RandomHorizontalFlip(), A.Cutout(8)]
 
 
 @pytest.fixture(params=["late", "backwards", "ahead", 3])
@@ -74,6 +56,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def on(root: Path, name: str, batch_size: int = 7, **options: Any) -> PackedLoader:
     return PackedLoader(PackedDataset(root / name, "train", device=HERE), batch_size, **options)
+
+
+def both(path: Path, batch_size: int, split: str | None = "train", columns: Any = None, **options: Any) -> Any:
+    """The same loader on the device, and on the CPU; of dicts, if ``columns`` are named."""
+    named = {} if columns is None else {"columns": columns, "output": "dict"}
+    return [PackedLoader(PackedDataset(path, split, device=d, **named), batch_size, **options) for d in (HERE, "cpu")]
 
 
 # The simulation itself ------------------------------------------------------------------------------------------------
@@ -154,12 +142,12 @@ def test_new_memory_holds_nonsense(late: Simulation) -> None:
 @pytest.mark.parametrize(
     ("name", "augment", "resident"),
     [
-        ("x.lmdb", [RandomResizedCrop(32), RandomHorizontalFlip()], False),
-        ("ragged.lmdb", [RandomResizedCrop(32), RandomHorizontalFlip()], False),
+        ("x.lmdb", [A.RandomResizedCrop(32), A.RandomHorizontalFlip()], False),
+        ("ragged.lmdb", [A.RandomResizedCrop(32), A.RandomHorizontalFlip()], False),
         ("x.pth", SHIFT, False),
-        ("x.pth", [RandomHorizontalFlip(), Resize(20)], False),
-        ("x.pth", [RandomHorizontalFlip(), RandomResizedCrop(20)], False),
-        ("x.h5", [CenterCrop(16)], False),
+        ("x.pth", [A.RandomHorizontalFlip(), A.Resize(20)], False),
+        ("x.pth", [A.RandomHorizontalFlip(), A.RandomResizedCrop(20)], False),
+        ("x.h5", [A.CenterCrop(16)], False),
         ("x.h5", SHIFT, False),
         ("x.h5", SHIFT, True),
         ("x.pth", SHIFT, True),
@@ -169,23 +157,18 @@ def test_new_memory_holds_nonsense(late: Simulation) -> None:
 def test_the_host_never_waits(root: Path, device: Simulation, name: str, augment: list[Any], resident: bool) -> None:
     normalize = None if name == "x.h5" else "imagenet"
     size = 5 if name.endswith(".lmdb") else 300
-    loader = on(root, name, size, augment=augment, resident=resident, normalize=normalize, dtype=torch.float16)
-    for _batch in loader:  # once for what is made once
-        pass
-    device.waits.clear()
-    device.staged.clear()
-    for _batch in loader:
-        pass
-    assert device.waits == []
-    assert device.staged == []
+    options: dict[str, Any] = {"normalize": normalize, "dtype": torch.float16}
+    check_waits(device, on(root, name, size, augment=augment, resident=resident, **options))
 
 
 DRAWN = {
-    "colours": {"augment": [ColorJitter(0.4, 0.4, 0.4, 0.1), RandomErasing(1.0), GaussianBlur(5), AugMix()]},
-    "noise": {"augment": [RandomErasing(1.0, value="random"), RandomChannelPermutation()]},
-    "mixup": {"mix": MixUp()},
-    "cutmix": {"mix": BatchMixer([MixUp(), CutMix()], mode="elem")},
-    "views": {"views": {"large": (2, [CenterCrop(16), GaussianBlur(5)]), "small": [CenterCrop(8), RandAugment()]}},
+    "colours": {"augment": [A.ColorJitter(0.4, 0.4, 0.4, 0.1), A.RandomErasing(1.0), A.GaussianBlur(5), A.AugMix()]},
+    "noise": {"augment": [A.RandomErasing(1.0, value="random"), A.RandomChannelPermutation()]},
+    "mixup": {"mix": A.MixUp()},
+    "cutmix": {"mix": A.BatchMixer([A.MixUp(), A.CutMix()], mode="elem")},
+    "views": {
+        "views": {"large": (2, [A.CenterCrop(16), A.GaussianBlur(5)]), "small": [A.CenterCrop(8), A.RandAugment()]}
+    },
 }
 
 
@@ -193,13 +176,8 @@ DRAWN = {
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("name", DRAWN)
 def test_the_host_never_waits_for_what_it_draws(root: Path, device: Simulation, name: str, resident: bool) -> None:
-    loader = on(root, "x.pth", 6, resident=resident, indices=range(20), normalize="cifar10", **DRAWN[name])
-    for _batch in loader:  # once for what is made once
-        pass
-    device.waits.clear()
-    for _batch in loader:
-        pass
-    assert device.waits == []
+    options: dict[str, Any] = {"resident": resident, "indices": range(20), "normalize": "cifar10", **DRAWN[name]}
+    check_waits(device, on(root, "x.pth", 6, **options), staged=None)
 
 
 @pytest.mark.slow
@@ -208,27 +186,12 @@ def test_the_host_never_waits_for_what_it_draws(root: Path, device: Simulation, 
 def test_the_order_of_a_resident_epoch_is_worked_out_there(
     root: Path, device: Simulation, options: dict[str, Any], ranks: dict[str, Any]
 ) -> None:
-    here = PackedLoader(PackedDataset(root / "x.pth", "train", device="cpu"), 64, resident=True, **options, **ranks)
-    there = on(root, "x.pth", 64, resident=True, **options, **ranks)
+    there, here = both(root / "x.pth", 64, resident=True, **options, **ranks)
     assert len(here.dataset) == 1500
     for _ in range(2):
-        for (images, labels), (found, numbers) in zip(here, there, strict=True):
-            assert torch.equal(found.cpu(), images)
-            assert torch.equal(numbers.cpu(), labels)
-    # Resumed, too.
-    for loader in (here, there):
-        for number, _batch in enumerate(loader):
-            if number == 4:
-                break
-        loader.load_state_dict(loader.state_dict())
-    for (images, _), (found, _) in zip(here, there, strict=True):
-        assert torch.equal(found.cpu(), images)
-    device.waits.clear()
-    device.staged.clear()
-    for _batch in there:
-        pass
-    assert len(device.waits) <= 8  # the walk of the permutation, once an epoch
-    assert len(device.staged) == 0
+        assert same(there, here)
+    assert same(go_on(there, there, 5), go_on(here, here, 5))
+    check_waits(device, there, 8)  # the walk of the permutation, once an epoch
 
 
 def test_a_resident_batch_costs_few_launches(root: Path, device: Simulation) -> None:
@@ -247,14 +210,9 @@ def test_damaged_records_are_left_out_there(root: Path, device: Simulation, tmp_
     path = tmp_path / "x.pth"
     shutil.copy(root / "x.pth", path)
     damage(path, [5, 900], ["label"], record=64)
-    batches = [
-        list(PackedLoader(PackedDataset(path, "train", device=d), 64, True, resident=True, on_error="skip"))
-        for d in ("cpu", HERE)
-    ]
-    assert sum(len(labels) for _, labels in batches[0]) == 1497
-    for ours, theirs in zip(*batches, strict=True):
-        assert torch.equal(ours[0], theirs[0].cpu())
-        assert torch.equal(ours[1], theirs[1].cpu())
+    there, here = map(list, both(path, 64, shuffle=True, resident=True, on_error="skip"))
+    assert sum(len(labels) for _, labels in here) == 1497
+    assert same(there, here)
 
 
 def test_resident_batches_share_no_memory(root: Path, device: Simulation) -> None:
@@ -271,7 +229,7 @@ def test_what_enlarges_is_done_for_fewer_at_once(
 ) -> None:
     monkeypatch.setitem(packstore.training.loader.resident._PIXELS_AT_ONCE, "cuda", 64 * 96 * 96)
     peaks = []
-    for augment in ([Resize(96)], [Resize(96), CenterCrop(32)], [CenterCrop(32)]):
+    for augment in ([A.Resize(96)], [A.Resize(96), A.CenterCrop(32)], [A.CenterCrop(32)]):
         loader = on(root, "x.pth", 8, resident=True, augment=augment, normalize="cifar10")
         next(iter(loader))
         before = device.peak = device.allocated
@@ -290,23 +248,16 @@ def test_columns_of_every_type_come_with_the_images(tmp_path: Path, device: Simu
     made = make_typed(tmp_path / "a.h5", names, 9, size=(44, 52), encoding=encoding)
     forms: dict[str, Any] = dict.fromkeys(("caption", "weight", "depth"), "optional")
     forms |= {"labels": "padded", "tags": "multi_hot"}
-    options: dict[str, Any] = {"augment": [RandomCrop(30), RandomHorizontalFlip()], "collate": forms, "shuffle": True}
-    options["normalize"] = "imagenet"
-    loaders = [
-        PackedLoader(
-            PackedDataset(made.path, columns=("image", *names, "key"), output="dict", device=where), 4, **options
-        )
-        for where in (HERE, torch.device("cpu"))
-    ]
-    for there, here in zip(*loaders, strict=True):
-        for name, value in there.items():
-            assert _equal(value, here[name], name), name
-    device.waits.clear()
-    device.staged.clear()
-    for _batch in loaders[0]:
-        pass
-    assert device.waits == []
-    assert device.staged == []
+    options: dict[str, Any] = {
+        "augment": [A.RandomCrop(30), A.RandomHorizontalFlip()],
+        "collate": forms,
+        "shuffle": True,
+    }
+    there, here = both(made.path, 4, None, ("image", *names, "key"), normalize="imagenet", **options)
+    batches = list(there)
+    assert same(batches, here, 1e-5)
+    assert {tensor.device for batch in batches for tensor in find_tensors(batch) or ()} == {HERE}
+    check_waits(device, there)
 
 
 @pytest.mark.slow
@@ -314,34 +265,13 @@ def test_columns_of_every_type_come_with_the_images(tmp_path: Path, device: Simu
 def test_images_that_differ_in_size_come_as_on_the_cpu(tmp_path: Path, device: Simulation, form: str) -> None:
     names = ("mask", "boxes", "labels", "image_id")
     made = make_typed(tmp_path / "a.h5", names, 9)
-    ops = [RandomZoomOut(7), RandomIoUCrop(), RandomHorizontalFlip()]
-    options: dict[str, Any] = {"augment": [*ops, Resize((40, 30))] if form == "one size" else ops, "shuffle": True}
+    ops = [A.RandomZoomOut(7), A.RandomIoUCrop(), A.RandomHorizontalFlip()]
+    options: dict[str, Any] = {"augment": [*ops, A.Resize((40, 30))] if form == "one size" else ops, "shuffle": True}
     options |= {"collate": {"image": form} if form in ("list", "padded") else None, "normalize": "imagenet"}
-    options["mix"] = Mosaic(64) if form == "mosaic" else None
-    there, here = (
-        PackedLoader(PackedDataset(made.path, columns=("image", *names), output="dict", device=where), 4, **options)
-        for where in (HERE, torch.device("cpu"))
-    )
-    for theirs, ours in zip(there, here, strict=True):
-        for name, value in theirs.items():
-            assert _equal(value, ours[name], name), name
-    device.waits.clear()
-    device.staged.clear()
-    for _batch in there:
-        pass
-    assert device.staged == []
-    assert device.waits == [] or form == "mosaic"  # which of its boxes are left decides on shapes
-
-
-def _equal(there: Any, here: Any, name: str) -> bool:
-    if isinstance(there, torch.Tensor):
-        assert there.device == HERE, name
-        if there.is_floating_point():
-            return torch.allclose(there.cpu(), here, atol=1e-5, equal_nan=True)
-        return torch.equal(there.cpu(), here)
-    if isinstance(there, (list, tuple)):
-        return len(there) == len(here) and all(_equal(a, b, name) for a, b in zip(there, here, strict=True))
-    return bool(there == here)
+    options["mix"] = A.Mosaic(64) if form == "mosaic" else None
+    there, here = both(made.path, 4, None, ("image", *names), **options)
+    assert same(there, here, 1e-5)
+    check_waits(device, there, 99 if form == "mosaic" else 0)  # which of its boxes are left decides on shapes
 
 
 @pytest.mark.slow
@@ -355,12 +285,9 @@ def test_streams_that_change_from_batch_to_batch(
     """Or from chunk to chunk, or from epoch to epoch: what one has made the others read when it is done, no earlier."""
     # Every third batch is the first of a chunk, and comes on the same stream as that of the chunk before.
     monkeypatch.setitem(packstore.training.loader.resident._PIXELS_AT_ONCE, "cuda", 300 * 32 * 32)
-    options: dict[str, Any] = {"augment": [RandomHorizontalFlip()], "normalize": normalize, "resident": resident}
-    cpu, loader = (
-        PackedLoader(PackedDataset(root / "x.pth", "train", device=where, columns=("image",)), 100, **options)
-        for where in ("cpu", HERE)
-    )
-    expected = [images.double().mean() for images in cpu]
+    options: dict[str, Any] = {"augment": [A.RandomHorizontalFlip()], "normalize": normalize, "resident": resident}
+    loader, cpu = both(root / "x.pth", 100, **options)
+    expected = [images.double().mean() for images, _ in cpu]
     streams: list[Any] = [torch.cuda.Stream(HERE) for _ in range(3)]
     means = []
     for epoch in range(2):
@@ -368,7 +295,7 @@ def test_streams_that_change_from_batch_to_batch(
         batches = iter(loader)
         for number in range(len(loader)):
             with torch.cuda.stream(streams[{"batch": number, "chunk": number // 3, "epoch": epoch}[each] % 3]):
-                means.append(next(batches).double().mean())
+                means.append(next(batches)[0].double().mean())
     torch.cuda.synchronize()
     assert [float(mean) for mean in means] == pytest.approx([float(mean) for mean in expected] * 2, abs=1e-6)
 
@@ -390,7 +317,7 @@ def test_a_batch_that_was_sent_early_in_another_mode_is_made_again(
         seen.append(torch.is_grad_enabled())
         return images
 
-    batches = iter(on(root, "x.lmdb", 5, augment=[CenterCrop(8)], transform=transform))
+    batches = iter(on(root, "x.lmdb", 5, augment=[A.CenterCrop(8)], transform=transform))
     with torch.no_grad():
         first, _ = next(batches)
     second, _ = next(batches)
@@ -400,40 +327,29 @@ def test_a_batch_that_was_sent_early_in_another_mode_is_made_again(
         assert next(batches)[0].is_inference()
 
 
-def test_ctrl_c_while_a_batch_is_sent_early_loses_none(
-    root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("error", "call"), [(KeyboardInterrupt, 3), (torch.OutOfMemoryError, 2)])
+def test_an_early_batch_that_fails_is_not_lost(
+    root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], call: int
 ) -> None:
+    """Ctrl-C ends the epoch after the batch before. Memory that is short for an early batch may do in its turn."""
     Sent(monkeypatch)
     calls = []
 
     def transform(images: torch.Tensor) -> torch.Tensor:
         calls.append(len(images))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
+        if len(calls) == call:
+            raise error
         return images
 
-    loader = on(root, "x.lmdb", 5, augment=[CenterCrop(8)], transform=transform)
+    loader = on(root, "x.lmdb", 5, augment=[A.CenterCrop(8)], transform=transform)
+    if error is torch.OutOfMemoryError:
+        assert len(list(loader)) == len(loader)
+        return
     given: list[Any] = []
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         given.extend(loader)
     assert len(given) == 1
     assert loader.state_dict()["records"] == loader.batch_size
-
-
-def test_memory_that_is_short_for_an_early_batch_may_do_in_its_turn(
-    root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Sent(monkeypatch)
-    calls = []
-
-    def transform(images: torch.Tensor) -> torch.Tensor:
-        calls.append(len(images))
-        if len(calls) == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return images
-
-    loader = on(root, "x.lmdb", 5, augment=[CenterCrop(8)], transform=transform)
-    assert len(list(loader)) == len(loader)
 
 
 def test_a_loader_that_was_used_travels_without_tensors_of_the_device(root: Path, device: Simulation) -> None:
@@ -448,15 +364,8 @@ def test_a_loader_that_was_used_travels_without_tensors_of_the_device(root: Path
 
 
 def test_keys_come_with_resident_batches(root: Path, device: Simulation) -> None:
-    columns = ("image", "key")
-    ds = PackedDataset(root / "x.pth", "train", device=HERE, columns=columns)
-    expected = PackedDataset(root / "x.pth", "train", device="cpu", columns=columns)
-    by_key = {key: image for image, key in expected}
-    seen = 0
-    for images, keys in PackedLoader(ds, 64, resident=True, shuffle=True):
-        assert all(torch.equal(image, by_key[key]) for image, key in zip(images.cpu(), keys, strict=True))
-        seen += len(keys)
-    assert seen == len(ds)
+    there, here = both(root / "x.pth", 64, columns=("image", "key"), resident=True, shuffle=True)
+    assert same(there, here)
 
 
 class Sent:
@@ -482,7 +391,7 @@ def test_a_batch_that_is_ready_travels_while_the_model_works_on_the_one_before(
     root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = Sent(monkeypatch)
-    loader = on(root, "x.lmdb", 5, augment=[RandomResizedCrop(16)])
+    loader = on(root, "x.lmdb", 5, augment=[A.RandomResizedCrop(16)])
     for given, _batch in enumerate(loader, 1):
         assert sent.count == min(given + 1, len(loader))
 
@@ -497,7 +406,7 @@ def test_an_error_of_a_batch_that_was_sent_early_comes_in_its_turn(
     Sent(monkeypatch)
     given = []
     with pytest.raises(DecodeError, match="record 6 "):
-        given.extend(len(labels) for _, labels in on(tmp_path, "x.lmdb", 2, augment=[RandomResizedCrop(16)]))
+        given.extend(len(labels) for _, labels in on(tmp_path, "x.lmdb", 2, augment=[A.RandomResizedCrop(16)]))
     assert given == [2, 2, 2]
 
     def broken(images: torch.Tensor) -> torch.Tensor:
@@ -508,7 +417,7 @@ def test_an_error_of_a_batch_that_was_sent_early_comes_in_its_turn(
     given = []
     with pytest.raises(ValueError, match="two alone"):
         given.extend(
-            len(labels) for _, labels in on(tmp_path, "x.lmdb", 5, on_error="skip", augment=[CenterCrop(8), broken])
+            len(labels) for _, labels in on(tmp_path, "x.lmdb", 5, on_error="skip", augment=[A.CenterCrop(8), broken])
         )
     assert given == [5, 4]  # of twelve, one is skipped and two are left
 
@@ -572,16 +481,8 @@ def test_prefetch_keeps_what_is_no_tensor_and_does_not_wait(device: Simulation) 
     note = object()
     batches = [{"x": torch.full((2, 3, 4, 4), float(n)).pin_memory(), "note": note} for n in range(6)]
     loader = prefetch(batches, HERE, normalize="imagenet")
-    list(loader)
-    device.waits.clear()
-    sums = []
-    for batch in loader:
-        assert batch["note"] is note
-        sums.append(batch["x"].sum())
-    assert device.waits == []
-    assert device.staged == []
-    expected = [float(b["x"].sum()) for b in prefetch(batches, "cpu", normalize="imagenet")]
-    assert [float(s) for s in sums] == pytest.approx(expected)
+    check_waits(device, loader)
+    assert same(loader, prefetch(batches, "cpu", normalize="imagenet"), 1e-5)
 
 
 def test_the_copy_stream_follows_the_consumer_only_where_it_must(root: Path, device: Simulation) -> None:

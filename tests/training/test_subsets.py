@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSamp
 from packstore import Mix, PackedDataset, PackedLoader, UsageError
 from packstore.augment import RASampler
 from tests.conftest import Stores
+from tests.makers.batches import flat_keys, go_on, join_ranks, keys_of, same
 
 
 @pytest.fixture
@@ -22,14 +24,10 @@ def dataset(stores: Stores) -> PackedDataset:
     return PackedDataset(stores("cifar.h5"), "train", columns=("image", "key"))
 
 
-def keys(batches: Any) -> list[tuple[str, ...]]:
-    return [tuple(each) for _, each in batches]
-
-
 def nest(dataset: Dataset[Any], choices: list[list[float]]) -> Any:
     """A ``Subset`` in a ``Subset`` …, of the items at these fractions of each length."""
     for fractions in choices:
-        dataset = Subset(dataset, [int(each * len(dataset)) for each in fractions])  # type: ignore[arg-type]
+        dataset = Subset(dataset, [int(each * len(dataset)) for each in fractions])
     return dataset
 
 
@@ -42,24 +40,23 @@ def test_a_subset_has_the_records_and_order_of_torch(
 ) -> None:
     subset = nest(PackedDataset(stores("cifar.h5"), "train", columns=("image", "key")), choices)
     loader = PackedLoader(subset, 4, resident=resident)
-    assert keys(loader) == keys(DataLoader(subset, 4))
+    assert keys_of(loader) == keys_of(DataLoader(subset, 4))
     assert len(loader.dataset) == len(subset)
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor, range, tuple])
 def test_any_kind_of_indices(dataset: PackedDataset, kind: Any) -> None:
     indices = range(3, 17, 3) if kind is range else kind([5, 2, 2, 9])
-    expected = [dataset.keys[int(i)] for i in indices]
-    assert [key for batch in keys(PackedLoader(Subset(dataset, indices), 3)) for key in batch] == expected
+    assert flat_keys(PackedLoader(Subset(dataset, indices), 3)) == [dataset.keys[int(i)] for i in indices]
 
 
 def test_random_split_shuffles_its_own_records(dataset: PackedDataset) -> None:
     parts = random_split(dataset, [0.7, 0.3], torch.Generator().manual_seed(1))
-    seen = [{key for batch in keys(PackedLoader(part, 4, shuffle=True)) for key in batch} for part in parts]
+    seen = [{*flat_keys(PackedLoader(part, 4, shuffle=True))} for part in parts]
     assert seen == [{dataset.keys[i] for i in part.indices} for part in parts]
     assert seen[0] | seen[1] == {*dataset.keys}
-    same = PackedLoader(dataset, 4, shuffle=True, indices=parts[0].indices)
-    assert keys(PackedLoader(parts[0], 4, shuffle=True)) == keys(same)
+    chosen = PackedLoader(dataset, 4, shuffle=True, indices=parts[0].indices)
+    assert same(PackedLoader(parts[0], 4, shuffle=True), chosen)
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
@@ -69,7 +66,7 @@ def test_indices_may_be_a_mask(dataset: PackedDataset, kind: Any, in_subset: boo
     mask = [i % 3 == 0 for i in range(len(chosen))]
     places = [chosen.indices[i] if isinstance(chosen, Subset) else i for i in range(0, len(chosen), 3)]
     loader = PackedLoader(chosen, 4, indices=kind(mask))
-    assert [key for batch in keys(loader) for key in batch] == [dataset.keys[i] for i in places]
+    assert flat_keys(loader) == [dataset.keys[i] for i in places]
     with pytest.raises(UsageError, match=rf"mask with a bool for each of {len(chosen)} items, got {len(chosen) - 1}"):
         PackedLoader(chosen, 4, indices=kind(mask[1:]))
     with pytest.raises(UsageError, match=r"a mask of bools alone, got \[True, 1, 0"):
@@ -89,30 +86,23 @@ def test_samplers_count_the_items_of_the_subset(dataset: PackedDataset, resident
 
     for theirs, ours in zip(make_samplers(), make_samplers(), strict=True):
         loader = PackedLoader(subset, 2, sampler=ours, resident=resident)
-        assert keys(loader) == keys(DataLoader(subset, 2, sampler=theirs))
+        assert keys_of(loader) == keys_of(DataLoader(subset, 2, sampler=theirs))
     with pytest.raises(UsageError, match="what sampler gives should be from 0 to 6, got 7"):
         next(iter(PackedLoader(subset, 2, sampler=[7])))
 
 
 def test_ranks_share_a_subset(dataset: PackedDataset) -> None:
     subset = Subset(dataset, [*range(1, 24, 2)])
-    parts = [keys(PackedLoader(subset, 3, shuffle=True, rank=rank, world_size=2)) for rank in range(2)]
-    seen = [key for part in parts for batch in part for key in batch]
-    assert sorted(seen) == sorted(dataset.keys[i] for i in subset.indices)
+    parts = join_ranks(partial(PackedLoader, subset, 3, shuffle=True), 2)
+    assert sorted(flat_keys(parts)) == sorted(dataset.keys[i] for i in subset.indices)
 
 
 def test_a_state_belongs_to_its_subset(dataset: PackedDataset) -> None:
-    subset = Subset(dataset, [*range(2, 30)])
-    loader = PackedLoader(subset, 4, shuffle=True)
-    expected = keys(loader)
-    loader.set_epoch(0)
-    next(iter(loader))
-    state = loader.state_dict()
-    resumed = PackedLoader(subset, 4, shuffle=True)
-    resumed.load_state_dict(state)
-    assert keys(resumed) == expected[1:]
+    make = partial(PackedLoader, Subset(dataset, [*range(2, 30)]), 4, shuffle=True)
+    begun = make()
+    assert same(go_on(begun, make()), list(make())[1:])
     with pytest.raises(UsageError, match="the loader's state has indices"):
-        PackedLoader(Subset(dataset, [*range(1, 29)]), 4, shuffle=True).load_state_dict(state)
+        PackedLoader(Subset(dataset, [*range(1, 29)]), 4, shuffle=True).load_state_dict(begun.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -144,10 +134,9 @@ def test_a_loader_of_a_subset_shows_itself(dataset: PackedDataset) -> None:
 
 def test_a_dataloader_of_the_parts_loads_the_subset(dataset: PackedDataset) -> None:
     loader = PackedLoader(Subset(dataset, [9, 2, 5, 11, 0]), 2, shuffle=True)
-    own = keys(loader)
+    own = keys_of(loader)
     loader.set_epoch(0)
     parts = DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn)
-    assert keys(parts) == own
+    assert keys_of(parts) == own
     loader.set_epoch(0)
-    items = [loader.dataset[i][1] for batch in loader.batch_sampler for i in batch]
-    assert items == [key for batch in own for key in batch]
+    assert [[loader.dataset[i][1] for i in batch] for batch in loader.batch_sampler] == own

@@ -13,6 +13,7 @@ import torch
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.training.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from tests.makers.batches import same
 from tests.makers.datasets import make_cifar10, make_folder
 
 
@@ -88,10 +89,8 @@ def test_batches_are_the_same(root: Path, setting: str, name: str, augment: list
     expected = batches(root / name, augment, resident)
     with SETTINGS[setting]():
         found = batches(root / name, augment, resident)
-    for images, same in zip(expected, found, strict=True):
-        assert same.dtype == images.dtype
-        assert same.device == images.device
-        assert torch.equal(same, images)
+    assert same(found, expected)
+    assert {image.device.type for image in found} == {"cpu"}
 
 
 @pytest.mark.slow
@@ -103,7 +102,4 @@ def test_a_store_is_the_same(root: Path, setting: str) -> None:
     with SETTINGS[setting]():
         pack(root, setting)
     for end in (".lmdb", "-ragged.h5", ".pth", ".h5"):
-        one, other = (PackedDataset(root / f"{name}{end}", "train") for name in ("x", setting))
-        for (image, label), (same, number) in zip(one, other, strict=True):
-            assert torch.equal(image, same)
-            assert label == number
+        assert same(*(PackedDataset(root / f"{name}{end}", "train") for name in ("x", setting)))

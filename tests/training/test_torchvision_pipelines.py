@@ -77,8 +77,8 @@ def items(data: Dataset[Any], *, batched: bool = False, seed: int = 3) -> tuple[
     """All images of a dataset, and the states of the generators after them."""
     torch.manual_seed(seed)
     random.seed(seed)
-    rows = range(len(data))  # type: ignore[arg-type]
-    values = data.__getitems__([*rows]) if batched else [data[row] for row in rows]  # type: ignore[attr-defined]
+    rows = range(len(data))
+    values = data.__getitems__([*rows]) if batched else [data[row] for row in rows]
     return [value[0] for value in values], torch.get_rng_state(), random.getstate()
 
 

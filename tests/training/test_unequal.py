@@ -12,136 +12,60 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore import PackedDataset, PackedLoader, UsageError
-from packstore.augment import (
-    CenterCrop,
-    ColorJitter,
-    Compose,
-    Mosaic,
-    Pad,
-    PerImage,
-    RandomApply,
-    RandomChoice,
-    RandomCrop,
-    RandomErasing,
-    RandomHorizontalFlip,
-    RandomIoUCrop,
-    RandomPhotometricDistort,
-    RandomResize,
-    RandomResizedCrop,
-    RandomShortestSize,
-    RandomVerticalFlip,
-    RandomZoomOut,
-    Resize,
-    ScaleJitter,
-    recipe,
-)
+from packstore import augment as A  # noqa: N812
 from packstore.stores import StoreBuilder
 from tests.internals import CHECKSUM, KEY, ROW_CHECKSUM, BatchBoxes, DrawnOperations, Draws, Padded, parse_augment
+from tests.makers.batches import go_on, same
 from tests.makers.stores import change
-from tests.makers.torchvision import import_torchvision, skip_before
+from tests.makers.torchvision import skip_before
 from tests.makers.typed import COLUMNS, IMAGE, ORIGIN, Typed, append, make_typed, spoilt
 from tests.makers.typed import png as typed_png
 
-NAMES = ("mask", "raw", "deep", "boxes", "labels", "points", "corners", "image_id", "right")
 CARRIED = ("image", "mask", "raw", "deep", "boxes", "labels", "points", "corners", "image_id")
-DETECTION = [RandomPhotometricDistort(), RandomZoomOut((9, 8, 7)), RandomIoUCrop(), RandomHorizontalFlip()]
+DETECTION = [A.RandomPhotometricDistort(), A.RandomZoomOut((9, 8, 7)), A.RandomIoUCrop(), A.RandomHorizontalFlip()]
 DETR = [
-    RandomHorizontalFlip(),
-    RandomChoice(
+    A.RandomHorizontalFlip(),
+    A.RandomChoice(
         [
-            RandomShortestSize([30, 50, 70], max_size=90),
-            Compose([RandomShortestSize([40, 50]), RandomCrop(24), RandomShortestSize([30, 50, 70], max_size=90)]),
+            A.RandomShortestSize([30, 50, 70], max_size=90),
+            A.Compose(
+                [A.RandomShortestSize([40, 50]), A.RandomCrop(24), A.RandomShortestSize([30, 50, 70], max_size=90)]
+            ),
         ]
     ),
 ]
 
 
-@pytest.fixture(scope="module")
-def tv() -> Any:
-    return import_torchvision()
+def make_loader(made: Typed, columns: Any = CARRIED, **options: Any) -> PackedLoader:
+    options = {"batch_size": 4, "collate": {"image": "list"}, **options}
+    return PackedLoader(PackedDataset(made.path, columns=columns, output="dict"), **options)
 
 
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Typed]:
-    """Image files of many sizes, in shards; image files of one size; and pixels."""
-    folder = tmp_path_factory.mktemp("unequal")
-    return {
-        "sizes": make_typed(folder / "sizes.lmdb", NAMES, 9, shard_size=9000),
-        "files": make_typed(folder / "files.pth", NAMES, 9, size=(44, 52)),
-        "pixels": make_typed(folder / "pixels.h5", NAMES, 9, size=(44, 52), encoding="uint8"),
-    }
-
-
-def load(made: Typed, columns: Any = CARRIED, epoch: int = 0, **options: Any) -> list[dict[str, Any]]:
-    named = {"batch_size": 4, "collate": {"image": "list"}, **options}
-    loader = PackedLoader(PackedDataset(made.path, columns=columns, output="dict"), **named)
-    loader.set_epoch(epoch)
-    return list(loader)
+def load(made: Typed, columns: Any = CARRIED, **options: Any) -> list[dict[str, Any]]:
+    return list(make_loader(made, columns, **options))
 
 
 def flat(batches: list[dict[str, Any]], name: str) -> list[Any]:
     return [value for batch in batches for value in batch[name]]
 
 
-def same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> bool:
-    return all(
-        torch.equal(a, b) for name in one[0] for a, b in zip(flat(one, name), flat(other, name), strict=True)
-    ) and len(one) == len(other)
-
-
-UNRESIZED = {
-    "none": [],
-    "zoom and crop": [RandomZoomOut(), RandomIoUCrop(), RandomHorizontalFlip()],
-    "crop and zoom": [RandomHorizontalFlip(), RandomIoUCrop(min_scale=0.5), RandomZoomOut(0, (1, 2), p=1)],
-    "a choice": [RandomChoice([RandomIoUCrop(), Compose([RandomCrop(30), Pad((1, 2, 3, 4))])]), RandomHorizontalFlip()],
-    "sometimes": [RandomApply([CenterCrop(70), RandomHorizontalFlip(1)]), RandomZoomOut(p=1)],
-}
-
-
-@pytest.mark.parametrize("kind", ["sizes", "files", "pixels"])
-@pytest.mark.parametrize("name", UNRESIZED)
-def test_all_goes_where_the_pixels_say_that_they_come_from(stores: dict[str, Typed], kind: str, name: str) -> None:
-    made = stores[kind]
-    batches = load(made, augment=UNRESIZED[name], shuffle=True, seed=4, epoch=1, mask_fill=255, min_area=0)
-    assert sorted(flat(batches, "image_id")) == list(range(1000, 1009))
-    kept, sizes = [], set()
-    for place, number in enumerate(int(n) - 1000 for n in flat(batches, "image_id")):
-        values, image = made.values[number], flat(batches, "image")[place].numpy().astype(np.int64)
-        inside = image[2] > 0
-        sizes.add(image.shape)
-        from_rows, from_columns = image[0] // 3, image[1] // 3
-        mask = np.where(inside, from_rows // 8 * 16 + from_columns // 8, 255)
-        for column in ("mask", "raw"):
-            np.testing.assert_array_equal(flat(batches, column)[place], mask)
-        np.testing.assert_array_equal(flat(batches, "deep")[place].numpy()[inside], mask[inside] * 200)
-        row, column = np.argwhere(inside[:, :-1] & inside[:, 1:])[0]
-        mirrored = bool(from_columns[row, column + 1] < from_columns[row, column])
-        down, sign = row - from_rows[row, column], -1 if mirrored else 1
-        across = column + sign * (values["corners"][:, 0] - from_columns[row, column])
-        moved = np.stack([across, values["corners"][:, 1] + down], 1)
-        np.testing.assert_allclose(flat(batches, "corners")[place], moved, atol=1e-4)
-        boxes = values["boxes"]
-        sides = column + mirrored + sign * (boxes[:, 0::2] - from_columns[row, column])
-        moved = np.stack([sides.min(1), boxes[:, 1] + down, sides.max(1), boxes[:, 3] + down], 1)
-        shown = np.argwhere(inside)[:, ::-1]
-        moved = np.clip(moved, [*shown.min(0)] * 2, [*shown.max(0) + 1] * 2)
-        found = flat(batches, "boxes")[place].numpy()
-        dropped = (found[:, 2:] <= found[:, :2]).any(1)
-        np.testing.assert_allclose(found[~dropped], moved[~dropped], atol=1e-4)
-        kept.append(~dropped)
-    assert len(sizes) > 1 or (name == "none" and kind != "sizes")
-    assert np.concatenate(kept).any()
-    if name == "none":
-        assert np.concatenate(kept).all()
-
-
 LISTS: dict[str, list[Any]] = {
     "detection": DETECTION,
     "detr": DETR,
-    "jitter": [ScaleJitter(60, (0.3, 1.5)), RandomVerticalFlip(), RandomErasing(1.0), RandomZoomOut(3, (1, 1.5), p=1)],
-    "twice": [RandomResize(30, 60), RandomHorizontalFlip(), RandomResizedCrop((20, 30)), RandomZoomOut(5, p=1)],
-    "into one size": [*DETECTION, Resize((40, 48))],
-    "padded": [RandomShortestSize([20, 30]), RandomCrop(35, pad_if_needed=True), ColorJitter(0.4), RandomCrop(30, 4)],
+    "jitter": [
+        A.ScaleJitter(60, (0.3, 1.5)),
+        A.RandomVerticalFlip(),
+        A.RandomErasing(1.0),
+        A.RandomZoomOut(3, (1, 1.5), p=1),
+    ],
+    "twice": [A.RandomResize(30, 60), A.RandomHorizontalFlip(), A.RandomResizedCrop((20, 30)), A.RandomZoomOut(5, p=1)],
+    "into one size": [*DETECTION, A.Resize((40, 48))],
+    "padded": [
+        A.RandomShortestSize([20, 30]),
+        A.RandomCrop(35, pad_if_needed=True),
+        A.ColorJitter(0.4),
+        A.RandomCrop(30, 4),
+    ],
 }
 
 
@@ -189,9 +113,9 @@ def by_torchvision(tv: Any, made: Typed, number: int, ops: list[Any], draws: Dra
 @pytest.mark.parametrize("kind", ["sizes", "pixels"])
 @pytest.mark.parametrize("name", LISTS)
 def test_images_masks_and_boxes_are_those_of_torchvision(
-    tv: Any, stores: dict[str, Typed], kind: str, name: str
+    tv: Any, typed_stores: dict[str, Typed], kind: str, name: str
 ) -> None:
-    made, ops = stores[kind], LISTS[name]
+    made, ops = typed_stores[kind], LISTS[name]
     one_size = name in ("into one size", "padded")
     batches = load(made, augment=ops, seed=7, shuffle=True, min_area=4, collate=None if one_size else {"image": "list"})
     shapes = set()
@@ -212,21 +136,13 @@ def test_images_masks_and_boxes_are_those_of_torchvision(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LISTS)
-def test_batches_are_the_same_whoever_makes_them(stores: dict[str, Typed], name: str) -> None:
-    made, options = stores["sizes"], {"augment": LISTS[name], "seed": 3, "shuffle": True}
+def test_batches_are_the_same_whoever_makes_them(typed_stores: dict[str, Typed], name: str) -> None:
+    made, options = typed_stores["sizes"], {"augment": LISTS[name], "seed": 3, "shuffle": True}
     batches = load(made, workers=1, **options)
     assert same(batches, load(made, workers=3, **options))
     assert same(flat_by_id(batches), flat_by_id(load(made, batch_size=2, **options)))
-    loader = PackedLoader(PackedDataset(made.path, columns=CARRIED), 4, collate={"image": "list"}, **options)
-    items = iter(loader)
-    next(items)
-    state = loader.state_dict()
-    items.close()
-    other = PackedLoader(
-        PackedDataset(made.path, columns=CARRIED, output="dict"), 4, collate={"image": "list"}, **options
-    )
-    other.load_state_dict(state)
-    assert same(list(other), batches[1:])
+    begun, resumed = (make_loader(made, **options) for _ in range(2))
+    assert same(go_on(begun, resumed), batches[1:])
 
 
 def flat_by_id(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -237,11 +153,11 @@ def flat_by_id(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("normalize", [None, "imagenet"])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_padded_batches_and_arrays_hold_the_same_images(
-    stores: dict[str, Typed], normalize: str | None, channels_last: bool
+    typed_stores: dict[str, Typed], normalize: str | None, channels_last: bool
 ) -> None:
     options: dict[str, Any] = {"augment": DETR, "normalize": normalize, "channels_last": channels_last, "mask_fill": 9}
-    each = load(stores["sizes"], **options)
-    for batch, padded in zip(each, load(stores["sizes"], collate={"image": "padded"}, **options), strict=True):
+    each = load(typed_stores["sizes"], **options)
+    for batch, padded in zip(each, load(typed_stores["sizes"], collate={"image": "padded"}, **options), strict=True):
         for name in ("image", "mask"):
             assert isinstance(padded[name], Padded)
             values, sizes = padded[name]
@@ -252,23 +168,23 @@ def test_padded_batches_and_arrays_hold_the_same_images(
                 rest = row.clone()
                 rest[..., :height, :width] = fill
                 assert (rest == fill).all()
-    arrays = load(stores["sizes"], output="numpy", **options)
+    arrays = load(typed_stores["sizes"], output="numpy", **options)
     for image, array in zip(flat(each, "image"), flat(arrays, "image"), strict=True):
         assert np.array_equal(image.permute(1, 2, 0) if channels_last else image, array)
 
 
-def test_the_end_of_a_list_decides_on_the_form(stores: dict[str, Typed]) -> None:
-    made = stores["sizes"]
-    batches = load(made, augment=[*DETR, Resize((30, 40))], collate=None, normalize="imagenet")
+def test_the_end_of_a_list_decides_on_the_form(typed_stores: dict[str, Typed]) -> None:
+    made = typed_stores["sizes"]
+    batches = load(made, augment=[*DETR, A.Resize((30, 40))], collate=None, normalize="imagenet")
     assert [batch["image"].shape for batch in batches] == [(4, 3, 30, 40), (4, 3, 30, 40), (1, 3, 30, 40)]
-    as_list = load(made, augment=[*DETR, Resize((30, 40))], normalize="imagenet")
-    assert same(batches, as_list)
+    as_list = load(made, augment=[*DETR, A.Resize((30, 40))], normalize="imagenet")
+    assert same(flat_by_id(batches), flat_by_id(as_list))
     assert isinstance(as_list[0]["image"], list)
     with pytest.raises(UsageError, match=r"collate={'image': 'list'}"):
         load(made, augment=DETR, collate=None)
 
 
-def test_functions_of_the_user_run_image_by_image(stores: dict[str, Typed]) -> None:
+def test_functions_of_the_user_run_image_by_image(typed_stores: dict[str, Typed]) -> None:
     def darker(images: torch.Tensor) -> torch.Tensor:
         assert len(images) == 1
         return images // 2
@@ -276,40 +192,37 @@ def test_functions_of_the_user_run_image_by_image(stores: dict[str, Typed]) -> N
     def noisy(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return image + torch.randint(0, 9, image.shape, generator=generator, dtype=torch.uint8)
 
-    made, columns = stores["sizes"], ("image", "image_id")
+    made, columns = typed_stores["sizes"], ("image", "image_id")
     plain = load(made, columns, augment=DETR)
     dark = load(made, columns, augment=[*DETR, darker])
-    for a, b in zip(flat(plain, "image"), flat(dark, "image"), strict=True):
-        assert torch.equal(a // 2, b)
-    runs = [load(made, columns, augment=[PerImage(noisy, generator=True), *DETR], workers=n) for n in (1, 3)]
+    assert same([image // 2 for image in flat(plain, "image")], flat(dark, "image"))
+    runs = [load(made, columns, augment=[A.PerImage(noisy, generator=True), *DETR], workers=n) for n in (1, 3)]
     assert same(*runs)
     assert not same(runs[0], load(made, columns, augment=[torch.clone, *DETR]))
-    cut = load(made, columns, augment=[RandomZoomOut(), lambda images: images[..., :9, :9], RandomHorizontalFlip()])
+    cut = load(made, columns, augment=[A.RandomZoomOut(), lambda images: images[..., :9, :9], A.RandomHorizontalFlip()])
     assert {image.shape for image in flat(cut, "image")} == {(3, 9, 9)}  # the flip is drawn for what the function gives
     with pytest.raises(UsageError, match=r"should give one image \(1, C, H, W\)"):
-        load(made, columns, augment=[RandomZoomOut(), lambda images: images[0]])
+        load(made, columns, augment=[A.RandomZoomOut(), lambda images: images[0]])
 
 
 @pytest.mark.slow
 def test_damaged_records_are_named_or_left_out(tmp_path: Path) -> None:
-    made = make_typed(tmp_path / "a.lmdb", NAMES, 9)
-    change(made.path, typed_png(made.images[4]), 60)
+    made = make_typed(tmp_path / "a.lmdb", CARRIED, 9)
     options: dict[str, Any] = {"augment": DETECTION, "seed": 1}
+    sound = flat(load(made, **options), "image")
+    change(made.path, typed_png(made.images[4]), 60)
     with pytest.raises(Exception, match="record 4"):
         load(made, **options)
     batches = load(made, on_error="skip", **options)
     assert [int(n) - 1000 for n in flat(batches, "image_id")] == [0, 1, 2, 3, 5, 6, 7, 8]
-    whole = make_typed(tmp_path / "whole.lmdb", NAMES, 9)
-    sound = flat(load(whole, **options), "image")
-    for found, expected in zip(flat(batches, "image"), [*sound[:4], *sound[5:]], strict=True):
-        assert torch.equal(found, expected)
+    assert same(flat(batches, "image"), [*sound[:4], *sound[5:]])
 
 
 @pytest.mark.parametrize("normalize", [None, "imagenet"])
 def test_a_batch_of_damaged_records_is_empty_in_every_form(tmp_path: Path, normalize: str | None) -> None:
     made = spoilt(tmp_path / "a.h5", {}, ["mask", "label"], image=[0, 1])
     for form in ("list", "padded"):
-        options: dict[str, Any] = {"augment": [RandomShortestSize([20, 30])], "normalize": normalize}
+        options: dict[str, Any] = {"augment": [A.RandomShortestSize([20, 30])], "normalize": normalize}
         empty, full = load(
             made, ("image", "mask", "label"), batch_size=2, on_error="skip", collate={"image": form}, **options
         )
@@ -324,24 +237,22 @@ def test_a_batch_of_damaged_records_is_empty_in_every_form(tmp_path: Path, norma
             assert lengths.shape == (0, 2)
 
 
-@pytest.mark.parametrize("ops", [[RandomResizedCrop(24)], [RandomShortestSize([20, 30])]])
+@pytest.mark.parametrize("ops", [[A.RandomResizedCrop(24)], [A.RandomShortestSize([20, 30])]])
 def test_a_batch_of_damaged_records_makes_no_mosaics(tmp_path: Path, ops: list[Any]) -> None:
     made = spoilt(tmp_path / "a.h5", {}, ["boxes", "labels"], image=[0, 1])
-    options: dict[str, Any] = {"batch_size": 2, "on_error": "skip", "augment": ops, "mix": Mosaic(32), "collate": {}}
+    options: dict[str, Any] = {"batch_size": 2, "on_error": "skip", "augment": ops, "mix": A.Mosaic(32), "collate": {}}
     empty, full = load(made, ("image", "boxes", "labels"), **options)
     assert (empty["image"].shape[:2], empty["boxes"], empty["labels"]) == ((0, 3), [], [])
     assert full["image"].shape == (2, 3, 32, 32)
 
 
 @pytest.mark.parametrize("name", ["ssd", "detr"])
-def test_recipes_of_detection_load(stores: dict[str, Typed], name: str) -> None:
-    columns, found = ("image", "boxes", "labels"), recipe(name)
+def test_recipes_of_detection_load(typed_stores: dict[str, Typed], name: str) -> None:
+    columns, found = ("image", "boxes", "labels"), A.recipe(name)
     options: dict[str, Any] = {"collate": None if name == "ssd" else {"image": "list"}, "batch_size": 9}
-    (batch,), (again,) = (
-        load(stores["sizes"], columns, augment=augment, workers=1, **options) for augment in (name, list(found))
-    )
+    [batch], again = (load(typed_stores["sizes"], columns, augment=given, **options) for given in (name, list(found)))
     assert parse_augment(name) == list(found)
-    assert all(map(torch.equal, batch["image"], again["image"]))
+    assert same([batch], again)
     for image, boxes, labels in zip(batch["image"], batch["boxes"], batch["labels"], strict=True):
         height, width = image.shape[1:]
         assert (height, width) == (300, 300) if name == "ssd" else 480 <= max(height, width) <= 1333
@@ -375,8 +286,8 @@ def test_a_mosaic_shows_four_images_with_their_boxes_and_masks(tmp_path: Path, s
             append(builder, IMAGE, chosen, number, pixels, values)
         builder.commit(origin=ORIGIN)
     made = Typed(path=path)
-    options: dict[str, Any] = {"mix": Mosaic((40, 50), p=p, fill=1), "mask_fill": 1, "collate": None, "min_area": 1}
-    options |= {"augment": [RandomHorizontalFlip()] if sizes == "one size" else [RandomZoomOut(p=0)], "seed": 5}
+    options: dict[str, Any] = {"mix": A.Mosaic((40, 50), p=p, fill=1), "mask_fill": 1, "collate": None, "min_area": 1}
+    options |= {"augment": [A.RandomHorizontalFlip()] if sizes == "one size" else [A.RandomZoomOut(p=0)], "seed": 5}
     columns, sources = ("image", "raw", "boxes", "labels", "image_id"), []
     batches = load(made, columns, **options)
     for batch in batches:
@@ -411,9 +322,9 @@ def test_a_mosaic_shows_four_images_with_their_boxes_and_masks(tmp_path: Path, s
         ({"collate": {"image": "multi_hot"}}, "images are a list, or padded"),
     ],
 )
-def test_what_cannot_be_is_refused(stores: dict[str, Typed], options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused(typed_stores: dict[str, Typed], options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        load(stores["pixels"], **{"columns": CARRIED, **options})
+        load(typed_stores["pixels"], **{"columns": CARRIED, **options})
 
 
 @pytest.mark.slow
@@ -424,14 +335,14 @@ def test_zooming_out_draws_as_torchvision_does(tv: Any, size: tuple[int, int]) -
     theirs = tv.transforms.v2.RandomZoomOut(p=1)
     torch.manual_seed(0)
     pads = np.array([theirs.make_params([blank])["padding"] for _ in range(count)])  # left, top, right, bottom
-    crops = RandomZoomOut(p=1).plan_whole_images(np.tile(np.array([size]), (count, 1)), Draws(1, 0, np.arange(count)))
+    crops = A.RandomZoomOut(p=1).plan_whole_images(np.tile(np.array([size]), (count, 1)), Draws(1, 0, np.arange(count)))
     window = crops.window
     ours = np.stack([-window[:, 1], -window[:, 0], window[:, 3] - size[1], window[:, 2] - size[0]], 1)
     ours[:, 2:] -= ours[:, :2]
     for column in range(4):
         assert chi_square(pads[:, column], ours[:, column]) < 40
     whole = np.tile(np.array([size]), (count, 1))
-    happens = RandomZoomOut(p=0.3).plan_whole_images(whole, Draws(1, 0, np.arange(count)))
+    happens = A.RandomZoomOut(p=0.3).plan_whole_images(whole, Draws(1, 0, np.arange(count)))
     assert 0.27 < (happens.window[:, 2] > size[0]).mean() < 0.33
 
 
@@ -454,7 +365,7 @@ def test_crops_by_boxes_are_drawn_as_torchvision_draws_them(tv: Any, count: int)
     drawn = [theirs.make_params([blank, of_torch]) for _ in range(count)]
     expected = np.array([[p["top"], p["left"], p["height"], p["width"]] if p else [0, 0, *size] for p in drawn])
     rows = np.repeat(np.arange(count), len(boxes))
-    crops = RandomIoUCrop().plan_around(
+    crops = A.RandomIoUCrop().plan_around(
         np.tile(np.array([size]), (count, 1)),
         BatchBoxes(np.tile(boxes, (count, 1)), rows),
         Draws(2, 0, np.arange(count)),
@@ -473,14 +384,14 @@ def test_cuts_one_after_the_other_are_one_cut(data: st.DataObject) -> None:
     ops = data.draw(
         st.lists(
             st.one_of(
-                st.just(RandomHorizontalFlip()),
-                st.builds(lambda a, b, c, d: Pad((a, b, c, d), fill=7), numbers, numbers, numbers, numbers),
-                st.builds(lambda a: Pad(a % 4, padding_mode="edge"), numbers),
-                st.builds(lambda a, b: CenterCrop((5 + 4 * a, 9 + 3 * b)), numbers, numbers),
-                st.builds(lambda a, b: Resize((9 + 3 * a, 5 + 4 * b)), numbers, numbers),
-                st.just(RandomShortestSize([12, 20])),
-                st.just(RandomZoomOut(4, (1, 2))),
-                st.just(RandomResizedCrop((14, 17))),
+                st.just(A.RandomHorizontalFlip()),
+                st.builds(lambda a, b, c, d: A.Pad((a, b, c, d), fill=7), numbers, numbers, numbers, numbers),
+                st.builds(lambda a: A.Pad(a % 4, padding_mode="edge"), numbers),
+                st.builds(lambda a, b: A.CenterCrop((5 + 4 * a, 9 + 3 * b)), numbers, numbers),
+                st.builds(lambda a, b: A.Resize((9 + 3 * a, 5 + 4 * b)), numbers, numbers),
+                st.just(A.RandomShortestSize([12, 20])),
+                st.just(A.RandomZoomOut(4, (1, 2))),
+                st.just(A.RandomResizedCrop((14, 17))),
             ),
             max_size=6,
         )

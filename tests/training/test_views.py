@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from packstore import augment as A  # noqa: N812
 from packstore.images.decoders import Decoder
 from tests.conftest import Simulate
 from tests.internals import Draws, Units, UsageError, apply_operations, parse_views
+from tests.makers.batches import check_order, same
 from tests.makers.images import picture, whole_images
-from tests.makers.simulated_cuda import Simulation
+from tests.makers.simulated_cuda import Simulation, check_waits
 from tests.makers.stores import damage
 from tests.makers.torchvision import import_torchvision
 
@@ -143,11 +145,9 @@ def test_resident_as_streamed(stores: Any, store: str) -> None:
             for resident in (False, True)
         )
         assert (streamed.mode, held.mode) == ("streaming", "resident")
-        for (ours, labels), (theirs, same) in zip(streamed, held, strict=True):
-            assert torch.equal(labels, same)
-            for name in VIEWS:
-                assert theirs[name].stride() == ours[name].stride()
-                assert torch.allclose(theirs[name], ours[name], atol=0 if not options else 1e-5)
+        assert same(held, streamed, 1e-5 if options else 0)
+        (ours, _), (theirs, _) = next(iter(streamed)), next(iter(held))
+        assert [theirs[name].stride() for name in VIEWS] == [ours[name].stride() for name in VIEWS]
 
 
 @pytest.mark.slow
@@ -171,26 +171,10 @@ def test_views_of_floating_point(stores: Any, store: str) -> None:
 def test_ranks_and_resuming(stores: Any, name: str) -> None:
     dataset = PackedDataset(stores(name), "train")
     views: Any = {"one": (2, [A.RandomResizedCrop(12)]), "two": (1, [A.RandomResizedCrop(16)])}
-
-    def loader(batch_size: int, **options: Any) -> PackedLoader:
-        return PackedLoader(dataset, batch_size, True, seed=3, drop_last=True, views=views, **options)
-
-    alone = list(loader(8))
-    shared = [list(loader(2, rank=rank, world_size=4, workers=1 + rank % 3)) for rank in range(4)]
-    for number, (images, labels) in enumerate(alone):
-        parts = [rank[number] for rank in shared]
-        assert torch.equal(torch.cat([part for _, part in parts]), labels)
-        for view in views:
-            assert torch.equal(torch.cat([part[view] for part, _ in parts]), images[view])
-    begun = loader(8)
-    batches = iter(begun)
-    next(batches)
-    resumed = loader(8, workers=3)
-    resumed.load_state_dict(begun.state_dict())
-    rest = list(resumed)
-    assert len(rest) == len(alone) - 1
-    for (ours, _), (theirs, _) in zip(rest, alone[1:], strict=True):
-        assert all(torch.equal(ours[view], theirs[view]) for view in views)
+    make = partial(PackedLoader, dataset, shuffle=True, seed=3, drop_last=True, views=views)
+    check_order(make, 8, (4,))
+    with pytest.raises(UsageError, match="has views"):
+        PackedLoader(dataset, 8, True, views=[[A.RandomResizedCrop(3)]]).load_state_dict(make(8).state_dict())
 
 
 def test_lists_of_lists(stores: Any) -> None:
@@ -218,20 +202,6 @@ def test_damaged_records_are_left_out(stores: Any, tmp_path: Any) -> None:
     assert torch.equal(found[0][0]["local"], whole[0][0]["local"][[0, 1, 3]])
     with pytest.raises(packstore.CorruptRecordError):
         load(PackedDataset(store, "train"))
-
-
-def test_states_name_their_views(stores: Any) -> None:
-    dataset = PackedDataset(stores("files.lmdb"), "train")
-    loader = PackedLoader(dataset, 4, seed=3, views=VIEWS, shuffle=True)
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    rest = list(batches)
-    again = PackedLoader(dataset, 4, seed=3, views=VIEWS, shuffle=True)
-    again.load_state_dict(state)
-    assert all(torch.equal(a[0]["local"], b[0]["local"]) for a, b in zip(rest, again, strict=True))
-    with pytest.raises(UsageError, match="has views"):
-        PackedLoader(dataset, 4, seed=3, shuffle=True, views=[[A.RandomResizedCrop(3)]]).load_state_dict(state)
 
 
 @pytest.mark.parametrize("name", [name for name in A.RECIPES if A.recipe(name).views is not None])
@@ -282,24 +252,15 @@ def test_views_on_a_device(stores: Any, device: Simulation, name: str, resident:
         for place, held in ((where, resident), (torch.device("cpu"), False))
     )
     assert there.mode == ("resident" if resident is True or (name, resident) == ("square.pth", "auto") else "streaming")
-    for (ours, labels), (theirs, same) in zip(there, here, strict=True):
-        assert labels.tolist() == same.tolist()
+    for (ours, labels), (theirs, others) in zip(there, here, strict=True):
+        assert same(labels, others)
         for view in views:
             assert ours[view].device == where
             far = (ours[view].cpu().float() - theirs[view].float()).abs()
             assert (far > (1 if name != "floats.lmdb" else 0.02)).float().mean() < 0.01
     # Operations that are programs on a device read the numbers of the records; others never wait.
-    moving = PackedLoader(
-        there.dataset, size, views={"one": (2, crop), "two": crop}, resident=resident, dtype=torch.float16
-    )
-    for _ in moving:  # once for what is made once
-        pass
-    device.waits.clear()
-    device.staged.clear()
-    for _ in moving:
-        pass
-    assert device.waits == []
-    assert device.staged == []
+    options: dict[str, Any] = {"views": {"one": (2, crop), "two": crop}, "resident": resident, "dtype": torch.float16}
+    check_waits(device, PackedLoader(there.dataset, size, **options))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Volumes and clips: arrays that move with their image, alike over D."""
+"""Maps, volumes and clips: arrays that move with their image, alike over D."""
 
 from __future__ import annotations
 
@@ -15,21 +15,7 @@ from PIL import Image
 
 import packstore
 from packstore import PackedDataset, PackedLoader
-from packstore.augment import (
-    CenterCrop,
-    ColorJitter,
-    GaussianBlur,
-    RandAugment,
-    RandomApply,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomPerspective,
-    RandomResizedCrop,
-    RandomRotation,
-    RandomVerticalFlip,
-    Resize,
-    ScaleJitter,
-)
+from packstore import augment as A  # noqa: N812
 from tests.conftest import Simulate
 from tests.internals import PackstoreError, SampleError, UsageError
 from tests.makers.torchvision import import_torchvision
@@ -54,7 +40,7 @@ def tiff(pixels: NDArray[Any]) -> bytes:
 def store_of(
     path: Path, suffix: str = "lmdb", dtype: str = "uint8", fixed: bool = False, several_sizes: bool = False
 ) -> list[dict[str, Any]]:
-    """Clips whose middle frame is the image; volumes of which each plane is the mask."""
+    """Clips whose middle frame is the image; volumes of which each plane is the mask; maps of values as of the mask."""
     samples = []
     for number in range(6):
         size = (SIZE[0] + number * several_sizes, SIZE[1] - number * several_sizes)
@@ -67,6 +53,7 @@ def store_of(
             "mask": mask,
             "volume": np.broadcast_to(mask, (len(clip), 2, *size)).astype(np.int32),
             "features": mask[None] * np.float32(1.5),
+            "depth": mask * np.float32(2.5),
         })  # fmt: skip
     shape: Any = {"shape": (3, MODES[dtype], *SIZE), "spatial": True} if fixed else {"spatial": "DCHW"}
     planes: Any = {"shape": (3, 2, *SIZE), "spatial": True} if fixed else {"spatial": "DCHW"}
@@ -77,22 +64,23 @@ def store_of(
         "mask": packstore.Mask("uint8"),
         "volume": packstore.Array("int32", **planes),
         "features": packstore.Array("float32", spatial="CHW"),
+        "depth": packstore.Array("float32", spatial=True),
     }
     options: Any = {"depth": "keep"} if dtype == "float32" else {}
     packstore.convert(samples, path / f"s.{suffix}", fields=fields, **options)
     return samples
 
 
-COLUMNS = ("image", "clip", "mask", "volume", "features")
+COLUMNS = ("image", "clip", "mask", "volume", "features", "depth")
 
 
 def check(batch: Sequence[Any]) -> None:
-    images, clips, masks, volumes, features = batch
-    for image, clip, mask, volume, feature in zip(images, clips, masks, volumes, features, strict=True):
+    for image, clip, mask, volume, feature, depth in zip(*batch, strict=True):
         assert clip.shape[-2:] == image.shape[-2:] == volume.shape[-2:]
         assert torch.equal(clip[len(clip) // 2], image.to(clip.dtype))
         assert torch.equal(volume, mask.to(volume.dtype).expand(volume.shape))
         assert torch.equal(feature[0], mask * 1.5)
+        assert torch.equal(depth, mask * 2.5)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -111,15 +99,15 @@ def test_items_have_them(tmp_path: Path, dtype: str, suffix: str, fixed: bool) -
 
 LISTS: dict[str, list[Any]] = {
     "none": [],
-    "crop": [RandomCrop(16), RandomHorizontalFlip()],
-    "resized crop": [RandomResizedCrop(18), RandomHorizontalFlip()],
-    "resize and crop": [Resize(17), CenterCrop(15)],
-    "padding": [RandomHorizontalFlip(), RandomCrop(20, padding=4, fill=7)],
-    "reflected": [RandomCrop(20, padding=4, padding_mode="reflect")],
-    "vertical": [RandomVerticalFlip(), RandomResizedCrop(12)],
-    "rotation": [RandomRotation(40, interpolation="bilinear"), RandomResizedCrop(12)],
-    "perspective": [RandomResizedCrop(24), RandomPerspective(p=1.0), RandomHorizontalFlip()],
-    "some": [RandomResizedCrop(24), RandomApply([RandomRotation(90, interpolation="nearest")])],
+    "crop": [A.RandomCrop(16), A.RandomHorizontalFlip()],
+    "resized crop": [A.RandomResizedCrop(18), A.RandomHorizontalFlip()],
+    "resize and crop": [A.Resize(17), A.CenterCrop(15)],
+    "padding": [A.RandomHorizontalFlip(), A.RandomCrop(20, padding=4, fill=7)],
+    "reflected": [A.RandomCrop(20, padding=4, padding_mode="reflect")],
+    "vertical": [A.RandomVerticalFlip(), A.RandomResizedCrop(12)],
+    "rotation": [A.RandomRotation(40, interpolation="bilinear"), A.RandomResizedCrop(12)],
+    "perspective": [A.RandomResizedCrop(24), A.RandomPerspective(p=1.0), A.RandomHorizontalFlip()],
+    "some": [A.RandomResizedCrop(24), A.RandomApply([A.RandomRotation(90, interpolation="nearest")])],
 }
 
 
@@ -137,7 +125,7 @@ def test_they_move_with_their_image(tmp_path: Path, operations: str, dtype: str,
 
 
 @pytest.mark.parametrize("collate", [{}, {"image": "padded", "clip": "padded", "volume": "padded"}])
-@pytest.mark.parametrize("augment", [[ScaleJitter((20, 20))], [RandomHorizontalFlip()]])
+@pytest.mark.parametrize("augment", [[A.ScaleJitter((20, 20))], [A.RandomHorizontalFlip()]])
 def test_sizes_may_differ(tmp_path: Path, augment: list[Any], collate: dict[str, Any]) -> None:
     store_of(tmp_path, several_sizes=True)
     dataset = PackedDataset(tmp_path / "s.lmdb", columns=("image", "clip", "volume"))
@@ -162,7 +150,7 @@ def test_sizes_may_differ(tmp_path: Path, augment: list[Any], collate: dict[str,
 def test_each_view_has_its_own(tmp_path: Path, fixed: bool) -> None:
     store_of(tmp_path, fixed=fixed)
     dataset = PackedDataset(tmp_path / "s.lmdb", columns=("image", "clip", "volume", "mask"))
-    views: Any = {"large": (2, [RandomResizedCrop(16)]), "small": (3, [RandomResizedCrop(8)])}
+    views: Any = {"large": (2, [A.RandomResizedCrop(16)]), "small": (3, [A.RandomResizedCrop(8)])}
     images, clips, volumes, masks = next(iter(PackedLoader(dataset, 4, views=views)))
     for name, count, side in (("large", 2, 16), ("small", 3, 8)):
         assert images[name].shape == (4, count, 3, side, side)
@@ -177,7 +165,7 @@ def test_colours_of_a_clip_stay(tmp_path: Path) -> None:
     samples = store_of(tmp_path)
     dataset = PackedDataset(tmp_path / "s.lmdb", columns=("clip",))
     clips = next(iter(PackedLoader(PackedDataset(tmp_path / "s.lmdb", columns=("image", "clip")), 6, augment=[
-        ColorJitter(0.9), GaussianBlur(3)
+        A.ColorJitter(0.9), A.GaussianBlur(3)
     ])))[1]  # fmt: skip
     for clip, sample, item in zip(clips, samples, dataset, strict=True):
         assert np.array_equal(clip, sample["clip"])
@@ -187,7 +175,7 @@ def test_colours_of_a_clip_stay(tmp_path: Path) -> None:
 def test_policies_move_them(tmp_path: Path) -> None:
     store_of(tmp_path)
     dataset = PackedDataset(tmp_path / "s.lmdb", columns=("image", "clip", "volume", "mask"))
-    for images, clips, volumes, masks in PackedLoader(dataset, 6, augment=[RandomResizedCrop(20), RandAugment(3)]):
+    for images, clips, volumes, masks in PackedLoader(dataset, 6, augment=[A.RandomResizedCrop(20), A.RandAugment(3)]):
         assert [clip.shape[-2:] for clip in clips] == [image.shape[-2:] for image in images]
         for volume, mask in zip(volumes, masks, strict=True):
             assert torch.equal(volume, mask.expand(volume.shape))
@@ -225,7 +213,9 @@ def test_torchvision_moves_items(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "dtype": (packstore.Array("float64", spatial="DCHW"), "spatial takes one of uint8, uint16, int16, int32, float32"),
-    "axes": (packstore.Array("float32", spatial="WH"), "the axes: spatial='HW', 'CHW' or 'DCHW'"),  # type: ignore[arg-type]
+    "dtype of a map": (packstore.Array("float64", spatial=True), "spatial takes one of uint8, uint16, int32, float32"),
+    "shape of a map": (packstore.Array("float32", (2,), spatial=True), "a shape of two to four sizes"),
+    "axes": (packstore.Array("float32", spatial="WH"), "the axes: spatial='HW', 'CHW' or 'DCHW'"),
     "shape": (packstore.Array("float32", (1, 2, 3, 4, 5), spatial=True), "a shape of two to four sizes"),
     "shape and axes": (packstore.Array("float32", (3, 8, 9), spatial="DCHW"), "a shape of two to four sizes"),
     "ragged": (packstore.Array("float32", (3, 8, 9), ragged=True, spatial=True), "if sizes differ no shape"),
@@ -243,9 +233,11 @@ def test_what_they_may_not_be(tmp_path: Path, name: str) -> None:
         packstore.convert([sample], tmp_path / "s.lmdb", fields=fields)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 9, 9), (2, 3, 8), (8, 9)])
-def test_they_have_the_size_of_their_image(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    fields: dict[str, Any] = {"image": packstore.Image("uint8"), "values": packstore.Array("uint8", spatial="DCHW")}
+@pytest.mark.parametrize(
+    ("shape", "spatial"), [((2, 3, 9, 9), "DCHW"), ((2, 3, 8), "DCHW"), ((8, 9), "DCHW"), ((9, 9), True)]
+)
+def test_they_have_the_size_of_their_image(tmp_path: Path, shape: tuple[int, ...], spatial: Any) -> None:
+    fields: dict[str, Any] = {"image": packstore.Image("uint8"), "values": packstore.Array("uint8", spatial=spatial)}
     sample = {"image": np.zeros((8, 9, 3), np.uint8), "values": np.zeros(shape, np.uint8)}
     with pytest.raises(SampleError, match="values"):
         packstore.convert([sample], tmp_path / "s.lmdb", fields=fields)
@@ -255,8 +247,8 @@ def test_what_cannot_have_them(tmp_path: Path) -> None:
     store_of(tmp_path)
     dataset = PackedDataset(tmp_path / "s.lmdb", columns=("image", "clip"))
     with pytest.raises(UsageError, match="Mosaic joins images, not volumes and clips"):
-        PackedLoader(dataset, 4, augment=[RandomCrop(16)], mix=packstore.augment.Mosaic(32))
+        PackedLoader(dataset, 4, augment=[A.RandomCrop(16)], mix=packstore.augment.Mosaic(32))
     with pytest.raises(UsageError, match="AugMix"):
-        PackedLoader(dataset, 4, augment=[RandomCrop(16), packstore.augment.AugMix()])
+        PackedLoader(dataset, 4, augment=[A.RandomCrop(16), packstore.augment.AugMix()])
     with pytest.raises(PackstoreError, match="would change the images and not 'clip'"):
         packstore.convert(tmp_path / "s.lmdb", tmp_path / "small.lmdb", max_side=8)

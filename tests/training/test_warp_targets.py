@@ -22,14 +22,9 @@ from tests.internals import (
     step,
     uniform,
 )
-from tests.makers.torchvision import import_torchvision, skip_before
+from tests.makers.torchvision import skip_before
 
 COUNT = 6
-
-
-@pytest.fixture(scope="module")
-def tv() -> Any:
-    return import_torchvision()
 
 
 def draws(stream: int = 0) -> Draws:
@@ -201,14 +196,3 @@ def test_what_cannot_follow_is_refused() -> None:
     with pytest.raises(UsageError, match="further images"):
         check_targets([A.AugMix()], ["image"])
     check_targets([A.RandAugment(), A.RandomErasing()], ["mask", "boxes"])
-    for make in (
-        lambda: A.RandomRotation((20, 10)),
-        lambda: A.RandomRotation(10, center=3),  # type: ignore[arg-type]
-        lambda: A.RandomAffine(10, translate=(0.1, 2)),
-        lambda: A.RandomAffine(10, scale=(2, 1)),
-        lambda: A.RandomAffine(10, interpolation="bicubic"),
-        lambda: A.RandomPerspective(2),
-        lambda: A.RandomVerticalFlip(-1),
-    ):
-        with pytest.raises(UsageError):
-            make()
