@@ -229,5 +229,5 @@ def as_tensors(made: Typed, number: int) -> dict[str, Any]:
     found |= {"image": torch.tensor(pixels), "right": torch.tensor(pixels[..., ::-1].copy()), "mask": mask}
     found |= {"deep": mask.int() * 200, "depth": None if values["depth"] is None else mask.int() * 250}
     found |= {"brain": torch.tensor(values["brain"]).bfloat16(), "crowd": torch.tensor(values["crowd"])}
-    weight = values["weight"]
+    found["key"], weight = f"{number:04}.png", values["weight"]
     return found | {"weight": None if weight is None else torch.tensor(weight, dtype=torch.float64)}

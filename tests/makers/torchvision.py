@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import inspect
 import shutil
 import subprocess
 import tempfile
@@ -32,6 +33,25 @@ def import_torchvision() -> Any:
     for name in ("transforms.v2", "tv_tensors", "datasets"):
         importlib.import_module(f"torchvision.{name}")
     return module
+
+
+def transforms_of(tv: Any) -> dict[str, type]:
+    """All transforms of both versions, by module and name."""
+    return {
+        f"{kind.__module__}.{kind.__name__}": kind
+        for module in (tv.transforms, tv.transforms.v2)
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and (issubclass(kind, torch.nn.Module) or "__call__" in vars(kind))
+    }
+
+
+def make_any(kind: type, **attributes: Any) -> Any:
+    """An object of the class, whatever its constructor asks for."""
+    op: Any = object.__new__(kind)
+    if isinstance(op, torch.nn.Module):
+        torch.nn.Module.__init__(op)
+    vars(op).update(attributes)
+    return op
 
 
 def skip_before(minor: int) -> None:

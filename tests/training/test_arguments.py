@@ -86,10 +86,7 @@ Flip.__module__ = "albumentations.augmentations.geometric"
 
 WRONG: list[tuple[Callable[[Any], Any], str]] = [
     (lambda path: PackedDataset(path, torch.nn.Identity()), "split should be a name, got Identity.*transform="),
-    (
-        lambda path: PackedDataset(path, "train", transform=torch.nn.Identity),
-        r"the class Identity.*Identity\(...\)",
-    ),
+    (lambda path: PackedDataset(path, "train", transform=torch.nn.Identity), r"the class Identity.*Identity\(...\)"),
     (lambda path: PackedDataset(path, "train", transform=A.RandomCrop(4)), r"PackedLoader\(dataset, augment="),
     (lambda path: PackedDataset(path, "train", transforms=A.RandomCrop(4)), r"PackedLoader\(dataset, augment="),
     (lambda path: PackedDataset([path, path]), "path should be that of a store.*packstore.concat"),

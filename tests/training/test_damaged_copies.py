@@ -20,10 +20,7 @@ from tests.internals import CorruptRecordError, StoreError, UrlPath, upload_stor
 from tests.makers.batches import same
 from tests.makers.datasets import make_folder
 
-FORMS: dict[str, dict[str, Any]] = {
-    "files": {"encoding": "original"},
-    "pixels": {"encoding": "uint8", "size": 24},
-}
+FORMS: dict[str, dict[str, Any]] = {"files": {"encoding": "original"}, "pixels": {"encoding": "uint8", "size": 24}}
 
 
 class Remote:

@@ -245,19 +245,22 @@ def test_a_colour_of_three_is_refused_for_gray(root: Path) -> None:
                 PackedLoader(dataset, 2, augment=operation)
 
 
+WRONG: dict[str, dict[str, Any]] = {
+    "Pad": {"augment": A.Pad(2, fill=-2.1)},
+    "RandomCrop": {"augment": A.RandomCrop(9, padding=4, fill=256)},
+    "RandomErasing": {"augment": [A.RandomHorizontalFlip(), A.RandomErasing(value=-0.5)]},
+    "Cutout": {"augment": A.RandomApply([A.Cutout(4, fill=300)])},
+    "Mosaic": {"mix": A.Mosaic(30, fill=-1)},
+}
+
+
 @pytest.mark.parametrize("store", ["RGB-uint8.h5", "RGB-float16.h5", "RGB-original.h5", "L-float32.h5", "scaled.pth"])
-def test_what_is_no_colour_is_refused(root: Path, store: str) -> None:
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_colour_is_refused(root: Path, store: str, name: str) -> None:
     """Such as the values of a store, which fills were once."""
     dataset = PackedDataset(root / store, columns=("image",))
-    for name, options in {
-        "Pad": {"augment": A.Pad(2, fill=-2.1)},
-        "RandomCrop": {"augment": A.RandomCrop(9, padding=4, fill=256)},
-        "RandomErasing": {"augment": [A.RandomHorizontalFlip(), A.RandomErasing(value=-0.5)]},
-        "Cutout": {"augment": A.RandomApply([A.Cutout(4, fill=300)])},
-        "Mosaic": {"mix": A.Mosaic(30, fill=-1)},
-    }.items():
-        with pytest.raises(UsageError, match=f"{name}: .* should be 0 … 255 for these images.*a colour of the image"):
-            PackedLoader(dataset, 2, **options)
+    with pytest.raises(UsageError, match=f"{name}: .* should be 0 … 255 for these images.*a colour of the image"):
+        PackedLoader(dataset, 2, **WRONG[name])
 
 
 def test_units_are_not_part_of_an_operation(root: Path) -> None:

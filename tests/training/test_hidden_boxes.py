@@ -36,7 +36,6 @@ FREE: list[Any] = [
     *({"num_boxes": 3, "num_points": 7}, {"box_ids": [1, 2, 3]}, {"width": 60, "height": 40}, {"inbox": "mail"}),
     *({"caption": "a box at 2 5 12 15"}, {"tags": [1, 2, 3, 4], "score": 0.5}, {"x": 2}, ["boxes", "points"], None),
 ]
-Maker = Callable[[Path, list[Any]], Path]
 
 
 def write_folder(folder: Path, values: list[Any], first: int = 0) -> Path:
@@ -56,41 +55,6 @@ def convert(folder: Path, values: list[Any], name: str = "out.lmdb", first: int 
     return folder / name
 
 
-def in_shards(folder: Path, values: list[Any]) -> Path:
-    return convert(folder, values, encoding="uint8", shard_size=7200)
-
-
-def append(folder: Path, values: list[Any]) -> Path:
-    store = convert(folder, values[:-1])
-    packstore.append(store, write_folder(folder / "more", values[-1:], len(values) - 1))
-    return store
-
-
-def append_store(folder: Path, values: list[Any]) -> Path:
-    store = convert(folder, values[:-1])
-    packstore.append(store, convert(folder, values[-1:], "more.lmdb", len(values) - 1))
-    return store
-
-
-def merge(folder: Path, values: list[Any]) -> Path:
-    stores = [convert(folder, values[:-1], "a.lmdb"), convert(folder, values[-1:], "b.lmdb", len(values) - 1)]
-    packstore.merge(stores, folder / "out.lmdb")
-    return folder / "out.lmdb"
-
-
-def merge_shards(folder: Path, values: list[Any]) -> Path:
-    options: dict[str, Any] = {"encoding": "uint8", "shard_size": 7200}
-    last = len(values) - 1
-    stores = [convert(folder, values[:-1], "a.h5", **options), convert(folder, values[-1:], "b.h5", last, **options)]
-    packstore.merge(stores, folder / "out.h5")
-    return folder / "out.h5"
-
-
-def select(folder: Path, values: list[Any]) -> Path:
-    packstore.select(convert(folder, values), folder / "chosen.lmdb", where="key != '0.png'")
-    return folder / "chosen.lmdb"
-
-
 def write_samples(folder: Path, values: list[Any]) -> Path:
     fields = {"image": "image", "extra": "json"}
     folder.mkdir(exist_ok=True)
@@ -98,13 +62,6 @@ def write_samples(folder: Path, values: list[Any]) -> Path:
         for value in values:
             writer.add(image=np.zeros((8, 8, 3), np.uint8), extra=value)
     return folder / "out.pth"
-
-
-def cluster(folder: Path, values: list[Any]) -> Path:
-    source = write_folder(folder / "source", values)
-    url = (folder / "objects" / "out.h5").as_uri()
-    packstore.convert(source, url, encoding="uint8", shard_size=7200)
-    return url
 
 
 def resume(folder: Path, values: list[Any]) -> Path:
@@ -126,9 +83,45 @@ def resume(folder: Path, values: list[Any]) -> Path:
     return folder / "out.lmdb"
 
 
-MAKERS: list[Maker] = [
-    convert, in_shards, append, append_store, merge, merge_shards, select, write_samples, cluster, resume
-]  # fmt: skip
+def compose(function: Callable[..., Any], source: Any, out: Path, **options: Any) -> Path:
+    """Makes a store of stores or of a source."""
+    function(source, out, **options)
+    return out
+
+
+def extend(store: Path, more: Path) -> Path:
+    packstore.append(store, more)
+    return store
+
+
+def halves(folder: Path, values: list[Any], suffix: str = "lmdb", **options: Any) -> list[Path]:
+    """Packs all records but the last in one store, and the last in another."""
+    last = len(values) - 1
+    first = convert(folder, values[:last], f"a.{suffix}", **options)
+    return [first, convert(folder, values[last:], f"b.{suffix}", last, **options)]
+
+
+SHARDED: dict[str, Any] = {"encoding": "uint8", "shard_size": 7200}
+MAKERS: dict[str, Callable[[Path, list[Any]], Any]] = {
+    "convert": convert,
+    "in shards": lambda folder, values: convert(folder, values, **SHARDED),
+    "append": lambda folder, values: extend(
+        convert(folder, values[:-1]), write_folder(folder / "more", values[-1:], len(values) - 1)
+    ),
+    "append a store": lambda folder, values: extend(*halves(folder, values)),
+    "merge": lambda folder, values: compose(packstore.merge, halves(folder, values), folder / "out.lmdb"),
+    "merge shards": lambda folder, values: compose(
+        packstore.merge, halves(folder, values, "h5", **SHARDED), folder / "out.h5"
+    ),
+    "select": lambda folder, values: compose(
+        packstore.select, convert(folder, values), folder / "chosen.lmdb", where="key != '0.png'"
+    ),
+    "write samples": write_samples,
+    "at a URL": lambda folder, values: compose(
+        packstore.convert, write_folder(folder / "source", values), (folder / "out.h5").as_uri(), **SHARDED
+    ),
+    "resume": resume,
+}
 
 
 def refuses(store: Path, **options: Any) -> bool:
@@ -141,8 +134,8 @@ def refuses(store: Path, **options: Any) -> bool:
     return False
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-def test_boxes_of_the_last_record_are_found(make: Maker, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_boxes_of_the_last_record_are_found(make: Any, tmp_path: Path) -> None:
     held = make(tmp_path / "held", [[], None, {"note": 1}, [{"box": BOX}]])
     free = make(tmp_path / "free", [[], None, {"note": 1}, [{"note": 2}]])
     assert refuses(held)

@@ -1,4 +1,4 @@
-"""``PackedLoader`` and ``PackedDataset`` in the loops of timm, torchvision's references and torchdata."""
+"""``PackedLoader`` and ``PackedDataset`` in loops: of timm, torchvision's references, torchdata, and a step of a model."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 import packstore
 from packstore import PackedDataset, PackedLoader
-from packstore.augment import RASampler
+from packstore.augment import RandomHorizontalFlip, RandomResizedCrop, RASampler
 from tests.conftest import Stores
 from tests.makers.batches import FIXED, RAGGED, go_on, keys_of
+from tests.makers.samples import COCO_CLASSES, VOC_CLASSES, Voc, coco
 from tests.makers.torchvision import import_torchvision
+from tests.makers.typed import Typed
 
 pytestmark = pytest.mark.slow
 
@@ -107,48 +109,31 @@ def test_the_loader_of_a_reference_with_repeated_augmentation(stores: Stores) ->
         assert [[*keys] for keys, _ in loader] == [keys for _, keys in ours]
 
 
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of different sizes with masks and boxes, one of them without a box."""
-    path = tmp_path_factory.mktemp("objects") / "objects.lmdb"
-    fields = {
-        "image": "image",
-        "mask": "mask",
-        "boxes": "boxes",
-        "labels": packstore.Labels(["cat", "dog"], of="boxes"),
-    }
-    with packstore.Writer(path, fields, encoding="uint8") as writer:
-        for n in range(6):
-            image = np.random.default_rng(n).integers(0, 256, (60 + n, 80, 3), np.uint8)
-            boxes = [[10, 20, 50, 60], [60, 0, 80, 20 + n]][: 2 * (n != 3)]
-            mask = (image[..., 0] > 127).astype(np.uint8)
-            writer.add(key=str(n), image=image, mask=mask, boxes=boxes, labels=[1, 0][: len(boxes)])
-    return path
+OBJECTS = ("image", "boxes", "labels", "key")
 
 
-def read_targets(objects: Path, way: str) -> Iterator[tuple[list[Any], list[dict[str, Any]]]]:
+def read_targets(path: Path, way: str) -> Iterator[tuple[list[Any], list[dict[str, Any]]]]:
     """The batches of a detector: images, and their boxes and labels."""
-    columns = ("image", "boxes", "labels", "key")
     if way == "loader":
         options: dict[str, Any] = {"dtype": torch.float32, "collate": {"image": "list"}}
-        for images, *values in PackedLoader(PackedDataset(objects, columns=columns), 3, **options):
-            yield images, [dict(zip(columns[1:], each, strict=True)) for each in zip(*values, strict=True)]
+        for images, *values in PackedLoader(PackedDataset(path, columns=OBJECTS), 3, **options):
+            yield images, [dict(zip(OBJECTS[1:], each, strict=True)) for each in zip(*values, strict=True)]
         return
-    dataset = PackedDataset(objects, columns=columns, output="tv_tensors")
+    dataset = PackedDataset(path, columns=OBJECTS, output="tv_tensors")
     for images, targets in DataLoader(dataset, 3, collate_fn=lambda batch: tuple(zip(*batch, strict=True))):
         yield [image / 255 for image in images], [*targets]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, for detectors
 @pytest.mark.parametrize("way", ["loader", "items"])
-def test_the_loop_of_a_reference_for_detection(objects: Path, way: str) -> None:
-    """Two steps of a detector, fed by a loader, and by items with ``utils.collate_fn`` of torchvision's references."""
-    detection = import_torchvision().models.detection
+def test_the_loop_of_a_reference_for_detection(typed_stores: dict[str, Typed], way: str) -> None:
+    """Steps of a detector, fed by a loader, and by items with ``utils.collate_fn`` of torchvision's references."""
+    detection, path = import_torchvision().models.detection, typed_stores["sizes"].path
     torch.manual_seed(1)
-    model = detection.ssdlite320_mobilenet_v3_large(weights_backbone=None, num_classes=3)
+    model = detection.ssdlite320_mobilenet_v3_large(weights_backbone=None, num_classes=4)
     optimizer = torch.optim.SGD(model.parameters(), 0.001)
-    dataset, seen = PackedDataset(objects, columns=("image", "boxes", "labels", "key"), output="dict"), 0
-    for images, targets in read_targets(objects, way):
+    dataset, seen = PackedDataset(path, columns=OBJECTS, output="dict"), 0
+    for images, targets in read_targets(path, way):
         for image, target in zip(images, targets, strict=True):
             assert image.dtype == torch.float32
             assert (image * 255).round().equal(dataset[seen]["image"].float())
@@ -160,7 +145,7 @@ def test_the_loop_of_a_reference_for_detection(objects: Path, way: str) -> None:
         sum(losses.values()).backward()
         optimizer.step()
         assert all(loss.isfinite() for loss in losses.values())
-    assert seen == 6
+    assert seen == 9
 
 
 def join_padded(images: Any, fill: int) -> torch.Tensor:
@@ -173,18 +158,95 @@ def join_padded(images: Any, fill: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("output", ["tensor", "tv_tensors"])
-def test_the_collation_of_a_reference_for_segmentation(objects: Path, output: Any) -> None:
+def test_the_collation_of_a_reference_for_segmentation(typed_stores: dict[str, Typed], output: Any) -> None:
     """Padded batches of images and masks, as the loader's own."""
     import_torchvision()
-    dataset = PackedDataset(objects, columns=("image", "mask"), output=output)
+    path, columns = typed_stores["sizes"].path, ("image", "mask")
 
     def collate(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         images, masks = zip(*batch, strict=True)
         return join_padded(images, 0), join_padded(masks, 255)
 
-    ours = PackedLoader(
-        PackedDataset(objects, columns=("image", "mask")), 4, collate={"image": "padded"}, mask_fill=255
-    )
-    for (images, masks), (values, labels) in zip(DataLoader(dataset, 4, collate_fn=collate), ours, strict=True):
+    theirs = DataLoader(PackedDataset(path, columns=columns, output=output), 4, collate_fn=collate)
+    ours = PackedLoader(PackedDataset(path, columns=columns), 4, collate={"image": "padded"}, mask_fill=255)
+    for (images, masks), (values, labels) in zip(theirs, ours, strict=True):
         assert images.equal(values.values)
         assert masks.equal(labels.values)
+
+
+# A step of training -----------------------------------------------------------------------------------------------
+
+SUFFIXES = [".lmdb", ".h5", ".pth"]
+FIELDS: dict[str, Any] = {
+    "coco": {
+        "image": "image",
+        "boxes": "boxes",
+        "labels": packstore.Labels(COCO_CLASSES, of="boxes"),
+        "captions": "json",
+        "mask": "mask",
+    },
+    "voc": {"image": "image", "mask": "mask", "boxes": "boxes", "labels": packstore.Labels(VOC_CLASSES, of="boxes")},
+}
+COLUMNS = ("image", "mask", "boxes", "labels")
+
+
+def pack(folder: Path, name: str, suffix: str, way: str) -> Path:
+    samples: Any = [*coco(12)] if name == "coco" else Voc(folder / "voc", 12)
+    fields, out = FIELDS[name], folder / f"{name}{suffix}"
+    if way == "convert":
+        packstore.convert(samples, out, split="train", fields=fields)
+        return out
+    with packstore.Writer(out, fields, split="train") as writer:
+        for sample in samples:
+            writer.add(**{each: sample[each] for each in fields})
+    return out
+
+
+class Net(nn.Module):
+    """One layer that says a class a pixel, and one that says a box an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pixels = nn.Conv2d(3, 90, 3, padding=1)
+        self.box = nn.Linear(3, 4)
+
+    def loss(self, images: torch.Tensor, masks: torch.Tensor, boxes: list[torch.Tensor]) -> torch.Tensor:
+        found = nn.functional.cross_entropy(self.pixels(images), masks.long())
+        means = [each.mean(0) if len(each) else torch.zeros(4) for each in boxes]
+        return found + (self.box(images.mean((2, 3))) - torch.stack(means)).abs().mean()
+
+
+def step(images: torch.Tensor, masks: torch.Tensor, boxes: list[torch.Tensor]) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    before = net.loss(images, masks, boxes)
+    before.backward()
+    optimizer.step()
+    assert net.loss(images, masks, boxes) < before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["Writer", "convert"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_step(tmp_path: Path, name: str, suffix: str, way: str) -> None:
+    v2 = import_torchvision().transforms.v2
+    out = pack(tmp_path, name, suffix, way)
+    transform = v2.Compose([v2.RandomResizedCrop(16, antialias=True), v2.RandomHorizontalFlip()])
+    dataset = PackedDataset(out, "train", columns=COLUMNS, output="tv_tensors")
+    samples = [transform(image, target) for image, target in (dataset[i] for i in range(4))]
+    images = torch.stack([image for image, _ in samples]) / 255
+    masks = torch.stack([target["mask"] for _, target in samples])
+    assert (images.shape, masks.shape) == ((4, 3, 16, 16), (4, 16, 16))
+    step(images, masks, [target["boxes"] for _, target in samples])
+    loader = PackedLoader(
+        PackedDataset(out, "train", columns=COLUMNS, output="dict"),
+        4,
+        shuffle=True,
+        augment=[RandomResizedCrop(16), RandomHorizontalFlip()],
+    )
+    batches = list(loader)
+    assert len(batches) == 3
+    for batch in batches:
+        assert all(len(one) == len(other) for one, other in zip(batch["boxes"], batch["labels"], strict=True))
+        step(batch["image"] / 255, batch["mask"], batch["boxes"])

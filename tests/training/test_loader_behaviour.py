@@ -440,8 +440,7 @@ next(iterator)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "resident", "held"),
-    [("files.lmdb", False, False), ("cifar.h5", True, True), ("cifar.h5", False, True)],
+    ("name", "resident", "held"), [("files.lmdb", False, False), ("cifar.h5", True, True), ("cifar.h5", False, True)]
 )
 def test_an_iterator_may_be_left_open_at_exit(stores: Stores, name: str, resident: bool, held: bool) -> None:
     command = [sys.executable, "-c", _LEFT_OPEN, str(stores(name)), str(resident), str(held)]

@@ -123,6 +123,8 @@ def test_torchvision_runs_in_the_threads_that_decode(stores: Stores, name: str) 
         torch.manual_seed(0)
         assert drawn == [float(torch.rand(())) for _ in drawn]
         assert loader.stats()["per_image_seconds"] > 0
+    square = PackedDataset(stores("square.pth"), "train")
+    assert torch.equal(*(_loaded(square, augment=[each], resident=resident) for resident in (True, False)))
 
 
 def test_a_function_that_draws_from_torch_alone_may_run_in_the_threads(stores: Stores) -> None:

@@ -66,8 +66,8 @@ def pixels_of_any_kind(height: int, width: int, seed: int) -> Any:
     return values
 
 
-def assert_planned(transforms: Sequence[Any], values: Any, seed: int) -> PlannedImage:
-    """Compares pixels and the generator after transforms of a planned image with those of one of Pillow."""
+def run_both(transforms: Sequence[Any], values: Any, seed: int) -> list[Any]:
+    """Gives a planned image and one of Pillow to transforms, which have to leave the same states of the generator."""
     results, states = [], []
     for image in (plan_pixels(values), Image.fromarray(values)):
         torch.manual_seed(seed)
@@ -76,7 +76,12 @@ def assert_planned(transforms: Sequence[Any], values: Any, seed: int) -> Planned
         results.append(image)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
-    found, expected = results
+    return results
+
+
+def assert_planned(transforms: Sequence[Any], values: Any, seed: int) -> PlannedImage:
+    """Compares the pixels of a planned image, which nothing makes before the end, with those of one of Pillow."""
+    found, expected = run_both(transforms, values, seed)
     assert isinstance(found, PlannedImage)
     assert not found.is_made
     assert found.size == expected.size
@@ -153,15 +158,10 @@ def test_augmix_is_nearly_that_of_torchvision(module: Any, name: str) -> None:
     assert has_steps(transform)
     before = vars(transform).copy()
     for seed in range(40):
-        values, results, states = pixels(30 + seed, 70 - seed % 9, seed), [], []
-        for call, make in ((call_transform, plan_pixels), (lambda t, image: t(image), Image.fromarray)):
-            torch.manual_seed(seed)
-            results.append(call(transform, make(values)))
-            states.append(torch.get_rng_state())
-        assert torch.equal(*states)
-        assert isinstance(results[0], PlannedImage)
-        assert not results[0].is_made
-        differences.append(np.abs(np.subtract(*results, dtype=int)).ravel())
+        found, expected = run_both([transform], pixels(30 + seed, 70 - seed % 9, seed), seed)
+        assert isinstance(found, PlannedImage)
+        assert not found.is_made
+        differences.append(np.abs(np.subtract(found, expected, dtype=int)).ravel())
     assert vars(transform) == before
     every = np.concatenate(differences)
     assert (every > 0).mean() < 0.01
@@ -195,25 +195,16 @@ def test_mirroring_after_a_warp_is_a_step() -> None:
     ],
 )
 def test_what_the_engine_has_not_is_done_by_pillow(module: Any, use: Any) -> None:
-    values = pixels_of_any_kind(30, 41, 2)
-    transform, images = use(module), []
-    for call, image in ((call_transform, plan_pixels(values)), (lambda t, image: t(image), Image.fromarray(values))):
-        torch.manual_seed(3)
-        images.append(np.asarray(call(transform, image)))
-    assert np.array_equal(*images)
+    assert np.array_equal(*run_both([use(module)], pixels_of_any_kind(30, 41, 2), 3))
 
 
 @pytest.mark.parametrize("module", [v1, v2])
 @pytest.mark.parametrize("name", ["invert", "equalize", "affine", "rotation", "crop", "default"])
 def test_gray_images_stay_with_pillow(module: Any, name: str) -> None:
-    values = pixels_of_any_kind(30, 41, 2)[..., 0]
     transform = (OPERATIONS | MIXES)[name](module) if name != "affine" else module.RandomAffine(30, fill=4)
-    torch.manual_seed(3)
-    expected = transform(Image.fromarray(values))
-    torch.manual_seed(3)
-    found = call_transform(transform, plan_pixels(values))
+    found, expected = run_both([transform], pixels_of_any_kind(30, 41, 2)[..., 0], 3)
     assert found.mode == "L"
-    assert (np.asarray(found) == np.asarray(expected)).all()
+    assert np.array_equal(found, expected)
 
 
 def test_bits_that_pillow_refuses_are_refused() -> None:

@@ -56,6 +56,10 @@ def settled(ahead: ShardsAhead) -> bool:
     return waiting >= sum(thread.is_alive() for thread in ahead._threads)
 
 
+def ended(ahead: ShardsAhead) -> None:
+    until(lambda: not any(thread.is_alive() for thread in ahead._threads))
+
+
 ONE_A_BATCH = reads(*((shard, shard, shard) for shard in range(10)))
 SIZES = np.full(10, 100, np.int64)
 
@@ -73,7 +77,7 @@ def test_as_many_ahead_as_there_is_room_for() -> None:
         assert sorted(reader.fetched) == [0, 1, 2, 3, 5, 6, 7]
         assert sorted(reader.left) == [0, 1, 2, 3, 4]  # who needed shard 4 has it open
         ahead.mark_done(10)
-        until(lambda: not any(thread.is_alive() for thread in ahead._threads))
+        ended(ahead)
         assert sorted(reader.left) == list(range(10))
 
 
@@ -114,7 +118,7 @@ def test_then_what_the_next_epoch_needs_first() -> None:
         assert sorted(reader.fetched) == [0, 1, 4]
         ahead.mark_done(2)
         assert reader.left == [0]
-    until(lambda: not any(thread.is_alive() for thread in ahead._threads))
+    ended(ahead)
     assert sorted(reader.fetched) == [0, 1, 4, 5]
 
 
@@ -123,7 +127,7 @@ def test_an_epoch_that_is_broken_off_fetches_nothing_for_the_next() -> None:
     ahead = ShardsAhead(reader, reads((0, 0, 1), (1, 2, 3)), SIZES, 0, 100, reads((4, 0, 1)))
     until(lambda: settled(ahead))
     ahead.__exit__(GeneratorExit, None, None)
-    until(lambda: not any(thread.is_alive() for thread in ahead._threads))
+    ended(ahead)
     assert reader.fetched == [0]
 
 
@@ -131,7 +135,7 @@ def test_what_has_no_room_at_the_end_is_not_waited_for() -> None:
     reader = Reader()
     with ShardsAhead(reader, reads((0, 0, 9)), SIZES, 0, 100, reads((4, 0, 0), (5, 0, 0))) as ahead:
         until(lambda: settled(ahead))
-    until(lambda: not any(thread.is_alive() for thread in ahead._threads))
+    ended(ahead)
     assert reader.fetched == [0, 4]
 
 
@@ -150,7 +154,7 @@ def test_the_end_does_not_wait_for_a_fetch_and_begins_no_other() -> None:
     with ShardsAhead(reader, ONE_A_BATCH, SIZES, 0, 10_000) as ahead:
         until(lambda: len(reader.fetched) == 4)
     reader.gate.set()
-    until(lambda: not any(thread.is_alive() for thread in ahead._threads))
+    ended(ahead)
     assert len(reader.fetched) == 4
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +30,7 @@ from tests.internals import (
     plan_each,
     plan_targets,
 )
+from tests.makers.torchvision import make_any, transforms_of
 
 DTYPES = (np.uint8, np.uint16, np.int32)
 
@@ -380,31 +380,26 @@ def test_a_crop_that_is_too_large_names_the_record() -> None:
 
 
 def geometric_of_torchvision(tv: Any) -> dict[str, type]:
-    """Classes of both versions that move pixels, by introspection: all of v2's module of geometry, and their elders."""
-    v1, v2 = tv.transforms.transforms, tv.transforms.v2
-    modules = (v2._geometry, v2._auto_augment)
-    names = {name for module in modules for name in dir(module)}
-    classes = [
-        kind
-        for module in (*modules, v1, tv.transforms.autoaugment)
-        for kind in vars(module).values()
-        if inspect.isclass(kind) and kind.__module__ == module.__name__ and issubclass(kind, torch.nn.Module)
-    ]
-    return {f"{kind.__module__}.{kind.__name__}": kind for kind in classes if kind.__name__ in names}
+    """Classes of both versions that move pixels: all of v2's modules of geometry and policies, and their elders."""
+    modules = [tv.transforms.v2._geometry, tv.transforms.v2._auto_augment]
+    names = {
+        name
+        for each in modules
+        for name, kind in vars(each).items()
+        if getattr(kind, "__module__", "") == each.__name__
+    }
+    return {name: kind for name, kind in transforms_of(tv).items() if kind.__name__ in names}
 
 
 def test_torchvisions_geometry_would_leave_targets_behind(tv: Any) -> None:
     found = geometric_of_torchvision(tv)
     assert {"torchvision.transforms.v2._geometry.Pad", "torchvision.transforms.transforms.RandomRotation"} <= {*found}
+    v2 = tv.transforms.v2
     for kind in found.values():
-        if kind.__name__.startswith("_"):
-            continue
-        op = kind.__new__(kind)
-        torch.nn.Module.__init__(op)
-        for wrapped in (op, A.PerImage(op), A.PerImage(tv.transforms.v2.Compose([tv.transforms.v2.RandomApply([op])]))):
-            with pytest.raises(
-                UsageError, match=f"torchvision's {kind.__name__} would move the images, and leave mask"
-            ):
+        op = make_any(kind)
+        for wrapped in (op, A.PerImage(op), A.PerImage(v2.Compose([v2.RandomApply([op])]))):
+            words = f"torchvision's {kind.__name__} would move the images, and leave mask"
+            with pytest.raises(UsageError, match=words):
                 check_targets([A.Cutout(2), wrapped], ["image", "mask", "label"])
             check_targets([wrapped], ["image", "label"])
 

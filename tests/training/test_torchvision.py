@@ -17,6 +17,7 @@ from packstore import PackedDataset, PackedLoader
 from packstore.augment import CenterCrop, Cutout, PerImage, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from tests.internals import UsageError, as_operations
 from tests.makers.batches import images_of
+from tests.makers.torchvision import make_any, transforms_of
 
 Stores = Callable[[str], Any]
 
@@ -45,25 +46,6 @@ def draws_random_numbers(kind: type) -> bool:
     return found or kind.__name__ == "GaussianNoise"  # which calls a function that does
 
 
-def transforms_of(tv: Any) -> dict[str, type]:
-    """All transforms of both versions, by module and name."""
-    return {
-        f"{kind.__module__}.{kind.__name__}": kind
-        for module in (tv.transforms, tv.transforms.v2)
-        for kind in vars(module).values()
-        if inspect.isclass(kind) and (issubclass(kind, torch.nn.Module) or "__call__" in vars(kind))
-    }
-
-
-def made(kind: type, **attributes: Any) -> Any:
-    """An object of the class, whatever its constructor asks for."""
-    op: Any = object.__new__(kind)
-    if isinstance(op, torch.nn.Module):
-        torch.nn.Module.__init__(op)
-    vars(op).update(attributes)
-    return op
-
-
 @pytest.mark.slow
 def test_each_random_transform_is_refused_by_name(tv: Any) -> None:
     found = {name: kind for name, kind in transforms_of(tv).items() if draws_random_numbers(kind)}
@@ -75,16 +57,16 @@ def test_each_random_transform_is_refused_by_name(tv: Any) -> None:
         name = kind.__name__
         if name in FOR_BATCHES:
             continue
-        op = made(kind, **RANGES.get(name, {}))
+        op = make_any(kind, **RANGES.get(name, {}))
         own = type("Own", (kind,), {})
         for augment in (
             op,
             [Cutout(2), op],
-            made(tv.transforms.Compose, transforms=[op]),
+            make_any(tv.transforms.Compose, transforms=[op]),
             [tv.transforms.v2.Compose([tv.transforms.v2.Identity(), op])],
             torch.nn.Sequential(torch.nn.Identity(), op) if isinstance(op, torch.nn.Module) else op,
-            made(own, **RANGES.get(name, {})),
-            made(type("OwnCompose", (tv.transforms.v2.Compose,), {}), transforms=[op]),
+            make_any(own, **RANGES.get(name, {})),
+            make_any(type("OwnCompose", (tv.transforms.v2.Compose,), {}), transforms=[op]),
         ):
             with pytest.raises(UsageError, match=rf"torchvision's {name} would .*augment\.PerImage\({name}\(...\)\)"):
                 as_operations(augment)
@@ -95,7 +77,7 @@ def test_each_random_transform_is_refused_by_name(tv: Any) -> None:
 def test_transforms_that_draw_nothing_pass(tv: Any) -> None:
     found = {name: kind for name, kind in transforms_of(tv).items() if not draws_random_numbers(kind)}
     assert {"torchvision.transforms.v2._misc.Normalize", "torchvision.transforms.v2._misc.ToDtype"} <= {*found}
-    ops = [made(kind) for kind in found.values() if kind.__name__ != "Compose"]
+    ops = [make_any(kind) for kind in found.values() if kind.__name__ != "Compose"]
     assert as_operations(ops) == tuple(ops)
     v2 = tv.transforms.v2
     plain = [v2.GaussianBlur(3, 1.0), v2.Grayscale(3), tv.transforms.GaussianBlur(3, 1.0), v2.JPEG((50, 50))]

@@ -107,26 +107,20 @@ def pipelines(t: Any) -> dict[str, Any]:
         "training": t.Compose([resized, flip, *end]),
         "training, bytes": t.Compose([resized, flip, *bytes_of]),
         "validation": t.Compose([t.Resize(64), t.CenterCrop(48), *end]),
-        "bicubic": t.Compose([t.RandomResizedCrop((30, 50), interpolation=WAYS.BICUBIC), *end]),
-        "lanczos": t.Compose([t.Resize((40, 90), interpolation=WAYS.LANCZOS), t.RandomVerticalFlip(), *end]),
         "nearest": t.Compose([t.Resize((40, 90), interpolation=WAYS.NEAREST), *end]),
         "flat": t.Compose([t.Resize((20, 200)), t.RandomVerticalFlip(), t.RandomCrop(16), *bytes_of]),
         "padded by zeros": t.Compose([t.RandomCrop(60, padding=4, pad_if_needed=True), flip, t.RandAugment(), *end]),
-        "larger": t.Compose([t.Resize(400), t.RandomCrop(380), flip, *bytes_of]),
         "whole": t.Compose([flip, *end]),
         "conversion": end[0],
         "padded crop": t.Compose([t.RandomCrop(60, padding=7, fill=3), flip, *end]),
         "reflected": t.Compose([t.Pad(9, padding_mode="reflect"), t.RandomCrop(70), *bytes_of]),
         "center of small": t.Compose([t.Resize(30), t.CenterCrop(44), *end]),
-        "resized twice": t.Compose([t.Resize(100), flip, resized, t.RandomVerticalFlip(), *end]),
         "nested": t.Compose([t.Compose([t.RandomCrop(66)]), t.Compose([flip, t.Compose(end)])]),
         "sequential": torch.nn.Sequential(resized, flip, *end) if t is v2 else t.Compose([t.Resize(70), *end]),
         "apply": t.Compose([t.RandomApply([t.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.5), resized, *end]),
         "choice": t.Compose([t.RandomChoice([resized, t.RandomCrop(48), t.Resize((48, 48))]), *end]),
-        "order": t.Compose([t.RandomOrder([flip, t.RandomVerticalFlip(), t.RandomCrop(60)]), *bytes_of]),
         "jitter": t.Compose([resized, flip, t.ColorJitter(0.4, 0.3, 0.2, 0.1), t.RandomGrayscale(0.5), *end]),
         "policies": t.Compose([resized, t.RandAugment(), t.TrivialAugmentWide(), *end]),
-        "warps": t.Compose([t.RandomRotation(20), t.RandomAffine(9, (0.1, 0.1)), resized, *end]),
         "erasing": t.Compose([resized, *end, t.RandomErasing(0.6), t.RandomErasing(0.6, value="random")]),
         "flip of tensors": t.Compose([resized, *end, flip, t.RandomVerticalFlip()]),
         "gray": t.Compose([resized, t.Grayscale(), *bytes_of]),
@@ -243,6 +237,7 @@ def test_pipelines_of_timm(folder: Path, stores: Any, options: dict[str, Any]) -
 STEPS: list[Callable[[Any, int], Any]] = [
     lambda t, n: t.RandomResizedCrop((20 + n, 64 - n)),
     lambda t, n: t.RandomResizedCrop(30 + n, interpolation=WAYS.BICUBIC),
+    lambda t, n: t.Resize(400 - n),
     lambda t, n: t.Resize(30 + 3 * n),
     lambda t, n: t.Resize((90 - n, 30 + n), interpolation=WAYS.BOX),
     lambda t, n: t.Resize(40 + n, interpolation=WAYS.LANCZOS),
@@ -557,9 +552,8 @@ def test_dtype_and_dicts(stores: Any) -> None:
     transform = v1.Compose([v1.Resize((40, 40)), v1.ToTensor()])
     data = PackedDataset(stores(), transform=transform, dtype=torch.bfloat16, output="dict", columns=["image", "key"])
     expected = PackedDataset(stores(), transform=transform)[3][0].to(torch.bfloat16)
-    found = pickle.loads(pickle.dumps(data)).__getitems__([2, 3])[1]["image"]
-    assert torch.equal(found, expected)
-    assert torch.equal(data[[2, 3]]["image"][1], expected)
+    for found in (pickle.loads(pickle.dumps(data)).__getitems__([2, 3])[1]["image"], data[[2, 3]]["image"][1]):
+        assert torch.equal(found, expected)
 
 
 def test_a_damaged_image_is_named(folder: Path, tmp_path: Path) -> None:
@@ -591,6 +585,3 @@ def test_floats_and_wide_pixels_are_given_as_before(stores: Any) -> None:
     with pytest.raises(TypeError, match="PIL") as raised:
         data[0]
     assert "output='pil'" in "".join(raised.value.__notes__)
-
-
-# The image that is planned ----------------------------------------------------------------------------------------

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import packstore
 from packstore import PackedDataset, PackedLoader, UsageError
 from packstore import augment as A  # noqa: N812
-from packstore.stores import StoreBuilder
-from tests.internals import CHECKSUM, KEY, ROW_CHECKSUM, BatchBoxes, DrawnOperations, Draws, Padded, parse_augment
+from tests.internals import BatchBoxes, DrawnOperations, Draws, Padded, parse_augment
 from tests.makers.batches import go_on, same
 from tests.makers.stores import change
 from tests.makers.torchvision import skip_before
-from tests.makers.typed import COLUMNS, IMAGE, ORIGIN, Typed, append, make_typed, spoilt
+from tests.makers.typed import Typed, make_typed, spoilt
 from tests.makers.typed import png as typed_png
 
 CARRIED = ("image", "mask", "raw", "deep", "boxes", "labels", "points", "corners", "image_id")
@@ -265,34 +265,21 @@ def test_recipes_of_detection_load(typed_stores: dict[str, Typed], name: str) ->
 @pytest.mark.parametrize("p", [1.0, 0.0])
 def test_a_mosaic_shows_four_images_with_their_boxes_and_masks(tmp_path: Path, sizes: str, p: float) -> None:
     """Each image has one colour, with a box around it, and a mask of its number."""
-    rng, chosen = np.random.default_rng(3), [c for c in COLUMNS if c.name in ("raw", "boxes", "labels", "image_id")]
-    path, given = tmp_path / "a.lmdb", []
-    with StoreBuilder(
-        path,
-        format="lmdb",
-        encoding="original",
-        columns=[IMAGE, *chosen, KEY, CHECKSUM, ROW_CHECKSUM, *(n for c in chosen for n in c.companions)],
-    ) as builder:
+    rng, fields = np.random.default_rng(3), {"image": "image", "mask": "mask", "boxes": "boxes"}
+    labels = packstore.Labels(("ant", "bee", "cat"), of="boxes")
+    with packstore.Writer(tmp_path / "a.lmdb", {**fields, "labels": labels}, encoding="uint8") as writer:
         for number in range(12):
             height, width = (20, 30) if sizes == "one size" else rng.integers(8, 40, 2).tolist()
-            pixels = np.full((height, width, 3), 10 + number, np.uint8)
-            values = {
-                "raw": pixels[..., 0],
-                "boxes": np.array([[0, 0, width, height]], np.float32),
-                "labels": np.array([number % 3]),
-                "image_id": number,
-            }
-            given.append((height, width))
-            append(builder, IMAGE, chosen, number, pixels, values)
-        builder.commit(origin=ORIGIN)
-    made = Typed(path=path)
+            pixels, boxes = np.full((height, width, 3), 10 + number, np.uint8), [[0, 0, width, height]]
+            writer.add(key=str(number), image=pixels, mask=pixels[..., 0], boxes=boxes, labels=[number % 3])
+    made = Typed(path=tmp_path / "a.lmdb")
     options: dict[str, Any] = {"mix": A.Mosaic((40, 50), p=p, fill=1), "mask_fill": 1, "collate": None, "min_area": 1}
     options |= {"augment": [A.RandomHorizontalFlip()] if sizes == "one size" else [A.RandomZoomOut(p=0)], "seed": 5}
-    columns, sources = ("image", "raw", "boxes", "labels", "image_id"), []
+    columns, sources = ("image", "mask", "boxes", "labels", "key"), []
     batches = load(made, columns, **options)
     for batch in batches:
         assert batch["image"].shape == (4, 3, 40, 50)
-        assert torch.equal(batch["image"][:, 0].int(), batch["raw"].int())
+        assert torch.equal(batch["image"][:, 0].int(), batch["mask"].int())
         for place, image in enumerate(batch["image"][:, 0].numpy()):
             covered = np.zeros_like(image, bool)
             for box, label in zip(batch["boxes"][place], batch["labels"][place], strict=True):
@@ -304,10 +291,9 @@ def test_a_mosaic_shows_four_images_with_their_boxes_and_masks(tmp_path: Path, s
                 covered[top:bottom, left:right] = True
                 sources.append(int(colours[0]) - 10)
             assert ((image != 1) == covered).all()
-            assert int(batch["image_id"][place]) + 10 in image
+            assert int(batch["key"][place]) + 10 in image
     assert len(sources) > 30 if p else sources == list(range(12))
-    again = load(made, columns, workers=3, **options)
-    assert same(batches, again)
+    assert same(batches, load(made, columns, workers=3, **options))
     with pytest.raises(UsageError, match="'labels'"):
         load(made, ("image", "labels"), **options)
 

@@ -12,15 +12,7 @@ import torch
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
 from tests.conftest import Simulate
-from tests.internals import (
-    DecodeError,
-    Draws,
-    Padded,
-    StoreError,
-    UsageError,
-    View,
-    parse_views,
-)
+from tests.internals import DecodeError, Draws, Padded, StoreError, UsageError, View, parse_views
 from tests.makers.batches import place_values, same
 from tests.makers.typed import Typed, png, spoilt
 
