@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from packstore.checking.audit.same import RecordHashes, find_nearest_before, group_equal
     from packstore.checking.independent import count_independently, suffix_of
     from packstore.checking.repair import repair as repair_store
-    from packstore.checking.reports import RepairReport, SalvageReport
     from packstore.checking.verification import verify
     from packstore.cli.check import audit_rows as audit_report_rows
     from packstore.cli.common import BYTE_SIZE, LocalPath, shell_quote, suggest_commands
@@ -506,10 +505,8 @@ if TYPE_CHECKING:
     from packstore.training.loader.planning import BatchGroup, group_batches
     from packstore.training.loader.record_assembler import RecordAssembler
     from packstore.training.loader.residence import free_memory
-    from packstore.training.loader.resident import Resident
     from packstore.training.loader.rows import RowWriter, _as_planes, as_numpy
     from packstore.training.loader.shards_ahead import ShardsAhead
-    from packstore.training.loader.streaming import Streaming
     from packstore.training.mixture import FetchedShards, Mixture, apportion
     from packstore.training.order import Order
     from packstore.training.permutation import MAX_LENGTH, permute, permute_within
@@ -519,12 +516,8 @@ if TYPE_CHECKING:
     from packstore.training.random_draws import MASK, Draws, derive_key, mix_bits
     from packstore.training.ring import (
         CudaTransport,
-        DeviceWork,
         HostTransport,
         Ring,
-        Shipment,
-        Tensors,
-        Transport,
         find_tensors,
         transport_to,
     )

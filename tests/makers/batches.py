@@ -23,6 +23,8 @@ from tests.makers.typed import Typed
 
 RAGGED = [RandomResizedCrop(32), RandomHorizontalFlip()]
 FIXED = [RandomCrop(32, padding=4), RandomHorizontalFlip(), Cutout(8)]
+_ABSENT = object()
+"""Stands for what one of two lists lacks."""
 
 
 def joined(batches: Iterable[Any]) -> list[torch.Tensor]:
@@ -47,6 +49,8 @@ def flat_keys(loader: Iterable[Any]) -> list[str]:
 
 def same(a: Any, b: Any, atol: float = 0) -> bool:
     """Tells if loaders, datasets, batches or values are equal, with their dtypes, on any device."""
+    if a is _ABSENT or b is _ABSENT:
+        return False
     if isinstance(a, Mapping):
         return a.keys() == b.keys() and all(same(a[name], b[name], atol) for name in a)
     if isinstance(a, torch.Tensor | np.ndarray):
@@ -56,11 +60,7 @@ def same(a: Any, b: Any, atol: float = 0) -> bool:
         return torch.equal(one, other) or bool(atol and torch.allclose(one, other, rtol=0, atol=atol, equal_nan=True))
     if isinstance(a, str | bytes) or not isinstance(a, Iterable | Dataset):
         return bool(a == b)
-    return all(same(x, y, atol) for x, y in zip_longest(a, b, fillvalue=_Absent()))
-
-
-class _Absent:
-    """Stands for what one of two lists lacks."""
+    return all(same(x, y, atol) for x, y in zip_longest(a, b, fillvalue=_ABSENT))
 
 
 def go_on(begun: PackedLoader, resumed: PackedLoader, batches: int = 1) -> PackedLoader:

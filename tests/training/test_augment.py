@@ -548,25 +548,22 @@ def test_output_sizes() -> None:
 
 
 def test_operations_travel_and_compare() -> None:
-    ops = [
-        A.Resize(8),
-        A.CenterCrop([8, 9]),
-        A.RandomCrop(3, 1, "edge"),
-        A.RandomResizedCrop(4, [0.5, 1]),
-        A.Cutout(3),
-        A.RandomHorizontalFlip(),
-    ]
+    ops = [A.Resize(8), A.CenterCrop([8, 9]), A.RandomCrop(3, 1, "edge"), A.RandomResizedCrop(4, [0.5, 1])]
+    ops += [A.Cutout(3), A.RandomHorizontalFlip()]
     assert pickle.loads(pickle.dumps(ops)) == ops
     assert A.RandomCrop(8) == A.RandomCrop((8, 8)) != A.RandomCrop(8, 1)
     assert len({*ops, A.Resize(8)}) == len(ops)
 
 
-def full(height: int, width: int) -> Crops:
-    return Crops.full(np.array([[height, width]]))
+def planned(*ops: Any, size: tuple[int, int] = (9, 8), first: int = 0) -> Crops:
+    crops = Crops.full(np.array([size]))
+    for op in ops:
+        crops = op.plan_crops(crops, draws(1, first=first))
+    return crops
 
 
 def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
-    crops = A.Resize(10).plan_crops(A.CenterCrop((16, 20)).plan_crops(full(24, 31), draws(1)), draws(1))
+    crops = planned(A.CenterCrop((16, 20)), A.Resize(10), size=(24, 31))
     assert crops.box.tolist() == [[4, 6, 16, 20]]
     assert crops.size.tolist() == [[10, 12]]
     assert crops.window.tolist() == [[0, 0, 10, 12]]
@@ -581,10 +578,7 @@ def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
         (lambda: A.RandomCrop("3"), "RandomCrop: size should be"),
         (lambda: A.RandomCrop(3, -1), "padding should be an integer of at least 0, got -1"),
         (lambda: A.RandomCrop(3, 1, "wrap"), "should be one of constant, reflect, edge, symmetric, got 'wrap'"),
-        (
-            lambda: A.RandomResizedCrop(3, scale=(0, 1)),
-            r"scale should be \(low, high\), 0 < low <= high, got \(0.0, 1.0\)",
-        ),
+        (lambda: A.RandomResizedCrop(3, scale=(0, 1)), r"scale should be .*, 0 < low <= high, got \(0.0, 1.0\)"),
         (lambda: A.RandomResizedCrop(3, ratio=(2, 1)), "ratio should be"),
         (lambda: A.RandomResizedCrop(3, ratio=(1, math.nan)), "ratio should be"),
         (lambda: A.RandomResizedCrop(3, scale=(0.1, 0.5, 1)), "scale should be"),
@@ -605,27 +599,12 @@ def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
         (lambda: A.RandomRotation(9, fill=math.inf), "fill should be a finite number .*, got inf"),
         (lambda: A.Cutout(0), "Cutout: size should be a positive integer, got 0"),
         (lambda: split_operations([A.Resize(3), "flip"]), r"augment\[1\] is not callable: 'flip'"),
-        (
-            lambda: A.RandomCrop(9)(batch(1, 8, 9), draws(1)),
-            "images of 8x9 with padding 0 are smaller than the crop of 9x9",
-        ),
-        (
-            lambda: A.RandomCrop(4, 4, "reflect")(batch(1, 4, 9), draws(1)),
-            "needs larger images than 4x9; for these at most 3",
-        ),
+        (lambda: A.RandomCrop(9)(batch(1, 8, 9), draws(1)), "8x9 with padding 0 are smaller than the crop of 9x9"),
+        (lambda: A.RandomCrop(4, 4, "reflect")(batch(1, 4, 9), draws(1)), "larger images than 4x9; .* at most 3"),
         (lambda: A.RandomCrop(4, 5, "symmetric")(batch(1, 4, 9), draws(1)), "for these at most 4"),
-        (
-            lambda: A.RandomCrop(9).plan_crops(full(9, 8), Draws(0, 0, np.array([17]))),
-            "record 17 is 9x8 there, smaller than .* 9x9",
-        ),
-        (
-            lambda: A.Resize(3).plan_crops(A.Resize(4).plan_crops(full(9, 8), draws(1)), draws(1)),
-            "resized or padded already",
-        ),
-        (
-            lambda: A.RandomResizedCrop(3).plan_crops(A.CenterCrop(9).plan_crops(full(9, 8), draws(1)), draws(1)),
-            "padded already",
-        ),
+        (lambda: planned(A.RandomCrop(9), first=17), "record 17 is 9x8 there, smaller than .* 9x9"),
+        (lambda: planned(A.Resize(4), A.Resize(3)), "resized or padded already"),
+        (lambda: planned(A.CenterCrop(9), A.RandomResizedCrop(3)), "padded already"),
     ],
 )
 def test_what_cannot_be(call: Callable[[], Any], message: str) -> None:

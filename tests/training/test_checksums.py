@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import pickle
 import shutil
@@ -47,15 +48,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Pack:
-    made: dict[str, Path] = {}
-
+    @functools.cache
     def make(suffix: str, encoding: str, shard_size: int | None) -> Path:
-        name = f"{encoding}-{shard_size}.{suffix}"
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("packed") / name
-            size = 20 if encoding in ("uint8", "float16") else None
-            packstore.convert(photos, made[name], encoding=encoding, size=size, shard_size=shard_size)
-        return made[name]
+        path = tmp_path_factory.mktemp("packed") / f"{encoding}.{suffix}"
+        size = 20 if encoding in ("uint8", "float16") else None
+        packstore.convert(photos, path, encoding=encoding, size=size, shard_size=shard_size)
+        return path
 
     return make
 

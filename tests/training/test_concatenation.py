@@ -225,7 +225,6 @@ def test_stores_that_are_fetched_come_shard_by_shard(sizes: list[int], data: st.
         if not fetched:
             assert reads is None
             continue
-        assert reads is not None
         assert (np.diff(reads.first) >= 0).all()
         spans: dict[int, list[tuple[int, int]]] = {}
         for part, first, last in zip(*(column.tolist() for column in reads), strict=True):

@@ -11,7 +11,7 @@ import pytest
 import packstore
 from packstore.stores import open_store
 from packstore.testing.records import make_records, write
-from tests.internals import Cost, RemoteShards, UrlPath, compute_costs, upload_store
+from tests.internals import Cost, UrlPath, compute_costs, upload_store
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
 
@@ -40,7 +40,6 @@ def by_name(url: UrlPath, budget: int, nodes: int = 1) -> dict[str, Cost]:
 def test_an_epoch_that_fits_into_the_cache(url: UrlPath) -> None:
     found = by_name(url, 10**9)
     with open_store(url) as reader:
-        assert isinstance(reader.table, RemoteShards)
         for record in range(len(reader)):
             reader.read(record)
         counted = reader.table.counts
@@ -54,7 +53,6 @@ def test_an_epoch_in_a_random_order_that_does_not_fit(tmp_path: Path) -> None:
     """Compared with a cache of whole shards that forgets what was used longest ago; the order of one epoch says little,
     so over several."""
     manifest = write(tmp_path / "x.h5", make_records("uint8", 320), shard_size=2400)
-    assert manifest.shards is not None
     shards = len(manifest.shards)
     total = int(manifest.shards.table["nbytes"].sum())
     found = {cost.what: cost for cost in compute_costs(manifest, 0, total * 3 // 4)}
@@ -108,7 +106,6 @@ def test_an_epoch_in_lanes_fetches_what_is_said(
     url = UrlPath(f"{bucket.as_uri()}/y.lmdb")
     upload_store(tmp_path / "y.lmdb", url)
     manifest = open_store(url).manifest
-    assert manifest.shards is not None
     total = int(manifest.shards.table["nbytes"].sum())
     monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(int(total * share)))
@@ -120,7 +117,6 @@ def test_an_epoch_in_lanes_fetches_what_is_said(
     assert sum(len(labels) for _, labels in loader) == manifest.records
     assert said.what == f"epoch in lanes, window {loader._epochs.order.window}"
     table = dataset.reader.table
-    assert isinstance(table, RemoteShards)
     assert table.counts.fetched_bytes <= said.nbytes + total * share  # beside what the next epoch needs first
     assert table.counts.fetched_bytes >= total
     assert said.nbytes < 1.5 * total

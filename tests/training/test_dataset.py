@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import multiprocessing
@@ -41,14 +42,12 @@ Pack = Callable[..., Path]
 @pytest.fixture(scope="module")
 def pack(png_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pack:
     """Packs the folder, each way once."""
-    made: dict[str, Path] = {}
 
+    @functools.cache
     def make(suffix: str, encoding: str, **options: Any) -> Path:
-        name = f"{encoding}{len(options)}.{suffix}"
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("stores") / name
-            packstore.convert(png_folder, made[name], encoding=encoding, **options)
-        return made[name]
+        path = tmp_path_factory.mktemp("stores") / f"{encoding}.{suffix}"
+        packstore.convert(png_folder, path, encoding=encoding, **options)
+        return path
 
     return make
 

@@ -1,4 +1,4 @@
-"""``PackedLoader`` and ``PackedDataset`` in loops: of timm, torchvision's references, torchdata, and a step of a model."""
+"""``PackedLoader`` and ``PackedDataset`` in loops of timm, torchvision, torchdata, and of a small model."""
 
 from __future__ import annotations
 

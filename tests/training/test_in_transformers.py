@@ -1,4 +1,4 @@
-"""``PackedLoader`` with accelerate, in the ``Trainer`` of Transformers, and on two ranks: the order after each resume."""
+"""``PackedLoader`` with accelerate, in the ``Trainer`` of Transformers, and on two ranks: the order after a resume."""
 
 from __future__ import annotations
 

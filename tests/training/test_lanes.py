@@ -40,7 +40,6 @@ def sequence(order: Order, epoch: int = 0) -> NDArray[np.int64]:
 
 
 def shard_of(order: Order, records: NDArray[np.int64]) -> NDArray[np.int64]:
-    assert order.shards is not None
     return np.searchsorted(order.shards, records, "right") - 1
 
 
@@ -132,7 +131,6 @@ def test_the_number_of_lanes_suits_many_numbers_of_ranks(
     global_batch: int, shards: int, window: int, expected: tuple[int, int]
 ) -> None:
     made = lanes(shards, global_batch, window=window).lanes
-    assert made is not None
     assert (made.lanes, made.depth) == expected
 
 
@@ -145,7 +143,6 @@ def test_eight_nodes_fetch_each_shard_about_once(shards: int, global_batch: int,
     for rank in range(8):
         order = lanes(shards, global_batch, 8, rank)
         made = order.lanes
-        assert made is not None
         kept: OrderedDict[int, None] = OrderedDict()
         room = -(-made.lanes // 8) * (made.depth + 1)
         for number in range(order.count_batches()):
@@ -164,7 +161,6 @@ def test_reads_are_what_a_rank_reads(ranks: int, shards: int) -> None:
     for rank in {0, ranks // 2, ranks - 1}:
         order = lanes(shards, 64, ranks, rank)
         reads = order.list_shard_reads(5)
-        assert reads is not None
         assert (np.diff(reads.first) >= 0).all()
         assert (reads.first <= reads.last).all()
         foreseen = {(s, b) for s, f, t in zip(*map(np.ndarray.tolist, reads), strict=True) for b in range(f, t + 1)}
@@ -182,7 +178,6 @@ def test_reads_in_the_order_of_the_store() -> None:
     starts, length = shards_of(20)
     order = Order(length, 10, shards=starts, world_size=3, rank=1)
     reads = order.list_shard_reads(0)
-    assert reads is not None
     assert reads.shards.tolist() == list(range(20))
     for number in range(order.count_batches()):
         needed = set(shard_of(order, order.batch_records(0, number)).tolist())
@@ -194,7 +189,6 @@ def test_reads_in_the_order_of_the_store() -> None:
 def test_a_lane_is_done_with_a_window_before_the_next() -> None:
     order = lanes(300, 48, window=96)
     made = order.lanes
-    assert made is not None
     assert (made.lanes, made.depth) == (48, 2)
     records = sequence(order)[: order.count // 48 * 48].reshape(-1, 48)
     for lane in range(48):

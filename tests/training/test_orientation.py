@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -71,22 +72,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def stores(photos: tuple[Path, Path]) -> Stores:
     """Stores by encoding and format; ``plain.lmdb`` has no seek index, ``upright.lmdb`` holds the upright images."""
-    root = photos[0].parent
-    made: dict[str, Path] = {}
 
+    @functools.cache
     def get(name: str) -> Path:
-        if name not in made:
-            made[name] = root / name
-            encoding = name.partition(".")[0]
-            if encoding == "upright":
-                packstore.convert(photos[1], made[name], source_kind="imagefolder")
-            elif encoding == "plain":
-                packstore.convert(photos[0], made[name], source_kind="imagefolder", index=False, exif_transpose=True)
-            else:
-                packstore.convert(
-                    photos[0], made[name], source_kind="imagefolder", encoding=encoding, exif_transpose=True
-                )
-        return made[name]
+        path, encoding = photos[0].parent / name, name.partition(".")[0]
+        options: dict[str, Any] = {"plain": {"index": False}}.get(encoding, {"encoding": encoding})
+        options = {} if encoding == "upright" else {"exif_transpose": True, **options}
+        packstore.convert(photos[encoding == "upright"], path, source_kind="imagefolder", **options)
+        return path
 
     return get
 

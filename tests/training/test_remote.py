@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import packstore
 from packstore import Mix, PackedDataset, PackedLoader, UsageError, concat
-from tests.internals import RemoteShards, UrlPath, location, upload_store
+from tests.internals import RemoteShards, UrlPath, upload_store
 from tests.makers.batches import check_order, flat_keys, join_ranks, joined, keys_of, run_ranks, same
 from tests.makers.datasets import make_cifar10
 
@@ -35,9 +35,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def upload(store: Path, url: str, **options: Any) -> str:
-    place = location(url)
-    assert isinstance(place, UrlPath)
-    upload_store(store, place, **options)
+    upload_store(store, UrlPath(url), **options)
     return url
 
 
@@ -66,15 +64,7 @@ def loader_of(path: str | Path, batch_size: int = 10, split: str = "train", **op
 
 def shard_bytes(path: str | Path) -> list[int]:
     with packstore.open(path) as reader:
-        table = reader.manifest.shards
-        assert table is not None
-        return [int(n) for n in table.table["nbytes"]]
-
-
-def remote_of(loader: PackedLoader) -> RemoteShards:
-    table = loader.dataset.reader.table
-    assert isinstance(table, RemoteShards)
-    return table
+        return reader.manifest.shards.table["nbytes"].tolist()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -131,7 +121,7 @@ def test_a_small_cache_is_enough(url: str, options: dict[str, Any], new_cache: N
     nbytes = shard_bytes(url)
     new_cache("small", 14 * max(nbytes))
     loader = loader_of(url, 4, **options)
-    reader = remote_of(loader)
+    reader = loader.dataset.reader.table
     for _ in loader:
         time.sleep(0.01)  # so that much is fetched ahead: what was read leaves before that
         assert sum(entry.nbytes for entry in reader.cache.entries()) <= reader.cache.budget
@@ -144,7 +134,7 @@ def test_shards_to_come_are_there_before_they_are_needed(url: str) -> None:
     loader = loader_of(url, 4, shuffle=True, window=5, prefetch=1)
     batches = iter(loader)
     next(batches)
-    reader, total = remote_of(loader), sum(shard_bytes(url)[:50])
+    reader, total = loader.dataset.reader.table, sum(shard_bytes(url)[:50])
     wait_until(lambda: reader.counts.fetched_bytes == total)
     loader.reset_stats()
     assert len(list(batches)) == 49
@@ -199,9 +189,8 @@ def test_the_next_epoch_begins_with_shards_that_are_there(url: str, new_cache: N
     loader = loader_of(url, 4, shuffle=True, window=4, prefetch=1, workers=1)
     list(loader)
     reads = loader._epochs.list_shard_reads(1)
-    assert reads is not None
     needed = [int(shard) for shard in reads.shards[reads.first == 0]]
-    wait_until(lambda: remote_of(loader).are_local(needed).all())
+    wait_until(lambda: loader.dataset.reader.table.are_local(needed).all())
     loader.reset_stats()
     next(iter(loader))
     assert loader.stats()["cache_misses"] == 0
@@ -332,8 +321,6 @@ def test_each_store_of_a_mix_is_fetched_ahead(url: str, second: Path, second_url
     next(batches)
     reads = loader._epochs.list_shard_reads(0)
     fetching = loader.dataset.reader.table
-    assert reads is not None
-    assert fetching.cache is not None
     assert {0, 1} == {int(part >= 50) for part in reads.shards}  # of both remote stores; the local one is not fetched
     sizes = fetching.part_nbytes
     assert (sizes[reads.shards] > 0).all()
@@ -357,7 +344,6 @@ def test_a_mix_needs_no_more_cache_than_its_windows(url: str, second_url: str, n
     # The places of records are drawn within 1,024, so of each store are there the shards of so many.
     loader = mixing({url: 1, second_url: 1}, 50, epoch=4000, window=2)
     fetching = loader.dataset.reader.table
-    assert fetching.cache is not None
     for _ in loader:
         assert sum(entry.nbytes for entry in fetching.cache.entries()) <= fetching.cache.budget
 

@@ -41,7 +41,6 @@ def local(tmp_path: Path) -> Path:
 def url(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UrlPath:
     """Its copy in the folder ``bucket``; the cache is the folder ``cache``."""
     place = location(f"{(tmp_path / 'bucket').as_uri()}/x.lmdb")
-    assert isinstance(place, UrlPath)
     upload_store(local, place)
     monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "100MB")
@@ -89,7 +88,6 @@ def test_the_cache_is_removed_while_a_model_trains(
     local: Path, url: UrlPath, tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_store(local) as reader:
-        assert reader.manifest.shards is not None
         sizes = [shard.nbytes for shard in reader.manifest.shards]
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(int(share * sum(sizes))))
 
@@ -118,7 +116,6 @@ def test_a_disk_that_others_fill_is_shared(
             room = max(5 * nbytes + 1000, 0)
 
     with open_store(local) as reader:
-        assert reader.manifest.shards is not None
         nbytes = max(shard.nbytes for shard in reader.manifest.shards)
     monkeypatch.setattr(files, "allocate_bytes", allocate)
     assert trained(local, url, fill) == 2 * RECORDS // 4
@@ -218,7 +215,6 @@ def test_a_damaged_shard_is_skipped(
                       shard_size=6000, **options)  # fmt: skip
     url = UrlPath(f"{(tmp_path / 'bucket').as_uri()}/x{suffix}")
     manifest = upload_store(tmp_path / f"x{suffix}", url)
-    assert manifest.shards is not None
     shard = next(iter(manifest.shards))
     damaged = tmp_path / "bucket" / f"x{suffix}" / shard_object_name(shard)
     damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])

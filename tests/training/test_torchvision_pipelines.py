@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import random
@@ -61,14 +62,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stores(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Packs the folder, each combination of options once."""
-    made: dict[Any, Path] = {}
 
+    @functools.cache
     def pack(suffix: str = ".lmdb", **options: Any) -> Path:
-        key = suffix, *sorted(options.items())
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("stores") / f"a{suffix}"
-            packstore.convert(folder, made[key], **options)
-        return made[key]
+        path = tmp_path_factory.mktemp("stores") / f"a{suffix}"
+        packstore.convert(folder, path, **options)
+        return path
 
     return pack
 

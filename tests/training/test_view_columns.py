@@ -47,7 +47,6 @@ def expected(made: Typed, view: View, record: int, number: int) -> dict[str, Any
 @pytest.mark.parametrize("options", [{"workers": 1}, {"workers": 3, "shuffle": True}, {"batch_size": 9}], ids=str)
 def test_each_crop_has_its_own(made: Typed, options: Any) -> None:
     views = parse_views(VIEWS)
-    assert views is not None
     seen = []
     for batch in load(made, **options):
         for row, record in enumerate((batch["image_id"] - 1000).tolist()):

@@ -40,7 +40,6 @@ def load(dataset: PackedDataset, views: Any = VIEWS, **options: Any) -> list[Any
 def expected(dataset: PackedDataset, name: str, epoch: int = 0, views: Any = VIEWS) -> torch.Tensor:
     """Each crop of each record, decoded whole and augmented by itself."""
     wanted = parse_views(views, Units.of_column(dataset.manifest.image, dataset.manifest.normalization))
-    assert wanted is not None
     view = next(view for view in wanted.parts if view.name == name)
     start = dataset.reader.split("train").start
     found = []
@@ -174,7 +173,7 @@ def test_ranks_and_resuming(stores: Any, name: str) -> None:
     make = partial(PackedLoader, dataset, shuffle=True, seed=3, drop_last=True, views=views)
     check_order(make, 8, (4,))
     with pytest.raises(UsageError, match="has views"):
-        PackedLoader(dataset, 8, True, views=[[A.RandomResizedCrop(3)]]).load_state_dict(make(8).state_dict())
+        make(8, views=[[A.RandomResizedCrop(3)]]).load_state_dict(make(8).state_dict())
 
 
 def test_lists_of_lists(stores: Any) -> None:
@@ -208,7 +207,6 @@ def test_damaged_records_are_left_out(stores: Any, tmp_path: Any) -> None:
 def test_recipes_of_several_views(stores: Any, name: str) -> None:
     recipe = A.recipe(name)
     images, _ = next(iter(PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, views=recipe.views)))
-    assert recipe.views is not None
     assert {key: images[key].shape[1] for key in images} == {key: count for key, (count, _) in recipe.views.items()}
 
 
