@@ -106,9 +106,9 @@ def test_flips_that_draw_from_one_seed_are_independent(alb: Any, made: Typed) ->
     """A seed that all transforms of a pipeline share would turn each image by 180 degrees or leave it."""
     pipeline = alb.Compose([alb.HorizontalFlip(p=0.5), alb.VerticalFlip(p=0.5)])
     loader, plain = (load(made, each, ("image",), collate={"image": "list"}) for each in (pipeline, alb.NoOp()))
-    kinds = set()
+    kinds, images = set(), [image for batch in plain for image in batch["image"]]
     for _ in range(4):
-        for image, old in ((a, b) for x, y in zip(loader, plain, strict=True) for a, b in zip(*x, *y, strict=True)):
+        for image, old in zip((image for batch in loader for image in batch["image"]), images, strict=True):
             turned = {"": old, "h": old.flip(-1), "v": old.flip(-2), "hv": old.flip(-1, -2)}
             kinds.add(next(name for name, each in turned.items() if torch.equal(each, image)))
     assert kinds == {"", "h", "v", "hv"}
