@@ -184,7 +184,7 @@ def view(
     with suggest_packing(store):
         serve_page(
             store,
-            _print_address,
+            lambda address: click.echo(f"{address}\nCtrl-C ends it."),
             interrupt,
             port=port,
             browser=not no_browser,
@@ -192,8 +192,3 @@ def view(
             verified=verified,
             window=window,
         )
-
-
-def _print_address(address: str) -> None:
-    """Prints the address of the page, and how to end the server."""
-    click.echo(f"{address}\nCtrl-C ends it.")

@@ -204,16 +204,6 @@ def _save_opaque_rgba(image: Image.Image, path: Path) -> None:
     image.save(path)
 
 
-def _save_palette(image: Image.Image, path: Path) -> None:
-    """Saves the image in 64 colours, with a palette."""
-    image.quantize(64).save(path)
-
-
-def _save_gray(image: Image.Image, path: Path) -> None:
-    """Saves the image in gray."""
-    image.convert("L").save(path)
-
-
 # Not more than the default number of images of a class, so that every class has every format.
 _FORMATS: tuple[tuple[str, Callable[[Image.Image, Path], None]], ...] = (
     (".jpg", _make_jpeg_saver()),
@@ -223,9 +213,9 @@ _FORMATS: tuple[tuple[str, Callable[[Image.Image, Path], None]], ...] = (
     (".jpg", _make_jpeg_saver("L")),
     (".png", _save_opaque_rgba),
     (".jpg", _make_jpeg_saver("CMYK")),
-    (".png", _save_palette),
+    (".png", lambda image, path: image.quantize(64).save(path)),
     (".webp", _save_plain),
-    (".png", _save_gray),
+    (".png", lambda image, path: image.convert("L").save(path)),
     (".bmp", _save_plain),
     (".gif", _save_plain),
     (".tif", _save_plain),

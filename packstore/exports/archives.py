@@ -17,7 +17,7 @@ from typing import IO
 
 from packstore.core.files import drop, open_file
 from packstore.exports.base import Record, ShardWriter
-from packstore.exports.folder import FilesExport, image_file
+from packstore.exports.folder import FilesExport, FilesWriter, image_file
 from packstore.stores.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, parse_export_manifest
 
 _LOCAL, _CENTRAL = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L")
@@ -78,7 +78,7 @@ class _ArchiveExport(FilesExport):
         if self._out is None:
             self._out = open_file(self.path, "wb")
             self._opened = self.new_writer(self._out)
-        return _ArchiveWriter(self)
+        return FilesWriter(self.add_image)
 
     def resume(self, size: int) -> None:
         """Opens the archive, cuts it off after ``size`` bytes and appends from there. For a zip, reads the headers of
@@ -104,11 +104,11 @@ class _ArchiveExport(FilesExport):
     def new_writer(self, out: IO[bytes]) -> TarWriter | ZipWriter:
         """Returns a writer that appends at the end of ``out``. If ``out`` is empty, begins the archive."""
 
-    def add_image(self, record: Record) -> str:
-        """Adds the image of a record to the archive. Returns its path in the archive."""
+    def add_image(self, record: Record) -> Mapping[str, str]:
+        """Adds the image of a record to the archive. Returns its path as ``{"file": path}``."""
         path = self.record_paths(record)
         self._writer.add(path, image_file(record))
-        return path
+        return {"file": path}
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         """Adds the record lines and the export manifest unless the export is bare. Ends the archive and closes it.
@@ -219,21 +219,6 @@ class ZipExport(_ArchiveExport):
         """
         data = read_zip_file(path, MANIFEST_FILE)
         return None if data is None else parse_export_manifest(data)
-
-
-class _ArchiveWriter(ShardWriter):
-    """Adds the images of a shard to the archive of its export. Opens no file of its own."""
-
-    def __init__(self, export: _ArchiveExport) -> None:
-        self._export = export
-
-    def add(self, record: Record) -> Mapping[str, str]:
-        """Adds the image to the archive and returns its path as ``{"file": path}``."""
-        return {"file": self._export.add_image(record)}
-
-    def close(self) -> None:
-        """Does nothing: the archive stays open for the next shard."""
-        return
 
 
 class ZipWriter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -316,6 +316,19 @@ class Export(ABC):
         :class:`NotImplementedError`.
         """
         raise NotImplementedError(f"{cls.__name__} is one file, so it has to override read_export_manifest")
+
+    def rename_splits(self, rename: Callable[[str], str]) -> dict[str, str]:
+        """Maps each split to a unique name: ``rename(split)``, with ``_`` appended if another split has that name.
+
+        A store without splits is ``train``.
+        """
+        names: dict[str, str] = {}
+        for split in self.manifest.splits:
+            name = rename(split.name)
+            while name in names.values():
+                name += "_"
+            names[split.name] = name
+        return names or {"": "train"}
 
     @property
     def mean_key_bytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -48,18 +48,22 @@ class FilesExport(Export):
 
     def visible_columns(self) -> Sequence[str]:
         """Returns ``label`` if classes are folders, else none. Reads all labels."""
-        return ("label",) if ClassFolders(self.manifest, self.reader).names is not None else ()
+        return ("label",) if self.class_folders.names is not None else ()
 
     def losses(self) -> Sequence[str]:
         """Returns the texts of :meth:`ClassFolders.losses`, and a text on the order of records and on keys. Reads all
         labels."""
-        lost = ClassFolders(self.manifest, self.reader).losses()
-        return [*lost, "the order of the records, and keys whose names no file can have"]
+        return [*self.class_folders.losses(), "the order of the records, and keys whose names no file can have"]
+
+    @cached_property
+    def class_folders(self) -> ClassFolders:
+        """Folder names of the classes. Creating them reads all labels."""
+        return ClassFolders(self.manifest, self.reader)
 
     @cached_property
     def record_paths(self) -> RecordPaths:
         """Callable that returns the path of a record's file. Creating it reads all keys and labels."""
-        return RecordPaths(self.manifest, self.reader, recoded=self.recoded)
+        return RecordPaths(self.manifest, self.reader, self.class_folders, recoded=self.recoded)
 
 
 class FolderExport(FilesExport):
@@ -69,11 +73,17 @@ class FolderExport(FilesExport):
 
     def begin(self, number: int, split: str) -> ShardWriter:
         """Returns a writer of files. Ignores ``number`` and ``split``: shards leave no trace in the folder."""
-        return _FolderWriter(self)
+        return FilesWriter(self.write_record)
 
     def sync(self, shard: ShardWriter) -> None:
         """Flushes the whole file system, whatever the shard, since each image is a file."""
         sync_file_system(self.path)
+
+    def write_record(self, record: Record) -> Mapping[str, str]:
+        """Writes the image and the files beside it. Returns the entries of the record's line."""
+        data, path = image_file(record), self.image_path(record)
+        self.write_file(path, data)
+        return {"file": path, **self.write_beside(record, path, data)}
 
     def image_path(self, record: Record) -> str:
         """Returns the path of a record's image in the export."""
@@ -108,20 +118,18 @@ class ImageFolderExport(FolderExport):
     help = "an image folder, root/split/class/file"
 
 
-class _FolderWriter(ShardWriter):
-    """Writes each image as a file, and lets the export write what belongs beside it."""
+class FilesWriter(ShardWriter):
+    """Lets the export write each record: a shard leaves no trace of its own."""
 
-    def __init__(self, export: FolderExport) -> None:
-        self._export = export
+    def __init__(self, write_record: Callable[[Record], Mapping[str, str]]) -> None:
+        self._write_record = write_record
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the image. Returns ``{"file": path}``, and the entries of :meth:`FolderExport.write_beside`."""
-        data, path = image_file(record), self._export.image_path(record)
-        self._export.write_file(path, data)
-        return {"file": path, **self._export.write_beside(record, path, data)}
+        """Writes the files of a record. Returns their paths, and further entries of its line."""
+        return self._write_record(record)
 
     def close(self) -> None:
-        """Does nothing: each file is closed once it is written."""
+        """Does nothing: the export closes its files."""
         return
 
 
@@ -141,14 +149,14 @@ class ClassFolders:
             label is below 0, or 2^20 or more.
         missing: Name of the folder of images whose label is missing.
         renamed: Number of classes whose folder has another name than the class.
-        has_missing: Some images have no label.
+        labels: Class number of each record, -1 for a missing label; None if ``names`` is.
     """
 
     def __init__(self, manifest: Manifest, reader: Reader) -> None:
         self.names: list[str] | None = None
         self.missing = UNLABELLED
         self.renamed = 0
-        self.has_missing = False
+        self.labels: NDArray[np.int64] | None = None
         self._counts: list[NDArray[np.int64]] = []
         if not manifest.has_label:
             return
@@ -163,11 +171,11 @@ class ClassFolders:
             self.names = [f"{number:0{len(str(most))}}" for number in range(most + 1)]
         while self.missing in self.names:
             self.missing += "_"
-        ranges = [(split.start, split.stop) for split in manifest.splits] or [(0, len(labels))]
         valid = (
             reader.fixed_column("label_valid") if manifest.column("label").nullable else np.ones(len(labels), np.bool_)
         )
-        self.has_missing = not valid.all()
+        self.labels = np.where(valid, labels, -1)
+        ranges = [(split.start, split.stop) for split in manifest.splits] or [(0, len(labels))]
         self._counts = [np.bincount(labels[a:b][valid[a:b]], minlength=len(self.names)) for a, b in ranges]
 
     def losses(self) -> list[str]:
@@ -183,7 +191,7 @@ class ClassFolders:
             lost.append("numbers of classes: readers number folders in the order of their names")
         if self.renamed:
             lost.append(f"names of {self.renamed:,} classes: they cannot be names of folders, so they are changed")
-        if self.has_missing:
+        if self.labels is not None and (self.labels < 0).any():
             lost.append(f"missing labels: such images are in a folder {self.missing!r}, which readers take for a class")
         empty = max(int((counts == 0).sum()) for counts in self._counts)
         if empty:
@@ -197,9 +205,9 @@ class RecordPaths:
     Unsafe characters are escaped. Long names end with a hash. A repeated path gets ``~`` and the record's number.
     """
 
-    def __init__(self, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
+    def __init__(self, manifest: Manifest, reader: Reader, classes: ClassFolders, *, recoded: bool) -> None:
         """``recoded``: files were re-encoded, and suffixes in keys may be wrong. Reads all keys and labels."""
-        self.classes = ClassFolders(manifest, reader)
+        self.classes = classes
         names = [split.name for split in manifest.splits]
         self._splits = dict(zip(names, make_distinct([safe_name(name) for name in names]), strict=True))
         self._recoded = recoded or not manifest.holds_files
@@ -257,12 +265,8 @@ class RecordPaths:
         records. Memory: 8 bytes a record.
         """
         hashes = np.empty(len(reader), np.uint64)
-        labels = valid = None
-        if self.classes.names is not None:
-            labels = reader.fixed_column("label")
-            valid = reader.fixed_column("label_valid") if reader.manifest.column("label").nullable else None
         folders, folder = set[int](), ""
-        for number, stem in enumerate(self._list_stems(reader, labels, valid)):
+        for number, stem in enumerate(self._list_stems(reader)):
             hashes[number] = _hash_path(stem)
             if not stem.startswith(f"{folder}/") or "/" in stem[len(folder) + 1 :]:
                 folder = stem.rpartition("/")[0]
@@ -272,7 +276,7 @@ class RecordPaths:
         hashes = hashes[order]
         again = {*order[1:][hashes[1:] == hashes[:-1]].tolist(), *blocked}
         suffixes: dict[int, str] = {}
-        for number, stem in enumerate(self._list_stems(reader, labels, valid)) if again else ():
+        for number, stem in enumerate(self._list_stems(reader)) if again else ():
             if number in again:
                 added = f"~{number}"
                 while _contains_sorted(hashes, _hash_path(stem + added)) or _hash_path(stem + added) in folders:
@@ -280,17 +284,14 @@ class RecordPaths:
                 suffixes[number] = added
         return suffixes
 
-    def _list_stems(
-        self, reader: Reader, labels: NDArray[np.int64] | None, valid: NDArray[np.bool_] | None
-    ) -> Sequence[str] | map[str]:
-        """Returns the paths of all records in order, without image suffixes. Reads each key when its path is taken."""
-
-        def stem(number: int) -> str:
-            split = next(name for stop, name in self._ends if number < stop)
-            label = None if labels is None else int(labels[number]) if valid is None or valid[number] else -1
-            return _split_suffix(self._build_stem(reader.key(number), split, label))[0]
-
-        return map(stem, range(len(reader)))
+    def _list_stems(self, reader: Reader) -> Iterator[str]:
+        """Yields the paths of all records in order, without image suffixes."""
+        labels, first = self.classes.labels, 0
+        for stop, split in self._ends:
+            for number in range(first, stop):
+                label = None if labels is None else int(labels[number])
+                yield _split_suffix(self._build_stem(reader.key(number), split, label))[0]
+            first = stop
 
 
 def make_distinct(names: Sequence[str]) -> list[str]:

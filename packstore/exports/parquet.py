@@ -50,7 +50,8 @@ class ParquetExport(Export):
 
     def __init__(self, path: Path, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
         super().__init__(path, manifest, reader, recoded=recoded)
-        self._held = [column for column in self.columns if _is_held_exactly(column)]
+        # datasets has no type for bfloat16, for arrays of varying shape, and for shapes with a 0.
+        self._held = [c for c in self.columns if c.layout is None and c.dtype != "bfloat16" and 0 not in c.shape]
         self._schema = _make_schema(manifest.image, self._held)
 
     def exact_columns(self) -> Sequence[str]:
@@ -92,18 +93,8 @@ class ParquetExport(Export):
 
     @cached_property
     def _split_names(self) -> dict[str, str]:
-        """Maps each split to a unique name of letters, digits and ``_``, which ``datasets`` accepts. Long names are
-        shortened.
-
-        Appends ``_`` to a name that another split has. A store without splits is ``train``.
-        """
-        names: dict[str, str] = {}
-        for own in [split.name for split in self.manifest.splits] or ["train"]:
-            name = shorten_name(re.sub(r"\W", "_", own, flags=re.ASCII)) or "_"
-            while name in names.values():
-                name += "_"
-            names[own] = name
-        return names if self.manifest.splits else {"": "train"}
+        """Names of splits that ``datasets`` accepts, of letters, digits and ``_``, by split."""
+        return self.rename_splits(lambda split: shorten_name(re.sub(r"\W", "_", split, flags=re.ASCII)) or "_")
 
     def _format_card(self, export_manifest: ExportManifest) -> str:
         """Returns the text of ``README.md``: features, splits and sizes, in the form of ``datasets``. Measures the
@@ -182,12 +173,6 @@ class _ParquetWriter(FileWriter):
             arrays.append(_make_arrow_array(column, [record.stored[column.name] for record in self._rows], there))
         self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
         self._rows, self._nbytes = [], 0
-
-
-def _is_held_exactly(column: Column) -> bool:
-    """Tells if Parquet holds a column exactly, in a type that ``datasets`` has. False for arrays with a layout,
-    bfloat16, and shapes with a 0."""
-    return column.layout is None and column.dtype != "bfloat16" and 0 not in column.shape
 
 
 def _file_name(record: Record) -> str:

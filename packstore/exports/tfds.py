@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -66,7 +67,7 @@ class TfdsExport(Export):
         if (image.layout is None or self.recoded) and self.manifest.encoding == "original":
             lost.append("images other than JPEG, PNG, GIF and BMP, which TensorFlow does not decode")
         lost += self.array_losses()
-        if any(own != name for own, name in self._split_names.items()):
+        if any(own not in ("", name) for own, name in self._split_names.items()):
             lost.append("names of splits: other characters than letters and digits become _")
         return lost
 
@@ -76,7 +77,7 @@ class TfdsExport(Export):
 
     def begin(self, number: int, split: str) -> ShardWriter:
         """Creates a TFRecord file, named by the split's name in TensorFlow Datasets. Replaces a file that exists."""
-        return _RecordWriter(self.path, f"{_NAME}-{self._split_name(split)}.tfrecord-{number:05}", self.columns)
+        return _RecordWriter(self.path, f"{_NAME}-{self._split_names[split]}.tfrecord-{number:05}", self.columns)
 
     def documents(self, export_manifest: ExportManifest, lines: Path | None) -> Mapping[str, Iterable[bytes]]:
         """Returns ``dataset_info.json``, ``features.json`` and files of class names.
@@ -88,7 +89,7 @@ class TfdsExport(Export):
         for file, split, records in export_manifest.shards:
             said = splits.setdefault(
                 split,
-                {"name": self._split_name(split), "filepathTemplate": _TEMPLATE, "numBytes": 0, "shardLengths": []},
+                {"name": self._split_names[split], "filepathTemplate": _TEMPLATE, "numBytes": 0, "shardLengths": []},
             )
             said["shardLengths"].append(str(records))
             said["numBytes"] += (self.path / file).stat().st_size
@@ -105,25 +106,15 @@ class TfdsExport(Export):
                 files[f"{column.name}.labels.txt"] = "".join(f"{name}\n" for name in column.classes).encode("utf-8")
         return {name: [data] for name, data in files.items()}
 
-    @property
+    @cached_property
     def _split_names(self) -> dict[str, str]:
-        """Maps each split to a unique name that TensorFlow Datasets accepts.
+        """Names of splits that TensorFlow Datasets accepts, by split: ASCII letters, digits and ``_``, at most 100."""
 
-        Other characters than ASCII letters, digits and ``_`` become ``_``, and the name is cut to 100 letters. ``_`` is
-        appended to ``all``, and to a name that another split has.
-        """
-        names: dict[str, str] = {}
-        for split in self.manifest.splits:
-            name = re.sub(r"[^A-Za-z0-9_]", "_", split.name)[:100] or "split"
-            name = f"{name}_" if name == "all" else name  # "all" would mean every split
-            while name in names.values():
-                name += "_"
-            names[split.name] = name
-        return names
+        def rename(split: str) -> str:
+            name = re.sub(r"[^A-Za-z0-9_]", "_", split)[:100] or "split"
+            return f"{name}_" if name == "all" else name  # "all" would mean every split
 
-    def _split_name(self, split: str) -> str:
-        """Returns the name of a split in TFDS; ``train`` in a store without splits."""
-        return self._split_names[split] if split else "train"
+        return self.rename_splits(rename)
 
     def _describe_features(self) -> dict[str, Any]:
         """Returns the content of ``features.json``: key, image and all columns. A column that may have missing values

@@ -156,13 +156,8 @@ def _encode_value_file(column: Column, value: Any) -> tuple[str, bytes]:
     extension = image_extension(value) if column.form == "file" else column.traits.extension
     if extension == "cls":
         value = str(value).encode("ascii")
-    return _value_extension(column, extension), value if isinstance(value, bytes) else _encode_npy(value)
-
-
-def _value_extension(column: Column, extension: str) -> str:
-    """Returns the extension of a column's file. Begins with the column's name, unless ``extension`` is usual for that
-    name (``cls`` for ``label``)."""
-    return extension if _USUAL.get(column.name) == extension else f"{column.name}.{extension}"
+    name = extension if _USUAL.get(column.name) == extension else f"{column.name}.{extension}"
+    return name, value if isinstance(value, bytes) else _encode_npy(value)
 
 
 def _encode_npy(array: Any) -> bytes:

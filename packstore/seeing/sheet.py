@@ -144,14 +144,13 @@ def choose_rows(reader: Reader, options: SheetOptions) -> list[SheetRow]:
         raise UsageError(f"{printable(str(reader.path))} has no records to show")
     rng = np.random.default_rng(options.seed)
     count = options.per_class
-    candidates = _find_candidates(reader, chosen, options, rng)
-    records = candidates.records
-    lost = [SheetRow("cannot be read", tuple(candidates.lost[:count]))] if candidates.lost else []
+    records, labels, unread = _find_candidates(reader, chosen, options, rng)
+    lost = [SheetRow("cannot be read", tuple(unread[:count]))] if unread else []
     if not manifest.has_label:
         some = np.sort(records[rng.choice(len(records), min(len(records), count * count), replace=False)])
         return lost + [SheetRow("", tuple(some[at : at + count].tolist())) for at in range(0, len(some), count)]
     drawn = rng.permutation(len(records))
-    labels = candidates.labels[drawn]
+    labels = labels[drawn]
     order = np.argsort(labels, kind="stable")
     numbers, starts = np.unique(labels[order], return_index=True)
     stops = [*starts[1:].tolist(), len(order)]
@@ -163,23 +162,11 @@ def choose_rows(reader: Reader, options: SheetOptions) -> list[SheetRow]:
     return lost + rows
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Candidates:
-    """Records among which to choose.
-
-    Attributes:
-        records: Their numbers, ascending.
-        labels: Their labels; zeros without a class for each record.
-        lost: First record of each shard that cannot be read.
-    """
-
-    records: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    lost: list[int]
-
-
-def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: np.random.Generator) -> _Candidates:
-    """Returns all records of a split. Leaves out records of shards that cannot be read.
+def _find_candidates(
+    reader: Reader, chosen: Split, options: SheetOptions, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+    """Returns the records of a split and their labels (zeros without a class for each record), and the first record of
+    each shard that cannot be read.
 
     For a store of several shards at a URL, takes at most 8 random shards. Stops earlier once each class has enough
     records.
@@ -213,7 +200,7 @@ def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: 
         assert failure is not None
         raise failure
     order = np.argsort([each[0] for each in records])
-    return _Candidates(np.concatenate([records[n] for n in order]), np.concatenate([labels[n] for n in order]), lost)
+    return np.concatenate([records[n] for n in order]), np.concatenate([labels[n] for n in order]), lost
 
 
 class CellMaker:

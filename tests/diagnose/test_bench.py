@@ -228,7 +228,7 @@ def test_there_is_a_verdict_for_any_rates(rates: Rates) -> None:
 
 def test_decoding_of_a_part_is_what_the_threads_spent_without_the_augmenting() -> None:
     def spent(seconds: float) -> EndToEnd:
-        return EndToEnd(0, 0, 0, seconds, "streaming", "")
+        return EndToEnd(0, 0, seconds, "streaming")
 
     assert compute_loader_decode_rate(1000, 4000, spent(1.2e-3)) == pytest.approx(1000 / 0.95)
     assert compute_loader_decode_rate(1000, 4000, spent(0.75e-3)) == pytest.approx(2000)

@@ -282,7 +282,8 @@ def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> 
         kept = f"; {trial.changes}" if trial.changes else "; the pixels stay the same"
         if trial.augment:
             kept += f"; with a {trial.augment}"
-        why = f"{faster}{_format_ratio(size)}{kept}"
+        bytes_ = "about the same bytes" if 0.95 <= size <= 1.05 else f"{size:.2g} times the bytes"
+        why = f"{faster}{bytes_}{kept}"
         what = f"pack it with {trial.how}" + (": it fits into device memory" if trial.mode == "resident" else "")
         gains.append((gain, Advice(what, why, trial.how)))
     return [advice for _, advice in sorted(gains, key=lambda pair: -pair[0])]
@@ -297,8 +298,3 @@ def _advise_reading(rates: Rates, verdict: Verdict) -> list[Advice]:
         Advice("give the machine enough RAM to keep the store in its page cache, or put it on a faster disk", why),
         Advice("shuffle in blocks (PackedLoader: block=1024), which reads neighbouring records together", why),
     ]
-
-
-def _format_ratio(ratio: float) -> str:
-    """Describes a size relative to the present size: ``0.5 times the bytes``."""
-    return f"{ratio:.2g} times the bytes" if ratio < 0.95 or ratio > 1.05 else "about the same bytes"

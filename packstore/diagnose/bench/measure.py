@@ -233,18 +233,14 @@ class EndToEnd:
     Attributes:
         images_per_second: Rate of the loader.
         cores_busy: Mean number of busy cores.
-        read_seconds: Thread seconds of reading an image.
         decode_seconds: Thread seconds of decoding an image.
         mode: ``resident`` or ``streaming``.
-        reason: Reason for the mode.
     """
 
     images_per_second: float
     cores_busy: float
-    read_seconds: float
     decode_seconds: float
     mode: str
-    reason: str
 
 
 def make_loader(dataset: PackedDataset, batch_size: int, threads: int, how: dict[str, Any]) -> PackedLoader:
@@ -286,15 +282,8 @@ def measure_loader(clock: Clock, stage: str, loader: PackedLoader, share: float 
         elapsed = time.perf_counter() - start
     elapsed = max(elapsed, 1e-9)
     stats = loader.stats()
-    counted = max(1.0, stats["images"])
-    return EndToEnd(
-        images / elapsed,
-        (_cpu_seconds() - cpu) / elapsed,
-        stats["read_seconds"] / counted,
-        stats["decode_seconds"] / counted,
-        loader.mode,
-        loader.mode_reason,
-    )
+    decode_seconds = stats["decode_seconds"] / max(1.0, stats["images"])
+    return EndToEnd(images / elapsed, (_cpu_seconds() - cpu) / elapsed, decode_seconds, loader.mode)
 
 
 def _cpu_seconds() -> float:

@@ -56,21 +56,6 @@ def _examine_library(name: str) -> Answer:
     return {"version": text, "details": details(module) if details is not None else []}
 
 
-def _describe_torch(torch: Any) -> list[str]:
-    """Returns the CUDA version of the build, and the number of threads."""
-    return [f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build", f"{torch.get_num_threads()} threads"]
-
-
-def _describe_lmdb(lmdb: Any) -> list[str]:
-    """Returns the version of LMDB itself."""
-    return ["LMDB " + ".".join(map(str, lmdb.version()))]
-
-
-def _describe_h5py(h5py: Any) -> list[str]:
-    """Returns the version of HDF5."""
-    return [f"HDF5 {h5py.version.hdf5_version}"]
-
-
 def _describe_pillow(_: Any) -> list[str]:
     """Returns the version of Pillow's JPEG library."""
     features = importlib.import_module("PIL.features")
@@ -91,9 +76,12 @@ def _describe_turbojpeg(module: Any) -> list[str]:
 
 
 _DETAILS: dict[str, Callable[[Any], list[str]]] = {
-    "torch": _describe_torch,
-    "lmdb": _describe_lmdb,
-    "h5py": _describe_h5py,
+    "torch": lambda torch: [
+        f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build",
+        f"{torch.get_num_threads()} threads",
+    ],
+    "lmdb": lambda lmdb: ["LMDB " + ".".join(map(str, lmdb.version()))],
+    "h5py": lambda h5py: [f"HDF5 {h5py.version.hdf5_version}"],
     "PIL": _describe_pillow,
     "turbojpeg": _describe_turbojpeg,
 }

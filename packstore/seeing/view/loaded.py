@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from packstore.core.column import INTERNAL, read_row_classes
 from packstore.core.errors import UsageError
-from packstore.core.manifest import Column, Manifest
 from packstore.images.sniff import HeaderError
 from packstore.seeing.augment_text import list_operation_names, parse_options
 from packstore.seeing.view.facts import read_image_facts
@@ -170,7 +169,8 @@ class SampleLoader:
         batch = next(iter(loader))
         images = batch.pop("image")
         image = _join_views(images) if isinstance(images, dict) else images[0]
-        values = {name: _to_numpy(value[0]) for name, value in batch.items() if value[0] is not None}
+        loaded = {name: value[0] for name, value in batch.items() if value[0] is not None}
+        values = {name: each.numpy() if isinstance(each, torch.Tensor) else each for name, each in loaded.items()}
         left_out = loader.pipeline.one_by_one or "views" in how
         python = _python_code(self._reader, split, item, request, form, left_out)
         return LoadedRecord(self._to_pixels(image), not image.is_floating_point(), values, python)
@@ -179,7 +179,8 @@ class SampleLoader:
         """Returns the dataset of a split: the images, and unless ``alone`` the columns drawn over them. Opens each
         dataset only once."""
         if (split, alone) not in self._datasets:
-            drawn = () if alone else (c.name for c in self._manifest.columns if _is_drawn(c, self._manifest))
+            columns = [c for c in self._manifest.columns if c.name not in INTERNAL and not alone]
+            drawn = [c.name for c in columns if c.traits.moves or (c.traits.has_classes and c.parallel is not None)]
             self._datasets[split, alone] = PackedDataset(
                 self._reader.path, split, columns=["image", *drawn], output="dict"
             )
@@ -223,19 +224,6 @@ def _join_views(views: dict[str, torch.Tensor]) -> torch.Tensor:
     rows = [torch.cat(list(crops[0]), 2) for crops in views.values()]
     width = max(row.shape[2] for row in rows)
     return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[2])) for row in rows], 1)
-
-
-def _to_numpy(value: Any) -> Any:
-    """Converts a tensor to an array. Returns other values unchanged."""
-    return value.numpy() if isinstance(value, torch.Tensor) else value
-
-
-def _is_drawn(column: Column, manifest: Manifest) -> bool:
-    """Tells if a column is drawn over the image: masks, boxes, keypoints, and class numbers of boxes. Ignores
-    ``manifest``."""
-    if column.name in INTERNAL:
-        return False
-    return column.traits.moves or (column.traits.has_classes and column.parallel is not None)
 
 
 def _python_code(

@@ -44,8 +44,8 @@ def describe_record(reader: Reader, images: BrowserImages, record: int) -> dict[
 
 def shown_columns(manifest: Manifest) -> list[Column]:
     """Returns the columns that the page shows: all except internal ones and companions."""
-    columns = manifest.columns
-    return [c for c in columns if (c.name == "image" or c.name not in INTERNAL) and not _is_companion(c, columns)]
+    hidden = {*INTERNAL, *(each.name for column in manifest.columns for each in column.companions)} - {"image"}
+    return [column for column in manifest.columns if column.name not in hidden]
 
 
 def describe_value(column: Column, value: Any, classes: RowClasses | None) -> dict[str, Any]:
@@ -100,11 +100,6 @@ class ShapeList:
         kept = cut_rows(points)
         objects = kept.reshape(len(kept), -1, kept.shape[-1]) if len(kept) else kept
         self.shapes += [{"points": to_json_numbers(objects)}] if len(kept) else []
-
-
-def _is_companion(column: Column, columns: tuple[Column, ...]) -> bool:
-    """Tells if a column holds lengths, validity or shapes of another column."""
-    return any(column.name in {c.name for c in other.companions} for other in columns)
 
 
 def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, Any]:
