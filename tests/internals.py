@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from packstore.checking.verification import verify
     from packstore.cli.check import audit_rows as audit_report_rows
     from packstore.cli.common import BYTE_SIZE, LocalPath, shell_quote, suggest_commands
+    from packstore.cli.compose import append_rows as append_report_rows
     from packstore.cli.compose import report_rows as merge_report_rows
     from packstore.cli.diagnose import _format_verdict
     from packstore.cli.diagnose import bench_rows as bench_report_rows
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from packstore.cli.rows import Rows, human_bytes, wrap_row
     from packstore.cli.show import parse_graphics, terminal_graphics
     from packstore.cli.source_info import format_column, sample_keys, source_rows
-    from packstore.cli.update import append_rows as append_report_rows
     from packstore.core import compiled, urls
     from packstore.core import files as scratch
     from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, Column

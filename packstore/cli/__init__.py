@@ -1,4 +1,4 @@
-"""The command line: arguments, progress, printing, exit codes. One file for each command; the library does the work.
+"""The command line: arguments, progress, printing, exit codes. Related commands share a file; the library does the work.
 
 Modules of this room import the library inside the commands, so that ``packstore --help`` is fast.
 """
@@ -26,9 +26,9 @@ from packstore.cli.rows import red
 from packstore.core.errors import WITHOUT_TORCH, AmbiguousSourceError, PackstoreError, UsageError, printable
 
 _COMMANDS = {
-    "demo": "diagnose", "convert": "convert", "append": "update", "merge": "compose", "select": "compose",
-    "index": "update", "link": "update", "export": "export", "verify": "check", "audit": "check", "info": "info",
-    "sheet": "show", "view": "show", "repair": "mend", "salvage": "mend", "clean": "clean", "cache": "cache",
+    "demo": "diagnose", "convert": "convert", "append": "compose", "merge": "compose", "select": "compose",
+    "index": "compose", "link": "compose", "export": "export", "verify": "check", "audit": "check", "info": "info",
+    "sheet": "show", "view": "show", "repair": "check", "salvage": "check", "clean": "clean", "cache": "cache",
     "bench": "diagnose", "doctor": "diagnose", "guide": "guide", "completion": "guide",
 }  # fmt: skip
 """All commands in the order of typical use, with their modules."""

@@ -160,7 +160,6 @@ def plan_rows(plan: Plan) -> Rows:
     size, free = plan.estimate_bytes, plan.free_bytes
     left = "" if free is None else f" ({human_bytes(free)} free)"
     rows.add("estimate", f"{human_bytes(size)}{left}", estimate_bytes=size, free_bytes=free)
-    rows.add_lines("nothing was written (--dry-run)")
     return rows
 
 

@@ -92,7 +92,6 @@ def plan_rows(plan: ExportPlan) -> Rows:
         rows.add("", "(packstore.json keeps them for packstore convert)")
     size, free = plan.estimate_bytes, plan.free_bytes
     rows.add("estimate", f"{human_bytes(size)} ({human_bytes(free)} free)", estimate_bytes=size, free_bytes=free)
-    rows.add_lines("nothing was written (--dry-run)")
     return rows
 
 

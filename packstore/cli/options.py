@@ -70,6 +70,8 @@ class Output:
 
     def show(self, rows: Rows, *, needed: bool = False) -> None:
         """Prints a report or a plan. If ``quiet``, prints only plans, JSON, and what is ``needed``."""
+        if self.dry_run:
+            rows.add_lines("nothing was written (--dry-run)")
         if self.as_json or self.dry_run or needed or not self.quiet:
             rows.echo(self.as_json)
 

@@ -262,7 +262,7 @@ EXPORTS = Registry(
         **_list_at("packstore.exports.{name}:{Name}Export", "tfds parquet recordio"),
         **_list_at("packstore.exports.arrays:{Name}Export", "npz hdf5"),
         "zarr": "packstore.exports.zarr:ZarrExport",
-        "coco": "packstore.exports.labels.coco:CocoExport",
+        "coco": "packstore.exports.labels.documents:CocoExport",
         **_list_at("packstore.exports.labels.sidecars:{Name}Export", "yolo voc kitti"),
         "labelme": "packstore.exports.labels.sidecars:LabelMeExport",
         "cvat": "packstore.exports.labels.documents:CvatExport",

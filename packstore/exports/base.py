@@ -141,22 +141,26 @@ class ShardWriter(ABC):
 
 
 class FileWriter(ShardWriter):
-    """Base of writers that write a shard to one file, which stays open until its end. Creating it creates the file."""
+    """Base of writers that write a shard to a file, and perhaps others ``beside`` it, which stay open until its end.
+    Creating it creates the files."""
 
     file: str
 
-    def __init__(self, folder: Path, file: str) -> None:
+    def __init__(self, folder: Path, file: str, *beside: str) -> None:
         self.file = file
         self.out: IO[bytes] = open_file(folder / file, "wb")
+        self.beside: list[IO[bytes]] = [open_file(folder / each, "wb") for each in beside]
 
     def close(self) -> None:
-        """Closes the file."""
-        self.out.close()
+        """Closes the files."""
+        for file in (self.out, *self.beside):
+            file.close()
 
     def abort(self) -> None:
-        """Closes the file, which stays incomplete."""
-        if not self.out.closed:
-            drop(self.out)
+        """Closes the files, which stay incomplete."""
+        for file in (self.out, *self.beside):
+            if not file.closed:
+                drop(file)
 
 
 class Export(ABC):

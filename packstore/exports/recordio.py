@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from packstore.core.errors import SampleError
-from packstore.core.files import drop, open_file, sync_tree
-from packstore.exports.base import Export, Record, ShardWriter, name_shard
+from packstore.core.files import sync_tree
+from packstore.exports.base import Export, FileWriter, Record, ShardWriter, name_shard
 from packstore.sources.records.recordio import HEADER, frame_record
 from packstore.stores.export_manifest import ExportManifest
 
@@ -78,14 +78,13 @@ class RecordioExport(Export):
         return super().finish(replace(export_manifest, files=files), lines)
 
 
-class _RecWriter(ShardWriter):
+class _RecWriter(FileWriter):
     """Writes a ``.rec`` file with its index and its list of keys. Creating it creates all three files."""
 
     def __init__(self, folder: Path, name: str, has_label: bool) -> None:
-        self.file = name
+        super().__init__(folder, name, *_companion_files(name))
         self._holds_label = has_label
         self._count = 0
-        self._outs = [open_file(folder / each, "wb") for each in (name, *_companion_files(name))]
 
     def add(self, record: Record) -> Mapping[str, str]:
         """Writes the image with its label, and its lines in index and list. Returns an empty mapping.
@@ -94,28 +93,17 @@ class _RecWriter(ShardWriter):
         """
         assert isinstance(record.image, bytes)
         label = int(record["label"]) if self._holds_label else 0
-        rec, index, listed = self._outs
+        index, listed = self.beside
         try:
             data = frame_record(HEADER.pack(0, label, self._count, 0) + record.image)
         except ValueError as error:
             raise SampleError(record.key, str(error)) from None
-        index.write(b"%d\t%d\n" % (self._count, rec.tell()))
-        rec.write(data)
+        index.write(b"%d\t%d\n" % (self._count, self.out.tell()))
+        self.out.write(data)
         name = record.key.translate({9: "%09", 10: "%0A", 13: "%0D"}).encode("utf-8", "surrogateescape")
         listed.write(b"%d\t%d\t%s\n" % (self._count, label, name))
         self._count += 1
         return {}
-
-    def close(self) -> None:
-        """Closes the three files."""
-        for out in self._outs:
-            out.close()
-
-    def abort(self) -> None:
-        """Closes the three files, which stay incomplete."""
-        for out in self._outs:
-            if not out.closed:
-                drop(out)
 
 
 def _companion_files(file: str) -> tuple[str, str]:

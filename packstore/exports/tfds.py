@@ -130,9 +130,7 @@ class TfdsExport(Export):
         for column in self.columns:
             features[column.name] = _describe_column(column)
             if column.nullable:
-                features[column.valid_name] = _make_feature(
-                    "tensor", {"dtype": "bool", "encoding": "none", "shape": {}}
-                )
+                features[column.valid_name] = _make_scalar("bool")
         return _make_feature("featuresDict", {"features": features})
 
 
@@ -189,7 +187,7 @@ def _describe_column(column: Column) -> dict[str, Any]:
     if column.form == "text":
         return _make_feature("text", {})
     if column.traits.has_classes:
-        numbers = _make_feature("tensor", {"dtype": "int64", "encoding": "none", "shape": {}})
+        numbers = _make_scalar("int64")
         if column.classes:
             numbers = _make_feature("classLabel", {"numClasses": str(len(column.classes))})
         return numbers if column.kind == "fixed" else _make_feature("sequence", {"feature": numbers, "length": "-1"})
@@ -200,7 +198,7 @@ def _describe_column(column: Column) -> dict[str, Any]:
         return _make_feature("sequence", {"feature": _make_feature("image", _describe_image(3, None)), "length": "-1"})
     if column.form in ("file", "bytes"):
         if column.form == "bytes" or column.nullable:  # readers must not decode a missing file
-            return _make_feature("tensor", {"dtype": "string", "encoding": "none", "shape": {}})
+            return _make_scalar("string")
         return _make_feature("image", _describe_image(3, None) if column.holds_images else _describe_image(1, "png"))
     return _describe_tensor(column)
 
@@ -229,6 +227,11 @@ def _describe_image(channels: int, form: str | None) -> dict[str, Any]:
     """Returns the content of a TFDS image feature. ``form`` is ``jpeg``, ``png``, or None for any."""
     feature: dict[str, Any] = {"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", str(channels)]}}
     return feature if form is None else feature | {"encodingFormat": form}
+
+
+def _make_scalar(dtype: str) -> dict[str, Any]:
+    """Returns the TFDS feature of a single value."""
+    return _make_feature("tensor", {"dtype": dtype, "encoding": "none", "shape": {}})
 
 
 def _make_feature(kind: str, content: Mapping[str, Any]) -> dict[str, Any]:

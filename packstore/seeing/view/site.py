@@ -171,8 +171,7 @@ class Site:
         return number
 
     async def run_unless_disconnected(self, request: Request, work: Callable[[], _T]) -> _T | None:
-        """Runs ``work`` like :meth:`run_in_thread`. If the client disconnects before its turn, returns None and runs
-        nothing."""
+        """Runs ``work`` in a thread. If the client disconnects before its turn, returns None and runs nothing."""
         async with self._turn:
             if await request.is_disconnected():
                 return None
