@@ -1,4 +1,4 @@
-"""The command line: arguments, progress, printing, exit codes. Related commands share a file; the library does the work.
+"""The command line: arguments, progress, printing, exit codes. Related commands share a file.
 
 Modules of this room import the library inside the commands, so that ``packstore --help`` is fast.
 """

@@ -75,10 +75,7 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool,
 
 
 def _find_leftovers(places: Sequence[Path]) -> list[Leftover]:
-    """Finds the leftovers in directories, and those of stores and exports, each once.
-
-    Raises :class:`UsageError` for a place that does not exist and has no leftovers.
-    """
+    """Finds the leftovers in directories, and those of stores and exports, each once."""
     from packstore.stores.opening import holds_store
     from packstore.stores.places.leftovers import find_leftover, find_leftovers
     from packstore.stores.places.work import work_path
@@ -131,8 +128,7 @@ def _remove(leftovers: Sequence[Leftover], quiet: bool) -> None:
 def _confirm(yes: bool) -> bool:
     """Asks if the listed files are to be removed. Returns True without asking if ``yes``.
 
-    If the user declines, prints "nothing was removed" and returns False. Raises :class:`UsageError` if it has to ask
-    without a terminal.
+    If the user declines, prints "nothing was removed" and returns False.
     """
     if yes:
         return True

@@ -183,8 +183,7 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
 def _find_training_split(path: Path) -> str | None:
     """Opens the store and returns ``train`` if it is one of several splits. Returns None otherwise.
 
-    If ``path`` is a source, raises :class:`UsageError` with the command that packs it. Raises :class:`StoreError` if no
-    store can be opened.
+    If ``path`` is a source, raises :class:`UsageError` with the command that packs it.
     """
     from packstore.stores.opening import open_reader
 

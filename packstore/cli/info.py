@@ -161,11 +161,7 @@ def _questions_as_json(path: Path, as_json: bool) -> Iterator[None]:
 
 
 def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
-    """Opens and surveys a source, looks at the headers of some images, and prints its description or JSON.
-
-    Raises :class:`AmbiguousSourceError` if files that seem to annotate its images would be left out; its notes have all
-    further questions of a conversion. Raises :class:`SourceError` if it is no source, or if no image can be packed.
-    """
+    """Opens and surveys a source, looks at the headers of some images, and prints its description or JSON."""
     from packstore.cli.source_info import find_questions, source_rows
     from packstore.packing.header_survey import survey_headers
     from packstore.packing.modes import resolve_reading

@@ -327,7 +327,7 @@ def _list_leaf_paths(schema: Any) -> list[str]:
 
 
 def _import_pyarrow(module: str) -> Any:
-    """Imports a module of pyarrow. Raises :class:`UsageError` if it is not installed."""
+    """Imports a module of pyarrow."""
     try:
         return importlib.import_module(module)
     except ImportError:

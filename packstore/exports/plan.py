@@ -199,10 +199,7 @@ def list_value_columns(manifest: Manifest) -> list[str]:
 
 def _resolve_kind(destination: Path, to: str | None) -> type[Export]:
     """Returns the kind of export ``to``. If ``to`` is None, returns the first kind with the destination's suffix,
-    ignoring case.
-
-    Raises :class:`UsageError` if no kind has that suffix.
-    """
+    ignoring case."""
     if to is not None:
         export_kind: type[Export] = EXPORTS[to]
         return export_kind

@@ -295,10 +295,7 @@ class _ShardLoop:
         yield from ordered_map(lambda pair: self._read_record(*pair), wanted, workers)
 
     def _read_record(self, number: int, split: str) -> Record:
-        """Reads a record, verifies its checksums, and re-encodes its image if the plan says so.
-
-        Raises :class:`CorruptRecordError` for a damaged record, and :class:`SampleError` if re-encoding fails.
-        """
+        """Reads a record, verifies its checksums, and re-encodes its image if the plan says so."""
         row = self._records.read_row(number)
         key = bytes(row["key"]).decode("utf-8", "surrogateescape")
         image: Any = image_from_stored(self._plan.reader.manifest, self._records.read_image(number), row.get("shape"))

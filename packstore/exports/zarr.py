@@ -184,7 +184,7 @@ def _group_name(split: str) -> str:
 
 
 def _import_zarr() -> Any:
-    """Imports ``zarr``. Raises :class:`UsageError` if it is not installed."""
+    """Imports ``zarr``."""
     try:
         import zarr
     except ImportError:

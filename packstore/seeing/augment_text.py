@@ -83,8 +83,7 @@ def _parse_calls(text: str) -> list[ast.expr]:
 
 
 def _make_operation(node: ast.expr) -> Operation:
-    """Makes an operation from its call in the syntax tree. Raises :class:`UsageError` for anything else, and for wrong
-    arguments."""
+    """Makes an operation from its call in the syntax tree."""
     text = ast.unparse(node)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in OPERATIONS:
         raise _unfit_error(text)
@@ -103,8 +102,7 @@ def _make_operation(node: ast.expr) -> Operation:
 
 
 def _parse_argument(node: ast.expr) -> Any:
-    """Converts an argument to its value: a literal, an operation, or a list or tuple of these. Raises
-    :class:`ValueError` or :class:`UsageError` for other expressions."""
+    """Converts an argument to its value: a literal, an operation, or a list or tuple of these."""
     if isinstance(node, ast.List | ast.Tuple):
         values = [_parse_argument(each) for each in node.elts]
         return tuple(values) if isinstance(node, ast.Tuple) else values

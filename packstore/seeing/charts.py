@@ -101,7 +101,7 @@ def _escape(text: str) -> str:
 
 
 def _import_figure() -> Any:
-    """Returns matplotlib's class of figures. Raises :class:`UsageError` if matplotlib is not installed."""
+    """Returns matplotlib's class of figures."""
     try:
         # Not pyplot: a figure of its own needs no display and leaves the user's settings alone.
         return importlib.import_module("matplotlib.figure").Figure

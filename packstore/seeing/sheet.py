@@ -170,8 +170,6 @@ def _find_candidates(
 
     For a store of several shards at a URL, takes at most 8 random shards. Stops earlier once each class has enough
     records.
-
-    Raises :class:`StoreError` if no record can be read.
     """
     manifest, parts = reader.manifest, find_parts_within(reader, chosen.start, chosen.stop)
     ends = np.append(reader.table.starts, len(reader))
@@ -268,8 +266,7 @@ class CellMaker:
         return image, more
 
     def _draw_loaded(self, loaded: SampleLoader, record: int) -> NDArray[np.uint8]:
-        """Returns the image that :class:`packstore.PackedLoader` returns, with the chosen columns drawn over it. Raises
-        :class:`UsageError` for wrong augmentations."""
+        """Returns the image that :class:`packstore.PackedLoader` returns, with the chosen columns drawn over it."""
         options = self.options
         result = loaded.load(LoadRequest(record, options.augment or "", options.seed, options.epoch))
         return draw_values(result.image, result.values, self.reader.manifest.columns, self._drawn)

@@ -135,10 +135,7 @@ def bench(
 
 
 def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCallback) -> BenchReport:
-    """Measures all stages and makes the report. Tries packing options unless ``options.tries`` is False.
-
-    Raises :class:`UsageError` for an empty split.
-    """
+    """Measures all stages and makes the report. Tries packing options unless ``options.tries`` is False."""
     if not len(dataset):
         raise UsageError(f"{dataset.path} has no records to load")
     manifest, threads = dataset.manifest, options.workers or default_workers()

@@ -44,7 +44,7 @@ def _describe_error(error: BaseException) -> str:
 
 
 def _examine_library(name: str) -> Answer:
-    """Imports a library. Returns its version and details. Raises errors of the import."""
+    """Imports a library. Returns its version and details."""
     module = importlib.import_module(name)
     text = getattr(module, "__version__", None)
     if not isinstance(text, str):
@@ -64,8 +64,7 @@ def _describe_pillow(_: Any) -> list[str]:
 
 
 def _describe_turbojpeg(module: Any) -> list[str]:
-    """Loads PyTurboJPEG's library and returns its version. Raises :class:`ImportError` for another module of this name.
-    Raises errors of the library."""
+    """Loads PyTurboJPEG's library and returns its version."""
     if not hasattr(module, "TurboJPEG"):
         raise ImportError("the module turbojpeg is not PyTurboJPEG's (pip uninstall turbojpeg)")
     from packstore.images.turbojpeg_library import library_from_environment, turbo_version

@@ -115,8 +115,7 @@ def _image_response(file: WebFile, kept_seconds: int = 3600) -> Response:
 
 
 def _json_response(content: Any, status: int = 200) -> Response:
-    """Creates a response of JSON in ASCII: keys may contain surrogates for bytes that are not UTF-8. Raises
-    :class:`ValueError` for NaN and infinity."""
+    """Creates a response of JSON in ASCII: keys may contain surrogates for bytes that are not UTF-8."""
     return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
 
 
@@ -272,7 +271,7 @@ async def _get_histograms(site: Site, request: Request) -> Response:
     """Answers with the histograms of a split, or with progress. Takes a sample of the images; with ``all=1``, every
     image.
 
-    ``all=1`` allows fetching, now and later. Raises :class:`NotThereError` for an unknown split.
+    ``all=1`` allows fetching, now and later.
     """
     query = Query.parse(request.query_params)
     try:
@@ -291,10 +290,7 @@ async def _get_histograms(site: Site, request: Request) -> Response:
 
 async def _get_thumbnail(site: Site, request: Request) -> Response:
     """Answers with a thumbnail. Answers with status 204 to a browser that no longer waits. Marks the record if it is
-    damaged.
-
-    Raises :class:`UsageError` for a side that is not in :data:`SIDES`.
-    """
+    damaged."""
     record, side = site.parse_record(request), parse_number("side", request.path_params["side"])
     drawn = request.query_params.get("drawn") == "1"
     if side not in SIDES:
@@ -330,7 +326,7 @@ async def _get_mask_values(site: Site, request: Request) -> Response:
 
 
 def _find_column(site: Site, request: Request, *, masks: bool = False) -> Column:
-    """Returns the column named in the address. Raises :class:`NotThereError` unless it has images, or ``masks``."""
+    """Returns the column of images, or of ``masks``, named in the address."""
     name = request.path_params["column"]
     for column in site.reader.manifest.columns:
         if column.name == name and (column.holds_masks if masks else column.holds_images):
@@ -353,7 +349,7 @@ async def _get_record(site: Site, request: Request) -> Response:
 
 
 def _parse_load_request(site: Site, request: Request) -> Any:
-    """Parses the :class:`LoadRequest` in the address. Raises :class:`UsageError` for wrong numbers. Imports torch."""
+    """Parses the :class:`LoadRequest` in the address. Imports torch."""
     from packstore.seeing.view.loaded import LoadRequest
 
     given = request.query_params

@@ -132,11 +132,7 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
 
 
 def _load_report(path: Path, command: str, manifest: Manifest) -> Mapping[str, Any]:
-    """Reads a report file of ``packstore`` ``command``.
-
-    Raises :class:`UsageError` if the file cannot be read, has over 1 GiB, or is another file. Raises it, too, for a
-    report with the dataset digest of another store. Accepts a report without a digest.
-    """
+    """Reads a report file of ``packstore`` ``command``. Accepts a report without a digest."""
     shown = printable(str(path))
     report = read_report(path, command, _MOST_BYTES)
     needed = "findings" if command == "audit" else "problems"

@@ -166,7 +166,7 @@ class BrowserImages:
     ) -> NDArray[Any]:
         """Decodes a record's image in the dtype and channels of its mode, ``(h, w, C)``, without normalisation.
 
-        Takes the arguments of :meth:`decode_for_display`. Raises :class:`DecodeError` that names the record.
+        Takes the arguments of :meth:`decode_for_display`.
         """
         reader = self._reader
         if column.layout is None:
@@ -188,7 +188,7 @@ class BrowserImages:
         return get_decoder(reading=Reading.of_column(column, self._reader.manifest.options))
 
     def _make_thumbnail(self, record: int, side: int, drawn: bool) -> WebFile:
-        """Decodes, checks and encodes a thumbnail. Raises the errors of :meth:`get_thumbnail`."""
+        """Decodes, checks and encodes a thumbnail."""
         reader = self._reader
         data = reader.view(record)
         Proof(reader.manifest.columns, reader.value).check_image(record, data)
@@ -235,8 +235,7 @@ def printable_key(reader: Reader, record: int) -> str:
 
 
 def _stored_bytes(reader: Reader, column: Column, record: int, number: int = 0) -> Buffer:
-    """Returns the stored bytes of an image; in a list, of image ``number``. Raises :class:`DecodeError` if there is no
-    such image."""
+    """Returns the stored bytes of an image; in a list, of image ``number``."""
     if column.name == "image":
         return reader.view(record)
     files = column.traits.files(column, reader.value(column.name, record))

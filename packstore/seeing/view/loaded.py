@@ -145,7 +145,7 @@ class SampleLoader:
         return color_mask(np.asarray(value))
 
     def _load_uncached(self, request: LoadRequest) -> LoadedRecord:
-        """Loads a record with a new loader. Raises errors like :meth:`load`."""
+        """Loads a record with a new loader."""
         how = parse_options(request.augment)
         if max(request.seed, request.epoch) >= _MOST_SEED:
             raise UsageError("seed and epoch should have at most 63 bits")

@@ -102,7 +102,7 @@ def parse_number(name: str, text: str, least: int = 0) -> int:
 
 
 def _parse_range(name: str, text: str) -> tuple[float, float]:
-    """Parses a range such as ``"10:20"``. A missing end is infinite. Raises :class:`UsageError` for other text.
+    """Parses a range such as ``"10:20"``. A missing end is infinite.
 
     A range with its ends in the wrong order is accepted, and matches nothing.
     """
@@ -216,7 +216,7 @@ def select_records(
 
 
 def _split_range(reader: Reader, query: Query) -> tuple[int, int]:
-    """Returns first record and end of the query's split. Raises :class:`UsageError` if the split is unknown."""
+    """Returns first record and end of the query's split."""
     try:
         split = reader.split(query.split)
     except KeyError as error:
@@ -225,8 +225,7 @@ def _split_range(reader: Reader, query: Query) -> tuple[int, int]:
 
 
 def _match_label(reader: Reader, number: int, report: Report) -> NDArray[np.bool_]:
-    """Finds the records that have a class number: bool ``(N,)``. Raises :class:`UsageError` in a store without
-    classes."""
+    """Finds the records that have a class number: bool ``(N,)``."""
     column = find_class_column(reader.manifest)
     if column is None:
         raise UsageError("the store has no classes to choose by")

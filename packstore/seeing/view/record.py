@@ -186,8 +186,7 @@ def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
 def _read_exif(reader: Reader, record: int) -> dict[str, str]:
     """Reads the EXIF values of an image by tag name, at most 80, each cut to 200 letters. Leaves out values of bytes.
 
-    Names of tags of the GPS directory begin with ``GPS``. Empty for pixels. Raises :class:`DecodeError` if EXIF is
-    damaged.
+    Names of tags of the GPS directory begin with ``GPS``. Empty for pixels.
     """
     if reader.manifest.image.layout is not None:
         return {}
