@@ -359,7 +359,7 @@ def test_a_damaged_store_is_not_taken_for_the_one_that_replaces_it(
     record = packstore.open(out).read(5)
     flip(data, data.read_bytes().index(bytes(record)) + len(record) // 2)
 
-    def killed(self: publish.Staging) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise CutError
 
     with monkeypatch.context() as patch:

@@ -297,6 +297,7 @@ class StoreBuilder:
                 if origin is None:
                     raise StoreError("the origin of the records is needed, here or by describe()")
                 self._base = self._build_base_manifest(origin, normalization, options, versions)
+            keeps_work = False
             with writing(self._staging.destination):
                 self._refuse_duplicates()
                 manifest = self._seal_files(counted or {}, tuple(skipped))
@@ -305,8 +306,8 @@ class StoreBuilder:
                 if self._journal is not None and self._journal.written and position is not None:
                     sealed = manifest.digest, device_and_inode(self._staging.path)[1]
                     self._journal.write_receipt(position(), self._files.sealed, sealed)
-            written = self._journal is not None and self._journal.written and position is not None
-            self._staging.publish(keeps_work=self._keeps_receipt and bool(written))
+                    keeps_work = self._keeps_receipt
+            self._staging.publish(keeps_work=keeps_work)
         except BaseException:
             self.abort()
             raise
