@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from packstore.packing.rewriting import IndexReport, RelinkReport, add_index, relink
     from packstore.packing.select import select
     from packstore.packing.writer import Writer
-    from packstore.stores import open_store
-    from packstore.stores.base import Problem, Reader
+    from packstore.stores import Problem, Reader, open_store
     from packstore.training.coco_masks import coco_masks
     from packstore.training.concatenation import Mix, concat
     from packstore.training.dataset import PackedDataset
@@ -80,13 +79,12 @@ _LAZY = {
         "packstore.packing.rewriting": "IndexReport RelinkReport add_index relink",
         "packstore.packing.select": "select",
         "packstore.packing.writer": "Writer",
-        "packstore.stores.base": "Problem Reader",
+        "packstore.stores": "Problem Reader open",
         "packstore.training.coco_masks": "coco_masks",
         "packstore.training.concatenation": "Mix concat",
         "packstore.training.dataset": "PackedDataset",
         "packstore.training.loader": "PackedLoader prefetch",
         "packstore.training.loader.rows": "SizeError",
-        "packstore.stores": "open",
     }.items()
     for name in names.split()
 }

@@ -385,23 +385,22 @@ if TYPE_CHECKING:
     from packstore.sources.webdataset import WebDatasetSource
     from packstore.sources.yamltext import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
     from packstore.sources.yolo import YoloSource, layout
+    from packstore.stores import Problem, Reader, assembly, proven, spools
     from packstore.stores import folder as sharded
-    from packstore.stores import manifest_recovery, proven
-    from packstore.stores.base import Problem, Reader, disk_bytes, encode_manifest, parse_manifest
-    from packstore.stores.builder import StoreBuilder, assembly, spools
-    from packstore.stores.builder.assembly import write_manifest_and_table
-    from packstore.stores.builder.spools import ColumnSpool, OffsetSpool, find_duplicate_key
+    from packstore.stores import keys as store_keys
+    from packstore.stores import scavenge as manifest_recovery
+    from packstore.stores.assembly import write_manifest_and_table
+    from packstore.stores.build import StoreBuilder
     from packstore.stores.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
     from packstore.stores.folder import Shards
-    from packstore.stores.format import Format
-    from packstore.stores.hdf5 import store as hdf5_store
-    from packstore.stores.hdf5.checked import hash_lookup3
+    from packstore.stores.format import Format, encode_manifest, parse_manifest
+    from packstore.stores.hdf5 import writer as hdf5_store
+    from packstore.stores.hdf5.heap import hash_lookup3
     from packstore.stores.linked import list_linked_files
     from packstore.stores.lmdb import writer
     from packstore.stores.lmdb.nodes import TreeEntry
     from packstore.stores.lmdb.pages import Pages, RecordLookup
     from packstore.stores.lmdb.store import HEADER_BYTES, read_npy_header
-    from packstore.stores.manifest_recovery import correct_manifest, find_manifest
     from packstore.stores.mapped import MappedPart, check_column, check_offsets, map_consecutive_images, read_ahead
     from packstore.stores.opening import read_manifest
     from packstore.stores.parts import Part
@@ -434,25 +433,26 @@ if TYPE_CHECKING:
         read_owner,
         work_path,
     )
-    from packstore.stores.proven import ARRAY_SHARE, ProvenRecords, SparinglyProven
+    from packstore.stores.proven import ARRAY_SHARE, Proven, SparinglyProven
     from packstore.stores.pth import zip
-    from packstore.stores.pth.layout import build_headers
     from packstore.stores.pth.pickle_machine import PickleError
-    from packstore.stores.pth.pickle_reader import unpickle
-    from packstore.stores.pth.pickle_writer import Tensor, dump_dict
-    from packstore.stores.records import OneFile, Records
-    from packstore.stores.remote import copies
-    from packstore.stores.remote.head import find_newest_version, read_head
+    from packstore.stores.pth.pickles import Tensor, dump_dict, unpickle
+    from packstore.stores.pth.zip import build_headers
+    from packstore.stores.records import OneFile, Records, disk_bytes
+    from packstore.stores.remote import objects as copies
     from packstore.stores.remote.objects import (
         SHARDS,
+        find_newest_version,
         parse_version_number,
+        read_head,
         shard_object_name,
         shard_object_names,
         table_name,
         version_name,
     )
     from packstore.stores.remote.shards import RemoteShards
-    from packstore.stores.scavenge import array_names, list_array_sizes, view_column
+    from packstore.stores.scavenge import array_names, correct_manifest, find_manifest, list_array_sizes, view_column
+    from packstore.stores.spools import ColumnSpool, OffsetSpool
     from packstore.training import arguments, permutation, worker_memory
     from packstore.training.arguments import unknown_argument, unknown_operation_argument
     from packstore.training.augment import crop, resample

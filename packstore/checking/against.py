@@ -20,7 +20,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer
 from packstore.core.errors import PackstoreError, StoreError, printable
 from packstore.sources.base import Entry, Sample, Source
 from packstore.sources.ledger import Role
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.stores.keys import KeyIndex
 from packstore.stores.places import place_of
 

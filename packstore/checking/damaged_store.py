@@ -19,11 +19,10 @@ from packstore.core.shards import TABLE_ROW, ShardTable, shard_name
 from packstore.images.sniff import HeaderError, sniff
 from packstore.stores.folder import read_table
 from packstore.stores.format import Format
-from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.opening import directory_format, open_reader, scavenge_file
 from packstore.stores.places.owned import is_shard_name, parse_shard_number
 from packstore.stores.places.work import find_writer, list_needless_files
-from packstore.stores.scavenge import ScavengedData, scavenge_reader
+from packstore.stores.scavenge import RecoveredManifest, ScavengedData, find_manifest, scavenge_reader
 
 _STATE_NOTES = {
     "intact": "",

@@ -28,10 +28,8 @@ from packstore.core.registry import FORMATS
 from packstore.images.encode.options import keeps_exif
 from packstore.images.orientation import count_oriented
 from packstore.images.seek_index import index_values
-from packstore.packing.copying import create_store_like
 from packstore.packing.recorded_options import EXIF_ORIENTED
-from packstore.stores import format_of
-from packstore.stores.base import Problem, Reader
+from packstore.stores import Problem, Reader, StoreBuilder, format_of
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import open_reader
 
@@ -248,8 +246,7 @@ class RecordWriter:
         self._manifest = manifest
         options = manifest.options if shard is None else shard.options
         self._counted = {name: int(value or 0) for name, value in manifest.options.items() if name not in options}
-        like = replace(manifest, options=options)
-        self.builder = create_store_like(path, like, manifest.columns, **building)
+        self.builder = StoreBuilder(path, replace(manifest, options=options), **building)
         self._fields = row_columns(manifest.columns)
         self._images: list[Buffer] = []
         self._rows: list[Mapping[str, Any]] = []

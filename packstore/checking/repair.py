@@ -34,15 +34,15 @@ from packstore.core.urls import ShardPlace, UrlPath, location
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
 from packstore.packing.recorded_options import drop_record_counts
 from packstore.sources.base import Entry
-from packstore.stores.base import Problem
-from packstore.stores.builder.assembly import list_shards
+from packstore.stores import Problem
+from packstore.stores.assembly import list_shards
 from packstore.stores.format import Format
 from packstore.stores.keys import KeyIndex, hash_keys
 from packstore.stores.opening import open_reader
+from packstore.stores.places import place_of
 from packstore.stores.places.remote import open_shard_file, upload_shard
 from packstore.stores.records import Records
-from packstore.stores.remote.head import read_head
-from packstore.stores.remote.objects import hash_object, shard_object_name
+from packstore.stores.remote.objects import hash_object, read_head, shard_object_name
 from packstore.stores.remote.opening import reopen_remote
 
 
@@ -90,10 +90,10 @@ def repair(arguments: RepairArguments) -> RepairReport:
     refuse_empty(arguments.damaged)
     damaged, source = location(arguments.damaged), location(arguments.source)
     with progress_callback(arguments.progress) as report:
-        if isinstance(damaged, UrlPath):
+        if place_of(damaged).remote:
             if arguments.destination is not None or arguments.partial:
                 raise UsageError("a store at a URL is repaired in place: omit destination and partial")
-            return _repair_at_url(damaged, source, arguments, report)
+            return _repair_at_url(UrlPath(damaged), source, arguments, report)
         if arguments.destination is None:
             raise UsageError("give a destination (--out) for the repaired store: the damaged one is not changed")
         check_paths(damaged, arguments.destination, arguments.labels)

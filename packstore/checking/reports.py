@@ -16,7 +16,7 @@ from packstore.core.errors import PackstoreError
 from packstore.core.findings import FORMAT, VERSION, list_kinds
 from packstore.core.manifest import Manifest
 from packstore.core.plainjson import to_plain
-from packstore.stores.base import Problem, Reader
+from packstore.stores import Problem, Reader
 from packstore.stores.places.work import Owner
 
 MOST_LISTED = 10_000

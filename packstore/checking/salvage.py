@@ -37,8 +37,8 @@ from packstore.core.proof import (
     row_checksum,
     row_columns,
 )
-from packstore.stores.base import Problem
-from packstore.stores.builder.batch import check_batch
+from packstore.stores import Problem
+from packstore.stores.batch import check_batch
 from packstore.stores.scavenge import ScavengedData
 
 _BATCH_RECORDS = 1024

@@ -28,7 +28,7 @@ from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.store import StoreSource
 from packstore.stores.keys import encode_key
-from packstore.stores.link_files import FileState
+from packstore.stores.linked import FileState
 
 _REPORT_EVERY = 4096
 

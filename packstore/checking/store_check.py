@@ -37,10 +37,10 @@ from packstore.core.proof import (
     records_digest,
     row_columns,
 )
-from packstore.core.urls import UrlPath
-from packstore.stores.base import Problem, Reader
+from packstore.stores import Problem, Reader
 from packstore.stores.keys import digest_keys
 from packstore.stores.linked import LinkError
+from packstore.stores.places import place_of
 from packstore.stores.places.work import find_writer, list_needless_files
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class StoreCheck:
         for problem in reader.check_structure(quick=self.quick, progress=self.progress):
             known = problem.record is None or problem.key is not None
             report.add(problem if known else replace(problem, key=try_key(reader, problem.record or 0)))
-        remote = isinstance(reader.path, UrlPath)
+        remote = place_of(reader.path).remote
         if not remote:
             self._check_surplus_files()
         self.progress(Progress("verify", 0, len(reader), 0))

@@ -21,8 +21,7 @@ from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import find_bridge, location
-from packstore.stores import open_store
-from packstore.stores.base import Problem, Reader
+from packstore.stores import Problem, Reader, open_store
 from packstore.stores.keys import list_double_keys
 from packstore.stores.opening import read_manifest
 from packstore.stores.places import place_of

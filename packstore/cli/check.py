@@ -17,7 +17,7 @@ from packstore.core.errors import MissingStoreError, StoreError, printable
 if TYPE_CHECKING:
     from packstore.checking.audit import AuditReport, Finding
     from packstore.checking.reports import RepairReport, SalvageReport, VerifyReport
-    from packstore.stores.base import Problem
+    from packstore.stores import Problem
 
 _LISTED = 5
 _KEYS = 3

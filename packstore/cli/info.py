@@ -30,7 +30,7 @@ from packstore.core.registry import FORMATS
 
 if TYPE_CHECKING:
     from packstore.core.manifest import Manifest
-    from packstore.stores.base import Reader
+    from packstore.stores import Reader
 
 _COUNTED_SHARDS = 100
 

@@ -47,7 +47,7 @@ LINK_COLUMNS = (
 )
 """Locations of a linked store's images: a path (absolute, or relative to the folder of the store) or a URL, offset and
 length in bytes; and the file's size in bytes and modification time in nanoseconds at packing (for an object, see
-:func:`packstore.stores.link_files.derive_object_state`). Not part of the dataset's digest."""
+:func:`packstore.stores.linked.derive_object_state`). Not part of the dataset's digest."""
 LINK_LENGTH = "link_length"
 CROWD = "iscrowd"
 """Column of flags of boxes, as COCO names it: 1 for a region that is no ordinary object, such as a crowd or an area to

@@ -42,7 +42,7 @@ class FileState(NamedTuple):
     Attributes:
         nbytes: Its size.
         modified: Time of its last modification, in nanoseconds since 1970; for an object see
-            :func:`packstore.stores.link_files.derive_object_state`.
+            :func:`packstore.stores.linked.derive_object_state`.
     """
 
     nbytes: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -227,6 +227,13 @@ class Manifest:
             if column.name == name:
                 return column
         raise KeyError(f"no column {name!r}; columns: {', '.join(c.name for c in self.columns)}")
+
+    def blank(self, columns: Iterable[Column] | None = None) -> Manifest:
+        """Returns the manifest of a store without records that has this one's facts, and these or its own columns."""
+        chosen = self.columns if columns is None else columns
+        blank = tuple(column.blank() for column in chosen)
+        facts = {name: getattr(self, name) for name in ("normalization", "options", "versions")}
+        return Manifest(self.format, self.encoding, 0, blank, self.origin, **facts)
 
     def has_column(self, name: str) -> bool:
         """Tells if there is a column of this name."""

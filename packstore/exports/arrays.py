@@ -26,7 +26,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Export, Record, ShardWriter, can_be_strings, name_shard
-from packstore.stores.hdf5.output import FailureHidingFile
+from packstore.stores.hdf5.writer import FailureHidingFile
 
 IMAGES, OFFSETS, SHAPES, CLASSES = "images", "images_offsets", "images_shape", "class_names"
 _RESERVED = {IMAGES, OFFSETS, SHAPES, CLASSES, "labels"}

@@ -25,7 +25,7 @@ from packstore.core.columns import from_stored
 from packstore.core.files import drop, open_file, sync_tree
 from packstore.core.manifest import Manifest
 from packstore.images.sniff import HeaderError, sniff
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.stores.export_manifest import MANIFEST_FILE, ExportManifest
 
 EXTENSIONS = {

@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from packstore.core.files import open_file, sync_file_system
 from packstore.core.manifest import Manifest
 from packstore.exports.base import EXTENSIONS, Export, Record, ShardWriter, safe_name, shorten_name
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 IMAGE_SUFFIXES = frozenset({*EXTENSIONS.values(), "jpeg", "tiff", "pgm", "pbm", "heif", "j2k", "jpx", "jpf"})
 _SUFFIXES = IMAGE_SUFFIXES | {"txt", "json", "xml"}

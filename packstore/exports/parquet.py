@@ -27,7 +27,7 @@ from packstore.core.fields import BOXES_ARE
 from packstore.core.manifest import Manifest
 from packstore.exports.base import Export, FileWriter, Record, ShardWriter, shorten_name
 from packstore.sources.yamltext import format_yaml_string
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.stores.export_manifest import ExportManifest
 
 CARD, DATA = "README.md", "data"

@@ -28,12 +28,13 @@ from packstore.images.encode import EncodeOptions, Encoder
 from packstore.images.encode.options import keeps_exif, readers_transpose
 from packstore.images.encode.png import encode_png, fits_png
 from packstore.images.reading import Reading
-from packstore.stores.base import Reader, as_image_array
+from packstore.stores import Reader
 from packstore.stores.export_manifest import ExportManifest
 from packstore.stores.opening import open_reader
+from packstore.stores.parts import as_image_array
 from packstore.stores.places.local import check_destination
 from packstore.stores.places.owned import find_owned_files
-from packstore.stores.proven import ProvenRecords
+from packstore.stores.proven import Proven
 
 _FIXED_BYTES = 8192
 """Bytes of each split, and of ``packstore.json``, in an export of few records."""
@@ -254,12 +255,12 @@ def _estimate_line_bytes(column: Column, records: int) -> int:
 def _estimate_size_ratio(reader: Reader, recode: Recode) -> float:
     """Estimates the quotient of new and old size of re-encoded images. Re-encodes up to 16 images from all over the
     store."""
-    records = ProvenRecords(reader)
+    records = Proven(reader)
     before = after = 0
     for number in range(0, len(reader), -(-len(reader) // _SAMPLE_IMAGES)):
-        image = records.read_image(number)
+        image = records.prove_image(number)
         before += len(image)
-        shape = records.read_row(number).get("shape")
+        shape = records.prove_fields(number).get("shape")
         after += len(recode(reader.key(number), image_from_stored(reader.manifest, image, shape)))
     return after / max(1, before)
 

@@ -25,12 +25,12 @@ from packstore.exports.base import Export, Record
 from packstore.exports.options import ExportOptions
 from packstore.exports.plan import ExportPlan, image_from_stored, list_value_columns, plan_export
 from packstore.exports.staging import ExportStaging, ShardReceipt, was_published
-from packstore.stores.base import disk_bytes
 from packstore.stores.export_manifest import ROWS_FILE, ExportManifest, ExportShard, format_record_line
 from packstore.stores.places import place_of
 from packstore.stores.places.owned import read_manifest_of_export
 from packstore.stores.places.work import WorkDirectory
-from packstore.stores.proven import ProvenRecords
+from packstore.stores.proven import Proven
+from packstore.stores.records import disk_bytes
 
 _CHUNK_BYTES, _CHUNK_RECORDS = 64 << 20, 2000
 """Size of a shard if each record is a file of its own: a resumed run repeats at most so much."""
@@ -198,7 +198,7 @@ class _ShardLoop:
         self._staging = staging
         self._parts = done
         self._progress = progress
-        self._records = ProvenRecords(plan.reader)
+        self._records = Proven(plan.reader)
         self._columns = {column.name: column for column in plan.manifest.columns}
         self._not_held = [name for name in list_value_columns(plan.manifest) if name not in plan.held]
         self._export = output
@@ -296,9 +296,9 @@ class _ShardLoop:
 
     def _read_record(self, number: int, split: str) -> Record:
         """Reads a record, verifies its checksums, and re-encodes its image if the plan says so."""
-        row = self._records.read_row(number)
+        row = self._records.prove_fields(number)
         key = bytes(row["key"]).decode("utf-8", "surrogateescape")
-        image: Any = image_from_stored(self._plan.reader.manifest, self._records.read_image(number), row.get("shape"))
+        image: Any = image_from_stored(self._plan.reader.manifest, self._records.prove_image(number), row.get("shape"))
         recode = self._plan.recoding.recode
         if recode is not None:
             image = recode(key, image)

@@ -18,10 +18,10 @@ from packstore.packing.batches import PackedBatch, pack_batches
 from packstore.packing.plan import Plan
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.store import StoreSource
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.stores.keys import KeyIndex, find_repeated_keys, hash_keys
 from packstore.stores.lenses import map_class_numbers
-from packstore.stores.link_files import Location
+from packstore.stores.linked import Location
 
 
 class AddedSource(Source):
@@ -88,7 +88,7 @@ class AddedSource(Source):
     def find_duplicates(self, reader: Reader) -> set[str]:
         """Finds the keys that an open store has, too. Compares only hashes if all of a store is added as it is."""
         if isinstance(self.source, StoreSource) and self._taken is None and not self._prefix:
-            return set(find_repeated_keys([reader, self.source.reader]))
+            return {key for _, key in find_repeated_keys([reader, self.source.reader])}
         keys = KeyIndex(hash_keys([reader]), reader.key)
         return {entry.key for entry in self.entries() if entry.key in keys}
 

@@ -23,7 +23,7 @@ from packstore.packing.conversion import run_plan
 from packstore.packing.options import AppendOptions
 from packstore.packing.plan import Plan
 from packstore.packing.recorded_options import drop_record_counts, record_counts
-from packstore.stores.builder.assembly import ShardList, build_sharded_manifest, list_shards
+from packstore.stores.assembly import ShardList, build_sharded_manifest, list_shards
 from packstore.stores.lenses import join_answers
 from packstore.stores.opening import open_reader
 from packstore.stores.places import Growth, LostRaceError, place_of

@@ -40,8 +40,8 @@ from packstore.sources import add_source_to_questions, ask_about_left, recorded_
 from packstore.sources.base import Source, Survey
 from packstore.sources.frames import ClipsSource
 from packstore.sources.store import StoreSource
-from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import ShardList, merge_classes
+from packstore.stores import Reader
+from packstore.stores.assembly import ShardList, merge_classes
 from packstore.stores.lenses import join_answers
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import open_reader, read_manifest

@@ -34,9 +34,8 @@ from packstore.packing.values import (
     stack_values,
 )
 from packstore.sources.base import Entry, Sample, Source, Survey
-from packstore.stores.builder import StoreBuilder
-from packstore.stores.link_files import LinkedFiles, is_url_link, read_file_state
-from packstore.stores.linked import make_relative_link
+from packstore.stores.build import StoreBuilder
+from packstore.stores.linked import LinkedFiles, is_url_link, make_relative_link, read_file_state
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only

@@ -18,10 +18,10 @@ from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
-from packstore.packing.copying import CopiedCounts, LinkGetter, copy_records, create_store_like
+from packstore.packing.copying import CopiedCounts, LinkGetter, copy_records
 from packstore.packing.recorded_options import EXIF_ORIENTED, drop_record_counts, record_counts
-from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import (
+from packstore.stores import Reader, StoreBuilder
+from packstore.stores.assembly import (
     ShardList,
     build_sharded_manifest,
     link_shards,
@@ -208,10 +208,10 @@ class Composition:
     def _copy_records(self, path: Path, progress: ProgressCallback, *, overwrite: bool, sharded: bool) -> Manifest:
         """Copies the records that are not linked to a new store at ``path``, and returns its manifest."""
         links = self.links or partial(read_link_values, folder=relative_link_folder(self.base, self.destination))
-        base = replace(self.base, options=drop_record_counts(self.base))  # shards have no counts of the whole store
+        # Shards have no counts of the whole store.
+        base = replace(self.base, options=drop_record_counts(self.base)).blank(self.columns)
         size = self.shard_size if sharded else None
-        building = {"overwrite": overwrite, "sharded": sharded, "shard_size": size}
-        with create_store_like(path, base, self.columns, **building) as builder:
+        with StoreBuilder(path, base, overwrite=overwrite, sharded=sharded, shard_size=size) as builder:
             counts, done, done_bytes, total = CopiedCounts(), 0, 0, self.copied_count
             progress(Progress(self.stage, 0, total, 0))
             last: Piece | None = None

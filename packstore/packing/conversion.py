@@ -34,9 +34,9 @@ from packstore.packing.sizing import ShardCuts
 from packstore.sources.base import SourceOptions
 from packstore.sources.ledger import Ledger
 from packstore.stores import StoreBuilder
-from packstore.stores.base import disk_bytes
 from packstore.stores.opening import open_reader
 from packstore.stores.places import place_of
+from packstore.stores.records import disk_bytes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -355,9 +355,7 @@ def _pack_locally(plan: Plan, progress: ProgressCallback) -> Packed:
             return Packed(published, Tally(), published.records)
     builder = StoreBuilder(
         plan.destination,
-        format=plan.format,
-        encoding=plan.encode.encoding,
-        columns=run.columns,
+        run.base,
         overwrite=options.overwrite,
         sharded=plan.shards is not None,
         identity=identity,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,40 +12,18 @@ from numpy.typing import NDArray
 from packstore.core.column import LINK_LENGTH, SEEK_INDEX
 from packstore.core.columns import Buffer
 from packstore.core.errors import StoreError
-from packstore.core.manifest import Column, Manifest
+from packstore.core.manifest import Column
 from packstore.core.proof import ROW_CHECKSUM, Proof, row_columns
 from packstore.images.encode.options import keeps_exif
 from packstore.images.orientation import count_oriented
 from packstore.images.seek_index import index_values, reads_gray
 from packstore.packing.recorded_options import EXIF_ORIENTED
-from packstore.stores import StoreBuilder
-from packstore.stores.base import Reader
+from packstore.stores import Reader, StoreBuilder
 from packstore.stores.proven import DamagedCopies
 
 _RECORDS, _BYTES = 1024, 8 << 20
 LinkGetter = Callable[[Reader, NDArray[np.int64]], dict[str, Any]]
 """Returns the links of some records of a store, as values by column."""
-
-
-def create_store_like(path: Path, manifest: Manifest, columns: Iterable[Column], **building: Any) -> StoreBuilder:
-    """Creates a store's builder with the format, encoding, normalisation, origin, options and versions of another
-    store.
-
-    Args:
-        path: The new store.
-        manifest: Manifest of the other store.
-        columns: Columns of the new store.
-        building: Further arguments of :class:`packstore.stores.StoreBuilder`.
-    """
-    blank = [replace(column, nbytes=0, digest=None) for column in columns]
-    builder = StoreBuilder(path, format=manifest.format, encoding=manifest.encoding, columns=blank, **building)
-    builder.describe(
-        origin=manifest.origin,
-        normalization=manifest.normalization,
-        options=manifest.options,
-        versions=manifest.versions,
-    )
-    return builder
 
 
 @dataclass(slots=True)

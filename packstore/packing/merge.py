@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from packstore.core.column import LINK_COLUMNS
@@ -30,9 +31,9 @@ from packstore.packing.composing import (
 from packstore.packing.composing_options import MergeOptions
 from packstore.packing.plan import resolve_format
 from packstore.packing.recorded_options import record_counts, same_encoding_options
-from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import ShardList
-from packstore.stores.keys import find_repeated_keys, take_first_and_count
+from packstore.stores import Reader
+from packstore.stores.assembly import ShardList
+from packstore.stores.keys import find_repeated_keys
 from packstore.stores.lenses import join_answers, join_columns
 from packstore.stores.opening import open_reader
 
@@ -222,19 +223,15 @@ def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
     left_out: list[set[str]] = [set() for _ in readers]
     if policy == "unchecked":
         return left_out
+    repeated = find_repeated_keys(readers)
     if policy == "raise":
-        some, count = take_first_and_count(find_repeated_keys(readers))
+        some = [key for _, key in islice(repeated, 3)]
+        count = len(some) + sum(1 for _ in repeated)
         if count:
             names = ", ".join(map(printable, some)) + (", …" if count > len(some) else "")
             raise StoreError(
                 f"{count:,} keys are in more than one store ({names}); --on-duplicate skip keeps the first"
             )
-        return left_out
-    repeated = set(find_repeated_keys(readers))
-    seen: set[str] = set()
-    for reader, gone in zip(readers, left_out, strict=True):
-        if repeated:
-            repeats = {key for key in map(reader.key, range(len(reader))) if key in repeated}
-            gone |= repeats & seen
-            seen |= repeats
+    for number, key in repeated:
+        left_out[number].add(key)
     return left_out

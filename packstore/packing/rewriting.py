@@ -23,12 +23,16 @@ from packstore.core.proof import Proof
 from packstore.core.urls import UrlPath, location
 from packstore.packing.composing import Composition, copy_shards
 from packstore.packing.copying import LinkGetter
-from packstore.stores.base import Reader
-from packstore.stores.link_files import FileState, LinkedFiles, derive_object_state, is_url_link, read_file_state
+from packstore.stores import Reader
 from packstore.stores.linked import (
+    FileState,
+    LinkedFiles,
+    derive_object_state,
+    is_url_link,
     link_folder,
     list_linked_files,
     make_relative_link,
+    read_file_state,
     read_link_values,
     relative_link_folder,
 )

@@ -44,7 +44,7 @@ from packstore.packing.sizing import ShardCuts, make_encoder
 from packstore.packing.values import count_stored_bytes
 from packstore.sources.base import Entry
 from packstore.sources.ledger import file_counts
-from packstore.stores.builder import StoreBuilder
+from packstore.stores.build import StoreBuilder
 from packstore.stores.places import place_of
 from packstore.stores.places.resuming import ConversionIdentity, InterruptedRun, SourcePosition
 
@@ -103,24 +103,27 @@ class Run:
         self._counted_upto = 0  # by an interrupted run
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """Facts of the store's manifest: origin, normalisation, options, versions; arguments of
-        :meth:`StoreBuilder.describe`."""
+    def base(self) -> Manifest:
+        """The manifest of the store, without records."""
         plan = self.plan
         name = plan.source.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8")
         store, ledger = plan.survey.store, plan.survey.ledger
-        return {
-            "origin": Origin(
+        return Manifest(
+            plan.format,
+            plan.encode.encoding,
+            0,
+            tuple(column.blank() for column in self.columns),
+            Origin(
                 plan.source.kind,
                 name,
                 sum(ledger.passed_over.values()),
                 store.dataset_digest if store else None,
                 file_counts(ledger) if ledger.total else None,
             ),
-            "normalization": plan.encode.normalization,
-            "options": options_to_record(plan),
-            "versions": plan.list_versions(),
-        }
+            normalization=plan.encode.normalization,
+            options=options_to_record(plan),
+            versions=plan.list_versions(),
+        )
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -182,7 +185,6 @@ class Run:
         Raises:
             SampleError: A bad sample, unless ``on_error`` is ``skip``.
         """
-        builder.describe(**self.facts)
         progress(Progress("pack", 0, total, 0))
         for packed in self._replay_and_pack(builder.interrupted_run, iter(entries), workers):
             append_batch(builder, packed, self.plan.survey, cuts)
@@ -339,7 +341,7 @@ def pack_shard(
         The shard's manifest, or None without records; and counts of the samples.
     """
     run, manifest = Run(plan), None
-    with StoreBuilder(path, format=plan.format, encoding=plan.encode.encoding, columns=run.columns) as builder:
+    with StoreBuilder(path, run.base) as builder:
         run.pack(builder, entries, plan.options.workers or plan.source.workers(), progress)
         if builder.records:
             manifest = builder.commit()

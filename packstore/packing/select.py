@@ -44,8 +44,8 @@ from packstore.packing.merge import MergeReport, write_composition
 from packstore.packing.plan import resolve_format
 from packstore.packing.recorded_options import EXIF_ORIENTED, drop_record_counts
 from packstore.packing.where import Where, parse_where
-from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import ShardList
+from packstore.stores import Reader
+from packstore.stores.assembly import ShardList
 from packstore.stores.opening import open_reader
 
 _NEEDED = ("image", "key", "checksum", "row_checksum", "shape", *(column.name for column in LINK_COLUMNS))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.seeing.view.facts import ImageHeaders, read_headers, read_labels
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 KINDS = (".png", ".svg", ".pdf")
 COLORS = ("#0969da", "#e16f24", "#2da44e", "#8250df", "#bf3989", "#656d76")

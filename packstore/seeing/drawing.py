@@ -22,7 +22,7 @@ from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS, HeaderError, sniff
 from packstore.seeing.colors import class_color, text_color_on
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.training.item_options import choose_orientation
 from packstore.training.pictures import ImageReader, locate_error, read_stored_bytes
 from packstore.training.values import ValueReader

@@ -29,8 +29,7 @@ from packstore.seeing.drawing import (
 from packstore.seeing.sheet_options import SheetOptions
 from packstore.seeing.view.facts import find_parts_within
 from packstore.seeing.view.loaded import LoadRequest, SampleLoader
-from packstore.stores import open_store
-from packstore.stores.base import Reader
+from packstore.stores import Reader, open_store
 from packstore.training.item_options import choose_split
 
 KINDS = (".png", ".pdf")

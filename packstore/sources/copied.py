@@ -23,8 +23,8 @@ from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, open_
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.remote import RemotePath
 from packstore.sources.wrapped import WrappedSource
-from packstore.stores.link_files import Location, derive_object_state
-from packstore.stores.remote.copies import cached_copy_key, open_cached_copy_of
+from packstore.stores.linked import Location, derive_object_state
+from packstore.stores.remote.objects import cached_copy_key, open_cached_copy_of
 
 _AT_ONCE = 4
 

@@ -47,7 +47,7 @@ from packstore.stores.export_manifest import (
     read_export_manifest,
     stays_in_folder,
 )
-from packstore.stores.link_files import Location
+from packstore.stores.linked import Location
 
 # Maximum bytes of lines in an archive; larger archives may have as many as their own bytes.
 _MAX_LINES = 1 << 28

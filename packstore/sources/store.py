@@ -19,13 +19,13 @@ from packstore.core.registry import FORMATS
 from packstore.core.urls import ShardPlace, UrlPath
 from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, SourceOptions, Survey
 from packstore.sources.refusals import first_bytes
-from packstore.stores.base import Reader, as_image_array
+from packstore.stores import Reader
 from packstore.stores.format import Format
-from packstore.stores.link_files import Location
-from packstore.stores.linked import read_link_values
+from packstore.stores.linked import Location, read_link_values
 from packstore.stores.mapped import find_file_offset
 from packstore.stores.opening import START_BYTES, holds_store, looks_like_store, open_reader, recognise_store
-from packstore.stores.proven import ProvenRecords
+from packstore.stores.parts import as_image_array
+from packstore.stores.proven import Proven
 
 _CHUNK = 4096
 # Formats that other programs use for images too.
@@ -44,7 +44,7 @@ class StoreSource(Source):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self.reader: Reader = open_reader(path)
-        self._records = ProvenRecords(self.reader)
+        self._records = Proven(self.reader)
         manifest = self.manifest
         self._columns = tuple(c for c in manifest.columns if c.name not in INTERNAL)
         self._label_columns = tuple(c for c in self._columns if _is_label(c))
@@ -137,7 +137,7 @@ class StoreSource(Source):
         """Reads and verifies the image of a record: the bytes of a file, or an array for a tensor encoding. Raises
         :class:`CorruptRecordError` if the image does not match its checksum."""
         record: int = entry.ref
-        data = self._records.read_image(record)
+        data = self._records.prove_image(record)
         if self._holds_files:
             return data if isinstance(data, bytes) else bytes(data)
         return self._as_array(record, data)
@@ -165,7 +165,7 @@ class StoreSource(Source):
     def _read_values(self, entry: Entry) -> dict[str, Any]:
         """Reads the values of a record that come with its sample, in their stored form. First verifies the whole row.
         Raises :class:`CorruptRecordError` if the row does not match its checksum."""
-        row = self._records.read_row(entry.ref)
+        row = self._records.prove_fields(entry.ref)
         values = ((name, row[name]) for name in self._sampled)
         return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in values}
 

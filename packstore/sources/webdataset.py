@@ -40,7 +40,7 @@ from packstore.sources.records.facts import read_class_names
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row
 from packstore.stores.export_manifest import StoredBytes
-from packstore.stores.link_files import Location
+from packstore.stores.linked import Location
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 _LABELS = frozenset(("cls", "class"))

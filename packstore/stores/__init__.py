@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Literal
 
 from packstore.core.columns import Buffer, ColumnData, Ragged
@@ -11,8 +10,9 @@ from packstore.core.errors import MissingStoreError, UsageError
 from packstore.core.files import refuse_empty
 from packstore.core.urls import location
 from packstore.stores import opening
-from packstore.stores.builder import StoreBuilder
+from packstore.stores.build import StoreBuilder
 from packstore.stores.format import FileWriter
+from packstore.stores.opening import format_of
 from packstore.stores.parts import Problem
 from packstore.stores.places import place_of
 from packstore.stores.records import Records
@@ -92,8 +92,3 @@ def is_store(path: str | os.PathLike[str]) -> bool:
     URL, or if obstore is missing.
     """
     return bool(os.fspath(path)) and opening.holds_store(location(path))
-
-
-def format_of(path: str | os.PathLike[str]) -> str | None:
-    """Returns the format of a name's suffix, such as ``.h5``, in any case. None for another suffix. Reads no file."""
-    return opening.format_of(Path(path))

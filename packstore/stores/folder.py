@@ -29,8 +29,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.core.urls import ShardPlace
 from packstore.stores.format import Format, parse_manifest
-from packstore.stores.link_files import LinkedFiles
-from packstore.stores.linked import Linked, link_folder
+from packstore.stores.linked import Linked, LinkedFiles, link_folder
 from packstore.stores.parts import Part, Problem
 from packstore.stores.records import PartTable
 

@@ -22,14 +22,13 @@ from packstore.core.shards import shard_name
 from packstore.stores.parts import Part
 
 if TYPE_CHECKING:
-    from packstore.stores.manifest_recovery import RecoveredManifest
-    from packstore.stores.scavenge import ScavengedData
+    from packstore.stores.scavenge import RecoveredManifest, ScavengedData
 
 
 class FileWriter(ABC):
     """Writes one file of one format: images in :meth:`append`, everything else in :meth:`seal`.
 
-    Writes to no other path. :class:`packstore.stores.builder.StoreBuilder` handles the work directory, shards and
+    Writes to no other path. :class:`packstore.stores.build.StoreBuilder` handles the work directory, shards and
     splits. Memory does not grow with the number of records.
     """
 
@@ -177,6 +176,18 @@ def parse_manifest(text: str | bytes, path: Path) -> Manifest:
         return Manifest.from_json(text)
     except ManifestError as error:
         raise ManifestError(f"{printable(str(path))}: {error}") from None
+
+
+def parse_own_manifest(text: str | bytes, path: Path, format: str, kind: str) -> Manifest:
+    """Parses the manifest in a file of ``format``, which messages call ``kind``: ``an LMDB``.
+
+    Raises :class:`StoreError` if it is damaged, or describes a store of another format or with shards.
+    """
+    manifest = parse_manifest(text, path)
+    if manifest.format != format or manifest.shards:
+        described = f"{'sharded ' if manifest.shards else ''}{manifest.format}"
+        raise StoreError(f"{printable(str(path))} is {kind}, but its manifest describes a {described} store")
+    return manifest
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -24,8 +24,7 @@ from packstore.stores.parts import Part, Problem, Rows
 from packstore.stores.records import Chain, PartTable, Records
 
 if TYPE_CHECKING:
-    from packstore.cache import Cache
-    from packstore.stores.records import FetchCounts
+    pass
 
 
 class RecordRange(NamedTuple):
@@ -65,6 +64,10 @@ class JoinedTable(PartTable):
                 self._origins.append((run.store, number))
         super().__init__(path, manifest, np.array(starts, np.int64))
         self.can_refetch = any(store.can_refetch for store in stores)
+        self.cache = next((store.cache for store in stores if store.cache is not None), None)
+        self.all_counts = [counts for store in stores for counts in store.all_counts]
+        sizes = [stores[store].part_nbytes[number] for store, number in self._origins]
+        self.part_nbytes = np.array(sizes, np.int64)
 
     def open(self, number: int) -> Part:
         store, local = self._origins[number]
@@ -91,19 +94,6 @@ class JoinedTable(PartTable):
         for store, (places, own) in self._group(chosen).items():
             local[places] = self.stores[store].are_local(own)
         return local
-
-    @property
-    def cache(self) -> Cache | None:
-        return next((store.cache for store in self.stores if store.cache is not None), None)
-
-    @property
-    def all_counts(self) -> list[FetchCounts]:
-        return [counts for store in self.stores for counts in store.all_counts]
-
-    @property
-    def part_nbytes(self) -> NDArray[np.int64]:
-        sizes = [store.part_nbytes for store in self.stores]
-        return np.array([sizes[store][local] for store, local in self._origins], np.int64)
 
     def prefetch(self, number: int) -> None:
         store, local = self._origins[number]
@@ -152,12 +142,7 @@ class _Joined(Chain):
         self.converts_images = any(rows.converts_images for rows in stores)
 
     def read_stored_image(self, index: int) -> Buffer:
-        rows, local = self._find(index)
-        try:
-            return rows.read_stored_image(local)
-        except StoreError as error:
-            self._renumber(error, index - local)
-            raise
+        return self._read(index, lambda rows, local: rows.read_stored_image(local))
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
         errors: dict[int, StoreError] = {}
@@ -171,12 +156,7 @@ class _Joined(Chain):
         return errors
 
     def check_fields(self, index: int) -> None:
-        rows, local = self._find(index)
-        try:
-            rows.check_fields(local)
-        except StoreError as error:
-            self._renumber(error, index - local)
-            raise
+        self._read(index, lambda rows, local: rows.check_fields(local))
 
     def verify_column(self, name: str) -> None:
         for rows in self._stores:

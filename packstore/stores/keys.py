@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
+from packstore.core.columns import Buffer
+from packstore.core.errors import StoreError, printable
 from packstore.stores.records import Records
+
+_K = TypeVar("_K", str, bytes)
+_KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes
 
 
 class KeyIndex:
@@ -48,21 +53,47 @@ def hash_keys(readers: Iterable[Records]) -> NDArray[np.uint64]:
     return np.fromiter(map(xxh3_64_intdigest, keys), np.uint64, sum(map(len, readers)))
 
 
-def find_repeated_keys(readers: Sequence[Records]) -> Iterator[str]:
-    """Yields the keys that occur more than once in the stores. A key that occurs ``n`` times comes ``n - 1`` times."""
-    hashes = hash_keys(readers)
-    ordered = np.sort(hashes)
-    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    if not len(repeated):
-        return
+def find_repeated_keys(readers: Sequence[Records]) -> Iterator[tuple[int, str]]:
+    """Yields number of the store and key of each record whose key an earlier record of the stores has."""
     ends = np.cumsum([len(reader) for reader in readers])
-    seen: set[str] = set()
-    for record in np.flatnonzero(np.isin(hashes, repeated)).tolist():
+
+    def read_key(record: int) -> str:
         number = int(np.searchsorted(ends, record, "right"))
-        key = readers[number].key(record - int(ends[number]) + len(readers[number]))
-        if key in seen:
-            yield key
-        seen.add(key)
+        return readers[number].key(record - int(ends[number]) + len(readers[number]))
+
+    for _, record, key in _find_repeats(hash_keys(readers), read_key):
+        yield int(np.searchsorted(ends, record, "right")), key
+
+
+def refuse_duplicates(hashes: NDArray[np.uint64], read_key: Callable[[int], Buffer]) -> None:
+    """Raises :class:`StoreError` naming two records with the same key, if there are any.
+
+    Args:
+        hashes: ``uint64`` hash of each key.
+        read_key: Returns the key of a record; called only for keys with equal hashes.
+    """
+    for first, record, key in _find_repeats(hashes, lambda record: bytes(read_key(record))):
+        shown = printable(key.decode("utf-8", "surrogateescape"))
+        raise StoreError(f"records {first} and {record} have the same key {shown!r}; keys must be unique")
+
+
+def _find_repeats(hashes: NDArray[np.uint64], read_key: Callable[[int], _K]) -> Iterator[tuple[int, int, _K]]:
+    """Yields first record, record and key of each record whose key an earlier one has."""
+    buckets = 1
+    while len(hashes) // buckets > _KEYS_AT_ONCE:  # bounds memory
+        buckets *= 2
+    for bucket in range(buckets):
+        chosen = hashes
+        if buckets > 1:
+            chosen = hashes[hashes >> np.uint64(65 - buckets.bit_length()) == bucket]
+        chosen = np.sort(chosen)
+        repeated = chosen[1:][chosen[1:] == chosen[:-1]]
+        seen: dict[_K, int] = {}
+        for record in np.flatnonzero(np.isin(hashes, repeated)).tolist() if len(repeated) else ():
+            key = read_key(record)
+            first = seen.setdefault(key, record)
+            if first != record:
+                yield first, record, key
 
 
 def digest_keys(keys: Iterable[bytes | memoryview], count: int) -> NDArray[np.uint64]:
@@ -85,10 +116,3 @@ def list_double_keys(digests: Mapping[int, NDArray[np.uint64]]) -> list[tuple[in
     again[1:] = (ordered[1:] == ordered[:-1]).all(axis=1)
     firsts = order[~again][np.cumsum(~again)[again] - 1]
     return sorted(zip(numbers[order[again]].tolist(), numbers[firsts].tolist(), strict=True))
-
-
-def take_first_and_count(keys: Iterable[str], count: int = 3) -> tuple[list[str], int]:
-    """Returns a list of the first ``count`` keys, and the number of all keys. Consumes the iterable."""
-    iterator = iter(keys)
-    first = list(islice(iterator, count))
-    return first, len(first) + sum(1 for _ in iterator)

@@ -18,7 +18,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.modes import is_reading_option
-from packstore.stores.builder.assembly import merge_classes
+from packstore.stores.assembly import merge_classes
 from packstore.stores.parts import Lens, Rows
 from packstore.stores.records import Records
 

@@ -5,31 +5,165 @@ Each record has the location of its image, see :data:`packstore.core.column.LINK
 
 from __future__ import annotations
 
+import mmap
 import os
 import posixpath
-from collections import Counter
+import stat
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from packstore.core.columns import Buffer, ColumnData
-from packstore.core.errors import StoreError, printable
+from packstore.core.errors import CacheFullError, StoreError, printable
+from packstore.core.files import FileState as FileState
+from packstore.core.files import Location as Location
+from packstore.core.files import open_regular
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.proof import image_checksum
 from packstore.core.urls import UrlPath
-from packstore.stores.link_files import (
-    FileState,
-    LinkedFile,
-    LinkedFiles,
-    is_url_link,
-    read_file_state,
-    read_whole_file,
-)
 from packstore.stores.parts import Fault, Lens, Part, Problem, Rows, Spans
+
+if TYPE_CHECKING:
+    from packstore.objects import ObjectInfo
+
+_OPEN_FILES = 128
+_READ_STEP = 1 << 30  # one read returns at most 0x7ffff000 bytes on Linux
+
+
+class LinkedFile(NamedTuple):
+    """The bytes of an open file.
+
+    Attributes:
+        data: The whole file: a map, or for :func:`read_whole_file` its bytes.
+        state: State of the file when it was read or mapped.
+    """
+
+    data: memoryview
+    state: FileState
+
+
+class LinkedFiles:
+    """Maps linked files, and keeps the 128 that were used last. Works from any thread.
+
+    :meth:`open` checks if a local file was replaced, and maps a replaced file again. It does not check an object again
+    while its copy is open. If a file is cut short after that check, reading its bytes crashes the process, as with a
+    cut LMDB.
+    """
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, tuple[LinkedFile, tuple[int, int]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def open(self, place: str) -> LinkedFile:
+        """Returns the file at an absolute path or a URL.
+
+        Maps a file that is not open, or whose inode or size has changed. Fetches an object at a URL into the cache.
+
+        Raises:
+            OSError: The file cannot be opened, or is not a regular file.
+            ValueError: The path is invalid.
+            StoreError: The object cannot be fetched.
+        """
+        with self._lock:
+            known = self._open.get(place)
+            if known is not None:
+                self._open.move_to_end(place)
+        if is_url_link(place):
+            return known[0] if known is not None else self._keep_open(place, self._fetch(place), (0, 0))
+        status = os.stat(place)  # noqa: PTH116 - a Path takes longer than the call
+        state, identity = FileState(status.st_size, status.st_mtime_ns), (status.st_dev, status.st_ino)
+        if known is not None and known[1] == identity and len(known[0].data) == state.nbytes:
+            return known[0]._replace(state=state)
+        descriptor = open_regular(Path(place))
+        try:
+            opened = os.fstat(descriptor)
+            file = LinkedFile(_map_file(descriptor), FileState(opened.st_size, opened.st_mtime_ns))
+        finally:
+            os.close(descriptor)
+        return self._keep_open(place, file, (opened.st_dev, opened.st_ino))
+
+    def clear(self) -> None:
+        """Releases all files. Bytes already returned stay valid."""
+        with self._lock:
+            self._open.clear()
+
+    def _keep_open(self, place: str, file: LinkedFile, identity: tuple[int, int]) -> LinkedFile:
+        """Keeps an open file and returns it. Drops the one used longest ago if there are more than 128."""
+        with self._lock:
+            self._open[place] = file, identity
+            while len(self._open) > _OPEN_FILES:
+                self._open.popitem(last=False)
+        return file
+
+    def _fetch(self, url: str) -> LinkedFile:
+        """Fetches an object into the cache and maps its copy. Drops open files if the cache is full."""
+        from packstore.stores.remote.objects import open_cached_copy
+
+        path = UrlPath(url)
+        try:
+            info, descriptor = open_cached_copy(path)
+        except CacheFullError:
+            self.clear()  # the cache cannot evict open copies
+            info, descriptor = open_cached_copy(path)
+        try:
+            return LinkedFile(_map_file(descriptor), derive_object_state(info))
+        finally:
+            os.close(descriptor)
+
+
+def is_url_link(place: str) -> bool:
+    """Returns whether a link, as stored in a record, is a URL and not a path."""
+    return not place.startswith("/") and "://" in place
+
+
+def read_whole_file(path: str) -> LinkedFile:
+    """Reads a whole local file without mapping it.
+
+    Raises :class:`OSError` if that fails or it is not a regular file, and :class:`ValueError` for an invalid path.
+    """
+    descriptor = open_regular(Path(path))
+    try:
+        status = os.fstat(descriptor)
+        parts, left = [], status.st_size
+        while left and (data := os.read(descriptor, min(left, _READ_STEP))):
+            parts.append(data)
+            left -= len(data)
+    finally:
+        os.close(descriptor)
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    return LinkedFile(memoryview(data), FileState(status.st_size, status.st_mtime_ns))
+
+
+def read_file_state(path: str) -> FileState:
+    """Returns size and modification time of a file. Raises :class:`OSError` if it is missing or not a regular file."""
+    status = os.stat(path)  # noqa: PTH116 - one call for each of many files
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("not a regular file")
+    return FileState(status.st_size, status.st_mtime_ns)
+
+
+def derive_object_state(info: ObjectInfo) -> FileState:
+    """Returns the size of an object, and a version in place of its time, which may be rounded to seconds.
+
+    The version is the upper 63 bits of the XXH3-64 of the ETag; without an ETag, of the time.
+    """
+    known = xxh3_64_intdigest(f"{info.etag or info.modified}".encode())
+    return FileState(info.nbytes, known >> 1)
+
+
+def _map_file(descriptor: int) -> memoryview:
+    """Maps a whole open file for reading. Returns an empty view for an empty file."""
+    if not os.fstat(descriptor).st_size:
+        return memoryview(b"")
+    return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+
 
 _BRING_BACK = "bring it back, name its new place (packstore link --rebase), or link again (packstore repair)"
 
@@ -200,18 +334,15 @@ def resolve_link(link: bytes, folder: Path) -> str:
     place = os.fsdecode(link)
     if place.startswith("/") or is_url_link(place):
         return place
-    if isinstance(folder, UrlPath):
-        return (
-            str(folder / posixpath.normpath(place))
-            if not place.startswith("..")
-            else _join_outside_folder(folder, place)
-        )
+    if is_url_link(str(folder)):
+        root, path = _split_bucket(str(folder))  # a link stays in the bucket
+        return f"{root}{posixpath.normpath(posixpath.join(path, place))}"
     return os.path.normpath(folder / place)
 
 
 def link_folder(store: Path) -> Path:
     """Returns the folder from which a store's relative links begin: its parent, with symbolic links resolved."""
-    return store.parent if isinstance(store, UrlPath) else Path(os.path.realpath(store)).parent
+    return store.parent if is_url_link(str(store)) else Path(os.path.realpath(store)).parent
 
 
 def make_relative_link(place: str, folder: Path) -> str:
@@ -220,13 +351,13 @@ def make_relative_link(place: str, folder: Path) -> str:
     Returns ``place`` itself if only one of the two is at a URL, or if their buckets differ. A path with symbolic links
     is resolved if the link then has fewer ``..``. Files and store in one folder can therefore be moved together.
     """
-    if isinstance(folder, UrlPath) != is_url_link(place):
+    if is_url_link(str(folder)) != is_url_link(place):
         return place
     if not is_url_link(place):
         parent, name = os.path.split(place)
         return min(
             (os.path.relpath(f"{each}/{name}", folder) for each in (parent, os.path.realpath(parent))),
-            key=_count_steps_up,
+            key=lambda link: link.split("/").count(".."),
         )
     root, path = _split_bucket(place)
     own, start = _split_bucket(str(folder))
@@ -253,22 +384,11 @@ def read_link_values(reader: Rows, records: NDArray[np.int64], folder: Path | No
     return values
 
 
-def _count_steps_up(link: str) -> int:
-    """Counts the ``..`` in a link."""
-    return link.split("/").count("..")
-
-
 def _split_bucket(url: str) -> tuple[str, str]:
     """Splits a URL into its bucket and the path in it, which begins with a slash."""
     scheme, _, rest = url.partition("://")
     bucket, _, path = rest.partition("/")
     return f"{scheme}://{bucket}", f"/{path}"
-
-
-def _join_outside_folder(folder: UrlPath, place: str) -> str:
-    """Joins a folder's URL and a relative link that begins with ``..``. The result stays in the bucket."""
-    root, path = _split_bucket(str(folder))
-    return f"{root}{posixpath.normpath(posixpath.join(path, place))}"
 
 
 def _short_reason(error: OSError | ValueError) -> object:

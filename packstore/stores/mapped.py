@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged, Whol
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.stores.parts import Fault, Part, Problem, Rows, Spans
-
-_FEWEST_TOGETHER = 32
-"""Fewer images are faster to locate one by one."""
+from packstore.stores.parts import Fault, Part, Problem, Spans
 
 
 class MappedPart(Part):
@@ -28,6 +25,7 @@ class MappedPart(Part):
     """
 
     has_image_array = True
+    fewest_together = 32
 
     def __init__(self, path: Path, manifest: Manifest, data: Mapping[str, WholeColumn]) -> None:
         """``data`` holds every column of the manifest, of the right dtypes and shapes. Checks none of them."""
@@ -58,9 +56,6 @@ class MappedPart(Part):
             self._require_open()
             raise Fault(int(index), self.path, f"is at bytes {start} to {stop} of {len(raw)}: its offsets are damaged")
         return raw[start:stop]
-
-    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        return Rows.views(self, records) if len(records) < _FEWEST_TOGETHER else super().views(records)
 
     def locate(self, rows: NDArray[np.int64]) -> Spans:
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._records:

@@ -17,8 +17,7 @@ from packstore.stores.format import Format
 from packstore.stores.records import OneFile, Records
 
 if TYPE_CHECKING:
-    from packstore.stores.manifest_recovery import RecoveredManifest
-    from packstore.stores.scavenge import ScavengedData
+    from packstore.stores.scavenge import RecoveredManifest, ScavengedData
 
 START_BYTES = 512
 """First bytes of a file by which formats recognise it."""
@@ -166,12 +165,12 @@ def holds_store(path: Path) -> bool:
     return True
 
 
-def format_of(path: Path) -> str | None:
+def format_of(path: str | os.PathLike[str]) -> str | None:
     """Returns the format of a name's suffix, such as ``.h5``, in any case.
 
     Returns None for another suffix, and for a name that is only a suffix. Reads no file.
     """
-    name = path.name.lower()
+    name = Path(path).name.lower()
     for format in FORMATS.values():
         if any(name.endswith(suffix) and name != suffix for suffix in format.suffixes):
             return str(format.name)
@@ -202,7 +201,7 @@ def scavenge_file(path: Path, hint: RecoveredManifest | None = None) -> Scavenge
     data = memoryview(mapped)
     if format is not None:
         return format.scavenge(path, data, hint)
-    from packstore.stores.manifest_recovery import find_manifest
+    from packstore.stores.scavenge import find_manifest
 
     recovered = hint or find_manifest(data)
     if recovered is None:

@@ -226,7 +226,12 @@ class Part(Rows):
 
     A format implements :meth:`locate`, :meth:`column`, :meth:`faults` and :meth:`close`. Reading from a closed part
     raises :class:`StoreError`. Parts are safe to use from several threads.
+
+    Attributes:
+        fewest_together: Fewer images are faster to locate one by one.
     """
+
+    fewest_together = 1
 
     @abstractmethod
     def locate(self, rows: NDArray[np.int64]) -> Spans:
@@ -254,7 +259,9 @@ class Part(Rows):
         return data[int(starts[0]) : int(starts[0]) + int(sizes[0])]
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        """Returns views of the map, made on access."""
+        """Returns views of the map, made on access if there are many."""
+        if len(records) < self.fewest_together:
+            return [self.view(record) for record in records.tolist()]
         data, starts, sizes = self.locate(records)
         return MappedValues(data, np.asarray(data).ctypes.data, starts, sizes)
 

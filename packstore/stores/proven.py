@@ -105,6 +105,34 @@ class Proven(Lens):
         self._check_image(index, data, int(self.rows.value("checksum", index)))
         return data
 
+    def prove_image(self, index: int) -> Buffer:
+        """Returns the image after comparing it with its checksum, but not the record's fields.
+
+        Raises :class:`CorruptRecordError` if it does not match.
+        """
+
+        def read(record: int) -> Buffer:
+            image = self.rows.view(record)
+            self._proof.check_image(record, image)
+            return image
+
+        return read_again_if_damaged(self._table, index, read)
+
+    def prove_fields(self, index: int) -> dict[str, Any]:
+        """Returns a record's values of the columns that the row checksum covers, compared with it.
+
+        These are all columns but image, checksums, seek index and links. Raises :class:`CorruptRecordError` if the
+        values do not match; checks nothing in an old store without row checksums.
+        """
+
+        def read(record: int) -> dict[str, Any]:
+            row = {column.name: self.rows.value(column.name, record) for column in self._proof.columns}
+            if self._proof.has_rows:
+                self._proof.check_fields(record, row)
+            return row
+
+        return read_again_if_damaged(self._table, index, read)
+
     def column(self, name: str) -> ColumnData:
         """Returns a whole column unchecked. In a store without row checksums, checks its digest before.
 
@@ -446,40 +474,3 @@ class DamagedCopies:
         new = bool(parts - self._seen)
         self._seen |= parts
         return new
-
-
-class ProvenRecords:
-    """Reads the records of an open store from any thread, and compares each with its checksums.
-
-    :meth:`read_row` reads and checks all values of a record but the image at once. A reader with ``checksums="always"``
-    would check them all again for each value. Rows of a store without row checksums are not checked.
-    """
-
-    def __init__(self, reader: Records) -> None:
-        self.reader = reader
-        self._proof = Proof(reader.manifest.columns, reader.value)
-
-    def read_image(self, record: int) -> Buffer:
-        """Returns the stored image. Raises :class:`CorruptRecordError` if it does not match its checksum."""
-
-        def read(record: int) -> Buffer:
-            image = self.reader.view(record)
-            self._proof.check_image(record, image)
-            return image
-
-        return read_again_if_damaged(self.reader.table, record, read)
-
-    def read_row(self, record: int) -> dict[str, Any]:
-        """Returns a record's values of the columns that the row checksum covers.
-
-        These are all columns but image, checksums, seek index and links. Raises :class:`CorruptRecordError` if the
-        values do not match the row checksum; checks nothing in an old store without row checksums.
-        """
-
-        def read(record: int) -> dict[str, Any]:
-            row = {column.name: self.reader.value(column.name, record) for column in self._proof.columns}
-            if self._proof.has_rows:
-                self._proof.check_fields(record, row)
-            return row
-
-        return read_again_if_damaged(self.reader.table, record, read)

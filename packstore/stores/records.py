@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,8 +25,9 @@ from packstore.stores.parts import Fault, Lens, Part, Problem, Rows, as_image_ar
 
 if TYPE_CHECKING:
     from packstore.cache import Cache
-    from packstore.stores.remote.head import RemoteHead
+    from packstore.stores.remote.objects import RemoteHead
 
+_T = TypeVar("_T")
 _FEWEST_TOGETHER = 64
 """With fewer records for each file, finding their images one by one is faster than file by file."""
 
@@ -61,6 +62,10 @@ class PartTable(ABC):
         bounded: Whether files are closed to make room for others, so that views of them have to be copied.
         can_refetch: Whether files are cached copies, which are fetched again after :meth:`mark_suspect`.
         columns: Columns that were concatenated from all files, by name.
+        cache: The cache that files are fetched into; None if all files are on this machine.
+        head: The version of a store at a URL, which can be opened again even if the store grows. None for others.
+        all_counts: Statistics of the fetches of each store at a URL.
+        part_nbytes: ``int64``, bytes of each file at a URL; 0 for a file on this machine.
     """
 
     bounded = False
@@ -72,6 +77,10 @@ class PartTable(ABC):
         self.starts = starts
         self.nbytes: int | None = None
         self.columns: dict[str, ColumnData] = {}
+        self.cache: Cache | None = None
+        self.head: RemoteHead | None = None
+        self.all_counts: list[FetchCounts] = []
+        self.part_nbytes: NDArray[np.int64] = np.zeros(len(starts), np.int64)
 
     @abstractmethod
     def open(self, number: int) -> Part:
@@ -117,29 +126,9 @@ class PartTable(ABC):
         """Returns a mask, ``bool (n,)``: which of these files can be read without fetching anything."""
         return np.ones(len([*numbers]), np.bool_)
 
-    @property
-    def cache(self) -> Cache | None:
-        """The cache that files are fetched into; None if all files are on this machine."""
-        return None
-
-    @property
-    def head(self) -> RemoteHead | None:
-        """The version of a store at a URL, which can be opened again even if the store grows. None for others."""
-        return None
-
     def list_surplus_files(self) -> list[str]:
         """Lists the names in the store's directory that the manifest does not know."""
         return []
-
-    @property
-    def all_counts(self) -> list[FetchCounts]:
-        """Statistics of the fetches of each store at a URL."""
-        return []
-
-    @property
-    def part_nbytes(self) -> NDArray[np.int64]:
-        """Bytes of each file at a URL; 0 for a file on this machine."""
-        return np.zeros(len(self.starts), np.int64)
 
     def prefetch(self, number: int) -> None:  # noqa: B027 - see mark_suspect
         """Fetches a file into the cache, unless it is there. Raises :class:`StoreError` if that fails."""
@@ -283,12 +272,7 @@ class Chain(Rows):
         return columns[name]
 
     def key(self, index: int) -> str:
-        rows, local = self._find(index)
-        try:
-            return rows.key(local)
-        except StoreError as error:
-            self._renumber(error, index - local)
-            raise
+        return self._read(index, lambda rows, local: rows.key(local))
 
     def try_key(self, index: int) -> str:
         rows, local = self._find(index)
@@ -306,6 +290,15 @@ class Chain(Rows):
             raise IndexError(f"record {index} of {self._records}")
         number = bisect.bisect_right(self._starts, index) - 1
         return self._open(number), index - self._shifts[number]
+
+    def _read(self, index: int, read: Callable[[Rows, int], _T]) -> _T:
+        """Reads something of a record. An error names the record by its number in the chain."""
+        rows, local = self._find(index)
+        try:
+            return read(rows, local)
+        except StoreError as error:
+            self._renumber(error, index - local)
+            raise
 
     def _sort(
         self, records: NDArray[np.int64]
@@ -446,14 +439,6 @@ class Records(Lens):
     def check_files(self) -> None:
         """Raises :class:`StoreError` if a shard's file is missing or has another size."""
         self.table.check_files()
-
-    def mark_suspect(self, index: int) -> None:
-        """Notes that a record is damaged. Before the next read, a cached copy of its shard is verified, and fetched
-        again if it is damaged.
-
-        Does nothing for a store without a cache.
-        """
-        self.table.mark_suspect(int(self.table.find([index])[0]))
 
     def disk_bytes(self) -> int:
         """Returns the bytes that the store takes on disk. For a store at a URL, returns the bytes of its objects."""

@@ -76,14 +76,14 @@ class ColumnTypeSuite:
         """Writes an LMDB like :meth:`write`, of numbers, without the checks of packing."""
         image = Column("image", "ragged", "uint8", type="image")
         columns = (image, column, *column.companions, KEY, CHECKSUM)
-        with StoreBuilder(path, format="lmdb", encoding="original", columns=columns) as builder:
+        with StoreBuilder(path, Manifest("lmdb", "original", 0, tuple(columns), Origin("made", "suite"))) as builder:
             for number, value in enumerate(values):
                 array = np.asarray(value, NUMPY_DTYPE[column.dtype])
                 row = {"value": [array.tobytes()] if column.kind == "ragged" else array[None], "key": [str(number)]}
                 if column.layout is not None:
                     row[column.shape_name] = shape_to_stored(column, array)[None]
                 builder.append([_make_image(number)], row, "")
-            builder.commit(origin=Origin("made", "suite"))
+            builder.commit()
 
     def column(self, folder: Path) -> Column:
         """Writes a store of the first value in ``folder`` and returns the column of the values."""

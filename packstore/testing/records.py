@@ -169,11 +169,12 @@ def _join_files(files: Sequence[bytes]) -> bytes:
     return struct.pack(f"<{1 + len(files)}Q", len(files), *map(len, files)) + b"".join(files)
 
 
-def begin(path: Path, records: Records, **options: Any) -> StoreBuilder:
+def begin(path: Path, records: Records, *, format: str | None = None, **building: Any) -> StoreBuilder:
     """Creates a store at ``path`` for ``records`` and returns its builder. Appends no records."""
-    format = options.pop("format", None) or format_of(path)
+    format = format or format_of(path)
     assert format is not None
-    return StoreBuilder(path, format=format, encoding=records.encoding, columns=records.columns, **options)
+    base = Manifest(format, records.encoding, 0, tuple(records.columns), ORIGIN, versions={"packstore": "0"})
+    return StoreBuilder(path, base, **building)
 
 
 def append(builder: StoreBuilder, records: Records, batch: int = 3) -> None:
@@ -191,7 +192,7 @@ def write(path: Path, records: Records, *, batch: int = 3, **options: Any) -> Ma
     """Writes a store of ``records`` and returns its manifest, which lists one sample as skipped."""
     with begin(path, records, **options) as builder:
         append(builder, records, batch)
-        return builder.commit(origin=ORIGIN, versions={"packstore": "0"}, skipped=[Skipped("bad", "empty")])
+        return builder.commit(skipped=[Skipped("bad", "empty")])
 
 
 def interrupt_write(path: Path, records: Records, error: BaseException, **options: Any) -> None:

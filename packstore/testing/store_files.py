@@ -22,7 +22,6 @@ from packstore.stores.places import resuming as journal
 from packstore.stores.places.leftovers import find_leftovers, remove_leftover
 from packstore.testing.records import (
     KINDS,
-    ORIGIN,
     Records,
     append,
     assert_holds,
@@ -101,7 +100,7 @@ class StoreFilesSuite:
         with begin(path, new, overwrite=True, shard_size=shard_size) as builder:
             append(builder, new)
             assert_holds(open_store(path), old)  # until the new one is complete
-            builder.commit(origin=ORIGIN)
+            builder.commit()
         assert_holds(open_store(path), new)
         assert listing(path.parent) == {path.name} | {f"{path.name}/{n}" for n in listing(path) if path.is_dir()}
         assert_holds(reader, old)  # an open reader keeps reading the old store
@@ -173,7 +172,6 @@ class StoreFilesSuite:
         def run() -> None:
             """Writes records with a checkpoint, then fails."""
             with begin(path, records, **options) as builder:
-                builder.describe(origin=ORIGIN)
                 append(builder, records)
                 builder.checkpoint(lambda: journal.SourcePosition("", Tally(len(records))))
                 raise RuntimeError("stop")

@@ -194,7 +194,7 @@ class StoreSuite(StoreFilesSuite):
                 for i in range(96):
                     values = {"label": [0] * 16, "key": [f"{i}/{j}" for j in range(16)]}
                     builder.append([bytes(65536) for _ in range(16)], values, "")
-                builder.commit(origin=ORIGIN)
+                builder.commit()
             assert tracemalloc.get_traced_memory()[1] < 40 << 20
         finally:
             tracemalloc.stop()
@@ -204,7 +204,7 @@ class StoreSuite(StoreFilesSuite):
         records = make_records()
         with begin(path, records) as builder:
             append(builder, records)
-            manifest = builder.commit(origin=ORIGIN, skipped=[Skipped("k" * 100, str(i)) for i in range(10_000)])
+            manifest = builder.commit(skipped=[Skipped("k" * 100, str(i)) for i in range(10_000)])
         assert len(manifest.to_json()) > 1_000_000
         assert open_store(path).manifest == manifest
 
@@ -214,7 +214,7 @@ class StoreSuite(StoreFilesSuite):
         sums = np.array([xxhash.xxh3_64_intdigest(image) for image in records.images], np.uint64)
         with begin(path, records) as builder:
             builder.append(*records.part(0, 7), "", sums)
-            manifest = builder.commit(origin=ORIGIN)
+            manifest = builder.commit()
         assert manifest.splits == ()
         assert open_store(path).fixed_column("checksum").tolist() == sums.tolist()
 
@@ -226,7 +226,7 @@ class StoreSuite(StoreFilesSuite):
         with begin(path, records) as builder:
             builder.append(*records.part(0, 7), "", sums)
             with pytest.raises(StoreError, match=r"record 3 of .* reads back differently"):
-                builder.commit(origin=ORIGIN)
+                builder.commit()
         assert not path.exists()
 
     def test_views_of_a_buffer_that_is_used_again(self, path: Path) -> None:
@@ -237,7 +237,7 @@ class StoreSuite(StoreFilesSuite):
             for i, image in enumerate(records.images):
                 ring[:] = image
                 builder.append([memoryview(ring)], records.part(i, i + 1)[1], records.splits[i])
-            builder.commit(origin=ORIGIN)
+            builder.commit()
         assert_holds(open_store(path), records)
 
     def test_recognised_by_content_and_suffix(self, path: Path) -> None:
@@ -422,13 +422,13 @@ class StoreSuite(StoreFilesSuite):
         refused."""
         count = 100_000
         columns = make_records().columns
-        with StoreBuilder(path, format=self.format, encoding="original", columns=columns) as builder:
+        with StoreBuilder(path, Manifest(self.format, "original", 0, tuple(columns), ORIGIN)) as builder:
             for start in range(0, count, 1000):
                 keys = [f"{i:020d}" for i in range(start, start + 1000)]
                 builder.append([b"x"] * 1000, {"label": np.zeros(1000, np.int32), "key": keys}, "")
             with pytest.raises(StoreError, match="dtype"):  # and floats are no labels
                 builder.append([b"x"], {"label": [0.5], "key": ["k"]}, "")
-            builder.commit(origin=ORIGIN)
+            builder.commit()
         open_store(path).close()  # imports
         tracemalloc.start()
         try:

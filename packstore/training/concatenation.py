@@ -16,7 +16,7 @@ from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
 from packstore.core.options import check_numbers, refuse_numbers, whole_number
 from packstore.core.urls import location
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.stores.joined import JoinedTable, join_stores
 from packstore.stores.lenses import unify_encodings
 from packstore.training.crowds import leave_out_crowds
@@ -24,7 +24,7 @@ from packstore.training.dataset import PackedDataset, open_checked
 from packstore.training.mixture import FetchedShards, Mixture, apportion
 
 if TYPE_CHECKING:
-    from packstore.stores.remote.head import RemoteHead
+    from packstore.stores.remote.objects import RemoteHead
 
 _Path = str | os.PathLike[str]
 

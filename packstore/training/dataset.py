@@ -21,8 +21,7 @@ from packstore.core.registry import notebook_html
 from packstore.core.urls import UrlPath, location
 from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
-from packstore.stores import Checksums, check_checksums, with_checksums
-from packstore.stores.base import Reader
+from packstore.stores import Checksums, Reader, check_checksums, with_checksums
 from packstore.stores.opening import open_reader
 from packstore.stores.records import Records
 from packstore.training.arguments import unknown_argument
@@ -49,7 +48,7 @@ from packstore.training.samples import LazyKeys, LazySamples
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from packstore.stores.remote.head import RemoteHead
+    from packstore.stores.remote.objects import RemoteHead
 
 Output = Literal["tensor", "pil", "numpy", "bytes", "dict", "tv_tensors"]
 
@@ -462,10 +461,10 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
 
     Raises :class:`StoreError`, with advice, if a file is missing or the store does not open.
     """
-    if head is not None and isinstance(path, UrlPath):
+    if head is not None:
         from packstore.stores.remote.opening import reopen_remote
 
-        return with_checksums(Records(reopen_remote(path, head)), checksums)
+        return with_checksums(Records(reopen_remote(UrlPath(path), head)), checksums)
     reader = with_checksums(open_reader(path), checksums)
     try:
         reader.check_files()  # now, and not hours later

@@ -18,7 +18,7 @@ from packstore.core.modes import Mode
 from packstore.images.decoders import Decoder
 from packstore.images.display import Window, denormalize, to_display
 from packstore.images.engine import BufferAddresses
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -21,7 +21,7 @@ from packstore.core.errors import DecodeError
 from packstore.images.engine import MODES, OutputFormat, Requests, get_engine
 from packstore.images.orientation import read_orientation
 from packstore.images.programs import GEOMETRIC, Code, Program, new_program, step, warp_as_pillow
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.training.augment.unequal import Cut
 from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, read_seek_indexes

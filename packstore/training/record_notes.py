@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import PackstoreError, printable
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.training.random_draws import MASK, Array
 
 _MARK = "_packstore_records"

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 _T = TypeVar("_T")
 

@@ -14,7 +14,7 @@ from packstore.core.errors import CorruptRecordError, DecodeError, StoreError
 from packstore.core.manifest import Column
 from packstore.images.masks import decode_mask, open_mask, read_mask_header
 from packstore.images.sniff import MAX_PIXELS
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.training.pictures import describe_record, locate_error, read_stored_array, read_stored_bytes
 
 

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 import packstore
+from packstore import Manifest
 from packstore.stores import StoreBuilder
 from tests.internals import (
     CHECKSUM,
@@ -269,7 +270,7 @@ def test_masks_of_another_size_and_boxes_that_are_none(tmp_path: Path, name: str
     columns = [column for column in COLUMNS if column.name in (name, "boxes")]
     companions = [companion for column in columns for companion in column.companions]
     all_columns = [IMAGE, *columns, KEY, CHECKSUM, ROW_CHECKSUM, *companions]
-    with StoreBuilder(tmp_path / "x.h5", format="hdf5", encoding="original", columns=all_columns) as builder:
+    with StoreBuilder(tmp_path / "x.h5", Manifest("hdf5", "original", 0, tuple(all_columns), ORIGIN)) as builder:
         for number in range(3):
             image, values = record(number)
             if number == 1:
@@ -277,7 +278,7 @@ def test_masks_of_another_size_and_boxes_that_are_none(tmp_path: Path, name: str
                 values[name] = png(other) if name == "mask" else other
             values["boxes"] = np.array([[1, 1, 1.5, 2]], np.float32)
             append(builder, IMAGE, columns, number, image, values)
-        builder.commit(origin=ORIGIN)
+        builder.commit()
     report = packstore.audit(tmp_path / "x.h5", pixels=True)
     assert [finding.records for finding in report.of("mask_size")] == [(1,)]
     assert "has 5 x 7 pixels, its image" in report.of("mask_size")[0].what

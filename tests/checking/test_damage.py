@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import packstore
+from packstore import Manifest
 from packstore.stores import StoreBuilder, open_store
 from packstore.testing.records import append, make_records, write
 from tests.internals import CorruptRecordError, Origin, StoreError, build_headers
@@ -246,9 +247,11 @@ def test_a_damaged_checksum_and_a_damaged_image_are_told_apart(source: Path, tmp
 def test_a_store_without_row_checksums(tmp_path: Path) -> None:
     """Older stores have none: a damaged label is then found by its column's digest, without a record."""
     records = make_records("uint8", 7)
-    with StoreBuilder(tmp_path / "a.h5", format="hdf5", encoding=records.encoding, columns=records.columns) as builder:
+    with StoreBuilder(
+        tmp_path / "a.h5", Manifest("hdf5", records.encoding, 0, tuple(records.columns), Origin("flat", "somewhere"))
+    ) as builder:
         append(builder, records)
-        builder.commit(origin=Origin("flat", "somewhere"))
+        builder.commit()
     assert packstore.verify(tmp_path / "a.h5").ok
     damage(tmp_path / "a.h5", [], ["label"], 3)
     problems = packstore.verify(tmp_path / "a.h5").problems

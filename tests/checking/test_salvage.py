@@ -293,9 +293,11 @@ def test_lmdb_columns_without_an_entry_are_found_by_their_digest(tmp_path: Path,
     """Small columns lie in the leaf pages: one changed byte of a key, or of what is before it, hides one."""
     records = make_records("ragged-uint8", 9)
     store = tmp_path / "a.lmdb"
-    with StoreBuilder(store, format="lmdb", encoding="uint8", columns=records.columns) as builder:
+    with StoreBuilder(
+        store, Manifest("lmdb", "uint8", 0, tuple(records.columns), Origin("flat", "somewhere"))
+    ) as builder:
         append(builder, records)
-        builder.commit(origin=Origin("flat", "somewhere"))
+        builder.commit()
     data = (store / "data.mdb").read_bytes()
     damaged = bytearray(data)
     place = data.find(b"\0" + name + b"\x93NUMPY") + 1
@@ -411,9 +413,11 @@ def test_a_store_without_row_checksums(tmp_path: Path) -> None:
     """There a sound column proves all its values, and a damaged one none."""
     records = make_records("uint8", 7)
     store = tmp_path / "a.h5"
-    with StoreBuilder(store, format="hdf5", encoding="uint8", columns=records.columns) as builder:
+    with StoreBuilder(
+        store, Manifest("hdf5", "uint8", 0, tuple(records.columns), Origin("flat", "somewhere"))
+    ) as builder:
         append(builder, records)
-        builder.commit(origin=Origin("flat", "somewhere"))
+        builder.commit()
     assert packstore.salvage(store, tmp_path / "one.h5").complete
     label = np.array(records.values["label"], "<i8").tobytes()
     place = store.read_bytes().find(label)

@@ -19,6 +19,7 @@ import click
 import pytest
 
 import packstore.cli
+from packstore import Manifest
 from packstore.cli import cli
 from packstore.stores import is_store
 from tests.internals import BYTE_SIZE, UsageError, human_bytes, wrap_row
@@ -553,9 +554,11 @@ def test_a_store_may_lie_about_its_labels(tmp_path: Path) -> None:
         Column("key", "ragged", "uint8", type="text"),
         Column("checksum", "fixed", "uint64"),
     )
-    with StoreBuilder(tmp_path / "a.h5", format="hdf5", encoding="original", columns=columns) as builder:
+    with StoreBuilder(
+        tmp_path / "a.h5", Manifest("hdf5", "original", 0, tuple(columns), Origin("flat", "\x1b[31mevil\x1b[0m"))
+    ) as builder:
         builder.append([b"x"] * 4, {"label": [0, 0, 1, 1], "key": ["1", "2", "3", "4"]}, "")
-        builder.commit(origin=Origin("flat", "\x1b[31mevil\x1b[0m"))
+        builder.commit()
     import h5py
 
     with h5py.File(tmp_path / "a.h5", "r+") as file:

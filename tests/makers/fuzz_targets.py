@@ -801,8 +801,8 @@ TARGETS = (
         _repair_export,
     ),
     Target("offsets", _offsets, (), ("mapped.py",)),
-    Target("torch_pickle", unpickle, (PickleError,), ("pth/pickle_reader.py", "pickle_machine.py")),
-    Target("pth", _store("s.pth"), (PackstoreError,), ("pth/zip.py", "pth/pickle_reader.py", "pth/store.py")),
+    Target("torch_pickle", unpickle, (PickleError,), ("pth/pickles.py", "pickle_machine.py")),
+    Target("pth", _store("s.pth"), (PackstoreError,), ("pth/zip.py", "pth/pickles.py", "pth/store.py")),
     Target(
         "lmdb",
         _store("s.lmdb"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,8 +90,7 @@ def with_changes(store: Path, copy: Path, change: Callable[[bytes, bytes], tuple
         labels = np.array([reader.value("label", i) for i in numbers])
         values = {"key": [bytes(reader.key(i).encode()) for i in numbers], "label": labels}
         manifest = reader.manifest
-        with StoreBuilder(copy, format=manifest.format, encoding="original", columns=manifest.columns) as builder:
-            builder.describe(origin=manifest.origin, normalization=None, options=manifest.options, versions={})
+        with StoreBuilder(copy, replace(manifest, encoding="original", normalization=None, versions={})) as builder:
             files, indexes = ([*each] for each in zip(*changed, strict=True))
             builder.append(files, values | {"seek_index": indexes}, "")
             builder.commit()

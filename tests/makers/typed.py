@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from packstore import Manifest
 from packstore.stores import StoreBuilder
 from tests.internals import CHECKSUM, KEY, ROW_CHECKSUM, Column, Origin, shape_to_stored, to_stored
 
@@ -145,13 +146,13 @@ def make_typed(
     format = {".lmdb": "lmdb", ".h5": "hdf5", ".pth": "pth"}[path.suffix]
     made = Typed(path=path)
     all_columns = [image, *chosen, KEY, CHECKSUM, ROW_CHECKSUM, *others]
-    with StoreBuilder(path, format=format, encoding=encoding, columns=all_columns, **options) as builder:
+    with StoreBuilder(path, Manifest(format, encoding, 0, tuple(all_columns), ORIGIN), **options) as builder:
         for number in range(count):
             pixels, values = record(number, size)
             made.images.append(pixels)
             made.values.append(values)
             append(builder, image, chosen, number, pixels, values)
-        builder.commit(origin=ORIGIN)
+        builder.commit()
     return made
 
 
@@ -160,7 +161,7 @@ def spoilt(path: Path, changes: dict[int, dict[str, Any]], names: Sequence[str],
     columns = [column for column in COLUMNS if column.name in names]
     made = Typed(path=path)
     all_columns = [IMAGE, *columns, KEY, CHECKSUM, *(c for x in columns for c in x.companions)]
-    with StoreBuilder(path, format="hdf5", encoding="original", columns=all_columns) as builder:
+    with StoreBuilder(path, Manifest("hdf5", "original", 0, tuple(all_columns), ORIGIN)) as builder:
         for number in range(4):
             pixels, values = record(number, (44, 52))
             at_rest: dict[str, Any] = {"key": [f"{number:04}.png"]}
@@ -171,7 +172,7 @@ def spoilt(path: Path, changes: dict[int, dict[str, Any]], names: Sequence[str],
                     at_rest[column.name] = np.stack(at_rest[column.name])
             builder.append([b"none" if number in image else png(pixels)], at_rest, "")
             made.values.append(values)
-        builder.commit(origin=ORIGIN)
+        builder.commit()
     return made
 
 

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlencode
 import numpy as np
 from PIL import Image
 
+from packstore import Manifest
 from packstore.stores import StoreBuilder, open_store
 from tests.internals import (
     CHECKSUM,
@@ -139,13 +140,15 @@ def make_large(path: Path, shards: int, records: int) -> None:
     image = Column("image", "fixed", "uint8", (4, 4, 3), "HWC", type="image")
     label = Column("label", "fixed", "int64", (), None, classes, type="label")
     numbers = np.arange(records, dtype=np.int64)
-    with StoreBuilder(first, format="lmdb", encoding="uint8", columns=(image, label, KEY, CHECKSUM, ROW_CHECKSUM)) as b:
+    with StoreBuilder(
+        first, Manifest("lmdb", "uint8", 0, (image, label, KEY, CHECKSUM, ROW_CHECKSUM), Origin("flat", "synthetic"))
+    ) as b:
         b.append(
             [bytes([i * 37 % 256] * 48) for i in range(records)],
             {"key": [f"photo-{i:05}.jpg" for i in range(records)], "label": numbers % 10},
             "train",
         )
-        manifest = b.commit(origin=Origin("flat", "synthetic"))
+        manifest = b.commit()
     nbytes, digest = file_digest(kind.data_file(first))
     row = Shard(first.name, records, nbytes, manifest.image.nbytes, manifest.records_digest, digest, manifest.digest)
     rows = [row]
@@ -175,9 +178,9 @@ def make_hostile(path: Path) -> None:
     Image.new("RGB", (9, 9), "red").save(out, "PNG")
     keys = [f"{HTML}.png", "..\\..//\x1b[31m\udcff", '"; alert(1)']
     images = [out.getvalue(), out.getvalue(), HTML.encode()]
-    with StoreBuilder(path, format="lmdb", encoding="original", columns=columns) as builder:
+    with StoreBuilder(path, Manifest("lmdb", "original", 0, tuple(columns), Origin("made", HTML))) as builder:
         builder.append(images, {"key": keys, "label": np.array([0, 1, 0]), "caption": [HTML] * 3}, f"a{HTML}")
-        builder.commit(origin=Origin("made", HTML))
+        builder.commit()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import packstore
+from packstore import Manifest
 from packstore.augment import ColorJitter, RandomHorizontalFlip, RandomResizedCrop
 from packstore.images.decoders import get_decoder
 from packstore.stores import StoreBuilder
@@ -161,10 +162,10 @@ def test_each_image_is_checked(store: Path, tmp_path: Path) -> None:
 def hostile(path: Path, values: list[bytes]) -> Path:
     """A store whose checksums and digests fit values of any kind."""
     columns = [Column(name, "ragged", "uint8", type=type) for name, type in (("image", "image"), ("pages", "images"))]
-    with StoreBuilder(path, format="lmdb", encoding="original", columns=[*columns, KEY, CHECKSUM]) as builder:
+    with StoreBuilder(path, Manifest("lmdb", "original", 0, (*columns, KEY, CHECKSUM), Origin("made", "x"))) as builder:
         keys = [str(n) for n in range(len(values))]
         builder.append([jpeg(n) for n in range(len(values))], {"pages": values, "key": keys}, "")
-        builder.commit(origin=Origin("made", "x"), versions={})
+        builder.commit()
     return path
 
 

@@ -14,7 +14,7 @@ from packstore.stores import open_store
 from tests.internals import (
     CorruptRecordError,
     DestinationError,
-    ProvenRecords,
+    Proven,
     SelectOptions,
     Shards,
     StoreError,
@@ -143,9 +143,9 @@ def test_damage_is_not_copied(
     with pytest.raises(CorruptRecordError, match=message):
         packstore.select(tmp_path / "bad.pth", tmp_path / "out.h5")
     with open_store(tmp_path / "bad.pth") as reader:
-        records = ProvenRecords(reader)
+        records = Proven(reader)
         with pytest.raises(CorruptRecordError, match=message):
-            [(records.read_image(number), records.read_row(number)) for number in range(len(reader))]
+            [(records.prove_image(number), records.prove_fields(number)) for number in range(len(reader))]
     assert [p.name for p in tmp_path.iterdir()] == ["bad.pth"]
 
 

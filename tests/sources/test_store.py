@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import packstore
+from packstore import Manifest
 from packstore.sources import Entry, open_source
 from packstore.stores import StoreBuilder
 from packstore.testing import SourceSuite
@@ -56,7 +57,9 @@ def write(
 ) -> Path:
     """A store with as many records a split as there are images."""
     columns = (image, *more, KEY, CHECKSUM)
-    with StoreBuilder(path, format=format, encoding=encoding, columns=columns, shard_size=shard_size) as builder:
+    with StoreBuilder(
+        path, Manifest(format, encoding, 0, tuple(columns), Origin("imagefolder", "folder")), shard_size=shard_size
+    ) as builder:
         for split in splits or ("",):
             count = len(images)
             given: dict[str, Any] = {
@@ -67,7 +70,7 @@ def write(
                 **(values or {}),
             }
             builder.append(images, {c.name: given[c.name] for c in columns if c.name in given}, split)
-        builder.commit(origin=Origin("imagefolder", "folder"))
+        builder.commit()
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packstore import Manifest
 from packstore.stores import Ragged, StoreBuilder, format_of, is_store, open_store
 from packstore.testing.records import (
     ORIGIN,
@@ -34,12 +36,10 @@ from tests.internals import (
     DestinationError,
     ManifestError,
     StoreError,
-    UsageError,
-    find_duplicate_key,
     read_owner,
+    store_keys,
 )
 from tests.internals import builder_publish as publish
-from tests.internals import spools as columns
 
 SUFFIXES = [".lmdb", ".h5", ".pth"]
 
@@ -142,15 +142,12 @@ def test_odd_paths(tmp_path: Path, what: str, message: str) -> None:
 
 def test_unusable_arguments(tmp_path: Path) -> None:
     records = make_records()
-    good = {"encoding": "original", "columns": records.columns}
-    with pytest.raises(UsageError, match="unknown format 'zarr'; use one of: lmdb, hdf5, pth"):
-        StoreBuilder(tmp_path / "x", format="zarr", **good)
     with pytest.raises(StoreError, match="shard size must be at least 1 byte, got 0"):
-        StoreBuilder(tmp_path / "x", format="hdf5", **good, shard_size=0)
+        begin(tmp_path / "x", records, format="hdf5", shard_size=0)
     with pytest.raises(ManifestError, match="encoding"):
-        StoreBuilder(tmp_path / "x", format="hdf5", encoding="no name", columns=records.columns)
+        StoreBuilder(tmp_path / "x", Manifest("hdf5", "no name", 0, tuple(records.columns), ORIGIN))
     with pytest.raises(ManifestError, match="column names"):
-        StoreBuilder(tmp_path / "x", format="hdf5", encoding="original", columns=records.columns[1:])
+        StoreBuilder(tmp_path / "x", Manifest("hdf5", "original", 0, tuple(records.columns[1:]), ORIGIN))
     assert listing(tmp_path) == set()
 
 
@@ -223,7 +220,7 @@ def test_overwrite_never_deletes_what_lies_in_a_store(tmp_path: Path, shard_size
         append(builder, new)
         notes.write_text("mine")
         with pytest.raises(DestinationError, match=r"also holds 'notes\.txt'"):
-            builder.commit(origin=ORIGIN)
+            builder.commit()
     assert notes.read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["out.lmdb"]
     assert_holds(open_store(path), old)
@@ -261,7 +258,7 @@ def test_what_appears_meanwhile_is_kept(tmp_path: Path, suffix: str, overwrite: 
         path.symlink_to("nowhere")
     before = listing(path) if what == "directory" else path.lstat().st_ino
     with pytest.raises(DestinationError, match=r"exists already|is not a packstore store|is a symbolic link"):
-        builder.commit(origin=ORIGIN)
+        builder.commit()
     assert (listing(path) if what == "directory" else path.lstat().st_ino) == before
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
@@ -360,7 +357,7 @@ def test_staging_is_hidden_and_recognisable(tmp_path: Path, suffix: str) -> None
         assert (owner.destination, owner.pid) == (path.name, os.getpid())
         assert not is_store(work)
         assert not path.exists()
-        builder.commit(origin=ORIGIN)
+        builder.commit()
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -403,7 +400,7 @@ def test_values_that_do_not_fit_add_nothing(tmp_path: Path, values: dict[str, An
         images, sums = values.pop("images"), values.pop("checksums", None)
         with pytest.raises(StoreError, match=message):
             builder.append(images, values, "val", sums)
-        builder.commit(origin=ORIGIN)
+        builder.commit()
     assert_holds(open_store(path), records)
 
 
@@ -416,7 +413,7 @@ def test_shapes_must_be_those_of_the_images(tmp_path: Path) -> None:
             builder.append(images, values, "")
     without = [c for c in records.columns if c.name != "shape"]
     with pytest.raises(ManifestError, match="'shape' column"):
-        StoreBuilder(tmp_path / "x.h5", format="hdf5", encoding="uint8", columns=without)
+        StoreBuilder(tmp_path / "x.h5", Manifest("hdf5", "uint8", 0, tuple(without), ORIGIN))
 
 
 def test_splits_follow_each_other(tmp_path: Path) -> None:
@@ -428,19 +425,19 @@ def test_splits_follow_each_other(tmp_path: Path) -> None:
             builder.append(*records.part(3, 4), "train")
         with pytest.raises(StoreError, match="all records have a split or none"):
             builder.append(*records.part(3, 4), "")
-        splits = builder.commit(origin=ORIGIN).splits
+        splits = builder.commit().splits
         assert [(s.name, s.start, s.stop) for s in splits] == [("train", 0, 1), ("val", 1, 3)]
     with begin(tmp_path / "b.h5", records) as builder:
         builder.append(*records.part(0, 1), "")
         with pytest.raises(StoreError, match="all records have a split or none"):
             builder.append(*records.part(1, 2), "train")
         builder.append([], {"label": [], "key": []}, "")
-        assert builder.commit(origin=ORIGIN).splits == ()
+        assert builder.commit().splits == ()
 
 
 def test_no_records(tmp_path: Path) -> None:
     with begin(tmp_path / "x.h5", make_records()) as builder, pytest.raises(StoreError, match="no records"):
-        builder.commit(origin=ORIGIN)
+        builder.commit()
     assert listing(tmp_path) == set()
 
 
@@ -448,9 +445,9 @@ def test_commit_and_abort_once(tmp_path: Path) -> None:
     records = make_records()
     with begin(tmp_path / "x.h5", records) as builder:
         append(builder, records)
-        builder.commit(origin=ORIGIN)
+        builder.commit()
         with pytest.raises(StoreError, match="committed or aborted"):
-            builder.commit(origin=ORIGIN)
+            builder.commit()
         builder.abort()
     assert_holds(open_store(tmp_path / "x.h5"), records)
     with pytest.raises(ValueError, match="stop"):
@@ -476,17 +473,17 @@ def test_duplicate_keys(tmp_path: Path, suffix: str, shard_size: int | None) -> 
 )
 def test_duplicate_keys_are_found_whatever_the_hashes(keys: list[bytes], spread: int, at_once: int) -> None:
     """With few buckets or many, with hashes that collide or do not: exactly when there are two of a kind."""
-    offsets = np.array([0, *np.cumsum([len(k) for k in keys])], np.int64)
-    ragged = Ragged(offsets, np.frombuffer(b"".join(keys), np.uint8))
     hashes = np.array([hash(k) % spread * (2**64 // spread) % 2**64 for k in keys], np.uint64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "_KEYS_AT_ONCE", at_once)
-        pair = find_duplicate_key(ragged, hashes)
-    if pair is None:
-        assert len(set(keys)) == len(keys)
-    else:
-        assert pair[0] < pair[1]
-        assert keys[pair[0]] == keys[pair[1]]
+        patch.setattr(store_keys, "_KEYS_AT_ONCE", at_once)
+        if len(set(keys)) == len(keys):
+            store_keys.refuse_duplicates(hashes, keys.__getitem__)
+            return
+        with pytest.raises(StoreError, match="have the same key") as raised:
+            store_keys.refuse_duplicates(hashes, keys.__getitem__)
+    first, second = map(int, re.findall(r"\d+", str(raised.value))[:2])
+    assert first < second
+    assert keys[first] == keys[second]
 
 
 @given(values=st.lists(st.binary(max_size=9), max_size=30), cut=st.tuples(st.integers(0, 30), st.integers(0, 30)))
@@ -529,7 +526,7 @@ def test_a_disturbed_spool_is_never_published(tmp_path: Path, suffix: str, shard
         os.pwrite(file.fileno(), b"warning", 3)
         # A shard is read back before the spools are looked at.
         with pytest.raises(StoreError, match=f"{name}.*{DISTURBED}|record 0 .* reads back differently"):
-            builder.commit(origin=ORIGIN)
+            builder.commit()
     assert listing(tmp_path) == set()
 
 
@@ -539,11 +536,11 @@ def test_disturbed_offsets_of_the_images(tmp_path: Path, suffix: str) -> None:
     with begin(tmp_path / f"x{suffix}", records) as builder:
         append(builder, records)
         writer: Any = builder._files.list_writers()[0]
-        file = writer._ends._spool.file
+        file = writer._ends.file
         file.flush()
         os.ftruncate(file.fileno(), 8)
         with pytest.raises(StoreError, match="was changed by somebody else"):
-            builder.commit(origin=ORIGIN)
+            builder.commit()
     assert listing(tmp_path) == set()
 
 
@@ -558,7 +555,7 @@ def test_no_file_takes_the_place_of_a_closed_standard_stream(tmp_path: Path, suf
         "for fd in range(3): os.close(fd)\n"
         "builder = begin(path, records); append(builder, records)\n"
         "taken = [fd for fd in range(3) if os.path.exists(f'/proc/self/fd/{fd}')]\n"
-        "builder.commit(origin=ORIGIN)\n"
+        "builder.commit()\n"
         "os._exit(10 + len(taken))"
     )
     root = Path(__file__).parents[2]
@@ -571,20 +568,18 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from packstore.core.errors import DestinationError
-from packstore.stores import StoreBuilder
-from packstore.testing.records import ORIGIN, make_records
+from packstore.testing.records import begin, make_records
 path, shard_size = Path(sys.argv[1]), int(sys.argv[2]) or None
-columns, failed = make_records().columns, 0
+failed = 0
 for limit in (1000, 4096, 9000, 12288, 20000, 40000, 70000, 100000, 150000, 200000, 250000, 299999, 300500, 310000):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     for batch in (50, 3000):
         try:
-            with StoreBuilder(path, format=sys.argv[3], encoding="original", columns=columns,
-                              shard_size=shard_size) as builder:
+            with begin(path, make_records(), format=sys.argv[3], shard_size=shard_size) as builder:
                 for start in range(0, 3000, batch):
                     keys = [f"{i:0100d}" for i in range(start, start + batch)]
                     builder.append([b"0123456789"] * batch, {"label": [0] * batch, "key": keys}, "")
-                builder.commit(origin=ORIGIN)
+                builder.commit()
         except DestinationError as error:
             failed += 1
             assert str(path) in str(error) and "\\n" not in str(error) and "\\t" not in str(error), error

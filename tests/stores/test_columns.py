@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packstore import verify
+from packstore import Manifest, verify
 from packstore.stores import StoreBuilder, format_of, open_store
-from packstore.testing.records import assert_holds, make_records, write
+from packstore.testing.records import ORIGIN, assert_holds, begin, make_records, write
 from tests.internals import (
     CHECKSUM,
     KEY,
@@ -19,7 +19,6 @@ from tests.internals import (
     Column,
     LazyArray,
     LazyRagged,
-    Origin,
     Ragged,
     StoreError,
 )
@@ -55,7 +54,7 @@ def test_values_that_do_not_fit_each_other(tmp_path: Path, what: str) -> None:
     values = {key: value for key, value in values.items() if key not in ("checksum", "row_checksum")}
     values[name] = values[name].copy()
     values[name][3] = value
-    with StoreBuilder(tmp_path / "x.h5", format="hdf5", encoding="original", columns=records.columns) as builder:
+    with begin(tmp_path / "x.h5", records) as builder:
         with pytest.raises(StoreError, match=message):
             builder.append(images, values, "")
         assert builder.records == 0
@@ -100,11 +99,11 @@ def test_memory_while_a_column_is_large(
     tracemalloc.start()
     try:
         columns = [IMAGE, column, KEY, CHECKSUM, ROW_CHECKSUM]
-        with StoreBuilder(path, format=str(format_of(path)), encoding="original", columns=columns) as builder:
+        with StoreBuilder(path, Manifest(str(format_of(path)), "original", 0, tuple(columns), ORIGIN)) as builder:
             for i in range(96):
                 values: Any = np.full((16, 128, 128), i, np.float32) if column is array else [bytes([i]) * 65536] * 16
                 builder.append([b"x"] * 16, {"key": [f"{i}/{j}" for j in range(16)], "large": values}, "")
-            builder.commit(origin=Origin("made", "large"))
+            builder.commit()
         assert tracemalloc.get_traced_memory()[1] < 40 << 20
         tracemalloc.reset_peak()
         for checksums in ("never", "auto"):

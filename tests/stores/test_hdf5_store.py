@@ -13,7 +13,7 @@ import pytest
 
 from packstore.stores import is_store, open_store
 from packstore.testing import StoreSuite
-from packstore.testing.records import ORIGIN, Records, append, assert_holds, begin, make_records, write
+from packstore.testing.records import Records, append, assert_holds, begin, make_records, write
 from tests.internals import NUMPY_DTYPE, Manifest, StoreError
 from tests.internals import hdf5_store as hdf5_store
 
@@ -74,7 +74,7 @@ with h5py.File(sys.argv[1], "r") as file:
             with begin(target, records) as builder:
                 append(builder, records)
                 monkeypatch.setattr(hdf5_store, "_ALIGNMENT", 4096)
-                builder.commit(origin=ORIGIN)
+                builder.commit()
             with h5py.File(target) as file:
                 assert file["image/bytes"].id.get_offset() == 4096
             assert_holds(open_store(target), records)

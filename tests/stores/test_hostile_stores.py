@@ -464,10 +464,10 @@ def test_manifests_and_columns_of_any_number(count: int, columns: int, tmp_path:
         Column("label", "fixed", "int64", classes=classes, type="label"),
     ]
     all_columns = [*base, Column("key", "ragged", "uint8", type="text"), Column("checksum", "fixed", "uint64"), *extra]
-    with StoreBuilder(path, format="hdf5", encoding="original", columns=all_columns) as builder:
+    with StoreBuilder(path, Manifest("hdf5", "original", 0, tuple(all_columns), Origin("flat", "x"))) as builder:
         values = {c.name: np.array([int(c.name[7:])]) for c in extra}
         builder.append([b"x"], {"label": np.array([0]), "key": [b"k"], **values}, "train")
-        manifest = builder.commit(origin=Origin("flat", "x"))
+        manifest = builder.commit()
     with open_store(path) as reader, h5py.File(path) as file:
         assert reader.manifest == manifest
         assert reader.manifest.to_json().encode() == file.attrs["manifest"]
@@ -600,9 +600,9 @@ def test_an_lmdb_whose_tree_is_a_maze(tmp_path: Path) -> None:
         Column("key", "ragged", "uint8", type="text"),
         Column("checksum", "fixed", "uint64"),
     ]
-    with StoreBuilder(path, format="lmdb", encoding="original", columns=columns) as builder:
+    with StoreBuilder(path, Manifest("lmdb", "original", 0, tuple(columns), Origin("flat", "x"))) as builder:
         builder.append([b"x" * 40] * 3000, {"key": [b"%d" % i for i in range(3000)]}, "")
-        builder.commit(origin=Origin("flat", "x"))
+        builder.commit()
 
     def change(data: bytearray) -> None:
         meta = _newest_meta(data) + 88

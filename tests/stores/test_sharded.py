@@ -15,7 +15,7 @@ import packstore
 from packstore.stores import open_store
 from packstore.testing.records import append, assert_holds, begin, flip, make_records, write
 from tests.internals import STORE_MANIFEST_FILE as MANIFEST_FILE
-from tests.internals import TABLE_ROW, Origin, Ragged, Shards, StoreError, sharded
+from tests.internals import TABLE_ROW, Ragged, Shards, StoreError, sharded
 
 SUFFIXES = (".lmdb", ".h5", ".pth")
 
@@ -205,17 +205,14 @@ def test_counts_of_all_records_are_in_no_shard(tmp_path: Path) -> None:
     records = make_records("uint8")
     with begin(tmp_path / "x.h5", records, shard_size=120) as builder:
         append(builder, records)
-        manifest = builder.commit(origin=Origin("flat", "x"), options={"a": 1}, counted={"b": 2})
-    assert manifest.options == {"a": 1, "b": 2}
+        manifest = builder.commit(counted={"b": 2})
+    assert manifest.options == {"b": 2}
     with opened(tmp_path / "x.h5") as reader:
         assert reader.manifest == manifest
-        assert [part.manifest.options for part in reader.parts()] == [{"a": 1}] * len(reader.manifest.shards or ())
+        assert [part.manifest.options for part in reader.parts()] == [{}] * len(reader.manifest.shards or ())
     with begin(tmp_path / "one.h5", records) as builder:
         append(builder, records)
-        assert builder.commit(origin=Origin("flat", "x"), options={"a": 1}, counted={"b": 2}).options == {
-            "a": 1,
-            "b": 2,
-        }
+        assert builder.commit(counted={"b": 2}).options == {"b": 2}
 
 
 def test_a_store_of_the_layout_before(tmp_path: Path) -> None:

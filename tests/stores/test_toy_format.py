@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import packstore
 from packstore.cli import cli
-from packstore.stores import FileWriter, StoreBuilder, format_of, is_store
+from packstore.stores import FileWriter, format_of, is_store
 from packstore.testing import StoreSuite
 from packstore.testing.records import Records, make_records
 from tests.internals import (
@@ -38,7 +38,6 @@ from tests.internals import (
     Part,
     Ragged,
     StoreError,
-    UsageError,
     array_names,
     check_column,
     drop,
@@ -225,8 +224,6 @@ def test_the_least_of_a_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_unknown_without_the_line(tmp_path: Path) -> None:
     assert "toy" not in FORMATS
     assert format_of("out.toy") is None
-    with pytest.raises(UsageError, match="unknown format 'toy'; use one of: lmdb, hdf5, pth"):
-        StoreBuilder(tmp_path / "out.toy", format="toy", encoding="original", columns=make_records().columns)
 
 
 @pytest.mark.sampled(fast=1)

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import packstore
-from packstore import CorruptRecordError, PackedDataset, PackedLoader, StoreError
+from packstore import CorruptRecordError, Manifest, PackedDataset, PackedLoader, StoreError
 from packstore.augment import RandomCrop, RandomHorizontalFlip, RandomResizedCrop
 from packstore.stores import StoreBuilder, open_store
 from packstore.testing.records import make_records, write
@@ -293,14 +293,14 @@ def test_a_label_that_is_no_class_does_not_pass(tmp_path: Path, suffix: str, che
     ]
     path = tmp_path / f"a.{suffix}"
     format = {"h5": "hdf5"}.get(suffix, suffix)
-    with StoreBuilder(path, format=format, encoding="uint8", columns=columns) as builder:
+    with StoreBuilder(path, Manifest(format, "uint8", 0, tuple(columns), Origin("test", "labels"))) as builder:
         spool = builder._spools["label"]
         spool.column = replace(columns[1], classes=None)  # it would refuse them
         images = [bytes([i]) * 48 for i in range(20)]
         labels = [7 if i == 5 else -1 if i == 11 else i % 3 for i in range(20)]
         builder.append(images, {"label": np.array(labels), "key": [f"k{i}" for i in range(20)]}, "")
         spool.column = columns[1]
-        builder.commit(origin=Origin("test", "labels"))
+        builder.commit()
     dataset = PackedDataset(path, checksums=checksums)
     words = r"record {} \(k{}\) is damaged: its label is {}, expected one from 0 to 2; packstore verify"
     for record in (5, 11):

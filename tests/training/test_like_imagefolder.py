@@ -153,7 +153,7 @@ def test_reprs_are_short(png_folder: Path, store: Path, tmp_path: Path) -> None:
     repaired = packstore.repair(tmp_path / "a.lmdb", png_folder, tmp_path / "c.lmdb")
     loader = packstore.PackedLoader(ds, 4)
     with packstore.open(store) as reader, packstore.open(store, checksums="always") as checked:
-        builder = StoreBuilder(tmp_path / "d.lmdb", format="lmdb", encoding="original", columns=reader.manifest.columns)
+        builder = StoreBuilder(tmp_path / "d.lmdb", reader.manifest)
         with builder:
             things: list[Any] = [
                 report, whole, packstore.verify(tmp_path / "a.lmdb"), saved, repaired, ds.manifest, ds.keys,

@@ -25,7 +25,7 @@ from common import interleaved, machine, packstore_command, run_process, table
 from packstore import PackedDataset, convert
 from packstore import open as open_store
 from packstore.core.column import CHECKSUM, KEY
-from packstore.core.manifest import Column, Origin
+from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.proof import ROW_CHECKSUM
 from packstore.images.decoders import get_decoder
 from packstore.stores import StoreBuilder
@@ -54,14 +54,16 @@ def make_store(path: Path, format: str, records: int) -> None:
         CHECKSUM,
         ROW_CHECKSUM,
     )
-    with StoreBuilder(path, format=format, encoding="uint8", columns=columns) as builder:
+    with StoreBuilder(
+        path, Manifest(format, "uint8", 0, tuple(columns), Origin("imagefolder", "synthetic"))
+    ) as builder:
         for start in range(0, records, 10_000):
             numbers = range(start, min(start + 10_000, records))
             images = [i.to_bytes(48, "little") for i in numbers]
             labels = np.array(numbers, np.int64) * 1000 // records
             keys = [f"train/n{label:08}/n{label:08}_{i}.JPEG" for i, label in zip(numbers, labels, strict=True)]
             builder.append(images, {"key": keys, "label": labels}, "train")
-        builder.commit(origin=Origin("imagefolder", "synthetic"))
+        builder.commit()
 
 
 def measure_open(path: Path) -> list[float]:

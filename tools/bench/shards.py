@@ -32,7 +32,7 @@ from packstore.core.proof import ROW_CHECKSUM, file_digest, join_records_digests
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.stores import StoreBuilder, open_store
-from packstore.stores.builder.assembly import write_manifest_and_table
+from packstore.stores.assembly import write_manifest_and_table
 
 STEP = """
 import json, re, resource, sys, time
@@ -73,11 +73,11 @@ def make_shard(path: Path, format: str, records: int) -> Manifest:
         ROW_CHECKSUM,
     )
     numbers = range(records)
-    with StoreBuilder(path, format=format, encoding="uint8", columns=columns) as builder:
+    with StoreBuilder(path, Manifest(format, "uint8", 0, tuple(columns), Origin("flat", "synthetic"))) as builder:
         images = [i.to_bytes(48, "little") for i in numbers]
         keys = [f"train/n{i % 1000:08}/n{i % 1000:08}_{i}.JPEG" for i in numbers]
         builder.append(images, {"key": keys, "label": np.array(numbers, np.int64) % 1000}, "train")
-        return builder.commit(origin=Origin("flat", "synthetic"))
+        return builder.commit()
 
 
 def make_store(path: Path, format: str, shards: int, records: int) -> None:

@@ -38,8 +38,7 @@ from packstore.core.progress import Progress, ProgressCallback, progress_callbac
 from packstore.images.decoders import get_decoder
 from packstore.images.perceptual import CROPS
 from packstore.images.reading import Reading
-from packstore.stores import open_store, with_checksums
-from packstore.stores.base import Reader
+from packstore.stores import Reader, open_store, with_checksums
 from packstore.stores.keys import digest_keys, list_double_keys
 
 _RECORDS = 1 << 14

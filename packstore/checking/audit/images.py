@@ -27,7 +27,7 @@ from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.perceptual import CROPS, SIDE, WHOLE, hash_windows, shrink_to_side, to_grey
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 _FLAT = 8
 """Largest difference of two values of a channel in a flat image, of 255: JPEG changes a single colour by less."""

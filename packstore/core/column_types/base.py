@@ -6,7 +6,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -221,6 +221,10 @@ class Column:
             self.name, self.kind, self.dtype, self.shape, self.layout, self.classes,
             self.type, self.nullable, self.coordinates, self.parallel, self.mode,
         )  # fmt: skip
+
+    def blank(self) -> Column:
+        """Returns the column without what depends on its values: size, digest, hidden boxes."""
+        return replace(self, nbytes=0, digest=None, hides_boxes=None)
 
 
 @lru_cache(16)  # shards of a store share one tuple

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError, printable
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.options import Collate

@@ -24,7 +24,7 @@ from packstore.images.encode.options import readers_transpose
 from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.images.turning import make_turn
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.stores.export_manifest import ExportManifest, RecordLines
 
 _COCO_COLUMN = "json"

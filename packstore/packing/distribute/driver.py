@@ -33,13 +33,17 @@ from packstore.packing.distribute.shared_run import (
 from packstore.packing.plan import Plan
 from packstore.packing.run import Packed, Run, refuse_changed_source, source_changed_error
 from packstore.sources.base import Entry
-from packstore.stores.base import encode_manifest
-from packstore.stores.builder.assembly import ShardList, build_sharded_manifest
-from packstore.stores.builder.spools import refuse_duplicates
-from packstore.stores.format import Format
+from packstore.stores.assembly import ShardList, build_sharded_manifest
+from packstore.stores.format import Format, encode_manifest
+from packstore.stores.keys import refuse_duplicates
 from packstore.stores.places.remote import check_url, publish_version, upload_shard
-from packstore.stores.remote.head import find_newest_version, read_head
-from packstore.stores.remote.objects import SHARDS, shard_object_name, shard_object_names
+from packstore.stores.remote.objects import (
+    SHARDS,
+    find_newest_version,
+    read_head,
+    shard_object_name,
+    shard_object_names,
+)
 
 FACTOR = 3.0
 """A straggler has run this many times as long as the median task."""
@@ -360,7 +364,7 @@ def _build_manifest(
     image = replace(columns[0], nbytes=sum(shard.image_nbytes for shard in shards))
     tally, store = sum_tallies(receipt.tally for receipt in receipts), plan.survey.store
     skipped = [*(store.skipped if store else ()), *tally.skipped]
-    base = Manifest(plan.format, plan.encode.encoding, 0, tuple(columns), **run.facts)
+    base = run.base.blank(columns)
     parts = ShardList(
         shards_to_rows(shards), [""] * len(shards), [((receipt.split, receipt.records),) for receipt in filled]
     )
@@ -437,4 +441,4 @@ def _refuse_duplicates(filled: Sequence[TaskReceipt], format: Format, objects: O
             file.write(receipt.key_hashes().tobytes())
         file.flush()
         hashes = np.memmap(file, np.dtype("<u8"), "r", shape=(records,))
-        refuse_duplicates(_RemoteKeys(filled, format, objects), hashes)
+        refuse_duplicates(hashes, _RemoteKeys(filled, format, objects).__getitem__)

@@ -26,7 +26,7 @@ from packstore.seeing.view.overview import count_classes, summarize_images
 from packstore.seeing.view.query import MEASURES, NO_CLASS, SORTS, Query, parse_number
 from packstore.seeing.view.record import describe_record, shown_columns
 from packstore.seeing.view.site import Job, NotThereError, Site
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),

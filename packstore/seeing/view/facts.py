@@ -16,7 +16,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.images.encode.options import readers_transpose
 from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 MISSING, UNREADABLE, UNREAD = -1, -2, -3
 """Labels of records without a label, with an unreadable label, and with a label that was not fetched."""

@@ -17,7 +17,7 @@ from packstore.core.findings import read_report
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress
-from packstore.stores.base import Problem, Reader
+from packstore.stores import Problem, Reader
 
 DAMAGE = "damaged"
 """The mark of damaged records; one of :func:`packstore.core.findings.list_kinds`."""

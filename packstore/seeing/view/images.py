@@ -27,7 +27,7 @@ from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError
 from packstore.seeing.colors import class_color
 from packstore.seeing.view.facts import parse_header
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 SIDES = (96, 192, 384)
 """Longest sides of thumbnails, in pixels."""

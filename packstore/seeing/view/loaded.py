@@ -18,7 +18,7 @@ from packstore.seeing.augment_text import list_operation_names, parse_options
 from packstore.seeing.view.facts import read_image_facts
 from packstore.seeing.view.images import WebFile, color_mask, encode_png
 from packstore.seeing.view.record import describe_value, shown_columns
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.training.augment import RECIPES, Operation, recipe
 from packstore.training.augment.detection import BatchBoxes
 from packstore.training.augment.unequal import DrawnOperations

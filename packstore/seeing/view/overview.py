@@ -23,7 +23,7 @@ from packstore.seeing.view.facts import (
     read_labels,
 )
 from packstore.seeing.view.query import MEASURES
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 _BINS = 24
 _TOGETHER = 20

@@ -20,7 +20,7 @@ from packstore.seeing.view.facts import (
     read_labels,
     sort_by_key,
 )
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 SORTS = ("record", "key", "pixels", "bytes", "aspect", "width", "height")
 """Orders of records."""

@@ -17,7 +17,7 @@ from packstore.images.orientation import read_orientation
 from packstore.images.sniff import HeaderError
 from packstore.seeing.view.facts import describe_channels, parse_header, read_image_facts
 from packstore.seeing.view.images import BrowserImages
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 _EXIF_TAGS, _EXIF_TEXT = 80, 200
 

@@ -18,7 +18,7 @@ from packstore.seeing.view.facts import ImageHeaders, Report, choose_sample, is_
 from packstore.seeing.view.findings import DAMAGE, MOST_MARKED, Findings
 from packstore.seeing.view.images import BrowserImages
 from packstore.seeing.view.query import Query, Selection, parse_number, select_records
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 _KEPT = 6
 """Most results that are kept; a selection of 1e7 records takes 80 MB."""

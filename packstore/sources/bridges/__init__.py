@@ -42,7 +42,7 @@ from packstore.sources.ledger import Claims
 from packstore.sources.rows import in_packing_order
 from packstore.sources.wrapped import WrappedSource
 from packstore.stores.export_manifest import stays_in_folder
-from packstore.stores.link_files import Location
+from packstore.stores.linked import Location
 
 # Parameter that chooses a split, and its values, by the name of a torchvision dataset. Splits share no images.
 _SPLITS: Mapping[str, tuple[str, str]] = {

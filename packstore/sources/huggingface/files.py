@@ -30,7 +30,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.records import read_index, refuse_missing_shards
 from packstore.sources.refusals import first_bytes
 from packstore.stores.export_manifest import MANIFEST_FILE, StoredBytes, stays_in_folder
-from packstore.stores.link_files import Location
+from packstore.stores.linked import Location
 
 STEP_BYTES = 16 << 20
 """About the bytes of a group of Parquet that are decoded at a time."""

@@ -29,7 +29,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.records.wire import Message
 from packstore.sources.rows import PROBED, Row, RowSource, in_packing_order
 from packstore.sources.splits import find_split, find_split_folders
-from packstore.stores.link_files import Location
+from packstore.stores.linked import Location
 
 # Name of the file that names the shards of MDS and LitData.
 INDEX = "index.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +16,7 @@ from packstore.stores.mapped import map_consecutive_images
 from packstore.stores.parts import Part
 
 if TYPE_CHECKING:
-    from packstore.stores.manifest_recovery import RecoveredManifest
-    from packstore.stores.scavenge import ScavengedData
+    from packstore.stores.scavenge import RecoveredManifest, ScavengedData
 
 
 class Hdf5(Format):
@@ -34,7 +34,7 @@ class Hdf5(Format):
         return Hdf5Part(path, descriptor)
 
     def new_writer(self, path: Path, image: Column) -> FileWriter:
-        from packstore.stores.hdf5.store import Hdf5Writer
+        from packstore.stores.hdf5.writer import Hdf5Writer
 
         return Hdf5Writer(path, image)
 
@@ -45,16 +45,21 @@ class Hdf5(Format):
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
         """Maps the file and returns a function that views an image. The images lie one after another in the file."""
-        from packstore.stores.hdf5.store import IMAGES_START
+        from packstore.stores.hdf5.writer import IMAGES_START
 
         return map_consecutive_images(path, IMAGES_START, sizes)
 
     def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
-        """Recovers columns and images at the offsets that follow from the manifest ``recovered``, which is required."""
-        from packstore.stores.hdf5.scavenge import scavenge
+        """Recovers columns and images at the offsets that follow from the manifest ``recovered``, which is required.
+
+        The HDF5 library always places datasets in the same way: an empty file of the same layout shows their offsets.
+        """
+        from packstore.stores.hdf5.writer import compute_dataset_offsets
+        from packstore.stores.scavenge import scavenge_arrays
 
         assert recovered is not None
-        return scavenge(data, recovered)
+        with tempfile.TemporaryFile() as file:
+            return scavenge_arrays(data, recovered, compute_dataset_offsets(file, recovered.manifest))
 
 
 FORMAT = Hdf5()

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from packstore.stores.hdf5.checked import UNDEFINED, FileBytes, Hdf5Error, UnsupportedHdf5Error, hash_lookup3
-from packstore.stores.hdf5.heap import Heap
+from packstore.stores.hdf5.heap import UNDEFINED, FileBytes, Hdf5Error, Heap, UnsupportedHdf5Error, hash_lookup3
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUPERBLOCK = struct.Struct("<8sBBBBQQQQI")

@@ -15,8 +15,7 @@ from packstore.stores.lmdb.pages import DATA_FILE
 from packstore.stores.parts import Part
 
 if TYPE_CHECKING:
-    from packstore.stores.manifest_recovery import RecoveredManifest
-    from packstore.stores.scavenge import ScavengedData
+    from packstore.stores.scavenge import RecoveredManifest, ScavengedData
 
 
 class Lmdb(Format):

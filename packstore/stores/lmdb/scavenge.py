@@ -36,8 +36,14 @@ from packstore.stores.lmdb.nodes import (
     OVERFLOW_PAGE,
 )
 from packstore.stores.lmdb.store import HEADER_BYTES, read_npy_header
-from packstore.stores.manifest_recovery import RecoveredManifest, choose_manifest, find_manifest
-from packstore.stores.scavenge import ScavengedData, array_names, view_column
+from packstore.stores.scavenge import (
+    RecoveredManifest,
+    ScavengedData,
+    array_names,
+    choose_manifest,
+    find_manifest,
+    view_column,
+)
 
 _PAGE = 4096
 _PAGES_AT_ONCE = 1 << 14

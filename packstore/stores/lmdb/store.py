@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import (
     NUMPY_DTYPE,
     OFFSET,
-    Buffer,
     ColumnData,
-    MappedValues,
     Ragged,
     make_lazy_column,
 )
@@ -24,7 +22,7 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.files import reading
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.stores.format import parse_manifest, unreadable_error
+from packstore.stores.format import parse_own_manifest, unreadable_error
 from packstore.stores.lmdb.nodes import Gap, PageError, WalkedColumn, WrongSize, find_header_faults
 from packstore.stores.lmdb.pages import DATA_FILE, Pages, RecordLookup
 from packstore.stores.mapped import check_offsets
@@ -36,8 +34,6 @@ HEADER_BYTES = 1024
 """Most bytes of the ``.npy`` header of an array of numbers."""
 _ENTRY_BYTES = 20
 """Fewest bytes of an entry: its pointer, its header, its key."""
-_FEWEST_TOGETHER = 12
-"""Fewer images are faster to locate one by one."""
 _NPY = b"\x93NUMPY\x01\x00"
 _NPY_HEADER = re.compile(
     rb"\{ *'descr': *'([<>|=]?[biufc]\d{1,2})', *'fortran_order': *(True|False),"
@@ -64,6 +60,8 @@ class LmdbPart(Part):
     Opening raises :class:`StoreError` unless the number of entries is that of the manifest. Views stay valid after
     :meth:`close`, even by another thread. A fork, or another environment of the same file in the process, does no harm.
     """
+
+    fewest_together = 12
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         """``descriptor`` is an open file descriptor of ``data.mdb``, or None. The caller may close it afterwards."""
@@ -95,11 +93,6 @@ class LmdbPart(Part):
         if self._width is not None and len(value) != self._width:
             raise Fault(int(index), self.path, f"has {len(value)} bytes: it is damaged")
         return value
-
-    def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        if len(records) < _FEWEST_TOGETHER:
-            return [self.view(record) for record in records.tolist()]
-        return MappedValues(self._require_open().data, self._require_open().address, *self.locate(records)[1:])
 
     def locate(self, rows: NDArray[np.int64]) -> Spans:
         images = self._require_open()
@@ -232,11 +225,7 @@ def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
         raise unreadable_error(path, "an LMDB", error) from None
     if text is None:
         raise StoreError(f"{printable(str(path))} is an LMDB without a packstore manifest")
-    manifest = parse_manifest(text[: MAX_JSON_BYTES + 1].tobytes(), path)
-    if manifest.format != "lmdb" or manifest.shards:
-        kind = f"{'sharded ' if manifest.shards else ''}{manifest.format}"
-        raise StoreError(f"{printable(str(path))} is an LMDB, but its manifest describes a {kind} store")
-    return manifest
+    return parse_own_manifest(text[: MAX_JSON_BYTES + 1].tobytes(), path, "lmdb", "an LMDB")
 
 
 def _make_read(pages: Pages, column: str, path: Path) -> Callable[[int], memoryview]:

@@ -14,7 +14,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback
 
 if TYPE_CHECKING:
-    from packstore.stores.builder.assembly import ShardList
+    from packstore.stores.assembly import ShardList
     from packstore.stores.places.resuming import ConversionIdentity
     from packstore.stores.places.work import Owner
 

@@ -26,7 +26,6 @@ from packstore.stores.places.work import (
     read_owner,
     work_path,
 )
-from packstore.stores.remote.head import read_version
 from packstore.stores.remote.objects import (
     SHARDS,
     TABLES,
@@ -35,6 +34,7 @@ from packstore.stores.remote.objects import (
     hash_object,
     parse_digest,
     parse_version_number,
+    read_version,
     shard_object_names,
     table_name,
 )
@@ -202,15 +202,9 @@ def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
             return hash_object(objects, info.name).startswith(digits)
         if _TEMPORARY.fullmatch(info.name):  # a name of 32 random digits
             return True
-        return info.nbytes <= _MOST_JSON and _has_own_digest(objects.get(info.name))
-    except MissingObjectError:
-        return False  # another process has removed it
-
-
-def _has_own_digest(data: bytes) -> bool:
-    """Returns whether ``data`` is JSON that :func:`packstore.core.plainjson.encode_with_digest` has written."""
-    try:
-        parse_with_digest(data)
-    except ManifestError:
+        if info.nbytes > _MOST_JSON:
+            return False
+        parse_with_digest(objects.get(info.name))
+    except (MissingObjectError, ManifestError):  # another process has removed it, or another program wrote it
         return False
     return True

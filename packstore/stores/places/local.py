@@ -47,7 +47,7 @@ from packstore.stores.places.work import (
 )
 
 if TYPE_CHECKING:
-    from packstore.stores.builder.assembly import ShardList
+    from packstore.stores.assembly import ShardList
 
 _log = logging.getLogger(__name__)
 
@@ -373,7 +373,7 @@ class _LocalGrowth(Growth):
         return self._old
 
     def list_shards(self) -> ShardList:
-        from packstore.stores.builder.assembly import list_shards  # its package imports this module
+        from packstore.stores.assembly import list_shards  # its package imports this module
 
         return list_shards(self._path, self._old)
 
@@ -388,7 +388,7 @@ class _LocalGrowth(Growth):
 
     def _exchange(self, staged: Path, new: Manifest, parts: ShardList, request: Any) -> None:
         """Exchanges a store of one file for a directory of shards, which the end of :meth:`Place.grow` removes."""
-        from packstore.stores.builder.assembly import link_shards, write_manifest_and_table
+        from packstore.stores.assembly import link_shards, write_manifest_and_table
 
         inode = device_and_inode(self._path)
         link_shards(parts, staged, FORMATS[new.format])
@@ -400,7 +400,11 @@ class _LocalGrowth(Growth):
         self._refuse_changed()
         self._mark(staged, new, [], [], request)
         exchange_paths(staged, self._path)
-        _sync_directory(self._path.parent)
+        try:
+            _sync_directory(self._path.parent)
+        except OSError:
+            exchange_paths(staged, self._path)  # the new name may not survive a power cut: undone
+            raise
 
     def _add_shards(self, staged: Path, new: Manifest, parts: ShardList, request: Any) -> None:
         """Links new shards and their table into a sharded store, and replaces the store's manifest by the staged one.
@@ -408,7 +412,7 @@ class _LocalGrowth(Growth):
         After that, removes the old table and the shards that the new manifest lacks. If a step fails, removes the added
         files instead. Raises :class:`DestinationError` if a file is in the way, or the store has changed.
         """
-        from packstore.stores.builder.assembly import link_shards, write_manifest_and_table
+        from packstore.stores.assembly import link_shards, write_manifest_and_table
 
         old, store = self._old, self._path
         assert old.shards is not None

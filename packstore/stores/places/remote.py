@@ -24,7 +24,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.core.urls import ShardPlace, UrlPath
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore, RemoteError, open_objects
-from packstore.stores.builder.assembly import ShardList, build_sharded_manifest, list_shards
+from packstore.stores.assembly import ShardList, build_sharded_manifest, list_shards
 from packstore.stores.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
 from packstore.stores.export_manifest import ROWS_FILE, RecordLines, parse_export_manifest
 from packstore.stores.format import encode_manifest
@@ -32,11 +32,14 @@ from packstore.stores.opening import read_manifest
 from packstore.stores.places.base import ExportDraft, Growth, LostRaceError, Place, StoreDraft, exists_error
 from packstore.stores.places.owned import read_manifest_of_file, refuse_foreign_names, remove_unfinished
 from packstore.stores.places.work import ADDED, KEPT, WorkDirectory, work_path
-from packstore.stores.remote.head import find_newest_version, read_head, read_version, read_writable_head
 from packstore.stores.remote.objects import (
     SHARDS,
     download_shard,
+    find_newest_version,
     hash_object,
+    read_head,
+    read_version,
+    read_writable_head,
     shard_object_name,
     table_name,
     version_name,

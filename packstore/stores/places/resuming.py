@@ -318,7 +318,7 @@ class InterruptedRun:
         Raises:
             StoreError: A value is missing, or the values do not match the row checksum in the journal.
         """
-        from packstore.stores.builder.spools import open_kept_column  # its package imports this module
+        from packstore.stores.spools import open_kept_column  # its package imports this module
 
         if not self._values:
             self._values = {

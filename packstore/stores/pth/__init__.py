@@ -16,8 +16,7 @@ from packstore.stores.mapped import map_consecutive_images
 from packstore.stores.parts import Part
 
 if TYPE_CHECKING:
-    from packstore.stores.manifest_recovery import RecoveredManifest
-    from packstore.stores.scavenge import ScavengedData
+    from packstore.stores.scavenge import RecoveredManifest, ScavengedData
 
 _TORCH_ENTRY = re.compile(rb"data[.]pkl|data/\d+")
 
@@ -62,11 +61,20 @@ class Pth(Format):
         return map_consecutive_images(path, IMAGES_START, sizes)
 
     def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
-        """Recovers columns and images at the offsets that follow from the manifest ``recovered``, which is required."""
-        from packstore.stores.pth.scavenge import scavenge
+        """Recovers columns and images at the offsets that follow from the manifest ``recovered``, which is required.
+
+        The entries follow each other in the order of the manifest's columns.
+        """
+        from packstore.stores.pth.zip import compute_content_start
+        from packstore.stores.scavenge import list_array_sizes, scavenge_arrays
 
         assert recovered is not None
-        return scavenge(data, recovered)
+        starts: dict[str, int] = {}
+        position = 0
+        for number, (name, size) in enumerate(list_array_sizes(recovered.manifest)):
+            starts[name] = compute_content_start(position, f"archive/data/{number}")
+            position = starts[name] + size
+        return scavenge_arrays(data, recovered, starts)
 
 
 FORMAT = Pth()

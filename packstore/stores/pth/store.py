@@ -34,15 +34,13 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.files import drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.stores.builder.spools import OffsetSpool
-from packstore.stores.format import FileWriter, parse_manifest, unreadable_error
+from packstore.stores.format import FileWriter, parse_own_manifest, unreadable_error
 from packstore.stores.mapped import MappedPart, check_column
 from packstore.stores.parts import Problem
-from packstore.stores.pth.layout import build_padding_field, compute_content_start
 from packstore.stores.pth.pickle_machine import PickleError, UnsupportedPickleError
-from packstore.stores.pth.pickle_reader import Call, SavedTensor, unpickle
-from packstore.stores.pth.pickle_writer import STORAGE, Tensor, dump_dict
-from packstore.stores.pth.zip import Archive, ZipError, check_zip
+from packstore.stores.pth.pickles import STORAGE, Call, SavedTensor, Tensor, dump_dict, unpickle
+from packstore.stores.pth.zip import Archive, ZipError, build_padding_field, check_zip, compute_content_start
+from packstore.stores.spools import OffsetSpool
 
 _PREFIX = "archive"
 _JOIN_BYTES = 1 << 16
@@ -72,7 +70,7 @@ class PthWriter(FileWriter):
                 self._entry.write(image)
         self._nbytes += total
         if self._ends is not None:
-            self._ends.append(sizes)
+            self._ends.append(sizes, len(sizes))
 
     def suspend(self) -> None:
         """Finishes and closes the zip, which :meth:`seal` opens again. Idempotent."""
@@ -150,8 +148,7 @@ class PthPart(MappedPart):
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         """``descriptor`` is an open file descriptor of the file, or None. The caller may close it afterwards."""
-        archive, content = _load_content(path, descriptor)
-        manifest = _parse_stored_manifest(content, path)
+        archive, content, manifest = _load_content(path, descriptor)
         shown = printable(str(path))
         try:
             data = {c.name: _map_column(archive, content.get(c.name), c, shown) for c in manifest.columns}
@@ -179,13 +176,12 @@ class PthPart(MappedPart):
 
 def read_manifest(path: Path) -> Manifest:
     """Reads the manifest of the ``.pth`` file at ``path``. Raises :class:`StoreError` for a missing or damaged one."""
-    return _parse_stored_manifest(_load_content(path)[1], path)
+    return _load_content(path)[2]
 
 
-def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str, Any]]:
-    """Opens the zip, by its open ``descriptor`` if that is not None, and describes the dict in its pickle.
-
-    Raises :class:`StoreError` if the zip cannot be read, or the dict has no manifest as text.
+def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str, Any], Manifest]:
+    """Opens the zip, by its open ``descriptor`` if that is not None. Returns it, the description of the dict in its
+    pickle, and the manifest in this.
     """
     try:
         with reading(path, descriptor) as opened:
@@ -199,19 +195,7 @@ def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, d
         raise unreadable_error(path, "a .pth", error) from None
     if not isinstance(content, dict) or not isinstance(content.get("manifest"), str):
         raise StoreError(f"{printable(str(path))} is a .pth without a packstore manifest")
-    return archive, content
-
-
-def _parse_stored_manifest(content: dict[str, Any], path: Path) -> Manifest:
-    """Parses the manifest in a ``.pth``.
-
-    Raises :class:`StoreError` if the manifest is damaged, or describes another kind of store.
-    """
-    manifest = parse_manifest(content["manifest"], path)
-    if manifest.format != "pth" or manifest.shards:
-        kind = f"{'sharded ' if manifest.shards else ''}{manifest.format}"
-        raise StoreError(f"{printable(str(path))} is a .pth, but its manifest describes a {kind} store")
-    return manifest
+    return archive, content, parse_own_manifest(content["manifest"], path, "pth", "a .pth")
 
 
 def _map_column(archive: Archive, value: Any, column: Column, shown: str) -> WholeColumn:

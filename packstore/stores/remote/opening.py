@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, open_
 from packstore.stores.format import Format
 from packstore.stores.linked import Linked
 from packstore.stores.records import OneFile, PartTable
-from packstore.stores.remote.head import RemoteHead, read_head
+from packstore.stores.remote.objects import RemoteHead, cached_copy_key, read_head
 from packstore.stores.remote.shards import RemoteShards
 
 _START_BYTES = 512
@@ -92,13 +91,8 @@ def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: 
     If ``format`` is None, recognises the format by the first bytes. Raises :class:`StoreError` if the store cannot be
     fetched, recognised or opened.
     """
-
-    def fetch() -> Iterator[bytes | memoryview]:
-        return objects.stream(info.name)
-
-    version = info.etag or f"{info.modified}"
-    url = f"{objects.url}/{info.name}"
-    descriptor = default_cache().open_by_address(f"{url} {version} {info.nbytes}", info.nbytes, fetch, url)
+    url, address = f"{objects.url}/{info.name}", cached_copy_key(objects, info)
+    descriptor = default_cache().open_by_address(address, info.nbytes, lambda: objects.stream(info.name), url)
     try:
         known = format or _recognise_start(path, os.pread(descriptor, _START_BYTES, 0))
         part = known.open(path, descriptor)

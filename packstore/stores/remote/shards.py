@@ -21,8 +21,7 @@ from packstore.stores.folder import Shards, reserve_open_files
 from packstore.stores.parts import Part, Problem
 from packstore.stores.proven import check_digest
 from packstore.stores.records import FetchCounts
-from packstore.stores.remote.head import RemoteHead, find_newest_version
-from packstore.stores.remote.objects import SHARDS, hash_object
+from packstore.stores.remote.objects import SHARDS, RemoteHead, find_newest_version, hash_object
 
 _PATIENCE_SECONDS = 5.0
 """Seconds that a thread waits while the cache is full, since others may be about to close a shard."""
@@ -54,32 +53,18 @@ class RemoteShards(Shards):
         super().__init__(path, head.manifest, {}, reserve_open_files(table))
         self._head = head
         self.names = head.shards
-        self._cache = default_cache() if cache is None else cache
+        self.cache: Cache = default_cache() if cache is None else cache
+        self.head = head if head.version is not None else None
         self.counts = FetchCounts()
+        self.all_counts = [self.counts]
+        self.part_nbytes = table.table["nbytes"].astype(np.int64)
         self._objects = objects
         self._counting = threading.Lock()
         self._since: dict[int, float] = {}  # time of each prefetch
         self._failed: dict[int, tuple[float, type[StoreError], str]] = {}
-        self.nbytes = int(table.table["nbytes"].sum())
+        self.nbytes = int(self.part_nbytes.sum())
         # Half of it: others use the cache too, and open shards cannot leave it.
         self.bounded = self.bounded or self.nbytes > self.cache.budget // 2
-
-    @property
-    def head(self) -> RemoteHead | None:
-        return None if self._head.version is None else self._head
-
-    @property
-    def cache(self) -> Cache:
-        return self._cache
-
-    @property
-    def all_counts(self) -> list[FetchCounts]:
-        return [self.counts]
-
-    @property
-    def part_nbytes(self) -> NDArray[np.int64]:
-        sizes: NDArray[np.int64] = self._table.table["nbytes"].astype(np.int64)
-        return sizes
 
     def prefetch(self, number: int) -> None:
         """Fetches a shard into the cache, unless it is there or open. Does not open it, and closes no other shard.

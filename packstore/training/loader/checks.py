@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import StoreError
 from packstore.core.proof import Proof
-from packstore.stores import Checksums
-from packstore.stores.base import Reader
+from packstore.stores import Checksums, Reader
 from packstore.stores.proven import ARRAY_SHARE
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import NUMPY_DTYPE, Buffer, from_stored
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, StoreError, UsageError
 from packstore.core.manifest import Column
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 from packstore.training.augment.targets import Placement, RowPlacement
 from packstore.training.pictures import describe_record, locate_error
 from packstore.training.random_draws import MASK

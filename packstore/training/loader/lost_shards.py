@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import StoreError, UnreachableError
-from packstore.stores.base import Reader
+from packstore.stores import Reader
 
 _log = logging.getLogger("packstore")
 

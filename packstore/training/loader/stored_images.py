@@ -18,8 +18,9 @@ from packstore.images.decoders import Box, Decoder
 from packstore.images.engine import MODES, Requests
 from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
-from packstore.stores.base import Reader, as_image_array
+from packstore.stores import Reader
 from packstore.stores.mapped import read_ahead
+from packstore.stores.parts import as_image_array
 from packstore.training.loader.finish import stored_format
 from packstore.training.loader.kernel import engine_supports, height_width
 from packstore.training.loader.prepared import Header, PreparedBatch

@@ -200,17 +200,16 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
         name = f"{root}/{shard_name(number, suffix)}"
         if made is not None:
             made.append(Path(name))
-        shard: ShardPlace = place
         for file in inner:
             os.mkdir(name)  # noqa: PTH102 - thousands of times, and a Path takes longer than the call
             name = f"{name}/{file}"
-            shard = shard if isinstance(shard, UrlPath) else f"{shard}/{file}"
-        if isinstance(shard, UrlPath):
+        if isinstance(place, UrlPath):
             from packstore.stores.remote.objects import download_shard
 
-            download_shard(shard, Path(name), digest)
+            download_shard(place, Path(name), digest)
             copied += 1
             continue
+        shard = "/".join((place, *inner))
         try:
             os.link(shard, name)
         except OSError as error:

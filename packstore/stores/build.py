@@ -18,7 +18,7 @@ from packstore.core.column import LINK_LENGTH
 from packstore.core.columns import Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import check_paths, device_and_inode, writing
-from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped
+from packstore.core.manifest import Manifest, Skipped
 from packstore.core.proof import (
     ROW_CHECKSUM,
     join_records_digests,
@@ -26,11 +26,11 @@ from packstore.core.proof import (
 )
 from packstore.core.registry import FORMATS
 from packstore.core.shards import ShardTable
-from packstore.stores.builder.assembly import write_manifest_and_table
-from packstore.stores.builder.batch import KEY_HASHES, SplitRanges, prepare_batch
-from packstore.stores.builder.files import OutputFile, OutputFiles
-from packstore.stores.builder.spools import ColumnSpool, refuse_duplicates, to_flat_buffers
+from packstore.stores.assembly import write_manifest_and_table
+from packstore.stores.batch import KEY_HASHES, SplitRanges, prepare_batch
 from packstore.stores.format import Format
+from packstore.stores.keys import refuse_duplicates
+from packstore.stores.output import OutputFile, OutputFiles
 from packstore.stores.places.local import Staging
 from packstore.stores.places.owned import list_owned_files
 from packstore.stores.places.resuming import (
@@ -41,6 +41,7 @@ from packstore.stores.places.resuming import (
     find_interrupted_run,
 )
 from packstore.stores.places.work import COLUMNS, list_runs, remove_run
+from packstore.stores.spools import ColumnSpool, to_flat_buffers
 
 _log = logging.getLogger(__name__)
 
@@ -57,16 +58,15 @@ class StoreBuilder:
 
     Attributes:
         records: Records appended so far.
+        columns: The columns as given, without sizes and digests.
         kept: After an abort, the work directory from which another run can resume, or None.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
+        base: Manifest,
         *,
-        format: str,
-        encoding: str,
-        columns: Sequence[Column],
         overwrite: bool = False,
         sharded: bool = False,
         shard_size: int | None = None,
@@ -78,10 +78,9 @@ class StoreBuilder:
 
         Args:
             path: The destination, in an existing directory.
-            format: ``lmdb``, ``hdf5``, ``pth`` or a plug-in's name.
-            encoding: Encoding of the image column.
-            columns: All columns without size and digest, ``image`` first. ``key`` (ragged) and ``checksum`` (uint64)
-                are required, and ``shape`` (int32, ``(3,)``) for raw pixels of varying size.
+            base: Format, encoding, origin, normalisation, options, versions and columns of the store; everything else
+                in it is left out. ``key`` (ragged) and ``checksum`` (uint64) are required, and ``shape`` (int32,
+                ``(3,)``) for raw pixels of varying size.
             overwrite: Replace a store at ``path``, once the new one is complete. Nothing else is ever replaced.
             sharded: Make ``path`` a directory of shards, each ended by :meth:`cut`.
             shard_size: Make shards with at most this many bytes of images each. The end of a split also ends a shard.
@@ -94,34 +93,30 @@ class StoreBuilder:
                 published. By it, a run of the same identity finds that the store is complete.
 
         Raises:
-            UsageError: An unknown format, an empty path, or a URL.
+            UsageError: An empty path, or a URL.
             DestinationError: The destination exists without ``overwrite``, is no store, cannot be written, or is being
                 written by another process.
-            StoreError: Columns or a shard size that no store can have.
+            StoreError: A shard size below 1.
         """
         check_paths(path)
-        self._format: Format = FORMATS[format]  # raises for an unknown format
         if shard_size is not None and shard_size < 1:
             raise StoreError(f"a shard size must be at least 1 byte, got {shard_size}")
-        blank = tuple(dataclasses.replace(c, nbytes=0, digest=None, hides_boxes=None) for c in columns)
-        # Raises for anything that a manifest cannot hold.
-        Manifest(format, encoding, 0, blank, Origin("", ""))
-        self._encoding = encoding
-        self._columns = blank
+        self._format: Format = FORMATS[base.format]
+        self._base = base.blank()
+        self.columns = self._base.columns
         self._cut_splits = shard_size is not None
         self._splits = SplitRanges()
         self.records = 0
         self._spools: dict[str, ColumnSpool] = {}
         self._done = False
         self._keeps_receipt = keeps_receipt
-        self._base: Manifest | None = None
         self._journal: Journal | None = None
         self.kept: Path | None = None
         self._staging = Staging(Path(path), overwrite=overwrite, owned=list_owned_files)
         self._files = OutputFiles(
             self._staging.path,
             self._format,
-            blank[0],
+            self.columns[0],
             sharded=sharded or shard_size is not None,
             shard_size=shard_size,
         )
@@ -132,28 +127,14 @@ class StoreBuilder:
                     self._staging.path.mkdir()
                 if identity is not None:
                     (self._staging.run / COLUMNS).mkdir()
-                for column in (*blank[1:], ROW_CHECKSUM, KEY_HASHES):  # the digest of the records needs these anyway
+                # The digest of the records needs the row checksums in any case.
+                for column in (*self.columns[1:], ROW_CHECKSUM, KEY_HASHES):
                     if column.name not in self._spools:
-                        keep = self._staging.run / COLUMNS if identity is not None and column in blank else None
+                        keep = self._staging.run / COLUMNS if identity is not None and column in self.columns else None
                         self._spools[column.name] = ColumnSpool(column, self._staging.run, keep)
         except BaseException:
             self.abort()
             raise
-
-    def describe(
-        self,
-        *,
-        origin: Origin,
-        normalization: Normalization | None = None,
-        options: Mapping[str, str | int | float | bool | None] | None = None,
-        versions: Mapping[str, str] | None = None,
-    ) -> None:
-        """Sets facts of the manifest, so that :meth:`commit` does not need them.
-
-        Call it before the first record is appended; this is not checked. With these facts, each shard is sealed once it
-        is full. Another run can resume from sealed shards.
-        """
-        self._base = self._build_base_manifest(origin, normalization, options, versions)
 
     @property
     def interrupted_run(self) -> InterruptedRun | None:
@@ -168,18 +149,13 @@ class StoreBuilder:
         """Another run can resume from the receipts of this one: it has an identity."""
         return self._journal is not None
 
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """The columns as given, without sizes and digests."""
-        return self._columns
-
-    def digests(self) -> dict[str, str]:
-        """Returns the digests of all columns but ``image``, for the records so far."""
-        return {column.name: self._spools[column.name].digest() for column in self._columns[1:]}
-
-    def records_digest(self) -> str:
-        """Returns the digest of the records so far."""
-        return self._records_digest(0, self.records)
+    def records_digest(self, start: int = 0, stop: int | None = None) -> str:
+        """Returns the digest of the records ``start`` to ``stop - 1``; by default of all so far."""
+        stop = self.records if stop is None else stop
+        checksums, rows = (self._spools[name].map_values(start, stop) for name in ("checksum", ROW_CHECKSUM.name))
+        assert isinstance(checksums, np.ndarray)
+        assert isinstance(rows, np.ndarray)
+        return records_digest(checksums, rows)
 
     def checkpoint(self, position: Callable[[], SourcePosition]) -> None:
         """Writes a receipt, from which another run can resume. Call it after appending.
@@ -218,9 +194,7 @@ class StoreBuilder:
         split: str,
         checksums: NDArray[np.uint64] | None = None,
     ) -> None:
-        """Adds records. After :meth:`describe`, also seals shards that are full.
-
-        A new split begins a new shard, if shards are cut at splits.
+        """Adds records, and seals shards that are full. A new split begins a new shard, if shards are cut at splits.
 
         Args:
             images: Bytes of each record's image; in a fixed column exactly the record's size. Empty bytes in a linked
@@ -238,7 +212,7 @@ class StoreBuilder:
         self._require_open()
         buffers = to_flat_buffers(images, "image")
         sizes = [len(b) for b in buffers]
-        values = prepare_batch(self._columns, self._spools, buffers, sizes, columns, checksums, self.records)
+        values = prepare_batch(self.columns, self._spools, buffers, sizes, columns, checksums, self.records)
         self._splits.refuse_split(split)
         if buffers and self._cut_splits and self._splits.last_name not in (None, split):
             self.cut()
@@ -253,8 +227,7 @@ class StoreBuilder:
                 self._splits.extend(split, self.records - len(buffers), self.records)
                 if self._journal is not None:
                     self._journal.append(sizes, values["checksum"], values[ROW_CHECKSUM.name])
-                if self._base is not None:
-                    self._files.seal_full_shards(self._describe_file)
+                self._files.seal_full_shards(self._describe_file)
         except BaseException:
             self.abort()
             raise
@@ -262,10 +235,6 @@ class StoreBuilder:
     def commit(
         self,
         *,
-        origin: Origin | None = None,
-        normalization: Normalization | None = None,
-        options: Mapping[str, str | int | float | bool | None] | None = None,
-        versions: Mapping[str, str] | None = None,
         counted: Mapping[str, int] | None = None,
         skipped: Sequence[Skipped] = (),
         position: Callable[[], SourcePosition] | None = None,
@@ -275,17 +244,13 @@ class StoreBuilder:
         Returns the manifest. On an error, aborts the builder.
 
         Args:
-            origin: Origin of the records; not used after :meth:`describe`.
-            normalization: Normalisation of the stored images; not used after :meth:`describe`.
-            options: Options of the conversion; not used after :meth:`describe`.
-            versions: Versions of the software; not used after :meth:`describe`.
             counted: Further options that only the store's manifest has, not those of its shards.
             skipped: Entries that were left out; only in the store's manifest.
             position: See :meth:`checkpoint`. If this run is killed after publishing, its last receipt tells the next
                 run that the store is complete.
 
         Raises:
-            StoreError: There are no records or no ``origin``. Two records have the same key. A file reads back
+            StoreError: There are no records. Two records have the same key. A file reads back
                 differently. The builder is committed or aborted already.
             DestinationError: The store cannot be written or moved.
         """
@@ -293,10 +258,6 @@ class StoreBuilder:
         try:
             if not self.records:
                 raise StoreError(f"no records to put into {printable(str(self._staging.destination))}")
-            if self._base is None:
-                if origin is None:
-                    raise StoreError("the origin of the records is needed, here or by describe()")
-                self._base = self._build_base_manifest(origin, normalization, options, versions)
             keeps_work = False
             with writing(self._staging.destination):
                 self._refuse_duplicates()
@@ -331,7 +292,7 @@ class StoreBuilder:
                     self._staging.discard()
 
     def __repr__(self) -> str:
-        return f"<StoreBuilder of {str(self._staging.destination)!r}: {self.records:,} records, {self._encoding}>"
+        return f"<StoreBuilder of {str(self._staging.destination)!r}: {self.records:,} records, {self._base.encoding}>"
 
     def __enter__(self) -> Self:
         return self
@@ -367,7 +328,7 @@ class StoreBuilder:
         with writing(self._staging.destination):
             runs = [run for run in list_runs(self._staging.work.path) if run != self._staging.run]
         if identity is not None:
-            run_to_resume = find_interrupted_run(runs, identity, self._format, self._columns, restart=restart)
+            run_to_resume = find_interrupted_run(runs, identity, self._format, self.columns, restart=restart)
             self._files.interrupted_run = run_to_resume
         with writing(self._staging.destination):
             for run in runs:
@@ -375,25 +336,6 @@ class StoreBuilder:
                     remove_run(run)
             if identity is not None:
                 self._journal = Journal(self._staging.run, identity.fingerprint)
-
-    def _build_base_manifest(
-        self,
-        origin: Origin,
-        normalization: Normalization | None,
-        options: Mapping[str, str | int | float | bool | None] | None,
-        versions: Mapping[str, str] | None,
-    ) -> Manifest:
-        """Builds a manifest with the facts that all files share, and without records."""
-        return Manifest(
-            self._format.name,
-            self._encoding,
-            0,
-            self._columns,
-            origin,
-            normalization=normalization,
-            options=dict(options or {}),
-            versions=dict(versions or {}),
-        )
 
     def _refuse_duplicates(self) -> None:
         """Raises :class:`StoreError` if two records have the same key.
@@ -404,14 +346,13 @@ class StoreBuilder:
             self._spools[name].check_spooled()
         keys, hashes = (self._spools[n].map_values(0, self.records) for n in ("key", KEY_HASHES.name))
         if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always true; for the type checker
-            refuse_duplicates(keys, hashes)
+            refuse_duplicates(hashes, keys.__getitem__)
 
     def _seal_files(self, counted: Mapping[str, int], skipped: tuple[Skipped, ...]) -> Manifest:
         """Seals all files, and writes table and manifest of a sharded store. Returns the store's manifest.
 
         Only that manifest has ``counted``, among its options, and ``skipped``.
         """
-        assert self._base is not None
         options = {**self._base.options, **counted}
 
         def describe(file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
@@ -430,10 +371,9 @@ class StoreBuilder:
         """Builds the manifest of a sharded store from its sealed shards. Raises :class:`StoreError` if another program
         has changed a temporary file of a column.
         """
-        assert self._base is not None
         shards = self._files.sealed
-        columns = [dataclasses.replace(self._columns[0], nbytes=sum(shard.image_nbytes for shard in shards))]
-        for column in self._columns[1:]:
+        columns = [dataclasses.replace(self.columns[0], nbytes=sum(shard.image_nbytes for shard in shards))]
+        for column in self.columns[1:]:
             spool = self._spools[column.name]
             spool.check_spooled()
             values = spool.map_values(0, self.records)
@@ -447,22 +387,14 @@ class StoreBuilder:
             shards=ShardTable.from_shards(shards, self._format.suffixes[0]),
         )
 
-    def _records_digest(self, start: int, stop: int) -> str:
-        """Returns the digest of the records ``start`` to ``stop - 1``."""
-        checksums, rows = (self._spools[name].map_values(start, stop) for name in ("checksum", ROW_CHECKSUM.name))
-        assert isinstance(checksums, np.ndarray)
-        assert isinstance(rows, np.ndarray)
-        return records_digest(checksums, rows)
-
     def _describe_file(self, file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
         """Returns the manifest of a file of the store, and the file's values of all columns but ``image``.
 
         For a file with all records, raises :class:`StoreError` if another program has changed a temporary file.
         """
-        assert self._base is not None
         data: dict[str, WholeColumn] = {}
-        columns = [dataclasses.replace(self._columns[0], nbytes=file.nbytes)]
-        for column in self._columns[1:]:
+        columns = [dataclasses.replace(self.columns[0], nbytes=file.nbytes)]
+        for column in self.columns[1:]:
             spool = self._spools[column.name]
             data[column.name] = spool.map_values(file.start, file.stop)
             columns.append(spool.describe_values(file.start, file.stop, data[column.name]))
@@ -471,6 +403,6 @@ class StoreBuilder:
             records=file.stop - file.start,
             columns=tuple(columns),
             splits=self._splits.ranges_within(file.start, file.stop),
-            records_digest=self._records_digest(file.start, file.stop),
+            records_digest=self.records_digest(file.start, file.stop),
         )
         return manifest, data

@@ -6,9 +6,9 @@ import dataclasses
 import hashlib
 import mmap
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,76 @@ from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Column
 from packstore.core.proof import column_digest, ragged_digest
 
-_KEYS_AT_ONCE = 1 << 22  # 32 MiB of hashes
+
+class _HashedFile:
+    """A file that counts and hashes the bytes written to it.
+
+    It is a new file at ``path``. If that is None, it is an unlinked file on the disk of ``directory``.
+    """
+
+    def __init__(self, directory: Path, path: Path | None = None) -> None:
+        if path is not None:
+            self.file = open_file(path, "x+b")
+        else:
+            with beyond_standard_streams():
+                self.file = cast("IO[bytes]", tempfile.TemporaryFile(dir=directory))  # noqa: SIM115 - the owner closes
+        self.nbytes = 0
+        self.sha = hashlib.sha256()
+
+    def write(self, data: Buffer) -> None:
+        """Appends, hashes and counts data."""
+        self.file.write(data)
+        self.sha.update(data)
+        self.nbytes += memoryview(data).nbytes
+
+    def map_content(self) -> NDArray[np.uint8]:
+        """Flushes and maps the file. Raises :class:`StoreError` if it is shorter than what was written."""
+        self.file.flush()
+        if not self.nbytes:
+            return np.empty(0, np.uint8)
+        try:
+            mapped = mmap.mmap(self.file.fileno(), self.nbytes, access=mmap.ACCESS_READ)
+        except ValueError as error:  # the file is shorter than what was written
+            raise StoreError(f"a temporary file of the columns was changed by somebody else: {error}") from None
+        return np.frombuffer(mapped, np.uint8)
+
+    def check_content(self, name: str) -> None:
+        """Reads the file again. Raises :class:`StoreError` naming the column if the content differs from what was
+        written.
+        """
+        if hashlib.sha256(self.map_content().data).digest() != self.sha.digest():
+            raise StoreError(
+                f"the temporary file of column {name!r} does not hold what was written to it: another program wrote "
+                "to it, or the disk is faulty; nothing is published, pack again"
+            )
+
+    def close(self) -> None:
+        """Closes the file without writing buffered data. Idempotent."""
+        drop(self.file)
+
+
+class OffsetSpool(_HashedFile):
+    """Collects the sizes of ragged values in a file, and returns the offsets. Does not take the values."""
+
+    def __init__(self, directory: Path, path: Path | None = None) -> None:
+        super().__init__(directory, path)
+        self._end = 0
+        self.write(np.zeros(1, OFFSET).data)
+
+    def append(self, sizes: Iterable[int], count: int) -> None:
+        """Appends the sizes of ``count`` values in bytes."""
+        if count:
+            ends = self._end + np.cumsum(np.fromiter(sizes, OFFSET, count), dtype=OFFSET)
+            self.write(ends.data)
+            self._end = int(ends[-1])
+
+    def offsets(self) -> NDArray[np.int64]:
+        """Maps the offsets: ``int64 (n + 1,)`` for ``n`` values. They stay valid after :meth:`close`.
+
+        Raises :class:`StoreError` if the file does not hold what was appended.
+        """
+        self.check_content("image")
+        return self.map_content().view(OFFSET)
 
 
 class ColumnSpool:
@@ -36,10 +105,9 @@ class ColumnSpool:
         self.column = column
         self.records = 0
         self._data = _HashedFile(directory, keep and keep / f"{column.name}.values")
-        self._offsets: _HashedFile | None = None
+        self._offsets: OffsetSpool | None = None
         if column.kind == "ragged":
-            self._offsets = _HashedFile(directory, keep and keep / f"{column.name}.offsets")
-            self._offsets.write(np.zeros(1, OFFSET).data)
+            self._offsets = OffsetSpool(directory, keep and keep / f"{column.name}.offsets")
 
     def convert_values(self, values: Any, count: int) -> Any:
         """Converts ``values`` to the form that :meth:`append` takes.
@@ -77,8 +145,7 @@ class ColumnSpool:
         if self._offsets is None:
             self._data.write(values.data.cast("B") if values.size else b"")
         else:
-            sizes = np.fromiter(map(len, values), OFFSET, count)
-            self._offsets.write((self._data.nbytes + np.cumsum(sizes, dtype=OFFSET)).data)
+            self._offsets.append(map(len, values), count)
             self._data.write(b"".join(values))
         self.records += count
 
@@ -136,83 +203,14 @@ class ColumnSpool:
 
     def close(self) -> None:
         """Closes the files without writing buffered data. Idempotent."""
-        drop(self._data.file)
+        self._data.close()
         if self._offsets is not None:
-            drop(self._offsets.file)
-
-
-class OffsetSpool:
-    """Collects the sizes of ragged images in an unlinked file, and returns the offsets. Does not take the images."""
-
-    def __init__(self, directory: Path) -> None:
-        self._spool = _HashedFile(directory)
-        self._end = 0
-        self._spool.write(np.zeros(1, OFFSET).data)
-
-    def append(self, sizes: Sequence[int]) -> None:
-        """Appends the sizes of values in bytes."""
-        if sizes:
-            ends = self._end + np.cumsum(np.array(sizes, OFFSET), dtype=OFFSET)
-            self._spool.write(ends.data)
-            self._end = int(ends[-1])
-
-    def offsets(self) -> NDArray[np.int64]:
-        """Maps the offsets: ``int64 (n + 1,)`` for ``n`` values. They stay valid after :meth:`close`.
-
-        Raises :class:`StoreError` if the file does not hold what was appended.
-        """
-        self._spool.check_content("image")
-        return self._spool.map_content().view(OFFSET)
-
-    def close(self) -> None:
-        """Closes the temporary file without writing buffered data. Idempotent."""
-        drop(self._spool.file)
+            self._offsets.close()
 
 
 def describe_column(column: Column, data: ColumnData) -> Column:
     """Returns ``column`` with the size and digest of ``data``."""
     return dataclasses.replace(column, nbytes=data.nbytes, digest=column_digest(data))
-
-
-class KeyLookup(Protocol):
-    """Keys of all records, by record number."""
-
-    def __getitem__(self, record: int, /) -> Buffer: ...
-
-
-def find_duplicate_key(keys: KeyLookup, hashes: NDArray[np.uint64]) -> tuple[int, int] | None:
-    """Returns two records that have the same key, or None.
-
-    Args:
-        keys: All keys.
-        hashes: ``uint64`` hash of each key. Only keys with equal hashes are compared. About 4 million hashes are sorted
-            at a time, which bounds memory.
-    """
-    buckets = 1
-    while len(hashes) // buckets > _KEYS_AT_ONCE:
-        buckets *= 2
-    for bucket in range(buckets):
-        chosen = hashes
-        if buckets > 1:
-            chosen = hashes[hashes >> np.uint64(65 - buckets.bit_length()) == bucket]
-        chosen = np.sort(chosen)
-        repeated = chosen[1:][chosen[1:] == chosen[:-1]]
-        if not len(repeated):
-            continue
-        seen: dict[bytes, int] = {}
-        for record in np.flatnonzero(np.isin(hashes, repeated)).tolist():
-            first = seen.setdefault(bytes(keys[record]), record)
-            if first != record:
-                return first, record
-    return None
-
-
-def refuse_duplicates(keys: KeyLookup, hashes: NDArray[np.uint64]) -> None:
-    """Raises :class:`StoreError` naming two records with the same key, if there are any."""
-    pair = find_duplicate_key(keys, hashes)
-    if pair is not None:
-        key = printable(bytes(keys[pair[0]]).decode("utf-8", "surrogateescape"))
-        raise StoreError(f"records {pair[0]} and {pair[1]} have the same key {key!r}; keys must be unique")
 
 
 def to_flat_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryview]:
@@ -282,46 +280,3 @@ def _map_file(path: Path) -> NDArray[Any]:
         return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
     except (OSError, ValueError) as error:
         raise StoreError(f"{printable(str(path))} of the interrupted run cannot be read: {error}") from None
-
-
-class _HashedFile:
-    """A file that counts and hashes the bytes written to it.
-
-    It is a new file at ``path``. If that is None, it is an unlinked file on the disk of ``directory``.
-    """
-
-    def __init__(self, directory: Path, path: Path | None = None) -> None:
-        if path is not None:
-            self.file = open_file(path, "x+b")
-        else:
-            with beyond_standard_streams():
-                self.file = cast("IO[bytes]", tempfile.TemporaryFile(dir=directory))  # noqa: SIM115 - the owner closes
-        self.nbytes = 0
-        self.sha = hashlib.sha256()
-
-    def write(self, data: Buffer) -> None:
-        """Appends, hashes and counts data."""
-        self.file.write(data)
-        self.sha.update(data)
-        self.nbytes += memoryview(data).nbytes
-
-    def map_content(self) -> NDArray[np.uint8]:
-        """Flushes and maps the file. Raises :class:`StoreError` if it is shorter than what was written."""
-        self.file.flush()
-        if not self.nbytes:
-            return np.empty(0, np.uint8)
-        try:
-            mapped = mmap.mmap(self.file.fileno(), self.nbytes, access=mmap.ACCESS_READ)
-        except ValueError as error:  # the file is shorter than what was written
-            raise StoreError(f"a temporary file of the columns was changed by somebody else: {error}") from None
-        return np.frombuffer(mapped, np.uint8)
-
-    def check_content(self, name: str) -> None:
-        """Reads the file again. Raises :class:`StoreError` naming the column if the content differs from what was
-        written.
-        """
-        if hashlib.sha256(self.map_content().data).digest() != self.sha.digest():
-            raise StoreError(
-                f"the temporary file of column {name!r} does not hold what was written to it: another program wrote "
-                "to it, or the disk is faulty; nothing is published, pack again"
-            )

@@ -12,7 +12,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column, Split
 from packstore.core.proof import ROW_CHECKSUM, hash_values, row_checksums
-from packstore.stores.builder.spools import ColumnSpool, check_classes
+from packstore.stores.spools import ColumnSpool, check_classes
 
 KEY_HASHES = Column("keyhash", "fixed", "uint64")
 """Hashes of the keys: a column that finds equal keys, and is not stored."""
@@ -95,7 +95,8 @@ def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_size
     parallel = {column.parallel for column in columns}
     sizes: dict[str, NDArray[np.int64]] = {}
     for column in columns:
-        if column.kind == "ragged" and (_restricts_bytes(column) or column.name in parallel):
+        restricted = column.layout or column.record_nbytes > 1 or column.classes is not None or column.nullable
+        if column.kind == "ragged" and (restricted or column.name in parallel):  # not keys and image files
             given = image_sizes if column.name == "image" else list(map(len, values[column.name]))
             sizes[column.name] = np.array(given, np.int64)
     for column in columns:
@@ -110,15 +111,6 @@ def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_size
             rows, wanted = (sizes[c.name] // c.record_nbytes for c in (column, boxes))
             what = f"has {{}} rows of {column.name!r}, and {{}} of {boxes.name!r}"
             _raise_for_first(rows != wanted, first, what, rows, wanted)
-
-
-def _restricts_bytes(column: Column) -> bool:
-    """Returns whether :func:`check_batch` has something to check in a ragged column: layout, width, classes or missing
-    values.
-
-    False for keys and image files.
-    """
-    return column.layout is not None or column.record_nbytes > 1 or column.classes is not None or column.nullable
 
 
 def _check_ragged(column: Column, values: Mapping[str, Any], sizes: NDArray[np.int64], first: int) -> None:

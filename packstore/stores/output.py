@@ -18,10 +18,10 @@ from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.proof import file_digest, find_different_image
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard
-from packstore.stores.builder.assembly import differs_error
-from packstore.stores.builder.spools import describe_column
+from packstore.stores.assembly import differs_error
 from packstore.stores.format import FileWriter, Format
 from packstore.stores.places.resuming import InterruptedRun
+from packstore.stores.spools import describe_column
 
 _BATCH_BYTES = 4 << 20
 
