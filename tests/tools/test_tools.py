@@ -479,7 +479,7 @@ def test_tools_test_takes_libjpeg_turbo_3_once_or_goes_on_without(installed: Clo
         (["stores", "core"], True, "tests/test_imports.py tests/stores tests/core  7 forever"),
         (["fast", "stores"], True, "-m not soak and not slow tests/stores fast 7 forever"),
         (["soak"], False, "-m soak or hypothesis soak 7 forever"),
-        (["soak", "--minutes", "2", "-x"], False, "-m soak or hypothesis -x soak 7 a while, 4000"),
+        (["soak", "--minutes", "2", "-x"], False, "-m soak or hypothesis -x soak 7 a while, 1200"),
         (["fast", "--salt", "5a17", "-x"], True, "-m not soak and not slow -x fast 7 forever 5a17"),
         (["stores", "--salt", "5a17"], True, "tests/test_imports.py tests/stores  7 forever 5a17"),
     ],
