@@ -202,12 +202,9 @@ def _name_both(first: Records, second: Records) -> str:
 
 
 def _join_options(readers: Sequence[Records]) -> dict[str, Any]:
-    """Returns the options of the joined store: those of one store without sizes, and those of :func:`join_answers`.
-
-    The one store is the first of encoding ``original``, else the first of image files, else the first. Raises
-    :class:`StoreError` if two stores differ in EXIF rotation, and as :func:`join_answers` does.
-    """
+    """Joins the options of stores: one store's, without sizes, and the common ones of reading image files."""
     files = [reader for reader in readers if reader.manifest.holds_files] or [*readers]
+    # Prefers the encoding original, then image files of any encoding.
     lead = next((reader for reader in files if reader.manifest.encoding == "original"), files[0])
     options = {
         name: value for name, value in lead.manifest.options.items() if not (is_reading_option(name) or name in _SIZES)
@@ -247,14 +244,12 @@ def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
 
 
 def _wrap_as_files(reader: Records, options: Mapping[str, Any]) -> Records:
-    """Wraps a store as one of image files, with the encoding ``original`` and other options.
-
-    8-bit pixels become PGM or PPM files. Raises :class:`StoreError` for pixels that are not 8-bit gray or RGB.
-    """
+    """Wraps a store as one of image files, with the encoding ``original`` and other options."""
     manifest, image = reader.manifest, reader.manifest.image
     if manifest.holds_files:
         described = replace(manifest, encoding="original", options=options, shards=None)
         return reader.through(lambda rows: Lens(rows, described))
+    # Pixels become PGM or PPM files: AsNetpbm writes only 8-bit gray and RGB.
     if image.dtype != "uint8" or image.pixels.channels not in _NETPBM:
         raise StoreError(
             f"{printable(str(reader.path))} holds {manifest.encoding} pixels of mode {image.pixels.name}, which "
@@ -269,7 +264,7 @@ def _wrap_as_files(reader: Records, options: Mapping[str, Any]) -> Records:
 
 
 def _wrap_as_float32(reader: Records) -> Records:
-    """Wraps a store of floating point arrays as one of float32. Returns a store of float32 unchanged."""
+    """Wraps a store of floating point arrays as one of float32, unless it is one already."""
     image = reader.manifest.image
     if image.dtype == "float32":
         return reader

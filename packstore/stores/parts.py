@@ -149,7 +149,7 @@ class Rows(ABC):
         return column[:] if isinstance(column, LazyArray) else column
 
     def _require_fixed(self, name: str) -> NDArray[Any] | LazyArray:
-        """Returns a column. Raises :class:`StoreError` if it is ragged."""
+        """Returns a column, or raises :class:`StoreError` if it is ragged."""
         column = self.column(name)
         if isinstance(column, Ragged):
             raise StoreError(f"column {name!r} of {self.path} is ragged")

@@ -284,8 +284,7 @@ class Chain(Rows):
         return self._table is not None and self._table.bounded
 
     def _find(self, index: int) -> tuple[Rows, int]:
-        """Returns the rows that hold record ``index``, and its number there. Raises :class:`IndexError` outside the
-        range."""
+        """Returns the rows that hold record ``index``, and its number there."""
         if not 0 <= index < self._records:
             raise IndexError(f"record {index} of {self._records}")
         number = bisect.bisect_right(self._starts, index) - 1
@@ -303,15 +302,14 @@ class Chain(Rows):
     def _sort(
         self, records: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[int]]:
-        """Sorts ``records`` by range. Returns their ranges, places in ``records``, and numbers in the range's rows, and
-        where each range begins and ends in these.
-        """
+        """Sorts ``records`` by range; returns ranges, positions, local numbers, and the edges between ranges."""
         if len(records) and not 0 <= int(records.min()) <= int(records.max()) < self._records:
             raise IndexError(f"records {records.min()} to {records.max()} of {self._records}")
         numbers = np.searchsorted(self._numbers, records, "right") - 1
         order = np.argsort(numbers, kind="stable")
         numbers = numbers[order]
         edges = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)] if len(numbers) else []
+        # order: positions in the argument. A range's records are between two edges.
         return numbers, order, records[order] - self._shift_of[numbers], edges
 
     def _renumber(self, error: StoreError, shift: int) -> None:
@@ -495,7 +493,7 @@ def concatenate_column(column: Column, values: Iterable[ColumnData]) -> ColumnDa
 
 
 def _cut(values: ColumnData, start: int, stop: int, copy: bool) -> ColumnData:
-    """Returns a range of a column's values. ``copy``: a copy, which keeps no file open."""
+    """Returns a range of a column's values: a view, or a ``copy`` that keeps no file open."""
     if (start, stop) != (0, len(values)):
         if isinstance(values, Ragged):
             offsets = values.offsets[start : stop + 1]

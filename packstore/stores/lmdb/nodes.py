@@ -225,10 +225,7 @@ def describe_count(count: int, stated: int) -> str:
 def _walk_nodes(
     tree: Tree, overflow: bool, page: int, level: int, seen: set[int]
 ) -> Iterator[tuple[bytes, int | None] | str]:
-    """Yields the entries below a page in key order, each as key and size, and a line of text for each fault.
-
-    Yields a key and None for each key of a branch page, before the entries of the page that it leads to.
-    """
+    """Yields the faults of a subtree as text, and its entries in key order as key and size."""
     try:
         nodes = read_nodes(tree, page, level)
         if page in seen:  # else a damaged tree could take exponential time
@@ -240,6 +237,7 @@ def _walk_nodes(
     for number, node in enumerate(nodes):
         if level < tree.depth:
             if number:  # the first key of a branch page has no meaning
+                # no size: the key of a branch page, before the entries of the page that it leads to
                 yield read_key(tree, node), None
             yield from _walk_nodes(tree, overflow, read_child(tree, node), level + 1, seen)
             continue

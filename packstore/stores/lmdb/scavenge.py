@@ -160,22 +160,20 @@ class _PageScan:
         return [parse_fixed_value(column, raw) for raw in candidates] if column.kind == "fixed" else [*candidates]
 
     def _list_raw_values(self, column: Column, record: int) -> list[Buffer]:
-        """Returns the candidates for a record's value as bytes. Of a fixed column, only those of the right size."""
+        """Returns the candidates for a record's value as bytes."""
         candidates = self.list_candidates(f"{column.name}/".encode("ascii"), record)
+        # A fixed value of another size is no candidate.
         return [raw for raw in candidates if column.kind == "ragged" or len(raw) == column.record_nbytes]
 
     def _read_last_value(self, column: Column, record: int) -> Buffer:
-        """Returns the last candidate for a record's value. Raises :class:`StoreError` if there is none."""
+        """Returns the last candidate for a record's value, or raises :class:`StoreError` if there is none."""
         candidates = self._list_raw_values(column, record)
         if not candidates:
             raise StoreError(f"no entry for the {column.name} of record {record} was found")
-        return candidates[-1]
+        return candidates[-1]  # older copies come first
 
     def _find_leaves(self) -> Iterator[int]:
-        """Yields the numbers of pages marked as leaves, and of pages without a valid mark.
-
-        Adds each long value to :attr:`_long_values`.
-        """
+        """Notes where long values are, and yields the numbers of pages that are or may be leaves."""
         total = len(self._data) // self._size
         raw: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8, total * self._size).reshape(total, self._size)
         for first in range(0, total, _PAGES_AT_ONCE):
@@ -186,16 +184,15 @@ class _PageScan:
             for page in np.flatnonzero(right & (flags == OVERFLOW_PAGE)).tolist():
                 count = int(heads[page, 12:16].view("<u4")[0])
                 self._long_values[first + page] = min(max(count, 1), total - first - page)
+            # A page without a valid mark may be a leaf, too.
             leaf = (flags == LEAF) | (right & ~np.isin(flags, (BRANCH, OVERFLOW_PAGE, META_PAGE)))
             yield from (first + np.flatnonzero(leaf)).tolist()
 
     def _parse_leaf(self, page: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """Yields (prefix, record, start, size) of each plausible entry of a leaf page with a record number.
-
-        Adds other entries to :attr:`named`, and the places that look like ``.npy`` headers to :attr:`_arrays`.
-        """
+        """Yields (prefix, record, start, size) of each plausible entry of a leaf page with a record number."""
         start = page * self._size
         end = start + self._size
+        # Whatever looks like a .npy header: its entry may be damaged.
         self._arrays += [start + match.start() for match in re.finditer(re.escape(_NPY), self._data[start:end])]
         lower = HEADER.unpack_from(self._data, start)[3]
         if not HEADER.size < lower <= self._size or lower % 2:
@@ -220,20 +217,17 @@ class _PageScan:
             numbered = _NUMBERED.fullmatch(key)
             if numbered is not None:
                 yield numbered[1], int(numbered[2]), value, size
-            elif key[:1].isalpha() and key.isascii():
+            elif key[:1].isalpha() and key.isascii():  # an array of a column, or the manifest: noted
                 self.named.setdefault(key.decode("ascii"), []).append(self._data[value : value + size])
 
     def _build_column_candidates(self, column: Column, records: int, *, loose: bool = False) -> Iterator[ColumnData]:
-        """Yields each possible content of a column, made from found arrays of its sizes.
-
-        With ``loose``, tries arrays within leaf pages, which may belong to any column. Without, tries long values, and
-        values whose entry names the column.
-        """
+        """Yields each possible content of a column, made from found arrays of its sizes."""
         expected = [column.nbytes, 8 * (records + 1)]
         # The array is at the end of the value, even if the header before it is damaged.
         pieces = [
             [
                 value[len(value) - size :]
+                # loose arrays are within leaf pages, and may belong to any column
                 for value in (self._find_loose_arrays(size) if loose else self._find_arrays(name, size))
                 if len(value) > size
             ]
@@ -244,10 +238,8 @@ class _PageScan:
                 yield view_column(column, records, [first, second])
 
     def _find_arrays(self, name: str, size: int) -> Iterator[memoryview]:
-        """Yields candidates for the array ``name`` of ``size`` bytes, with their headers.
-
-        These are all long values that begin like arrays, and after them the values whose entry has this name.
-        """
+        """Yields candidates for the array ``name`` of ``size`` bytes, with their ``.npy`` headers."""
+        # any long value that begins like an array: its entry may be lost
         for page in self._long_values:
             start = page * self._size + HEADER.size
             if self._data[start : start + len(_NPY)] == _NPY:
@@ -265,20 +257,17 @@ class _PageScan:
                 yield self._data[start:stop]
 
     def _guess_columns(self, records: int) -> list[Column]:
-        """Derives the columns from the names and headers of their arrays, for a store without a manifest.
-
-        Leaves out arrays with an unreadable header, another dtype or another number of rows. Takes each column with an
-        entry per record as ragged bytes.
-        """
+        """Derives the columns of a store without a manifest from the names and headers of their arrays."""
         columns = []
         names = {dtype.str: name for name, dtype in NUMPY_DTYPE.items() if name != "bfloat16"}
+        # The type of columns with an entry per record is lost: they become ragged bytes.
         columns += [guess_column(name, "ragged", "uint8") for name in sorted(self.numbered)]
         for name, values in self.named.items():
             if name.endswith("/offsets") or name == "manifest":
                 continue
             try:
                 shape, _, dtype, _ = read_npy_header(bytes(values[-1][:HEADER_BYTES]))
-            except ValueError:
+            except ValueError:  # unreadable header
                 continue
             if name.endswith("/bytes") and len(shape) == 1:
                 columns.append(guess_column(name.removesuffix("/bytes"), "ragged", "uint8", nbytes=shape[0]))

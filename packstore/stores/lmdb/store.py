@@ -146,7 +146,7 @@ class LmdbPart(Part):
         progress(Progress("structure", self._records, self._records, self.manifest.image.nbytes))
 
     def _require_open(self) -> RecordLookup:
-        """Returns the lookup of images. Raises :class:`StoreError` if the part is closed."""
+        """Returns the lookup of images, or raises :class:`StoreError` if the part is closed."""
         images = self._images  # read once: another thread may close the part meanwhile
         if images is None:
             raise StoreError(f"{printable(str(self.path))} is closed")

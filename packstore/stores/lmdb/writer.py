@@ -82,11 +82,7 @@ class LmdbWriter(FileWriter):
         self._records = self._append_values(images, KEY, self._records)
 
     def _append_values(self, values: Iterable[Buffer], key: bytes, record: int) -> int:
-        """Appends values under ``key % record`` and the following numbers. Returns the next record.
-
-        Writes a transaction for each 4 MiB or 65,536 values. Syncs in the background after it, unless a sync still runs
-        or the writer was suspended. Raises :class:`StoreError` for a value of 4 GiB or more.
-        """
+        """Appends values under ``key % record`` and the following numbers, and returns the next record number."""
         pending, nbytes = self._pending, self._pending_bytes
         for image in values:
             size = len(image)
@@ -100,6 +96,7 @@ class LmdbWriter(FileWriter):
             if nbytes >= _TXN_BYTES or len(pending) >= _TXN_RECORDS:
                 self._write_pending()
                 pending, nbytes = self._pending, 0
+                # One sync at a time, in the background: LMDB itself does not sync.
                 if not self._suspended and (self._syncing is None or self._syncing.done()):
                     self.check_synced()
                     self._syncing = self._syncer.submit(sync_file, self.path / DATA_FILE)
@@ -164,7 +161,7 @@ class LmdbWriter(FileWriter):
             self._env = None
 
     def _open_environment(self) -> None:
-        """Opens the environment without locks and syncs. Creates the file if it is missing. Raises :class:`OSError`."""
+        """Opens the environment without locks and syncs, and creates a missing file."""
         # As bytes: py-lmdb cannot encode a path that is not UTF-8.
         path = os.fsencode(self.path)
         with _raise_as_os_errors(self.path), beyond_standard_streams():
@@ -173,15 +170,13 @@ class LmdbWriter(FileWriter):
             )
 
     def _write_pending(self) -> None:
-        """Writes the pending values in one transaction. If the map is full, doubles it and retries.
-
-        Raises :class:`StoreError` if LMDB takes only some of the values, and :class:`OSError` if writing fails.
-        """
+        """Writes the pending values in one transaction, in a larger map if they do not fit."""
         while self._pending:
             try:
                 with _raise_as_os_errors(self.path), self._env.begin(write=True) as txn, txn.cursor() as cursor:
                     added = cursor.putmulti(self._pending, append=True)[1]
             except lmdb.MapFullError:
+                # The transaction was aborted: the loop writes all its values again.
                 # Doubles: at most 30 times for a terabyte. The file itself grows only by the pages written.
                 self._map_size *= 2
                 with _raise_as_os_errors(self.path):
@@ -195,14 +190,11 @@ class LmdbWriter(FileWriter):
 
 @contextmanager
 def _raise_as_os_errors(path: Path) -> Iterator[None]:
-    """Raises :class:`OSError` for each error of LMDB in the context but :class:`lmdb.MapFullError`.
-
-    The error has the errno of a full disk or a file size limit if that is the cause.
-    """
+    """Raises each error of LMDB in the context as :class:`OSError`, except :class:`lmdb.MapFullError`."""
     try:
         yield
     except lmdb.MapFullError:
-        raise
+        raise  # the caller enlarges the map
     except lmdb.Error as error:
         space = os.statvfs(path)
         if space.f_bavail * space.f_frsize < _TXN_BYTES:

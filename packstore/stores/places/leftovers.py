@@ -189,19 +189,15 @@ def remove_unneeded(
 
 
 def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
-    """Reads an object and returns whether packstore wrote it.
-
-    - Shards and tables: the name has the digest of the content.
-    - Unfinished uploads and probes: the name alone decides.
-    - Others: the content is JSON of up to 256 MiB with its own digest.
-    - A missing object: False.
-    """
+    """Reads an object and returns whether packstore wrote it; False for a missing one."""
     digits = parse_digest(info.name)
     try:
+        # shards and tables: the name has the digest of the content
         if digits is not None:
             return hash_object(objects, info.name).startswith(digits)
         if _TEMPORARY.fullmatch(info.name):  # a name of 32 random digits
             return True
+        # any other object of packstore is JSON with its own digest
         if info.nbytes > _MOST_JSON:
             return False
         parse_with_digest(objects.get(info.name))

@@ -154,11 +154,7 @@ class Staging:
         self.work.release()
 
     def _replace_store(self) -> None:
-        """Exchanges the staged store and the store at the destination, and syncs their directory.
-
-        Exchanges them back if syncing fails, or if another process has replaced the destination meanwhile. Raises
-        :class:`DestinationError` in the latter case.
-        """
+        """Exchanges the staged store and the store at the destination, and syncs their directory."""
         old = device_and_inode(self.destination)
         self._owned(self.destination)
         exchange_paths(self.path, self.destination)
@@ -168,7 +164,7 @@ class Staging:
             raise DestinationError(f"{printable(str(self.destination))} was changed by somebody else meanwhile")
         try:
             sync_directory(self.destination.parent)
-        except OSError:
+        except OSError:  # not durable: the old store stays
             exchange_paths(self.path, self.destination)
             raise
         self._published = True
@@ -230,9 +226,7 @@ def exchange_paths(a: Path, b: Path) -> None:
 
 
 def _rename_new(source: Path, destination: Path) -> None:
-    """Renames a file or directory without ever replacing anything. Raises :class:`FileExistsError` if the new name is
-    taken.
-    """
+    """Renames a file or directory, and never replaces anything."""
     if _renameat2(source, destination, _NOREPLACE):
         return
     if source.is_dir():
@@ -254,10 +248,7 @@ def _rename_new(source: Path, destination: Path) -> None:
 
 
 def _renameat2(source: Path, destination: Path, flag: int) -> bool:
-    """Calls Linux' renameat2(2). Returns False if the system or the file system does not have it.
-
-    Raises :class:`OSError` for other failures.
-    """
+    """Calls Linux' renameat2(2), and returns False where it is not supported."""
     if not sys.platform.startswith("linux"):
         return False
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -407,11 +398,7 @@ class _LocalGrowth(Growth):
             raise
 
     def _add_shards(self, staged: Path, new: Manifest, parts: ShardList, request: Any) -> None:
-        """Links new shards and their table into a sharded store, and replaces the store's manifest by the staged one.
-
-        After that, removes the old table and the shards that the new manifest lacks. If a step fails, removes the added
-        files instead. Raises :class:`DestinationError` if a file is in the way, or the store has changed.
-        """
+        """Links new shards and their table into a sharded store, then replaces its manifest by the staged one."""
         from packstore.stores.assembly import link_shards, write_manifest_and_table
 
         old, store = self._old, self._path
@@ -457,7 +444,8 @@ class _LocalGrowth(Growth):
 
 
 def _sync_files(directory: Path, names: list[str]) -> None:
-    """Syncs the files ``names`` and ``directory`` to the disk. Syncs the whole file system for over 100 files."""
+    """Syncs the files ``names`` and ``directory`` to the disk."""
+    # one sync of all is faster than many
     if len(names) > _FSYNCED:
         sync_file_system(directory)
         return
@@ -467,5 +455,6 @@ def _sync_files(directory: Path, names: list[str]) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Syncs the directory that has the new store's name. Tests replace this function to interrupt a publish."""
+    """Syncs the directory that has the new store's name."""
+    # A function of its own: tests replace it to interrupt a publish.
     sync_directory(directory)

@@ -67,7 +67,7 @@ def parse_shard_number(name: str) -> int:
 
 
 def _require_owned(file: Path, allowed: set[str], shown: str) -> Path:
-    """Returns ``file``. Raises :class:`DestinationError` unless it is a regular file with an allowed name."""
+    """Returns ``file``, or raises :class:`DestinationError` unless it is a regular file with an allowed name."""
     if file.name not in allowed or file.is_symlink() or not file.is_file():
         raise DestinationError(
             f"{shown} also holds {printable(file.name)!r}, which is not the store's, so it is not replaced; "

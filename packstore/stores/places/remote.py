@@ -162,11 +162,8 @@ def make_upload_folder(url: UrlPath, number: int = 0) -> Path:
 
 @contextmanager
 def _lock_upload_folder(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
-    """Locks the first free of 64 work folders for a URL; yields a local path for the store, and a work directory.
-
-    First deletes an unfinished store at that path. At the end deletes the work directory, an unfinished store, and the
-    folder if it is empty. After an error keeps a work directory with records of an interrupted append.
-    """
+    """Locks a free work folder for a URL, and yields a local path for the store and a work directory."""
+    # one folder for each process that writes to this URL
     for number in range(_AT_ONCE):
         folder = make_upload_folder(url, number)
         with suppress(DestinationError):
@@ -307,10 +304,7 @@ def upload_table(objects: ObjectStore, table: ShardTable) -> None:
 
 
 def _create_by_content(objects: ObjectStore, name: str, data: bytes | Path) -> None:
-    """Creates an object that is named by its content.
-
-    An object of that name with other content is damaged: replaces it, and logs a warning.
-    """
+    """Creates an object that is named by its content, and replaces a damaged one of that name."""
     try:
         objects.create(name, data)
     except ConflictError:
@@ -340,7 +334,7 @@ def create_version(objects: ObjectStore, manifest: Manifest, previous: int) -> i
 
 
 def _is_at_destination(place: ShardPlace, objects: ObjectStore, name: str) -> bool:
-    """Returns whether ``place`` is the URL of the object ``name`` in ``objects``. Makes no request."""
+    """Returns, without a request, whether ``place`` is the URL of the object ``name`` in ``objects``."""
     if not isinstance(place, UrlPath) or not str(place).endswith(f"/{name}"):
         return False
     return open_objects(place.parent.parent).url == objects.url
@@ -385,9 +379,9 @@ class _ObjectBytes:
 
 
 def _refuse_other_object(path: _ObjectPath, shown: str) -> None:
-    """Raises :class:`DestinationError` if an object is not an export of one file. Fetches only the parts of the object
-    that tell this."""
+    """Raises :class:`DestinationError` if an object is not an export of one file."""
     try:
+        # Fetches only the parts of the object that hold the manifest.
         if read_manifest_of_file(path) is not None:
             return
         why = "choose another URL"
@@ -416,15 +410,11 @@ def _refuse_other_objects(objects: ObjectStore, names: set[str], shown: str) -> 
 
 
 def _replace_objects(objects: ObjectStore, files: dict[str, Path], old: set[str], progress: ProgressCallback) -> None:
-    """Deletes ``old`` objects and uploads ``files``, ``packstore.json`` last. If an upload fails, deletes the objects
-    that it has created.
-
-    Raises :class:`DestinationError` if another process writes to the same URL.
-    """
+    """Deletes ``old`` objects and uploads ``files``, ``packstore.json`` last."""
     objects.delete(
         sorted(old, key=lambda name: name != EXPORT_MANIFEST_FILE)
     )  # its manifest first: then it is no export
-    created: list[str] = []
+    created: list[str] = []  # objects that were there already stay after a failure
     done_bytes = 0
     try:
         for number, name in enumerate(sorted(files, key=lambda name: (name == EXPORT_MANIFEST_FILE, name))):

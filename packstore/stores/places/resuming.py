@@ -219,7 +219,7 @@ class Journal:
         drop(self._shards)
 
     def _write_shard_rows(self, shards: Sequence[Shard]) -> ShardTable | None:
-        """Writes table rows of newly sealed shards. Returns the table of all sealed shards, or None without shards."""
+        """Writes table rows of newly sealed shards, and returns the table of all, or None without shards."""
         if not shards:
             return None
         rows = shards_to_rows(shards[self._sealed :]).tobytes()
@@ -356,18 +356,17 @@ class InterruptedRun:
             _log.warning("cannot remove %s: %s", printable(str(self.path)), error)
 
     def _view_sealed_image(self, record: int) -> Any:
-        """Returns an image in a sealed shard. Opens and checks the shard unless it is the last one that was opened."""
+        """Returns an image in a sealed shard."""
         if self._reader is None or not 0 <= record - self._starts[self._reader[0]] < len(self._reader[1]):
             number = bisect.bisect_right(self._starts, record) - 1
+            # The last shard stays open: images are read in order.
             self._reader = number, self._open_proven(self._shards[number])
             self._proven.add(number)
         number, reader = self._reader
         return reader.view(record - self._starts[number])
 
     def _open_proven(self, shard: Shard) -> Records:
-        """Opens a sealed shard. Raises :class:`StoreError` if the shard cannot be read, or its SHA-256 or manifest
-        differs from the receipt.
-        """
+        """Opens a sealed shard, or raises :class:`StoreError` if it differs from the receipt."""
         path = self.path / STORE / shard.name
         try:
             size_and_digest = file_digest(self._format.data_file(path))
@@ -381,10 +380,7 @@ class InterruptedRun:
         raise StoreError(f"{shard.name} of the interrupted run contradicts its receipt")
 
     def _open_unsealed_file(self) -> Callable[[int], memoryview]:
-        """Opens the file that the run had not sealed. Returns a function that reads an image by its number in the file.
-
-        Raises :class:`StoreError` if the file cannot be read.
-        """
+        """Opens the file that the run had not sealed, and returns a function that reads its image by number."""
         path = self.path / STORE
         if path.is_dir() and not (self._format.files and self._format.data_file(path).exists()):
             path /= self._format.shard_name(len(self._shards))

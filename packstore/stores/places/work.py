@@ -204,15 +204,12 @@ class WorkDirectory:
             self._descriptor = -1
 
     def _acquire(self) -> bool:
-        """Locks the directory and writes its owner. Creates a missing directory.
-
-        Returns False if another process removed the directory meanwhile. Raises :class:`DestinationError` if another
-        process uses the directory, or if it is not the work directory of this destination.
-        """
+        """Locks the directory and writes its owner, or returns False if another process removed it meanwhile."""
         try:
             self.path.mkdir()
         except FileExistsError:
             try:
+                # there is one already: only this destination's is taken over
                 self._refuse_foreign()
             except FileNotFoundError:
                 return False
@@ -248,22 +245,20 @@ class WorkDirectory:
         return True
 
     def _refuse_foreign(self) -> None:
-        """Raises :class:`DestinationError` if the path is not this destination's work directory.
-
-        Accepts a directory that is empty but for an empty owner file. Raises :class:`FileNotFoundError` for no
-        directory.
-        """
+        """Raises :class:`DestinationError` if the path is not this destination's work directory."""
         shown = printable(str(self.path))
         if not stat.S_ISDIR(self.path.lstat().st_mode):
             raise DestinationError(f"{shown} has the name of a work directory but is none; move it away")
         owner = read_owner(self.path)
         if owner is not None and owner.destination != self._destination.name:
             raise DestinationError(f"{shown} is the work directory of {printable(owner.destination)!r}; move it away")
+        # a run that was killed early leaves an empty owner file
         if owner is None and not has_no_owner(self.path):
             raise DestinationError(f"{shown} holds files that packstore did not write; move it away")
 
     def _in_use_error(self) -> DestinationError:
-        """Returns the error for a destination that another process is writing. Waits up to a second for its name."""
+        """Returns the error for a destination that another process is writing."""
+        # The process writes its name soon after it has locked the directory.
         until = time.monotonic() + _NAMING_SECONDS
         while (owner := read_owner(self.path)) is None and time.monotonic() < until:
             time.sleep(0.005)
@@ -274,17 +269,14 @@ class WorkDirectory:
 
 
 def _read_growth(destination: Path, run: Path) -> dict[str, Any] | None:
-    """Reads the marker of a run that adds shards to a store, and compares it with the store's manifest.
-
-    Adds ``done``, whether the run replaced the manifest, and ``needless``, the files that the store does not need.
-    Returns None if there is no marker. Logs a warning and returns None if marker or manifest cannot be read.
-    """
+    """Reads the marker of a run that adds shards to a store, or returns None if there is no valid one."""
     try:
         note: dict[str, Any] = json.loads((run / GROWTH).read_text("ascii"))
         done = read_manifest(destination).digest == note["sealed"]
+        # done: the run replaced the manifest. needless: files that the store does not need.
         return {**note, "done": done, "needless": note["replaced"] if done else note["added"]}
     except FileNotFoundError:
-        return None
+        return None  # the run adds no shards
     except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
         _log.warning("files that a killed run added to %s are not removed: %s", printable(str(destination)), error)
         return None
@@ -399,13 +391,9 @@ def remove_run(path: Path) -> None:
 
 
 def _remove_staged(run: Path, name: str) -> None:
-    """Removes the staged store or export ``name`` of a run.
-
-    Of a store, removes only files with names that packstore gives. Of an export, removes everything, without following
-    links.
-    """
+    """Removes the staged store or export ``name`` of a run."""
     path = run / name
     if (run / EXPORT).is_file() and path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        shutil.rmtree(path)  # does not follow links
     else:
-        remove_unfinished(path)
+        remove_unfinished(path)  # only files with names that packstore gives
