@@ -190,20 +190,6 @@ def test_bytes_of_a_sharded_store(
     assert tally.counts["idle"] == 0, tally.shown
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shard_size", [None, 60])
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_truncations(source: Path, tmp_path: Path, rng: random.Random, suffix: str, shard_size: int | None) -> None:
-    store = pack(source, tmp_path / f"a.{suffix}", "uint8", shard_size)
-    tally = flips.Tally()
-    for file, size in zip(store.files, store.sizes, strict=True):
-        if size > 1:
-            for keep in {0, 1, size - 2, size - 1, *(rng.randrange(size) for _ in range(5 if shard_size else 20))}:
-                flips.truncate(store, file, keep, tally)
-    assert tally.counts["missed"] == 0, tally.shown
-    assert tally.counts["refused"] + tally.counts["found"] == sum(tally.counts.values()) > 20
-
-
 def test_the_tally_sees_what_is_missed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = pack(source, tmp_path / "a.h5", "uint8")
     position = next(p for p in range(store.sizes[0]) if store.record_at(*store.at(p)) is not None)
