@@ -162,7 +162,7 @@ class StoreCheck:
         return report
 
     def _list_checks(self, reached: int, remote: bool) -> list[str]:
-        """Returns a text for each check that was made. ``reached``: number of the records in files that open."""
+        """Lists the checks that were made as text; ``reached`` counts the records in files that open."""
         manifest, records = self.reader.manifest, len(self.reader)
         rows = manifest.has_column(ROW_CHECKSUM.name)
         if self.quick and remote:

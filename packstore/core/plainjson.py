@@ -155,9 +155,7 @@ def _compile_fields(cls: type) -> dict[str, Any]:
 
 
 def _compile(kind: Any) -> Any:
-    """Returns the schema of a type: ``[schema]`` for a tuple or list, ``{"*": schema}`` for a mapping,
-    ``(schema, None)`` for an optional one of these or dataclass, a tuple of types for a union of scalars; else the
-    type."""
+    """Returns the schema of a type, such as ``[int]`` for ``tuple[int, ...]``."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (tuple, list):
         return [_compile(parts[0])]
@@ -168,6 +166,7 @@ def _compile(kind: Any) -> Any:
     if origin is Literal:
         return str
     if origin in (Union, UnionType):
+        # A union of scalars is a tuple of types; an optional dataclass, list or mapping is ``(schema, None)``.
         return parts if set(parts) <= set(_SCALARS) else (_compile(parts[0]), None)
     return kind
 

@@ -68,12 +68,10 @@ def make_demo(path: Path, *, images_per_class: int = 18) -> None:
 
 
 def _write_images(root: Path, images_per_class: int) -> None:
-    """Writes all images, a misnamed one, and two files that are no images, below ``root``.
-
-    ``images_per_class``: images of a class in ``train``; ``val`` has a third as many, at least one.
-    """
+    """Writes all images below ``root``, and a misnamed image and two files that are not images."""
     turn = 0
     for split_number, split in enumerate(SPLITS):
+        # ``val`` has a third as many images as ``train``.
         count = images_per_class if split_number == 0 else max(1, images_per_class // 3)
         for class_number, (name, shapes) in enumerate(_CLASSES.items()):
             folder = root / split / name
@@ -175,17 +173,14 @@ _CLASSES: dict[str, Callable[[_DrawingSurface], None]] = {
 def _make_jpeg_saver(
     mode: str = "RGB", *, subsampling: int = 2, progressive: bool = False, orientation: int | None = None
 ) -> Callable[[Image.Image, Path], None]:
-    """Returns a function that saves a JPEG of quality 90.
-
-    ``subsampling`` is Pillow's number: 0 is 4:4:4, 2 is 4:2:0. ``orientation`` is only written to EXIF: the pixels are
-    not turned.
-    """
+    """Returns a function that saves a JPEG of quality 90."""
 
     def save(image: Image.Image, path: Path) -> None:
         """Saves the image in the chosen mode."""
         exif = Image.Exif()
         if orientation is not None:
-            exif[0x0112] = orientation
+            exif[0x0112] = orientation  # the pixels are not turned
+        # Pillow's numbers of subsampling: 0 is 4:4:4, 2 is 4:2:0.
         image.convert(mode).save(
             path, format="JPEG", quality=90, subsampling=subsampling, progressive=progressive, exif=exif
         )

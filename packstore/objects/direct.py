@@ -321,7 +321,7 @@ class Direct:
 
     @contextmanager
     def _raise_as_remote_error(self, name: str, doing: str) -> Iterator[None]:
-        """Turns errors in the context into :class:`RemoteError`. ``doing``: read, written, listed or deleted."""
+        """Turns errors of the storage into :class:`RemoteError`; ``doing`` is read, written, listed or deleted."""
         try:
             yield
         except (RemoteError, UsageError):

@@ -184,7 +184,7 @@ class ImageInspector:
         return self._check_file(data, info, image, seen)
 
     def _check_file(self, data: Buffer, info: ImageInfo, image: NDArray[Any], seen: Findings) -> NDArray[Any]:
-        """Adds findings of an image file: CMYK, suffix, mode, EXIF orientation. Returns the image as it is shown."""
+        """Adds findings about an image file, and returns the image with the sides it is shown with."""
         if info.kind == "jpeg" and info.components == 4:
             seen.add("cmyk", "a JPEG with 4 components")
         suffix = PurePosixPath(self._reader.key(seen.record)).suffix.lower()
@@ -197,6 +197,7 @@ class ImageInspector:
             frame = next((c.frame for c in self._manifest.columns if c.traits.moves), None)
             of = f", and its annotations count in the {frame} image" if frame else ""
             seen.add("orientation", f"EXIF orientation {orientation}{of}")
+        # Swaps the sides only: the pixels may be mirrored.
         turned = self._turned and swaps_sides(orientation)
         return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
 
@@ -239,7 +240,7 @@ class ImageInspector:
         return flat
 
     def _check_mask(self, column: Column, record: int, size: tuple[int, ...], seen: Findings) -> None:
-        """Adds findings of a mask: damage, and faults by its column type. ``size`` is its image's."""
+        """Adds findings about a mask of an image of ``size``: damage, and what its column type finds."""
         with seen.noting_damage(column.name):
             mask = self._read_mask(column, record)
             if mask is not None:

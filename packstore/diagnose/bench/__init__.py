@@ -135,7 +135,7 @@ def bench(
 
 
 def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCallback) -> BenchReport:
-    """Measures all stages and makes the report. Tries packing options unless ``options.tries`` is False."""
+    """Measures all stages, tries packing options if asked, and makes the report."""
     if not len(dataset):
         raise UsageError(f"{dataset.path} has no records to load")
     manifest, threads = dataset.manifest, options.workers or default_workers()
@@ -276,24 +276,14 @@ def _list_image_sizes(manifest: Manifest, pixels: Sequence[Any]) -> list[tuple[i
 
 def _make_stages(
     rates: Rates,
-    whole: tuple[float, float] | None,
-    crops: bool,
-    alone: EndToEnd,
-    together: EndToEnd,
-    record_bytes: float,
-    operations: Sequence[tuple[str, float]],
+    whole: tuple[float, float] | None,  # decoding whole images with one thread and with all; None for stores of pixels
+    crops: bool,  # the loader may decode only regions of images
+    alone: EndToEnd,  # the loader with one thread
+    together: EndToEnd,  # the loader with all threads
+    record_bytes: float,  # mean bytes of a record's image
+    operations: Sequence[tuple[str, float]],  # name and rate of each operation
 ) -> tuple[Stage, ...]:
-    """Makes the rows of the table of rates. Leaves out stages that were not measured.
-
-    Args:
-        rates: The measured rates.
-        whole: Rates of decoding whole images with one thread and all; None for stores of pixels.
-        crops: The loader may decode only regions of images.
-        alone: Measurement of the loader with one thread.
-        together: Measurement of the loader with all threads.
-        record_bytes: Mean bytes of a record's image.
-        operations: Name and rate of each operation.
-    """
+    """Makes the rows of the table of rates, one for each measured stage."""
     # If the page cache holds the store, the second pass is more exact: the first one may be very short.
     rate = rates.read_first if rates.from_disk else rates.read_again
     where = "from the disk" if rates.from_disk else "from the page cache"

@@ -237,17 +237,13 @@ def advise(
 
 
 def _processor_rate(rates: Rates) -> float:
-    """Computes the images a second that the processor allows with the loader's threads. Threads beyond the number of
-    cores do not count."""
+    """Computes the images per second that the CPU allows with the loader's threads."""
+    # Threads beyond the number of cores do not count.
     return min(rates.threads, rates.cores) / sum(compute_core_seconds(rates).values())
 
 
 def _advise_threads(rates: Rates, verdict: Verdict) -> list[Advice]:
-    """Advises more threads if processor time is the limit. If all cores are used and a target is known, advises more
-    cores.
-
-    Returns none if processor time is not the limit, or the cores are enough.
-    """
+    """Advises more threads, or more cores if all are used, when CPU time is the limit."""
     if verdict.stage not in CPU_STAGES or find_ceilings(rates).get(verdict.stage) is not None:
         return []
     per_thread = rates.loader / rates.threads
@@ -262,11 +258,7 @@ def _advise_threads(rates: Rates, verdict: Verdict) -> list[Advice]:
 
 
 def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> list[Advice]:
-    """Advises packing options that loaded a sample at least 1.15 times as fast, the fastest first.
-
-    If the disk limits, compares the bytes of a record instead of rates. Returns none without trials. Returns none, too,
-    if copying or the model limits.
-    """
+    """Advises packing options that loaded a sample at least 1.15 times as fast, the fastest first."""
     if len(trials) < 2 or verdict.stage not in (*CPU_STAGES, "loader"):
         return []
     now, others = trials[0], trials[1:]
@@ -290,7 +282,7 @@ def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> 
 
 
 def _advise_reading(rates: Rates, verdict: Verdict) -> list[Advice]:
-    """Advises more memory, and shuffling in blocks, if every epoch waits for the disk. Else returns none."""
+    """Advises more memory, and shuffling in blocks, if every epoch waits for the disk."""
     if verdict.stage != "read" or not rates.disk_limits:
         return []
     why = f"{rates.read_first:,.0f} images/s at first, {rates.read_again:,.0f} when they were read again"

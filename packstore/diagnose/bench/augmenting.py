@@ -54,18 +54,19 @@ def measure_augmenting(clock: Clock, loader: PackedLoader, sample: SampledRecord
 
 
 def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: SampledRecords) -> float:
-    """Measures operations that change images to different sizes. Plans and runs a whole batch at a time, with a box in
-    each image."""
+    """Measures operations that give images different sizes, in images per second with one thread."""
     planes = loader.dataset.manifest.image.layout == "CHW"
     images = [torch.from_numpy(np.array(image)) for image in sample.pixels]
     images = [(image if planes else image.permute(2, 0, 1))[None] for image in images]
     sizes = np.array([image.shape[2:] for image in images], np.int64)
     ids = np.array(sample.records[: len(sizes)], np.int64)
+    # One box in the middle of each image.
     boxes = BatchBoxes(
         np.concatenate([sizes * 0.25, sizes * 0.75], 1)[:, [1, 0, 3, 2]].astype(np.float32), np.arange(len(ids))
     )
 
     def work(number: int) -> int:
+        # Plans a whole batch at once.
         course = DrawnOperations(sizes, loader.options.augment, Draws(0, number, ids), boxes)
         for row, image in enumerate(images):
             course.run_on_image(row, image)
@@ -75,8 +76,7 @@ def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: SampledRecor
 
 
 def _measure_views(clock: Clock, loader: PackedLoader, sample: SampledRecords) -> float | None:
-    """Measures cutting all crops of a record's views (sets of crops). Returns records a second; None if no views are
-    cut."""
+    """Measures cutting all crops of the views, in records per second; None if no views are cut."""
     cuts = [one for _, one, _ in _make_view_cutters(loader, sample)]
 
     def work(number: int) -> int:
@@ -88,18 +88,14 @@ def _measure_views(clock: Clock, loader: PackedLoader, sample: SampledRecords) -
 
 
 def _cut_crops(one: Callable[[int], int], count: int, number: int) -> int:
-    """Calls ``one`` for all ``count`` crops of record ``number``. Returns 1: one record is done."""
+    """Cuts all ``count`` crops of record ``number``, and returns 1: the records done."""
     for crop in range(count):
         one(number * count + crop)
     return 1
 
 
 def _make_view_cutters(loader: PackedLoader, sample: SampledRecords) -> list[tuple[str, Callable[[int], int], int]]:
-    """Returns name, function and number of crops of each view (set of crops). The function cuts the crops of a sampled
-    record.
-
-    Cuts each crop once: the first write to new memory takes longer.
-    """
+    """Returns each view's name, the function that cuts its crops of a sampled record, and their number."""
     assert loader.pipeline.views is not None
     cutters: list[tuple[str, Callable[[int], int], int]] = []
     sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
@@ -147,14 +143,12 @@ def measure_operations(clock: Clock, loader: PackedLoader, sample: SampledRecord
 
 
 def _measure_operation(clock: Clock, programs: Programs, program: Program | None, images: NDArray[Any]) -> float:
-    """Measures one pixel operation with one thread. Returns images a second.
-
-    Each call works on a fresh copy of one of ``images``; the time includes the copy.
-    """
+    """Measures one pixel operation on fresh copies of ``images``, in images per second with one thread."""
     assert program is not None
     pixels = images.copy()
 
     def one(number: int) -> int:
+        # The measured time includes the copy below.
         index = number % len(pixels)
         pixels[index] = images[index]  # fresh pixels: on its own output an operation may have less work
         programs.run_on_image(pixels[index : index + 1], program[index : index + 1])
@@ -164,7 +158,7 @@ def _measure_operation(clock: Clock, programs: Programs, program: Program | None
 
 
 def _draw_program(programs: Programs, sample: SampledRecords, crops: Crops) -> Program | None:
-    """Draws the random values of pixel operations for the sampled records. Returns None if there is nothing to run."""
+    """Draws the random values of pixel operations for the sampled records; None if nothing is to run."""
     height, width = crops.window[0, 2:].tolist()
     return programs.draw_program(Draws(0, 0, np.array(sample.records[: len(crops)], np.int64)), (height, width))
 
@@ -172,10 +166,7 @@ def _draw_program(programs: Programs, sample: SampledRecords, crops: Crops) -> P
 def _make_engine_work(
     sample: SampledRecords, crops: Crops, program: Program | None
 ) -> tuple[Callable[[int], int], NDArray[Any]]:
-    """Returns a function that augments a sampled image with the engine, and the array to which the function writes.
-
-    The function takes a number: 0, 1, 2 … are the images in turn, again and again.
-    """
+    """Returns a function that augments a sampled image with the engine, and the array it writes to."""
     pixels = [np.ascontiguousarray(image) for image in sample.pixels[: len(crops)]]
     planes = pixels[0].dtype != np.uint8
     height, width = crops.window[0, 2:].tolist()

@@ -126,7 +126,7 @@ def measure_reading(clock: Clock, dataset: PackedDataset, threads: int) -> ReadR
 
 
 def _copy_records(reader: Reader, records: Sequence[int]) -> int:
-    """Reads records by copying their bytes. Returns the number of records."""
+    """Reads records by copying their bytes, and returns the number of records."""
     for record in records:
         source = np.frombuffer(reader.view(record), np.uint8)
         # numpy releases the GIL while it copies, so that threads wait for the disk in parallel, as decoders do.

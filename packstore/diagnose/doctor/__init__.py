@@ -141,11 +141,7 @@ def find_matching_torchvision(torch_version: str) -> str | None:
 
 
 def _library_fact(library: Library, found: dict[str, Any], torch_version: str = "") -> Fact:
-    """Returns the fact about a library from the answer of its probe: version, not installed, or broken.
-
-    The fact has a problem if the library is broken, or is needed and not installed. ``torch_version`` decides which
-    torchvision to install.
-    """
+    """Returns the fact about a library from its probe's answer: its version, not installed, or broken."""
     install = library.install
     if library.module == "torchvision" and (matching := find_matching_torchvision(torch_version)):
         install = install.replace("torchvision", f"'{matching}'", 1)
@@ -163,7 +159,7 @@ def _library_fact(library: Library, found: dict[str, Any], torch_version: str = 
 
 
 def _plug_in_facts(found: dict[str, Any]) -> list[Fact]:
-    """Returns a fact for each plug-in. If the probe failed, returns one fact with its error as the problem."""
+    """Returns a fact for each plug-in, or one with the error if the probe failed."""
     if "error" in found:
         return [Fact("plug-ins", "all", None, "unknown: they do not load", found["error"])]
     return [
@@ -173,10 +169,7 @@ def _plug_in_facts(found: dict[str, Any]) -> list[Fact]:
 
 
 def _gpu_facts(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
-    """Returns facts about the GPUs and the speed of copies to them. Without a GPU, returns one fact with the reason.
-
-    Problems are an NVIDIA driver that torch does not use, a failed probe, and page-locked memory that does not work.
-    """
+    """Returns facts about the GPUs and the speed of copies to them; a single fact without a GPU."""
     if "error" in cuda:
         text = "unknown, since torch does not work" if "error" in torch else "unknown"
         return [Fact("GPU", "CUDA", None, text, None if "error" in torch else cuda["error"])]
@@ -206,7 +199,7 @@ def _gpu_facts(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
 
 
 def _run_probes(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Runs several probes, up to eight at a time. Returns their answers in order."""
+    """Runs several probes, up to eight at a time, and returns their answers in order."""
     with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 2))) as pool:
         return list(pool.map(_run_probe, names))
 
@@ -221,10 +214,7 @@ sys.stdout.write("\\n" + json.dumps(found))
 
 
 def _run_probe(name: str) -> dict[str, Any]:
-    """Runs :func:`packstore.diagnose.doctor.probes.probe` in a process of its own. Returns the answer.
-
-    The answer is ``{"error": text}`` if the process fails or takes over 120 seconds.
-    """
+    """Runs the probe ``name`` in its own process; returns ``{"error": text}`` if the process fails."""
     command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), name]
     try:
         done = subprocess.run(
@@ -303,8 +293,7 @@ def _crops_fact(used: str, regions: str | None) -> Fact:
 
 
 def _libturbojpeg_facts(version: str | None) -> list[Fact]:
-    """Returns a fact that names the way to a newer libjpeg-turbo. Returns none for version 3 or later, or if
-    ``version`` is None."""
+    """Returns a fact that says how to get a newer libjpeg-turbo, if ``version`` is below 3."""
     if version is None or int(version.partition(".")[0]) >= 3:
         return []
     text = (

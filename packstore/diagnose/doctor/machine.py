@@ -156,7 +156,7 @@ def read_memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def _read_meminfo() -> tuple[int | None, int | None]:
-    """Returns total and available memory in bytes. An unknown value is None."""
+    """Returns total and available memory in bytes, each None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -253,7 +253,7 @@ def measure_disk_speed(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, f
 
 
 def _find_file_system(folder: Path) -> str | None:
-    """Returns the type of ``folder``'s file system, such as ``ext4``. Returns None if unknown."""
+    """Returns the type of ``folder``'s file system, such as ``ext4``; None if unknown."""
     try:
         lines = Path("/proc/mounts").read_text().splitlines()
     except OSError:

@@ -38,13 +38,13 @@ def probe(name: str) -> Answer:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Returns the text of an error in one line. It begins with the error's type, unless packstore raised it."""
+    """Returns an error as one line, which begins with its type unless packstore raised it."""
     line = error_line(error)
     return line if isinstance(error, PackstoreError) else f"{type(error).__name__}: {line}"
 
 
 def _examine_library(name: str) -> Answer:
-    """Imports a library. Returns its version and details."""
+    """Imports a library, and returns its version and details."""
     module = importlib.import_module(name)
     text = getattr(module, "__version__", None)
     if not isinstance(text, str):
@@ -87,14 +87,7 @@ _DETAILS: dict[str, Callable[[Any], list[str]]] = {
 
 
 def _probe_decoders() -> Answer:
-    """Examines all decoders and measures them on a generated photo. Returns these entries:
-
-    - ``decoders``: by name, ``available``, and either ``version`` and ``images_per_second``, or ``reason``.
-    - ``used``: name of the decoder in use.
-    - ``regions``: library that decodes regions; None for none.
-    - ``engine_problem``: reason why the engine does not load; None if it loads.
-    - ``libturbojpeg``: version of PyTurboJPEG's library; None if unknown.
-    """
+    """Examines all decoders, and measures their speed on a generated photo."""
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
     from packstore.images.decoders.region import find_region_library
     from packstore.images.engine import engine_problem
@@ -118,8 +111,9 @@ def _probe_decoders() -> Answer:
     return {
         "decoders": decoders,
         "used": used.name,
-        "regions": regions,
-        "engine_problem": engine_problem(),
+        "regions": regions,  # library that decodes regions; None for none
+        "engine_problem": engine_problem(),  # None if the engine loads
+        # The version of PyTurboJPEG's library; None if unknown.
         "libturbojpeg": turbo_version(library_from_environment() or None)
         if decoders["turbojpeg"]["available"]
         else None,
@@ -139,11 +133,11 @@ def _make_photo() -> bytes:
 
 
 def _measure_best_seconds(decoders: dict[str, Any], data: bytes) -> dict[str, float]:
-    """Measures the fastest of many decodes of each decoder, in seconds. The decoders take turns: other work disturbs
-    all alike."""
+    """Measures the seconds of each decoder's fastest decode of ``data``."""
     best = dict.fromkeys(decoders, float("inf"))
     until = time.perf_counter() + _TIMED_SECONDS * len(decoders)
     while True:
+        # The decoders take turns, so that other work on the machine disturbs all alike.
         for name, decoder in decoders.items():
             start = time.perf_counter()
             decoder.decode(data)
@@ -153,13 +147,7 @@ def _measure_best_seconds(decoders: dict[str, Any], data: bytes) -> dict[str, fl
 
 
 def _probe_cuda() -> Answer:
-    """Examines torch's CUDA and measures copies to the first GPU. Returns these entries:
-
-    - ``built`` and ``driver``: versions of CUDA and of the NVIDIA driver; None for none.
-    - ``devices``: ``name``, ``free`` and ``total`` bytes of each GPU.
-    - ``reason``: error text if torch is built for CUDA and finds no GPU, else None.
-    - ``pinned``: bytes a second from ``pinned`` and from ``pageable`` memory, or ``error``. Empty without a GPU.
-    """
+    """Examines torch's CUDA, and measures copies to the first GPU."""
     torch: Any = importlib.import_module("torch")
     reason = None
     try:
@@ -169,11 +157,11 @@ def _probe_cuda() -> Answer:
     except (RuntimeError, AssertionError) as error:
         available, reason = False, _describe_error(error)
     answer = {
-        "built": torch.version.cuda,
-        "driver": _find_driver_version(),
+        "built": torch.version.cuda,  # None if torch is built without CUDA
+        "driver": _find_driver_version(),  # None without an NVIDIA driver
         "devices": [],
-        "reason": reason,
-        "pinned": {},
+        "reason": reason,  # why torch, built for CUDA, finds no GPU
+        "pinned": {},  # bytes per second from each kind of memory, or ``error``; empty without a GPU
     }
     if not available:
         return answer
@@ -191,7 +179,7 @@ def _probe_cuda() -> Answer:
 
 
 def _measure_copy_rate(torch: Any, host: Any) -> float:
-    """Measures copying ``host`` to the first GPU. Returns bytes a second of the fastest of four copies."""
+    """Measures copying ``host`` to the first GPU, in bytes per second of the fastest of four copies."""
     there = torch.empty_like(host, device="cuda")
     seconds = []
     for _ in range(4):
@@ -204,11 +192,7 @@ def _measure_copy_rate(torch: Any, host: Any) -> float:
 
 
 def _find_driver_version() -> str | None:
-    """Returns the version of the NVIDIA driver; None if there is none.
-
-    Reads it from ``/proc``, and returns ``of unknown version`` if the text has no version. Without that file, runs
-    ``nvidia-smi`` for up to 20 seconds.
-    """
+    """Returns the version of the NVIDIA driver, or None if there is none."""
     file = Path("/proc/driver/nvidia/version")
     if file.exists():
         match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file.read_text())
@@ -222,12 +206,10 @@ def _find_driver_version() -> str | None:
 
 
 def _probe_plug_ins() -> Answer:
-    """Loads the plug-ins of all registries. Returns the list ``found``.
-
-    Each entry has ``what`` (the registry), ``name``, ``distribution`` and ``problem`` (None for none).
-    """
+    """Loads the plug-ins of all registries, and returns them as the list ``found``."""
     return {
         "found": [
+            # ``problem`` is None if the plug-in works.
             {"what": registry.what, "name": name, "distribution": distribution, "problem": problem}
             for registry in (FORMATS, SOURCES, ENCODINGS, EXPORTS, COLUMN_TYPES)
             for name, distribution, problem in registry.check_plugins()
