@@ -164,10 +164,11 @@ class AddedSource(Source):
 
 
 def _renumber_value(value: Any, numbers: NDArray[np.int64]) -> Any:
-    """Maps the class numbers in a value to new ones: in stored bytes, a number or an array. Returns texts unchanged."""
+    """Maps the class numbers in a value, which may be stored bytes, a number or an array, to new ones."""
     if isinstance(value, bytes | memoryview):
         return numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes()
     given = np.asarray(value)
+    # Texts have no class numbers and stay as they are.
     return numbers[given] if given.dtype.kind in "iu" else value
 
 
@@ -203,8 +204,8 @@ def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress
 def _iterate_fields(
     packed: PackedBatch, plan: Plan, columns: tuple[Column, ...]
 ) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-    """Yields key, image checksum and other fields of each packed record. Converts fixed fields to the dtypes of
-    ``columns``."""
+    """Yields the key, the image checksum and the other fields of each packed record."""
+    # Fixed fields get the dtypes of ``columns``.
     dtypes = {column.name: NUMPY_DTYPE[column.dtype] for column in columns if column.kind == "fixed"}
     for sample in packed.samples:
         if sample.skipped:

@@ -151,25 +151,20 @@ def append_source(
 
 
 def _packs_same_records(plan: AppendPlan, other: AppendPlan) -> bool:
-    """Tells if two plans, for two versions of the store, pack the same records, which can then be used again.
-
-    Compares columns, the keys left out, and the number of records of each split. False for shards that are linked.
-    """
+    """Tells if two plans, for two versions of the store, pack the same records, which can then be reused."""
     columns = [[column.declaration for column in each.columns] for each in (plan, other)]
+    # Links are made again instead.
     same = not plan.linked and not other.linked and type(plan.addition) is type(other.addition)
     same = same and plan.source.left_out == other.source.left_out and plan.added == other.added
     return same and columns[0] == columns[1]
 
 
 def _make_shards(plan: AppendPlan, growth: Growth, progress: ProgressCallback) -> _Added | None:
-    """Converts samples to new shards, copies records to new shards, or takes the shards to link. Returns None if
-    nothing is added.
-
-    Takes over the samples that an interrupted run had packed, or deletes what it left, with a warning.
-    """
+    """Converts or copies the new records to shards, or links shards; returns None if nothing is added."""
     addition, path = plan.addition, growth.added
     remove_unfinished(growth.kept)
     converts = isinstance(addition, Plan)
+    # ``run_plan`` resumes an unfinished store. A complete one is kept only if its run can still be finished.
     if os.path.lexists(path) and not (converts and place_of(path).was_killed_after_publishing()):
         if converts:
             _log.warning("starting afresh: an interrupted run had packed all samples, and not put them into the store")
@@ -187,8 +182,9 @@ def _make_shards(plan: AppendPlan, growth: Growth, progress: ProgressCallback) -
 def _publish(
     plan: AppendPlan, added: _Added | None, growth: Growth, progress: ProgressCallback, started: float
 ) -> AppendReport:
-    """Adds shards to the store, publishes it, and returns the report. Without shards, publishes nothing."""
+    """Adds the new shards to the store, publishes it, and returns the report."""
     manifest, store = plan.manifest, plan.store
+    # Nothing to add: the store stays as it is.
     if added is None:
         return AppendReport(store, manifest, duplicates=plan.duplicates, seconds=time.monotonic() - started)
     parts, rewritten = _join_shards(plan, growth.list_shards(), added.shards.parts, growth.kept, progress)
@@ -214,11 +210,8 @@ def _publish(
 def _join_shards(
     plan: AppendPlan, own: ShardList, added: ShardList, path: Path, progress: ProgressCallback
 ) -> tuple[ShardList, int]:
-    """Lists the store's shards ``own``, which keep their numbers, and the added ones, with each split together.
-
-    If a shard with several splits is in the way, rewrites each such shard as one shard per split, in a store at
-    ``path``. Also returns the number of rewritten records.
-    """
+    """Lists the store's shards and the added ones, split by split, and counts the rewritten records."""
+    # The store's own shards keep their numbers; added ones are numbered after them.
     order = [split.name for split in plan.manifest.splits]
 
     def join(own: ShardList) -> ShardList | None:
@@ -227,6 +220,7 @@ def _join_shards(
         return ShardList.join(own, renumbered).group_by_split(order)
 
     parts, rewritten = join(own), 0
+    # A shard with several splits is in the way: rewrite each such shard as one shard per split.
     if parts is None:
         own, rewritten = _rewrite_mixed_shards(plan, own, path, progress)
         parts = join(own)
@@ -242,25 +236,20 @@ def _next_number(shards: ShardList) -> int:
 def _rewrite_mixed_shards(
     plan: AppendPlan, own: ShardList, path: Path, progress: ProgressCallback
 ) -> tuple[ShardList, int]:
-    """Copies the records of each shard with several splits to one shard per split, in a store at ``path``.
-
-    Returns the list of the store's shards with the new ones in place, and the number of copied records.
-    """
+    """Splits up shards with several splits; returns the store's new shard list and the number of copied records."""
     manifest = plan.manifest
     with open_reader(plan.store) as reader:
         if reader.manifest.digest != manifest.digest:
             raise LostRaceError(f"{printable(str(plan.store))} was changed by somebody else meanwhile; append again")
         base = replace(manifest, options=drop_record_counts(manifest), skipped=())
         composition = Composition(plan.store, base, manifest.columns, copy_shards(reader, own))
+        # The new shards are in a store of their own at ``path``.
         parts, _ = composition.make_shards(path, progress, _next_number(own))
     return parts, composition.copied_count
 
 
 def _build_manifest(plan: AppendPlan, parts: ShardList, added: _Added) -> Manifest:
-    """Builds the manifest of the store with all shards ``parts``, of which ``added`` are new.
-
-    Joins options, skipped samples and versions. Adds up counts of records if all records of the source are added.
-    """
+    """Builds the manifest of the grown store with all its shards ``parts``."""
     manifest, other = plan.manifest, added.shards.manifest
     options = {**manifest.options, **join_answers([(str(plan.store), manifest), (str(plan.source.path), other)])}
     if added.shards.count == other.records:  # else nobody has counted its part

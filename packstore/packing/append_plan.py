@@ -140,12 +140,7 @@ def plan_append(
 
 
 def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> Source:
-    """Opens the source. Takes ``frames``, and patterns of files that belong to images, from the options, else from the
-    store's manifest.
-
-    Does not take it from the manifest if the source is a store, or an export of one.
-    A source of clips also takes ``depth`` and ``alpha`` from the options, else from the manifest.
-    """
+    """Opens the source, with the store's recorded options where this append gives none."""
     if options.source_kind is None and not (options.pair or options.sidecar or options.masks):
         pair, sidecar, masks = recorded_companions(manifest, source)
         options = replace(options, pair=pair, sidecar=sidecar, masks=masks)
@@ -158,6 +153,7 @@ def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> So
     )
     opened.follow_store(manifest)
     recorded = manifest.options.get("frames")
+    # Recorded frames do not apply to a store or an export of one.
     if options.frames is None and opened.store_manifest is None and isinstance(recorded, str):
         opened = take_frames(opened, recorded)
     if isinstance(opened, ClipsSource):
@@ -193,19 +189,10 @@ def _resolve_source_split(source: Source, split: str | None) -> str | None:
 def _make_split_mapping(
     manifest: Manifest, survey: Survey, split: str | None, source: str, store: str
 ) -> Callable[[str], str]:  # fmt: skip
-    """Returns a function that maps a split of the source to a split of the store.
-
-    - Both have splits: names stay the same.
-    - Only the store has splits: all become ``split``.
-    - The store has none: all become ``""``.
-
-    Raises :class:`UsageError` in these cases:
-    - Only the store has splits, and ``split`` names none.
-    - Only the source has splits, and ``split`` does not name one.
-    - Neither has splits, and ``split`` names one.
-    """
+    """Returns a function that maps a split of the source to a split of the store."""
     own = [s.name for s in manifest.splits]
     named = [name for name in survey.splits if name]
+    # Only the store has splits: all records go to ``split``.
     if own and not named:
         if split is None:
             raise UsageError(
@@ -213,6 +200,7 @@ def _make_split_mapping(
                 f"records go to ({', '.join(map(printable, own))}, or a new one)"
             )
         return lambda _: split
+    # Only the source has splits: one of them is taken, and its name is dropped.
     if not own and named:
         if split is None or len(named) > 1:
             raise UsageError(
@@ -222,16 +210,14 @@ def _make_split_mapping(
         return lambda _: ""
     if not own and split is not None:
         raise UsageError(f"neither {printable(source)} nor {printable(store)} has splits: leave --split out")
-    return lambda name: name
+    return lambda name: name  # both have splits, or neither: names stay the same
 
 
 def _merge_columns(manifest: Manifest, survey: Survey, store: str, source: str) -> tuple[Column, ...]:
-    """Returns the store's columns, with the source's classes appended. Ignores columns that only the source has.
-
-    Raises :class:`StoreError` if the classes cannot be joined.
-    """
+    """Returns the store's columns, with the source's classes appended."""
     given = {column.name: column for column in survey.columns}
     columns = []
+    # Columns that only the source has are ignored.
     for column in manifest.columns:
         other = given.get(column.name)
         if other is not None and column.traits.has_classes:
@@ -259,15 +245,12 @@ def _refuse_new_classes(added: Mapping[str, tuple[str, ...]], store: str, source
 
 
 def _can_copy(plan: AppendPlan, other: Manifest) -> bool:
-    """Tells if another store's records can be copied without encoding them again.
-
-    Encoding, normalisation, EXIF handling and columns must be equal; classes may differ. ``progressive`` must be equal
-    if the destination's manifest has it.
-    """
+    """Tells if another store's records can be copied without encoding them again."""
     manifest, exif = plan.manifest, "exif_transpose"
     own, others = (
         {c.name: replace(c, classes=None).declaration for c in each} for each in (plan.columns, other.columns)
     )
+    # Only classes may differ. None: the store does not record ``progressive``.
     return (
         (other.encoding, other.normalization) == (manifest.encoding, manifest.normalization)
         and bool(other.options.get(exif)) == bool(manifest.options.get(exif))
@@ -277,14 +260,7 @@ def _can_copy(plan: AppendPlan, other: Manifest) -> bool:
 
 
 def _link_shards(plan: AppendPlan, reader: Reader) -> Composition | None:
-    """Returns links to the shards of the source, an open store, with the splits that they get in the destination.
-
-    Returns None in these cases:
-    - They cannot be linked, see :func:`list_linkable_shards`.
-    - Records are left out, or a shard also contains records of a split that is not requested.
-    - The destination has relative links.
-    - The records of a split would not stay together.
-    """
+    """Returns links to the source's shards for the store, or None if they have to be copied."""
     manifest, split = plan.manifest, plan.options.split
     if plan.source.left_out or relative_link_folder(manifest, plan.store) is not None:
         return None
@@ -293,13 +269,14 @@ def _link_shards(plan: AppendPlan, reader: Reader) -> Composition | None:
         return None
     if split is not None and reader.manifest.splits:
         added = added.take_shards([number for number, runs in enumerate(added.runs) if split in dict(runs)])
-        if any(len(runs) > 1 for runs in added.runs):
+        if any(len(runs) > 1 for runs in added.runs):  # it also holds records of splits that were not requested
             return None
     runs = [tuple((plan.source.split_of(name), count) for name, count in runs) for runs in added.runs]
     added = replace(added, runs=runs)
     # A shard of the store with several splits will be rewritten as one shard per split.
     names = [split.name for split in manifest.splits] or [""]
     own = ShardList(np.zeros(len(names), TABLE_ROW), [""] * len(names), [((name, 1),) for name in names])
+    # The records of a split have to stay together.
     if ShardList.join(own, added).group_by_split(names) is None:
         return None
     return Composition(plan.store, reader.manifest, plan.columns, [LinkedShards(added, None, reader.manifest)])
@@ -345,16 +322,13 @@ def _plan_conversion(plan: AppendPlan, destination: Path, progress: ProgressCall
 
 
 def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
-    """Makes the options of a conversion whose records are encoded like the store's.
-
-    Images of a store with the same encoding stay as they are: the options have no size, quality, normalisation and EXIF
-    handling.
-    """
+    """Makes the options of a conversion that encodes records like the store's."""
     manifest, options = plan.manifest, plan.options
     opened = plan.source.source
     other = opened.manifest if isinstance(opened, StoreSource) else None
     encode = restore_encode_options(manifest)
     shape: dict[str, Any] = {"progressive": encode.progressive}
+    # Images of a store with the same encoding stay as they are.
     if other is None or other.encoding != manifest.encoding:
         quality = manifest.options.get("quality")
         shape |= {
@@ -389,27 +363,22 @@ def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
 
 
 def _collect_column_answers(plan: AppendPlan) -> tuple[str, ...]:
-    """Returns the options of single columns, as ``COLUMN.NAME=VALUE``. This append's options replace the store's."""
+    """Returns the options of single columns, the store's and this append's, as ``COLUMN.NAME=VALUE``."""
     recorded = read_column_answers(plan.manifest)
     given = plan.options.column_answers.items()
     own = {f"{column}.{name}": value for column, answers in given for name, value in answers.items()}
+    # This append's options replace the store's.
     return tuple(f"{name}={value}" for name, value in (recorded | own).items())
 
 
 def _max_shard_bytes(plan: AppendPlan) -> int:
-    """Returns the maximum bytes of images of a new shard.
-
-    It is the option, else the size of the store's largest shard. If the store is one file, returns a number that no
-    shard reaches.
-    """
+    """Returns the maximum bytes of images in a new shard: as asked, or as in the store's largest shard."""
+    # A store of one file has no shards, so no limit.
     return plan.options.shard_bytes or largest_shard_bytes(plan.manifest) or NO_LIMIT
 
 
 def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
-    """Raises :class:`StoreError` if the new records would not fit the store.
-
-    Columns, their order, normalisation and EXIF handling must be equal.
-    """
+    """Raises :class:`StoreError` if the new records would not fit the columns and settings of the store."""
     manifest = plan.manifest
     made = {column.name: column for column in Run(conversion).columns}
     names = list(made)

@@ -140,12 +140,12 @@ class BatchPacker:
     def _pack_sample(
         self, entry: Entry, together: ImageData | Sample | None, batch: PackedBatch, states: dict[str, FileState]
     ) -> PackedSample:
-        """Reads and encodes one sample, and adds it to the counts of ``batch``. ``together``: its content, if it was
-        read with others."""
+        """Reads and encodes one sample, and adds it to the counts of ``batch``."""
         convert, linker, tally = self._convert, self._linker, batch.tally
         listed, number, values = entry, None, None
         try:
             place = None if linker is None else linker.locate(entry, states)
+            # ``together`` is the content, if it was read with others.
             content = self._read(entry) if together is None else together
             if isinstance(content, Sample):
                 number = content.number
@@ -257,7 +257,7 @@ def append_batch(builder: StoreBuilder, packed: PackedBatch, survey: Survey, cut
 
 
 def _append_run(builder: StoreBuilder, run: Sequence[PackedSample], survey: Survey, indexes: Iterator[bytes]) -> None:
-    """Appends samples of one split to a builder. Takes their seek indexes from ``indexes`` if the store has them."""
+    """Appends packed samples, all of one split, to a builder."""
     if not run:
         return
     columns = {column.name for column in builder.columns}
@@ -271,6 +271,7 @@ def _append_run(builder: StoreBuilder, run: Sequence[PackedSample], survey: Surv
     if "shape" in columns:
         values["shape"] = np.array([each.shape for each in run], np.int32)
     if SEEK_INDEX.name in columns:
+        # ``indexes`` yields one for each sample, in order.
         values[SEEK_INDEX.name] = [next(indexes) for _ in run]
     links = [each.link for each in run if each.link is not None]
     if links:

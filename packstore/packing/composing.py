@@ -228,19 +228,15 @@ class Composition:
             return builder.commit(counted=record_counts(self.base) | oriented, skipped=self.base.skipped)
 
     def _count_oriented(self, counted: int, unread: int) -> dict[str, int]:
-        """Returns the option with the number of turned photos: those ``counted`` of the copied records, and at most
-        how many linked shards and ``unread`` records can have. Empty if the stores have none."""
+        """Returns the option with the number of turned photos, or ``{}`` if the stores have none."""
         known = self.base.options.get(EXIF_ORIENTED)
         if not isinstance(known, int):
             return {}
+        # An upper limit: nobody has counted the turned photos in linked shards and ``unread`` records.
         return {EXIF_ORIENTED: counted + min(max(known - counted, 0), self.records - self.copied_count + unread)}
 
     def _link_and_publish(self, progress: ProgressCallback) -> Manifest:
-        """Copies records to new shards, links the other shards beside them, and publishes both as one store.
-
-        Reports progress. If it fails, deletes everything that it has written. Raises :class:`DestinationError` if the
-        store cannot be written.
-        """
+        """Publishes copied and linked shards as one store, and returns its manifest."""
         staging = Staging(self.destination, overwrite=self.overwrite, owned=list_owned_files)
         try:
             parts, copied = self.make_shards(staging.work.path / KEPT, progress)
@@ -278,14 +274,14 @@ class Composition:
         return self._order_shards(fresh.renumber(range(first, first + len(fresh)))), copied
 
     def _order_shards(self, fresh: ShardList) -> ShardList:
-        """Lists all shards of the new store in the order of the pieces. ``fresh`` has the shards of the copied
-        records."""
+        """Lists all shards of the new store in the order of the pieces."""
         ordered: list[ShardList] = []
         place = left = 0  # of the shards in ``fresh``; of the records of the last pieces
         for piece in (*self.pieces, None):
             if isinstance(piece, CopiedRecords):
                 left += piece.count
                 continue
+            # ``fresh`` has the shards of the copied records, in order.
             first = place
             while left > 0:
                 left -= int(fresh.rows["records"][place])
@@ -326,21 +322,19 @@ def sum_columns(columns: Sequence[Column], pieces: Iterable[Piece], written: Seq
 
 
 def _sum_ragged_columns(whole: Manifest, taken: Sequence[ShardList]) -> dict[str, int]:
-    """Sums the bytes of each ragged column in some shards of a store.
-
-    Reads the manifests of these shards; at a URL, fetches the shards into the cache. If fewer shards of a local store
-    are left out, reads their manifests instead and subtracts.
-    """
+    """Sums the bytes of each ragged column in some shards of a store."""
     shards = [pair for parts in taken for pair in zip(parts.rows, parts.places, strict=True)]
     places = [place for _, place in shards]
     fewer = False
     if isinstance(places[0], UrlPath):
         manifests = [
+            # Fetches the shard into the cache.
             fetch_shard_manifest(UrlPath(place), row["digest"].tobytes().hex(), int(row["nbytes"]), whole.format)
             for row, place in shards
         ]
     else:
         directory, names = Path(places[0]).parent, whole.shards.names() if whole.shards else ()
+        # Read the manifests of the other shards instead, and subtract, if these are fewer.
         others = sorted({f"{directory}/{name}" for name in names} - set(places))
         fewer = len(others) < len(places)
         manifests = [read_manifest(Path(place)) for place in (others if fewer else places)]

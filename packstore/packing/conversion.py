@@ -119,10 +119,7 @@ def read_conversion_counts(manifest: Manifest) -> dict[str, int]:
 
 
 def _describe_rounding(manifest: Manifest) -> list[str]:
-    """Describes the rounding of images of more than 8 bits by a floating point encoding of 16 bits, in one line.
-
-    Empty for other encodings, and for images of 8 bits.
-    """
+    """Describes in one line how a 16-bit floating point encoding rounds images of more than 8 bits."""
     bits, mode = {"float16": 11, "bfloat16": 8}.get(manifest.encoding), manifest.image.pixels
     if bits is None or mode.dtype == "uint8":
         return []
@@ -142,8 +139,7 @@ def describe_other_sizes(manifest: Manifest, first: str = "") -> list[str]:
 
 
 def _describe_convention(plan: Plan, manifest: Manifest) -> list[str]:
-    """Describes the convention of the source's format by which annotations of turned photos were understood. Empty
-    if it was not needed."""
+    """Describes in which frame annotations of turned photos are taken to count, if the source's format decided it."""
     frame = plan.source.annotation_frame("jpeg")
     moved = manifest.options.get("exif_oriented") and any(column.frame is not None for column in manifest.columns)
     if frame is None or not moved or plan.options.annotation_frame is not None:
@@ -156,15 +152,13 @@ def _describe_convention(plan: Plan, manifest: Manifest) -> list[str]:
 
 
 def _find_palette_classes(plan: Plan, packed: Packed) -> tuple[str, ...]:
-    """Returns the classes whose records are all PNG files with a palette.
-
-    For a store without classes, returns ``("",)`` if all records are such files. Empty if the samples bring labels.
-    """
+    """Returns the classes whose images are all palette PNGs, or ``("",)`` if a store without classes has only these."""
     manifest, palette, labels = packed.manifest, packed.tally.palette, packed.labels
     if not palette:
         return ()
     if manifest.classes is None:
         return ("",) if palette.total() == manifest.records else ()
+    # The tally counts by labels of entries, but here the samples bring them.
     if "label" in plan.survey.sampled:
         return ()
     if labels is None:
@@ -254,11 +248,7 @@ def _plan_dataset(
     fields: Mapping[str, Field | str] | None,
     progress: ProgressCallback,
 ) -> Plan:
-    """Plans the conversion of a dataset, or of a dict of datasets by split. ``fields`` None infers the fields.
-
-    Raises :class:`UsageError` for options that only paths have, and for a cluster. Raises it also for an empty dict,
-    and for a split whose name is empty or no text. Also raises the errors of :func:`make_plan`.
-    """
+    """Plans the conversion of a dataset, or of a dict of datasets by split."""
     for_paths = (options.source_kind, options.labels, options.image_key, options.label_key, options.layout)
     patterns = (options.ignore, options.splits, options.source_columns, options.pair, options.sidecar, options.masks)
     if any(patterns) or any(value is not None for value in for_paths):
@@ -280,7 +270,7 @@ def _plan_dataset(
     source = DatasetSource(
         data if by_split else {options.split or "": data},
         SourceOptions(max_pixels=options.max_pixels, skip_bad=options.on_error == "skip"),
-        fields=None if fields is None else parse_fields(fields),
+        fields=None if fields is None else parse_fields(fields),  # None infers them
         encoding=options.encoding,
         workers=options.workers,
     )

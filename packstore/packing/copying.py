@@ -105,16 +105,12 @@ def renumber_classes(labels: Any, numbers: NDArray[np.int64]) -> Any:
 def _read_proven(
     reader: Reader, some: NDArray[np.int64], unread: bool
 ) -> tuple[NDArray[np.uint64], Sequence[Buffer], dict[str, Any]]:
-    """Reads some records, and compares them with their checksums. Returns the images' checksums, the images, and all
-    other fields.
-
-    With ``unread``, reads no images, and returns empty ones. Reads again if damaged shards can be fetched again.
-    """
+    """Reads records and verifies their checksums; returns the images' checksums, the images and all other fields."""
     copies, proof, numbers = DamagedCopies(reader), Proof(reader.manifest.columns, reader.value), some.tolist()
     while True:
         try:
             checksums = reader.values("checksum", some)
-            images: Sequence[Buffer] = [b""] * len(some)
+            images: Sequence[Buffer] = [b""] * len(some)  # with ``unread``, images stay empty
             if not unread:
                 images = reader.views(some)
                 proof.check_images(numbers, images, checksums)
@@ -122,7 +118,7 @@ def _read_proven(
             if proof.has_rows:
                 proof.check_rows(numbers, values, reader.values(ROW_CHECKSUM.name, some))
         except StoreError as error:
-            if not copies.refetch([error], some):
+            if not copies.refetch([error], some):  # damaged shards in the cache can be fetched again
                 raise
         else:
             return checksums, images, values

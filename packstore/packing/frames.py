@@ -177,8 +177,7 @@ class FrameAligner:
     def _find_frames(
         self, key: str, sample: Sample, orientation: int, size: Size, kind: str
     ) -> dict[str, str]:  # fmt: skip
-        """Returns the frame of each column in which the sample has annotations. Raises :class:`AmbiguousSourceError` if
-        nothing tells it."""
+        """Returns the frame of each column in which the sample has annotations."""
         present = [name for name, column in self._columns.items() if _has_annotations(column, sample)]
         if not sample.at_rest:  # the size of a mask that fits neither is reported when it is checked
             present = [name for name in present if _fits_image(self._columns[name], sample.values[name], size)]
@@ -201,11 +200,12 @@ class FrameAligner:
     def _refuse_other_pictures(
         self, key: str, sample: Sample, orientation: int, size: Size, wanted: str, frames: Mapping[str, str]
     ) -> None:
-        """Raises :class:`UsageError` for a picture of the image's size, such as a mask in colours, that has no
-        orientation and is in another frame than the image will be: packstore does not turn such pictures."""
+        """Raises :class:`UsageError` for a picture beside the image, such as a colour mask, that would have to be
+        turned."""
         known = {*frames.values()}
         for column in () if sample.at_rest else self._pictures:
             data = sample.values[column.name]
+            # Only pictures without an orientation of their own matter: packstore does not turn these.
             if not isinstance(data, bytes) or read_annotation_orientation(data) != 1:
                 continue
             try:
@@ -213,7 +213,7 @@ class FrameAligner:
             except HeaderError:
                 continue  # reported when it is checked
             by_size = {size: STORED, size[::-1]: UPRIGHT}
-            if (info.width, info.height) not in by_size:
+            if (info.width, info.height) not in by_size:  # it does not lie on the image
                 continue
             told = by_size[info.width, info.height] if swaps_sides(orientation) and size[0] != size[1] else None
             frame = told or self._answer or (known.copy().pop() if len(known) == 1 else None)
@@ -238,21 +238,21 @@ class FrameAligner:
         )
 
     def _find_recorded_frame(self, name: str, kind: str) -> str | None:
-        """Returns the frame of a column of a source that is a store. If that store does not tell, annotations stay with
-        its pixels unless their frame changes; then the result is None."""
+        """Returns the frame of a column of a source that is a store, or None if it cannot be known."""
         store = self._survey.store
         assert store is not None
         turned = bool(store.options.get("exif_transpose"))
         frame = store.column(name).frame
+        # If the store does not tell, annotations stay with its pixels, unless the frame of the pixels changes.
         known = frame is not None or turned is self._upright
         return frame_of_pixels(turned, kind) if known else None
 
     def _find_common_frame(self) -> str | None:
-        """Returns the frame that samples of the source tell, of the first 20,000. None if none tells, if they
-        contradict each other, and for samples that can be read only once. Looks once."""
+        """Returns the only frame that the first samples of the source tell, or None."""
         with self._lock:
             if not self._looked:
                 frames: set[str] = set()
+                # A source that can be read only once is not looked at.
                 for frame in self._walk_evidence() if self._survey.counted else ():
                     frames.add(frame)
                     if len(frames) > 1:
@@ -262,7 +262,7 @@ class FrameAligner:
             return self._evidence
 
     def _walk_evidence(self) -> Iterator[str]:
-        """Yields the frames that the first samples of the source tell. Skips bad samples."""
+        """Yields the frames that the first samples of the source tell."""
         for entry in islice(self._source.fetch(self._source.entries(self._split)), _LOOKED_AT):
             try:
                 sample = self._source.read(entry)
@@ -288,12 +288,9 @@ def _has_annotations(column: Column, sample: Sample) -> bool:
 
 
 def _find_stated_frames(columns: Mapping[str, Column], sample: Sample, orientation: int, size: Size) -> dict[str, str]:
-    """Returns the frame of each column that the sample tells by the sizes it states; leaves out the others.
-
-    Sizes tell nothing of a square image, and of one that is only mirrored or turned upside down.
-    """
+    """Returns, by column, the frames that the sizes stated by the sample tell."""
     if not swaps_sides(orientation) or size[0] == size[1]:
-        return {}
+        return {}  # both frames have the same size
     by_size = {size: STORED, size[::-1]: UPRIGHT}
     stated: set[str | None] = {by_size.get(each) for each in _list_stated_sizes(sample)}
     frames: dict[str, str] = {}
@@ -315,7 +312,7 @@ def _list_stated_sizes(sample: Sample) -> list[Size]:
 
 
 def _fits_image(column: Column, value: Any, size: Size) -> bool:
-    """Tells if a mask has the size of its image in one of the frames. True for other columns."""
+    """Tells if a mask has the size of its image in one of the frames; other columns always fit."""
     return not column.traits.lies_on_image or _read_mask_size(column, value) in (size, size[::-1])
 
 
@@ -334,14 +331,14 @@ def _read_mask_size(column: Column, value: Any) -> Size | None:
 
 
 def _find_frame_of_extent(column: Column, sample: Sample, size: Size) -> str | None:
-    """Returns the only frame in which all coordinates lie within the image; None if both or neither fit. Coordinates
-    may exceed its sides by 5%, as annotators draw them."""
+    """Returns the only frame whose image contains all coordinates, or None."""
     value = sample.values[column.name]
     if sample.relative or column.coordinates is None:
         return None
     points = np.asarray(value, np.float64).reshape(-1, len(column.coordinates or ""))
     points = points.reshape(-1, 2) if column.coordinates == "xyxy" else points[:, :2]
     right, bottom = points.max(0)
+    # Annotators draw up to 5% beyond the sides.
     fits = {
         frame: right <= _SLACK * width + 1 and bottom <= _SLACK * height + 1
         for frame, (width, height) in ((STORED, size), (UPRIGHT, size[::-1]))

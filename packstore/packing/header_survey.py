@@ -154,8 +154,7 @@ def _choose_entries(source: Source, survey: Survey, split: str | None) -> Iterat
 
 
 def _read_header(source: Source, entry: Entry, reading: Reading) -> tuple[bytes, ImageInfo]:
-    """Reads the beginning of an image if its header tells that it is 8-bit RGB or less, else the whole image. Returns
-    the bytes with their header."""
+    """Reads the beginning of an image, or the whole image if necessary, and returns the bytes with their header."""
     place = source.locate(entry) if (reading.mode, reading.frame) == (RGB.name, 0) else None
     if place is not None and place.within is None:
         with suppress(OSError, ValueError, HeaderError):
@@ -166,7 +165,7 @@ def _read_header(source: Source, entry: Entry, reading: Reading) -> tuple[bytes,
             finally:
                 os.close(file)
             info = sniff(start)
-            if not exceeds_rgb(start, info):
+            if not exceeds_rgb(start, info):  # the beginning tells enough
                 return start, info
     data = bytes(source.image(entry))
     return data, sniff(data)
@@ -307,8 +306,7 @@ def _propose_options(found: HeaderSurvey) -> Iterator[tuple[tuple[str, ...], str
 
 
 def _resolve(source: Source, survey: Survey, options: ConvertOptions, given: dict[str, Any]) -> Reading | None:
-    """Returns how images are read with further options. None if the options have no effect, or if the encoding does not
-    hold the mode. Raises :class:`PackstoreError` for options that cannot apply."""
+    """Returns how images are read with ``given`` added, or None if that has no effect or does not fit the encoding."""
     if any(getattr(options, name) is not None for name in given):
         return None
     reading = resolve_reading(source, survey, replace(options, **given))
@@ -320,6 +318,7 @@ def _resolve(source: Source, survey: Survey, options: ConvertOptions, given: dic
     if given.get("frames") in OF_SOURCES:
         reading = replace(reading, frames="first")  # the other frames become records
     encoding = None if options.encoding is None else ENCODINGS[options.encoding]
+    # An encoding of arrays holds one dtype.
     fits = encoding is None or encoding.layout != "HWC" or encoding.dtype == reading.pixels.dtype
     return reading if fits else None
 

@@ -171,14 +171,7 @@ def plan_merge(
 
 
 def _merge_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> tuple[Column, ...]:
-    """Joins the columns of all stores in the order of the first store, with the classes of all.
-
-    ``classes`` gives the order of the classes of ``label``; None keeps their order.
-
-    Raises:
-        StoreError: Columns differ in more than order and classes, or images were resized in different ways.
-        UsageError: ``classes`` does not fit.
-    """
+    """Joins the columns of all stores in the order of the first store, with the classes of all."""
     first = readers[0]
     for reader in readers[1:]:
         mine, other = first.manifest, reader.manifest
@@ -198,10 +191,7 @@ def _merge_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> 
 
 
 def _check_class_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -> tuple[str, ...]:
-    """Returns ``classes`` as a tuple if it names every class of ``merged`` once; it may name further classes.
-
-    Else raises :class:`UsageError`. Raises it also if ``merged`` is None: the labels have no names then.
-    """
+    """Returns ``classes`` as a tuple if it names every class of ``merged`` once; it may name further classes."""
     if merged is None:
         raise UsageError("classes gives the order of names, and the labels of the stores are plain numbers")
     repeated = next((name for i, name in enumerate(classes) if name in classes[:i]), None)
@@ -215,11 +205,7 @@ def _check_class_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -
 
 
 def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
-    """Returns for each store the keys to leave out because an earlier store has them.
-
-    Reads no keys under the policy ``unchecked``, and returns empty sets. Raises :class:`StoreError` for duplicates
-    under the policy ``raise``.
-    """
+    """Returns for each store the keys to leave out because an earlier store has them."""
     left_out: list[set[str]] = [set() for _ in readers]
     if policy == "unchecked":
         return left_out

@@ -74,13 +74,11 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
 
 
 def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> None:
-    """Raises :class:`UsageError` for options that would change the mode of floating point values.
-
-    ``is_raw``: whether the values are the source's own, not normalised; the message then suggests ``--depth``.
-    """
+    """Raises :class:`UsageError` for options that would change the mode of floating point values."""
     given = {name: getattr(options, name) for name in ("mode", "depth", "alpha", "frames")}
     named = [name for name, value in given.items() if value not in (None, KEEP, base.mode, *OF_SOURCES)]
     if named:
+        # The values are the source's own, not normalised, so a window can make them 8 bits.
         if is_raw and "mode" in named:
             raise UsageError(
                 f"the source holds floating point values of mode {base.pixels}; say how they become 8 bits with "
@@ -93,16 +91,9 @@ def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> 
 
 
 def _refuse_unused_options(base: Reading, options: ConvertOptions, path: str, kind: str) -> None:
-    """Raises :class:`UsageError` for options that have no effect on the source's arrays.
-
-    - ``frames``, but not a value that applies when the source is opened.
-    - ``depth``, if the arrays have 8 bits already.
-    - ``alpha``, if they have no alpha.
-
-    ``keep`` is always allowed.
-    """
+    """Raises :class:`UsageError` for options that have no effect on the source's arrays."""
     given = {
-        "frames": options.frames is not None and options.frames not in OF_SOURCES,
+        "frames": options.frames is not None and options.frames not in OF_SOURCES,  # those apply when it is opened
         "depth": options.depth not in (None, KEEP) and base.pixels.dtype == "uint8",
         "alpha": options.alpha not in (None, KEEP) and not base.pixels.has_alpha,
     }
@@ -114,13 +105,11 @@ def _refuse_unused_options(base: Reading, options: ConvertOptions, path: str, ki
 
 
 def _refuse_wide_scale(base: Reading, options: ConvertOptions, survey: Survey, path: str) -> None:
-    """Raises :class:`UsageError` for ``depth="scale"`` unless whole numbers are known to take the range of their dtype.
-
-    Other images would become almost black, or gray.
-    """
+    """Raises :class:`UsageError` for ``depth="scale"`` if whole numbers may not use the full range of their dtype."""
     dtype, ends = base.pixels.dtype, survey.value_range
     if options.depth != "scale" or dtype == "float32":
         return
+    # Such images would become almost black, or gray.
     if not survey.uses_all_bits:
         limits = np.iinfo(dtype)
         raise UsageError(
@@ -135,10 +124,7 @@ def _refuse_wide_scale(base: Reading, options: ConvertOptions, survey: Survey, p
 
 
 def _refuse_narrower_mode(reading: Reading, survey: Survey, mode: str) -> None:
-    """Raises :class:`UsageError` if arrays would have to change their dtype, or lose their alpha, for ``mode``.
-
-    A change to 8 bits is allowed if ``depth`` says how to make it, a loss of alpha if ``alpha`` does.
-    """
+    """Raises :class:`UsageError` if ``mode`` would take bits or alpha from arrays, and no option says how."""
     found, wanted = reading.pixels, parse_mode(mode)
     if ENCODINGS[survey.encoding].layout is None:
         return
@@ -155,12 +141,9 @@ def _refuse_narrower_mode(reading: Reading, survey: Survey, mode: str) -> None:
 
 
 def _resolve_array_reading(reading: Reading, given: Mapping[str, str]) -> Reading:
-    """Returns how to read arrays: in their own mode, with two changes.
-
-    Values become 8 bits if ``given`` has a ``depth``. Alpha is removed if ``given`` has an ``alpha``. Options recorded
-    by a store change nothing: they were applied when it was packed.
-    """
+    """Returns how to read arrays: in their own mode, reduced as ``given`` says."""
     mode = reading.pixels
+    # Only given options count: a store's recorded options were applied when it was packed.
     if "depth" in given and mode.dtype != "uint8":
         mode = with_dtype(mode, "uint8")
     if "alpha" in given and mode.has_alpha:
@@ -185,10 +168,7 @@ def resolve_kept_mode(found: Mode, options: ConvertOptions | Answers) -> Mode:
 
 
 def _read_first_mode(source: Source, survey: Survey, options: ConvertOptions, frame: int) -> Mode:
-    """Reads the first image and returns the mode of its frame ``frame``.
-
-    Raises :class:`SourceError` if there is none or it cannot be read. Raises :class:`UsageError` for an iterable.
-    """
+    """Reads the first image and returns the mode of its frame ``frame``."""
     if not survey.counted:
         raise UsageError("keep reads the first image beforehand, and an iterable can be read once; name the mode")
     for entry in islice(source.pick_entries(options.split, survey.records, 1), 1):
@@ -292,8 +272,7 @@ def resolve_column_modes(source: Source, survey: Survey, options: ConvertOptions
 
 
 def _extract_files(column: Column, value: Any, at_rest: bool) -> Sequence[Any]:
-    """Returns the image files in a sample's value, none if the value is missing. ``at_rest``: whether it has the stored
-    form."""
-    if at_rest and value:
+    """Returns the image files in a sample's value, none if the value is missing."""
+    if at_rest and value:  # it has the stored form
         return column.traits.files(column, value)
     return value if isinstance(value, list) else [value] if value else []

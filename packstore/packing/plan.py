@@ -208,10 +208,8 @@ def resolve_format(destination: Path, format: str | None) -> str:
 
 
 def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
-    """Raises :class:`UsageError` if images would be resized, but not the columns that belong to their pixels.
-
-    Such columns are boxes, keypoints, masks and further images.
-    """
+    """Raises :class:`UsageError` if images would be resized, but not their boxes, keypoints, masks or further
+    images."""
     names = [column.name for column in survey.columns if column.traits.moves or column.traits.has_images]
     if names and (encode.size is not None or encode.resize is not None or encode.max_side is not None):
         raise UsageError(
@@ -241,11 +239,8 @@ def check_new_store(destination: Path, options: ConvertOptions) -> None:
 def _resolve_encoding(
     format: str, usual: str, survey: Survey, options: ConvertOptions, reading: Reading
 ) -> tuple[EncodeOptions, bool]:
-    """Returns the encode options with all defaults filled in. ``original`` becomes the encoding of a source of arrays.
-
-    Also returns whether mean and standard deviation must be computed first. For more than 8 bits, a default of
-    ``float16`` becomes ``float32``. Raises :class:`UsageError` for options that do not fit the encoding.
-    """
+    """Returns the options with all defaults filled in, and whether mean and standard deviation must be computed
+    first."""
     source: type[Encoding] = ENCODINGS[survey.encoding]
     store = survey.store
     normalized = source.layout == "CHW"
@@ -253,6 +248,7 @@ def _resolve_encoding(
     if default == "float16" and reading.pixels.dtype != "uint8":
         default = "float32"  # half precision has 11 bits
     asked = options.encoding or default or survey.encoding
+    # ``original`` becomes the encoding of a source of arrays.
     encoding: type[Encoding] = ENCODINGS[asked].choose_for_source(source)
     if options.encoding in (None, "original") and source.layout is not None:
         mode = parse_mode((survey.mode if store is None else store.image.mode) or RGB.name)
@@ -300,10 +296,7 @@ def _resolve_encoding(
 
 
 def _estimate_bytes(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
-    """Estimates the size of the store on disk.
-
-    ``sampled``: bytes of some encoded records; used if the encoding does not tell their sizes.
-    """
+    """Estimates the size of the store on disk."""
     survey, records = plan.survey, plan.survey.records
     image = encoder.columns()[0]
     columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns)) + survey.value_bytes
@@ -317,6 +310,7 @@ def _estimate_bytes(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
         padding = (count * (container.estimate_disk_bytes(size) - size) for size, count in survey.size_counts.items())
         images = survey.size_bytes + sum(padding)
     else:
+        # ``sampled``: the sizes of some encoded records, since the encoding does not tell them.
         each = [container.estimate_disk_bytes(size) for size in sampled]
         images = sum(each) * records // max(1, len(each))
     return images + columns + container.overhead_bytes + (images // index_share if plan.index else 0)

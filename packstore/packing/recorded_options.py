@@ -62,8 +62,7 @@ def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
 
 
 def _collect_column_answers(plan: Plan) -> dict[str, str]:
-    """Returns the options of single image columns. If the source is a store, takes over its options of other
-    columns."""
+    """Returns the options of single image columns, including those recorded by a source that is a store."""
     given = format_answers(plan.options.column_answers)
     store = plan.survey.store
     if store is None:

@@ -185,27 +185,21 @@ def relink(
 
 
 def _absolute_path(path: str | os.PathLike[str]) -> str:
-    """Makes a path absolute and removes ``..``, without resolving symbolic links. Returns a URL unchanged.
-
-    Raises :class:`UsageError` for an empty path.
-    """
+    """Makes a path absolute and removes ``..``, without resolving symbolic links; a URL stays unchanged."""
     refuse_empty(path)
     place = location(path)
     return str(place) if place_of(place).remote else os.path.abspath(place)  # noqa: PTH100 - it removes `..`
 
 
 def _move_path(place: str, moves: tuple[str, str] | None) -> str:
-    """Replaces the beginning of a path by ``moves`` (old folder, new folder).
-
-    Returns other paths unchanged. ``moves`` None changes no path.
-    """
+    """Replaces the folder ``moves[0]`` at the beginning of a path by ``moves[1]``, and leaves other paths unchanged."""
     if moves is None or not f"{place}/".startswith(f"{moves[0].rstrip('/')}/"):
         return place
     return f"{moves[1].rstrip('/')}{place[len(moves[0].rstrip('/')) :]}"
 
 
 def _read_file_state(place: str) -> FileState:
-    """Returns size and time of modification of a file or object. Raises :class:`StoreError` if it cannot be read."""
+    """Returns the size and modification time of a file or object."""
     try:
         if not is_url_link(place):
             return read_file_state(place)
@@ -221,16 +215,7 @@ def _read_file_state(place: str) -> FileState:
 def _verify_changed_files(
     reader: Reader, places: dict[str, str], states: dict[str, FileState], progress: ProgressCallback
 ) -> int:
-    """Reads the images in files whose size or time has changed, and compares them with their checksums.
-
-    Returns the number of images read. Raises :class:`StoreError` for the first image that differs or cannot be read.
-
-    Args:
-        reader: The linked store.
-        places: New path of each file, by its old path.
-        states: Present size and time of each file, by its new path.
-        progress: Called after each batch.
-    """
+    """Compares images in files whose size or time has changed with their checksums, and returns how many it read."""
     files, proof = LinkedFiles(), Proof(reader.manifest.columns, reader.value)
 
     def check(first: int) -> int:
@@ -238,6 +223,7 @@ def _verify_changed_files(
         values = read_link_values(reader, records)
         count = 0
         for i, record in enumerate(records.tolist()):
+            # ``places`` has the new path by the old one, ``states`` the present size and time by the new path.
             place = places[values["link_file"][i]]
             if states[place] == (values["link_file_bytes"][i], values["link_file_modified"][i]):
                 continue
@@ -269,19 +255,12 @@ def _rewrite_store(
     links: LinkGetter | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Replaces an open store by a copy with the same shards and splits; returns the copy's manifest.
-
-    Args:
-        reader: The store. Readers that are open keep the old one.
-        columns: Columns of the copy.
-        stage: Name of the stage in progress reports.
-        progress: Called after each batch.
-        links: New links of a linked store; None for the old ones.
-        options: Changed options of its manifest.
-    """
+    """Replaces an open store by a copy with the same shards and splits, and returns the copy's manifest."""
     manifest = reader.manifest
     base = replace(manifest, options={**manifest.options, **(options or {})})
+    # By default the copy keeps the old links.
     links = links or partial(read_link_values, folder=relative_link_folder(manifest, reader.path))
+    # Readers that are open keep the old store.
     return Composition(
         reader.path,
         base,

@@ -216,10 +216,7 @@ class Run:
         yield from pack_batches(self.plan, self.encoder, entries, workers, self.aligner)
 
     def _replay(self, run: InterruptedRun, entries: Iterator[Entry]) -> Generator[PackedBatch, None, Iterator[Entry]]:
-        """Yields the records of an interrupted run up to the first that cannot be verified, and logs why it stops.
-
-        Returns the entries that remain to be packed.
-        """
+        """Yields the verified records of an interrupted run, and returns the entries that remain to be packed."""
         survey, columns = self.plan.survey, self.columns
         varies = any(column.name == "shape" for column in columns)
         sampled = bool(survey.sampled) or survey.gives_keys
@@ -263,8 +260,7 @@ class Run:
         return entries
 
     def _find_source_change(self, before: SourcePosition) -> str | None:
-        """Returns the reason why an interrupted run cannot be resumed, or None: it skipped samples at which this run
-        would stop, or the source has changed up to its position."""
+        """Returns the reason why an interrupted run cannot be resumed, or None."""
         plan, tally = self.plan, before.tally
         if tally.skipped and plan.options.on_error != "skip":
             return f"it skipped {len(tally.skipped)} bad samples"
@@ -273,7 +269,7 @@ class Run:
         for some in group_entries(listed, PASS_RECORDS, 1, lambda _: 0):
             count += len(some)
             digest.add(some)
-            digest.hexdigest()
+            digest.hexdigest()  # frees the entries
         if (count, digest.hexdigest()) != (tally.entries, before.digest):
             return "files of the source have changed since"
         return None
@@ -360,17 +356,14 @@ def with_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Pla
 
 
 def _compute_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:
-    """Computes mean and standard deviation over the training split: the first whose name begins with ``train``.
-
-    Takes all records if there is no such split. Reads every image, resized and cropped as it will be stored. Under
-    ``on_error="skip"`` leaves out bad samples, else raises :class:`SampleError`. Reports progress.
-    """
+    """Computes mean and standard deviation over the training split, or over all records if there is none."""
     from packstore.images.encode.statistics import DatasetStatistics  # which loads fractions
 
     names = list(plan.survey.splits)
     split = next((name for name in names if name.lower().startswith("train")), None)
     total = plan.survey.splits[split] if split else plan.survey.records
     mode = plan.encode.reading.pixels
+    # Images are measured as they will be stored, resized and cropped.
     pixels = make_encoder(replace(plan.encode, encoding=mode.dtype, normalization=None), plan.survey, plan.shape)
     source, skip = plan.source, plan.options.on_error == "skip"
 

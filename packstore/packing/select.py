@@ -137,11 +137,8 @@ def _count_moves(manifest: Manifest, pieces: Sequence[Piece]) -> dict[tuple[str,
 def _select_columns(
     manifest: Manifest, options: SelectOptions
 ) -> tuple[tuple[Column, ...], dict[str, NDArray[np.int64]], list[int]]:
-    """Returns the new store's columns, and how class numbers change.
-
-    The second value maps old class numbers to new ones, by column. The third has the old class numbers whose records
-    are left out. Raises :class:`UsageError` if ``drop_columns`` or ``relabel`` does not fit the store.
-    """
+    """Returns the new columns, the new class numbers by column, and the old class numbers whose records to leave
+    out."""
     dropped = set(options.drop_columns)
     needed = {*_NEEDED, *(companion.name for column in manifest.columns for companion in column.companions)}
     for name in options.drop_columns:
@@ -171,10 +168,7 @@ def _select_columns(
 
 
 def _read_relabel(path: Path) -> dict[str, str]:
-    """Reads new class names from a CSV file with the columns ``old,new``.
-
-    Raises :class:`UsageError` if the file cannot be read, has another form, or names a class twice.
-    """
+    """Reads new class names from a CSV file with the columns ``old,new``."""
     shown = printable(str(path))
     names: dict[str, str] = {}
     try:
@@ -220,15 +214,8 @@ def _split_names(manifest: Manifest) -> list[str]:
 def _choose_records(
     reader: Reader, where: Where | None, gone: Sequence[int], options: SelectOptions, progress: ProgressCallback
 ) -> dict[str, NDArray[np.int64]]:
-    """Applies the condition, the audit report and the random draws. Returns the ascending record numbers of each new
-    split.
-
-    ``where`` None means all records. Leaves out records whose class is in ``gone``, and empty splits. Reports progress.
-
-    Raises:
-        StoreError: A sample or split cannot be drawn.
-        UsageError: The audit report is of another store, or the store has no classes to draw by.
-    """
+    """Chooses records by the condition, the audit report and random draws; returns their ascending numbers by new
+    split."""
     manifest = reader.manifest
     chosen: NDArray[np.int64] = np.arange(len(reader))
     if where is not None and where.columns <= {"split"} and not gone:
@@ -258,23 +245,20 @@ def _choose_records(
     if not manifest.splits:
         return {"": chosen}
     by_split = {s.name: chosen[(chosen >= s.start) & (chosen < s.stop)] for s in manifest.splits}
-    return {name: records for name, records in by_split.items() if len(records)}
+    return {name: records for name, records in by_split.items() if len(records)}  # without empty splits
 
 
 def _draw_sample(reader: Reader, chosen: NDArray[np.int64], options: SelectOptions) -> NDArray[np.int64]:
-    """Draws records at random: at most ``per_class`` of each class, then ``sample`` of these.
-
-    With ``stratify``, the sample has the same share of each class. Records without a label are one class. Raises
-    :class:`StoreError` if there are fewer records than ``sample``.
-    """
+    """Draws records at random: at most ``per_class`` of each class, then ``sample`` of these."""
     if options.per_class is not None:
-        groups = read_class_numbers(reader, chosen, True)
+        groups = read_class_numbers(reader, chosen, True)  # no label is one class
         draws = hash_keys_with_seed(reader, chosen, options.seed, "per class")
         order = np.lexsort((draws, groups))
         _, firsts = np.unique(groups[order], return_index=True)
         ranks = np.arange(len(order)) - np.repeat(firsts, np.diff([*firsts, len(order)]))
         chosen = np.sort(chosen[order[ranks < options.per_class]])
     if options.sample is not None and options.sample < len(chosen):
+        # With ``stratify``, each class keeps its share.
         groups = read_class_numbers(reader, chosen, options.stratify)
         draws = hash_keys_with_seed(reader, chosen, options.seed, "sample")
         share = options.sample / len(chosen)
@@ -291,10 +275,7 @@ def _make_pieces(
     parts: ShardList | None,
     labels: Mapping[str, NDArray[np.int64]],
 ) -> list[Piece]:
-    """Returns the pieces of the new store: links to the shards whose records are all chosen, copies of other records.
-
-    ``parts``: the store's shards; None to copy all records.
-    """
+    """Returns the new store's pieces: links to shards whose records are all chosen, copies of other records."""
     pieces: list[Piece] = []
     starts = np.array([0, len(reader)])
     if parts is not None and reader.manifest.shards is not None:
@@ -305,7 +286,7 @@ def _make_pieces(
         for linked, run in groupby(range(len(whole)), key=whole.__getitem__):
             numbers = [*run]
             some = records[edges[numbers[0]] : edges[numbers[-1] + 1]]
-            if linked and parts is not None:
+            if linked and parts is not None:  # ``parts`` None copies everything
                 pieces.append(LinkedShards(parts.take_shards(numbers), split, reader.manifest))
             elif len(some):
                 pieces.append(CopiedRecords(reader, some, split, labels))
@@ -313,13 +294,7 @@ def _make_pieces(
 
 
 def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, format: str) -> list[Piece]:
-    """Chooses whole shards by the condition on their split, and returns links to them. ``where`` None takes all.
-
-    For new splits, draws the shards at random by the digests of their records. Opens no shard.
-
-    Raises :class:`UsageError` if the store has no shards, another format or relative links to images. Raises it also
-    if a shard has several splits, or if the condition reads anything but splits.
-    """
+    """Chooses whole shards by the condition on their split, and returns links to them."""
     manifest = reader.manifest
     shown = printable(str(reader.path))
     parts = None if manifest.shards is None else list_linkable_shards(reader, format, manifest.columns)
@@ -337,6 +312,7 @@ def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, 
         by_split = {name: [i for i in numbers.tolist() if names[i] == name] for name in dict.fromkeys(names)}
     else:
         digests = [parts.rows["records_digest"][i].tobytes() for i in numbers.tolist()]
+        # Draws by the digests of the records, so no shard is opened.
         draws = np.array([xxh3_64_intdigest(digest, seed=options.seed) for digest in digests], np.uint64)
         shared = draw_splits(numbers, np.zeros(len(numbers), np.int64), draws, options.splits, "shards")
         by_split = {name: some.tolist() for name, some in shared.items()}
@@ -426,13 +402,10 @@ def draw_parts(
 
 
 def _round_to_total(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """Rounds ``wanted`` to non-negative whole numbers that add up to ``total``.
-
-    Rounds down, then adds 1 to the numbers with the largest remainders.
-    """
+    """Rounds ``wanted`` to non-negative whole numbers that add up to ``total``."""
     floors = np.maximum(np.floor(wanted + 1e-9), 0).astype(np.int64)
     while int(floors.sum()) > total:
         floors[int(np.argmax(floors - wanted))] -= 1
     while int(floors.sum()) < total:
-        floors[int(np.argmax(wanted - floors))] += 1
+        floors[int(np.argmax(wanted - floors))] += 1  # largest remainder first
     return floors

@@ -153,10 +153,7 @@ class ValueConverter:
 
 
 def _read_mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, int]:
-    """Returns height and width of a mask: an array, or the bytes of a file.
-
-    Raises :class:`DecodeError` for a damaged file, and for one with more than ``max_pixels``.
-    """
+    """Returns height and width of a mask, which is an array or the bytes of a file."""
     if column.layout is not None:
         shape = np.shape(value)
         return shape[-2], shape[-1]
@@ -276,8 +273,7 @@ class FileChecks:
     def _describe_loss(
         self, column: Column, reading: Reading, losses: Mapping[str, str], data: Any, info: ImageInfo
     ) -> str:
-        """Returns the text about a file that would lose something. It names the options that allow or avoid the
-        loss."""
+        """Returns the text about a file that would lose something, with the options that allow or avoid the loss."""
         from packstore.images.decoders import native
 
         described = native.describe_image(memoryview(data), info, reading.frame)

@@ -147,7 +147,7 @@ class _Parser:
         return condition
 
     def _parse_comparison(self) -> _Truth:
-        """Parses a column, an operator and its values. The test is unknown for missing values."""
+        """Parses a column, an operator and its values, and returns their test."""
         name, column = self._parse_column()
         negative = self._accept("not")
         sign = self.current
@@ -175,7 +175,7 @@ class _Parser:
         def compare_rows(rows: TestedRecords) -> NDArray[np.int8]:
             truth: NDArray[np.int8] = (test(rows.values(name)) != negative).astype(np.int8) * 2
             if column is not None and column.nullable:
-                truth[~rows.values(column.valid_name)] = 1
+                truth[~rows.values(column.valid_name)] = 1  # unknown
             return truth
 
         return compare_rows
@@ -193,21 +193,17 @@ class _Parser:
         return name, None if name in ("key", "split") else self.manifest.column(name)
 
     def _parse_value(self, name: str, column: Column | None) -> Any:
-        """Consumes a token and returns the value to compare with.
-
-        - ``key`` and ``split``: the text.
-        - A column with classes: the class number, by name or as written.
-        - Another column: a number; for booleans also ``true`` or ``false``.
-        """
+        """Consumes a token and returns the value to compare with."""
         token = self.current
         if token.kind not in ("word", "string") or (token.kind == "word" and token.text in _KEYWORDS):
             raise self.make_error("a value is expected")
         text = _unquote(token)
         value: Any = text
-        if column is None:
+        if column is None:  # key or split: the text itself
             splits = [split.name for split in self.manifest.splits]
             if name == "split" and text not in splits:
                 raise self.make_error(_make_unknown_message("split", text, splits))
+        # A class, by name or by number.
         elif column.classes is not None and (text in column.classes or _NUMBER.fullmatch(text) is None):
             if text not in column.classes:
                 raise self.make_error(_make_unknown_message("class", text, column.classes))
@@ -224,7 +220,7 @@ class _Parser:
         return value
 
     def _parse_pattern(self, column: Column | None) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
-        """Parses the pattern of ``like``, with ``*`` and ``?``. Returns the test of keys, splits or class numbers."""
+        """Parses the pattern of ``like``, and returns the test of keys, splits or class numbers."""
         token = self.current
         if column is not None and column.classes is None:
             raise self.make_error(f"column {column.name!r} holds numbers; like is for key, split and classes")
@@ -243,13 +239,13 @@ class _Parser:
         return self.tokens[self.at]
 
     def _accept(self, text: str) -> bool:
-        """Consumes the current token if it is the word or sign ``text``. Returns whether it was."""
+        """Consumes the current token if it is the word or sign ``text``, and returns whether it was."""
         matches = self.current.kind in ("word", "sign") and self.current.text == text
         self.at += matches
         return matches
 
     def _expect(self, text: str) -> None:
-        """Consumes the token ``text``. Raises :class:`UsageError` for any other token."""
+        """Consumes the token ``text``, or raises :class:`UsageError` if there is another."""
         if not self._accept(text):
             raise self.make_error(f"{text!r} is expected")
 
@@ -291,8 +287,7 @@ def _unquote(token: _Token) -> str:
 
 
 def _make_unknown_message(what: str, name: str, known: Sequence[str]) -> str:
-    """Returns the message for an unknown class or split. It suggests up to three similar names, else lists the first
-    ten."""
+    """Returns the message for an unknown class or split, with similar names or the first ten."""
     near = difflib.get_close_matches(name, known, 3)
     said = f"; did you mean {' or '.join(map(printable, near))}?" if near else ""
     some = ", ".join(map(printable, known[:10])) + (", …" if len(known) > 10 else "")

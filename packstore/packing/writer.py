@@ -162,10 +162,7 @@ class Writer:
         return f"<Writer of {str(self._path)!r}: {self.added:,} samples, {self._state}>"
 
     def _start_packing(self) -> None:
-        """Infers the fields from the first samples, and queues these samples for the packing thread.
-
-        Raises :class:`UsageError` if no fields fit them, and :class:`SampleError` for a sample that does not fit.
-        """
+        """Infers the fields from the first samples, and queues these samples for the packing thread."""
         self._schema = make_schema(
             [sample for *_, sample in self._first],
             self._fields,
@@ -178,10 +175,7 @@ class Writer:
         self._first = []
 
     def _check_and_queue(self, schema: Schema, split: str, index: int, sample: dict[str, Any]) -> None:
-        """Checks a sample against the schema and adds it to the current list. Queues the list if it is full.
-
-        Raises :class:`SampleError` if the sample does not fit.
-        """
+        """Checks a sample against the schema, adds it to the current list, and queues a full list."""
         key = index_key(split, index)
         try:
             taken = schema.assign_names(sample)
@@ -194,16 +188,13 @@ class Writer:
             self._batch, self._batch_bytes = [], 0
 
     def _queue_batch(self, batch: list[Entry] | None) -> None:
-        """Queues a list of entries for the packing thread; None marks the end.
-
-        Starts the thread on the first call. Blocks while the queue is full. Raises the thread's error.
-        """
+        """Queues a list of entries for the packing thread; None marks the end."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run_packing_thread, name="packstore-writer", daemon=True)
             self._thread.start()
         while self._thread.is_alive():
             try:
-                self._queue.put(batch, timeout=0.2)
+                self._queue.put(batch, timeout=0.2)  # blocks while it is full
                 break
             except queue.Full:
                 continue
@@ -211,10 +202,7 @@ class Writer:
             raise self._error
 
     def _wait_until_published(self) -> None:
-        """Queues the remaining samples, and waits until the store is published.
-
-        Raises the packing thread's error, and :class:`UsageError` if no sample was added.
-        """
+        """Queues the remaining samples, and waits until the store is published."""
         if self._schema is None:
             if not self._first:
                 raise UsageError(f"{printable(str(self._path))}: no sample was added, so there is nothing to write")
@@ -228,18 +216,15 @@ class Writer:
             raise self._error
 
     def _stop_packing_thread(self) -> None:
-        """Stops the packing thread if it still runs, and waits for its end. The thread deletes the unfinished store."""
-        self._abandoned = True
+        """Stops the packing thread if it still runs, and waits for its end."""
+        self._abandoned = True  # the thread then deletes the unfinished store
         while self._thread is not None and self._thread.is_alive():
             with suppress(queue.Full):  # wakes it
                 self._queue.put_nowait(None)
             self._thread.join(0.05)
 
     def _run_packing_thread(self) -> None:
-        """Runs in the packing thread: packs the queued samples into the store, and sets :attr:`report`.
-
-        Keeps an exception for the thread that adds samples.
-        """
+        """Packs the queued samples into the store, and sets :attr:`report`; the packing thread runs it."""
         try:
             assert self._schema is not None
             options = SourceOptions(max_pixels=self._options.max_pixels)
@@ -253,11 +238,8 @@ class Writer:
             self._error = error
 
     def _receive_entries(self) -> Iterator[Entry]:
-        """Yields the queued samples until the end. Blocks while the queue is empty.
-
-        Raises :class:`_AbandonedError` if the ``with`` block has failed.
-        """
+        """Yields the queued samples until the end; blocks while the queue is empty."""
         while (batch := self._queue.get()) is not None and not self._abandoned:
             yield from batch
         if self._abandoned:
-            raise _AbandonedError
+            raise _AbandonedError  # the ``with`` block has failed

@@ -129,10 +129,8 @@ class PendingTasks:
         return min((seconds for seconds in left if seconds > 0), default=None)
 
     def _straggler_limit(self) -> float | None:
-        """Returns the seconds after which a task is a straggler: three times the median duration, at least 30.
-
-        None before any task has ended.
-        """
+        """Returns the seconds after which a task is a straggler, or None before any task has ended."""
+        # A multiple of the median duration.
         return max(LEAST_SECONDS, FACTOR * self._seconds[len(self._seconds) // 2]) if self._seconds else None
 
 
@@ -211,13 +209,7 @@ class Driver:
         return self._make_outcome(manifest, resumed)
 
     def _read_reusable_receipts(self, shared: SharedPlan) -> dict[int, TaskReceipt]:
-        """Reads all receipts of the run. Returns, by task, the receipts that still hold. Their tasks need not run
-        again.
-
-        A receipt holds if its shard exists with the right number of bytes, or if it has no shard.
-
-        Raises :class:`StoreError` for a receipt that is damaged or does not fit the plan.
-        """
+        """Returns by task number the receipts whose shards still exist, so that their tasks need not run again."""
         receipts = [*self._run.read_receipts()]
         for receipt in receipts:
             if receipt.number >= len(shared.cuts) or receipt.tally.entries != shared.cuts[receipt.number]:
@@ -232,21 +224,16 @@ class Driver:
         }
 
     def _find_published(self) -> Manifest | None:
-        """Returns the store's manifest if this run has published it: if it equals ``head.json``. Else returns None."""
+        """Returns the store's manifest if this run has published it, else None."""
         head = self._run.read_object(self._run.object_name(_HEAD))
         if head is None or not find_newest_version(self._objects):
             return None
         manifest = read_head(self._objects).manifest
+        # Another run may have published since.
         return manifest if encode_manifest(manifest) == head else None
 
     def _run_tasks(self, shared: SharedPlan, runner: Runner) -> None:
-        """Runs all tasks without a receipt, and keeps their receipts in this driver.
-
-        If a task fails, begins no further tasks and waits for the tasks before it. Raises the error of the failed task
-        with the lowest number.
-
-        Raises :class:`SourceError` if the source lists other numbers of samples than the plan.
-        """
+        """Runs all tasks without a receipt, and keeps their receipts in this driver."""
         plan, pending = self._plan, PendingTasks()
         assert plan.shards is not None
         number = -1
@@ -265,24 +252,20 @@ class Driver:
         while any(not self._failed or task < min(self._failed) for task in pending):
             self._collect_outcomes(runner, pending)
         if self._failed:
-            raise self._failed[min(self._failed)]
+            raise self._failed[min(self._failed)]  # the first task's error
         if number + 1 != len(shared.cuts):
             raise source_changed_error(plan, f"{len(shared.cuts):,} shards at first, {number + 1:,} in the end")
 
     def _collect_outcomes(self, runner: Runner, pending: PendingTasks) -> None:
-        """Waits until a task ends or becomes a straggler. Keeps the receipts or errors of tasks that ended.
-
-        First submits copies of the present stragglers. The first outcome of a task counts: drops its other copies. At
-        last reports progress.
-        """
+        """Waits until a task ends or becomes a straggler, and keeps the receipts or errors of ended tasks."""
         for number, entries in pending.choose_stragglers(runner.at_once):
             runner.submit(number, entries)
             pending.add_copy(number, entries)
         for number, result in runner.wait(pending.seconds_to_straggler()):
             if number not in pending:
-                continue
+                continue  # another copy of the task was faster
             if pending.remove_task(number):
-                runner.drop(number)
+                runner.drop(number)  # its other copies
             if isinstance(result, TaskReceipt):
                 self._receipts[number] = result
             else:
@@ -352,11 +335,7 @@ def commit_run(plan: Plan, run: SharedRun, receipts: Sequence[TaskReceipt], prev
 def _build_manifest(
     plan: Plan, receipts: Sequence[TaskReceipt], filled: Sequence[TaskReceipt], shards: Sequence[Shard]
 ) -> Manifest:
-    """Builds the manifest of the store from the plan and the receipts.
-
-    Its options include the sums of the receipts' counts. Its skipped samples come from the source, if that is a store,
-    and from the receipts.
-    """
+    """Builds the manifest of the store from the plan and the receipts."""
     run = Run(plan)
     # If the source is a store, its columns have the sizes and digests of all its records.
     columns = [replace(column, nbytes=0, digest=None, hides_boxes=None) for column in run.columns]
@@ -383,14 +362,12 @@ def _find_hidden_boxes(filled: Sequence[TaskReceipt], name: str) -> bool | None:
 
 
 def _renumber_shards(filled: Sequence[TaskReceipt], objects: ObjectStore) -> list[Shard]:
-    """Returns the shards with consecutive numbers. A number is missing if all samples of a task were skipped.
-
-    Downloads shards whose number changes, and uploads them under the new number. Deletes nothing.
-    """
+    """Numbers the shards consecutively, copying each whose number changes, and returns them."""
     shards = []
     for number, receipt in enumerate(filled):
         assert receipt.shard is not None
         shard = receipt.shard
+        # All samples of an earlier task were skipped. The object under the old number stays.
         if number != receipt.number:
             _, _, suffix = shard.name.partition(".")
             shard = replace(shard, name=f"shard-{number:05d}.{suffix}")
@@ -429,13 +406,11 @@ class _RemoteKeys:
 
 
 def _refuse_duplicates(filled: Sequence[TaskReceipt], format: Format, objects: ObjectStore) -> None:
-    """Raises :class:`StoreError` if there are no records, or if two records have the same key, both of which it names.
-
-    Its memory is bounded: key hashes go to a file, and keys are fetched only if hashes are equal.
-    """
+    """Raises :class:`StoreError` if there are no records, or if two records have the same key."""
     records = sum(receipt.records for receipt in filled)
     if not records:
         raise StoreError("no records to put into the store")
+    # Memory is bounded: hashes go to a file, and keys are fetched only if hashes are equal.
     with tempfile.TemporaryFile() as file:
         for receipt in filled:
             file.write(receipt.key_hashes().tobytes())

@@ -175,10 +175,7 @@ class ProcessRunner(Runner):
         self._dropped.clear()
 
     def _start_worker(self) -> _WorkerProcess:
-        """Starts a process that runs :func:`serve_tasks`. Keeps and returns it.
-
-        The process has a session of its own: Ctrl-C reaches only the driver.
-        """
+        """Starts a process that runs :func:`serve_tasks`, and returns it."""
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parents[3])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -199,12 +196,7 @@ class ProcessRunner(Runner):
         return worker
 
     def _run_in_worker(self, worker: _WorkerProcess) -> None:
-        """Sends a process its task, waits for the answer, and queues the answer for :meth:`wait`. Sends the job first
-        if the process lacks it.
-
-        - If the process has died, queues None.
-        - If task or answer cannot be pickled, queues that error.
-        """
+        """Sends a process its task, waits for the answer, and queues it for :meth:`wait`."""
         result: TaskReceipt | BaseException | None = None
         try:
             if not worker.has_job:
@@ -212,6 +204,7 @@ class ProcessRunner(Runner):
                 worker.has_job = True
             worker.connection.send(worker.task)
             result = worker.connection.recv()
+        # The process has died: its answer is None.
         except (EOFError, OSError):
             worker.connection.close()
         except Exception as error:  # something cannot be pickled, or unpickled here
@@ -219,11 +212,7 @@ class ProcessRunner(Runner):
         self._answers.put((worker, result))
 
     def _handle_answer(self, worker: _WorkerProcess, result: TaskReceipt | BaseException | None) -> Outcome | None:
-        """Returns the outcome in a process's answer, and marks the process as idle.
-
-        If the process has died, forgets it, submits its task again and returns None. After :data:`TRIES` deaths the
-        outcome is a :class:`StoreError`.
-        """
+        """Returns the outcome in a process's answer, or None if it died and its task was submitted again."""
         assert worker.task is not None
         number, entries = worker.task
         if result is None:
@@ -241,10 +230,9 @@ class ProcessRunner(Runner):
 
 
 def _end_worker(worker: _WorkerProcess) -> None:
-    """Lets a process clean up and end, without waiting. Closes the socket of an idle process. Sends SIGTERM to a busy
-    process. Wakes a stopped process."""
+    """Tells a process to clean up and end, without waiting for it."""
     if worker.task is None:
-        worker.connection.close()
+        worker.connection.close()  # idle: it ends when its socket closes
     else:
         worker.process.terminate()
     worker.process.send_signal(signal.SIGCONT)  # wakes a stopped worker
@@ -350,8 +338,7 @@ class RayRunner(Runner):
             self._connected = False
 
     def _receive_result(self, ref: Any) -> TaskReceipt | BaseException:
-        """Returns the receipt of a finished task, or its error. Returns a :class:`StoreError` if Ray could not run the
-        task."""
+        """Returns the receipt of a finished task, or its error."""
         try:
             result: TaskReceipt | BaseException = self._ray.get(ref)
         except self._ray.exceptions.RayError as error:

@@ -146,7 +146,7 @@ def create_receipt(objects: ObjectStore, name: str, receipt: TaskReceipt) -> Non
 
 
 def _describe_receipt(receipt: TaskReceipt) -> str:
-    """Returns the shard's SHA-256 and number of records, or "no record of N samples". For messages."""
+    """Describes what a task has packed, for a message."""
     if receipt.shard is None:
         return f"no record of {receipt.tally.entries} samples"
     return f"SHA-256 {receipt.shard.digest} ({receipt.records:,} records)"
@@ -258,10 +258,7 @@ def _plan_fingerprint(plan: Plan) -> dict[str, Any]:
 
 
 def _list_shards(plan: Plan, progress: ProgressCallback) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Lists the source. Returns the fingerprint with the digest of all entries, and each shard's number of entries.
-
-    Raises :class:`SourceError` if the number of entries changed.
-    """
+    """Lists the source; returns the fingerprint with the digest of all entries, and each shard's number of entries."""
     assert plan.shards is not None
     digest, cuts, total = EntriesDigest(), [], plan.survey.records
     for shard in plan.shards.split_entries(plan.source.entries(plan.options.split)):
@@ -302,12 +299,9 @@ class SharedJob:
 def _rebuild_job(
     plan: Plan, run: SharedRun, path: Path, kind: str, options: SourceOptions, versions: dict[str, str]
 ) -> SharedJob:
-    """Unpickles a job in another process, and opens its source. A process opens the source of a run once, and keeps it.
-
-    Raises :class:`StoreError` if versions of the software differ from the driver's: records might differ too. Errors of
-    opening the source pass through.
-    """
+    """Rebuilds a job in another process, with the source of the run opened."""
     mine = plan.list_versions()
+    # Records might differ with other versions.
     if mine != versions:
         differs = ", ".join(
             f"{name} {mine.get(name, 'none')} instead of {versions.get(name, 'none')}"
@@ -319,6 +313,7 @@ def _rebuild_job(
             "versions on all machines"
         )
     key = run.objects.url, run.name
+    # A process opens the source of a run once, and keeps it.
     if key not in _sources:
         source = _sources[key] = open_source(path, options, kind=kind)
         source.read_as(plan.encode.reading)
@@ -348,11 +343,7 @@ def run_task(job: SharedJob, number: int, entries: Sequence[Entry]) -> TaskRecei
 
 
 def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: ObjectStore) -> TaskReceipt:
-    """Uploads the shard at ``path``, which was sealed and read back.
-
-    Returns the receipt with these facts added: the shard, hashes of its keys, and for each column except the main image
-    its bytes and whether it hides boxes.
-    """
+    """Uploads the finished shard at ``path``, and returns the receipt with facts about the shard added."""
     format: Format = FORMATS[manifest.format]
     nbytes, digest = file_digest(format.data_file(path))
     sizes = manifest.records, nbytes, manifest.image.nbytes
