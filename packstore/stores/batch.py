@@ -136,10 +136,7 @@ def _nonzero_mask(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _raise_for_first(wrong: NDArray[np.bool_], first: int, what: str, *values: NDArray[Any]) -> None:
-    """Raises :class:`StoreError` for the first record that is ``wrong``, if any.
-
-    ``what``: template of the message, formatted with the record's ``values``.
-    """
+    """Raises :class:`StoreError` with ``what``, a template for ``values``, for the first record that is ``wrong``."""
     places = np.flatnonzero(wrong)
     if len(places):
         i = int(places[0])

@@ -308,7 +308,7 @@ class StoreBuilder:
             raise StoreError("this store is committed or aborted already")
 
     def _close_files(self) -> None:
-        """Closes all files and marks the builder as done. Logs errors of closing."""
+        """Closes all files and marks the builder as done."""
         self._done = True
         closes = [writer.abort for writer in self._files.list_writers()]
         closes += [spool.close for spool in self._spools.values()]
@@ -321,10 +321,7 @@ class StoreBuilder:
                 _log.debug("while closing: %s", error)
 
     def _begin_journal(self, identity: ConversionIdentity | None, restart: bool) -> None:
-        """Finds an interrupted run to resume from, and removes the work of all other runs.
-
-        Begins this run's journal if there is an identity. Raises :class:`DestinationError`.
-        """
+        """Finds an interrupted run to resume from, removes all others, and begins this run's journal."""
         with writing(self._staging.destination):
             runs = [run for run in list_runs(self._staging.work.path) if run != self._staging.run]
         if identity is not None:
@@ -335,28 +332,25 @@ class StoreBuilder:
                 if self.interrupted_run is None or run != self.interrupted_run.path:
                     remove_run(run)
             if identity is not None:
+                # only a run with an identity can be resumed
                 self._journal = Journal(self._staging.run, identity.fingerprint)
 
     def _refuse_duplicates(self) -> None:
-        """Raises :class:`StoreError` if two records have the same key.
-
-        Raises it also if another program has changed the temporary file of key hashes or row checksums.
-        """
+        """Raises :class:`StoreError` if two records have the same key."""
         for name in (KEY_HASHES.name, ROW_CHECKSUM.name):
+            # raises if another program changed the temporary file
             self._spools[name].check_spooled()
         keys, hashes = (self._spools[n].map_values(0, self.records) for n in ("key", KEY_HASHES.name))
         if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always true; for the type checker
             refuse_duplicates(hashes, keys.__getitem__)
 
     def _seal_files(self, counted: Mapping[str, int], skipped: tuple[Skipped, ...]) -> Manifest:
-        """Seals all files, and writes table and manifest of a sharded store. Returns the store's manifest.
-
-        Only that manifest has ``counted``, among its options, and ``skipped``.
-        """
+        """Seals all files, writes table and manifest of a sharded store, and returns the store's manifest."""
         options = {**self._base.options, **counted}
 
         def describe(file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
             manifest, columns = self._describe_file(file)
+            # the file's manifest is the store's; those of shards have no counts
             if not self._files.sharded:
                 manifest = dataclasses.replace(manifest, options=options, skipped=skipped)
             return manifest, columns
@@ -368,13 +362,12 @@ class StoreBuilder:
         return manifest
 
     def _build_sharded_manifest(self) -> Manifest:
-        """Builds the manifest of a sharded store from its sealed shards. Raises :class:`StoreError` if another program
-        has changed a temporary file of a column.
-        """
+        """Builds the manifest of a sharded store from its sealed shards."""
         shards = self._files.sealed
         columns = [dataclasses.replace(self.columns[0], nbytes=sum(shard.image_nbytes for shard in shards))]
         for column in self.columns[1:]:
             spool = self._spools[column.name]
+            # raises if another program changed the temporary file
             spool.check_spooled()
             values = spool.map_values(0, self.records)
             columns.append(dataclasses.replace(spool.find_hidden_boxes(values), nbytes=spool.nbytes))
@@ -388,10 +381,7 @@ class StoreBuilder:
         )
 
     def _describe_file(self, file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
-        """Returns the manifest of a file of the store, and the file's values of all columns but ``image``.
-
-        For a file with all records, raises :class:`StoreError` if another program has changed a temporary file.
-        """
+        """Returns the manifest of a file of the store, and the file's values of all columns but ``image``."""
         data: dict[str, WholeColumn] = {}
         columns = [dataclasses.replace(self.columns[0], nbytes=file.nbytes)]
         for column in self.columns[1:]:

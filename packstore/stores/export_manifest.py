@@ -221,11 +221,11 @@ def parse_value(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[A
 
 
 def _format_value(column: Column, value: Any) -> int | str:
-    """Returns a stored value as JSON: a single integer or bool as a number, and a text. Anything else (floats, arrays,
-    bytes) becomes base64 of its bytes."""
+    """Returns a stored value as JSON: a number, a text, or base64 of its bytes."""
     if column.kind == "fixed" and column.shape == () and NUMPY_DTYPE[column.dtype].kind in "biu":
         return int(value)
     if column.kind == "fixed":
+        # arrays and floats: exact only as bytes
         value = np.ascontiguousarray(value, NUMPY_DTYPE[column.dtype]).tobytes()
     elif column.form == "text":
         return bytes(value).decode("utf-8", "surrogateescape")
@@ -247,10 +247,7 @@ def _check_count(value: object) -> int:
 
 
 def _check_path(value: object) -> str:
-    """Returns the value if it is a relative path that stays within the export.
-
-    Raises :class:`TypeError` if it is no string. Raises :class:`ValueError` for any other path.
-    """
+    """Returns the value if it is a relative path that stays within the export, else raises an error."""
     path = _check_text(value)
     if not stays_in_folder(path):
         raise ValueError(f"the path {path!r:.80} leads out of the export")

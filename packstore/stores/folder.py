@@ -126,10 +126,7 @@ class Shards(PartTable):
         return part
 
     def _fetch_before_opening(self, number: int) -> None:
-        """Fetches a shard while other threads may open other shards. Does nothing here: local shards are there already.
-
-        Called without holding the lock.
-        """
+        """Fetches a shard that is not local, without the lock: other threads may open shards meanwhile."""
 
     def check_files(self) -> None:
         """Raises :class:`StoreError` if the file of a shard that is not open is missing or has another size.
@@ -146,20 +143,14 @@ class Shards(PartTable):
             raise
 
     def _close_oldest(self) -> None:
-        """Drops an eighth of the open shards, those that were used longest ago.
-
-        Arrays and views in use keep the files open.
-        """
+        """Drops the eighth of the open shards that was used longest ago."""
         oldest = sorted(self._open, key=lambda number: self._used.get(number, -1))[: 1 + len(self._open) // 8]
         for number in oldest:
-            del self._open[number]
+            del self._open[number]  # arrays and views in use keep the file open
         self._used = {number: self._used.get(number, -1) for number in self._open}
 
     def _is_manifest_canonical(self) -> bool:
-        """Returns whether the manifest's file has this manifest's digest and is canonical JSON, as packstore writes it.
-
-        Returns False if the file cannot be read.
-        """
+        """Returns whether the manifest's file is unchanged, and canonical JSON as packstore writes it."""
         try:
             same = read_sharded_manifest(self.path).digest == self.manifest.digest
             text = (self.path / MANIFEST_FILE).read_bytes()
@@ -201,10 +192,7 @@ class Shards(PartTable):
             raise StoreError(f"{printable(str(self.path))} cannot be listed: {error.strerror or error}") from error
 
     def _check_shard(self, number: int, shard: Shard, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
-        """Yields the faults of a shard: why it does not open, a wrong SHA-256, and the faults in it.
-
-        ``quick``: do not compute the SHA-256.
-        """
+        """Yields the faults of a shard; ``quick`` leaves out its SHA-256."""
         file = self._format.data_file(self.path / shard.name)
         if file.exists() and not file.is_file():  # reading a pipe would block, a device would never end
             yield Problem("is neither a file nor a link to one", shard=shard.name, lost=True)
@@ -234,14 +222,11 @@ class Shards(PartTable):
             yield Problem(problem.what, record, problem.key, name, problem.lost)
 
     def _raise_if_replaced(self) -> None:
-        """Raises :class:`StoreError` if another store has replaced this one.
-
-        Does nothing if the manifest cannot be read.
-        """
+        """Raises :class:`StoreError` if another store has replaced this one."""
         try:
             same = read_sharded_manifest(self.path).digest == self.manifest.digest
         except StoreError:
-            return
+            return  # a damaged manifest: the caller's own error says more
         if not same:
             raise StoreError(f"{printable(str(self.path))} has been replaced by another store; open it again")
 
@@ -250,10 +235,7 @@ class Shards(PartTable):
         return f"shard {name} of {printable(str(self.path))}"
 
     def _check_file_size(self, number: int, nbytes: int, held: int | None) -> None:
-        """Raises :class:`StoreError` if a shard's file is missing, or does not have ``nbytes`` bytes.
-
-        ``held``: descriptor of the file, or None if it is not open.
-        """
+        """Raises :class:`StoreError` if a shard's file, or the open ``held``, is missing or has another size."""
         name = self._table.name(number)
         try:
             # A Path takes longer than the call.
@@ -264,11 +246,7 @@ class Shards(PartTable):
             raise StoreError(f"{self._describe_shard(name)} has {size} bytes, expected {nbytes}")
 
     def _open_shard(self, number: int, held: int | None) -> Part:
-        """Opens a shard by its path, or by the open descriptor ``held``, which is closed.
-
-        Raises :class:`StoreError` if the file cannot be opened, or differs from store or table in format, encoding,
-        columns, records, images, size or manifest.
-        """
+        """Opens a shard by its path, or by the descriptor ``held``, which it closes."""
         shard = self._table[number]
         path, where = self.path / shard.name, self._describe_shard(shard.name)
         try:
@@ -332,17 +310,14 @@ def reserve_open_files(table: ShardTable) -> int:
 
 
 def _open_files(manifest: Manifest, path: Path) -> tuple[dict[int, int], int]:
-    """Opens the files of all shards. Opens none if the process may not have all of them open.
-
-    Returns their descriptors by shard number, and the number of open files reserved. Leaves out files that cannot be
-    opened: opening the shard later raises the error.
-    """
+    """Opens the files of shards, and returns descriptors by shard number, and how many files it reserved."""
     table, format = _require_table(manifest), FORMATS[manifest.format]
     promised = reserve_open_files(table)
     files: dict[int, int] = {}
+    # all files or none: a process near its limit opens shards as they are read
     if promised >= _FILES_A_SHARD * len(table):
         for number, name in enumerate(table.names()):
-            with suppress(OSError):
+            with suppress(OSError):  # opening the shard later raises the error
                 files[number] = open_regular(format.data_file(path / name))
     return files, promised
 
@@ -355,7 +330,7 @@ def _close_files(files: dict[int, int], promised: int) -> None:
 
 
 def _require_table(manifest: Manifest) -> ShardTable:
-    """Returns the table of shards in a sharded store's manifest. Asserts that there is one."""
+    """Returns the table of shards in a sharded store's manifest."""
     assert manifest.shards is not None  # read_sharded_manifest guarantees it
     return manifest.shards
 

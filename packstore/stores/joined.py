@@ -190,11 +190,7 @@ def join_stores(readers: Sequence[Records]) -> Records:
 def _join_manifests(
     manifests: Sequence[Manifest], columns: Sequence[Column], ranges: Sequence[RecordRange]
 ) -> Manifest:
-    """Builds the manifest of the joined store.
-
-    Records, splits, the digest of records and the bytes of each column cover all stores. There are no shards. All
-    else, such as options and skipped samples, is the first store's.
-    """
+    """Builds the manifest of the joined store."""
     splits: dict[str, Split] = {}
     if manifests[0].splits:
         for run in ranges:
@@ -206,6 +202,7 @@ def _join_manifests(
         replace(column, nbytes=sum(each.nbytes for each in parts), hides_boxes=join_hidden_boxes(parts))
         for column, parts in given
     )
+    # all else, such as options and skipped samples, is the first store's
     return replace(
         manifests[0],
         records=sum(manifest.records for manifest in manifests),
@@ -217,10 +214,7 @@ def _join_manifests(
 
 
 def _list_ranges(readers: Sequence[Records]) -> Iterator[RecordRange]:
-    """Yields the ranges of records of the joined store: split by split, and store by store within a split.
-
-    Leaves out empty ranges.
-    """
+    """Yields the nonempty ranges of the joined store: split by split, then store by store."""
     names = dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)
     start = 0
     for name in names or (None,):

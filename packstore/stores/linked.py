@@ -95,7 +95,7 @@ class LinkedFiles:
             self._open.clear()
 
     def _keep_open(self, place: str, file: LinkedFile, identity: tuple[int, int]) -> LinkedFile:
-        """Keeps an open file and returns it. Drops the one used longest ago if there are more than 128."""
+        """Keeps an open file, drops those used longest ago, and returns it."""
         with self._lock:
             self._open[place] = file, identity
             while len(self._open) > _OPEN_FILES:
@@ -103,7 +103,7 @@ class LinkedFiles:
         return file
 
     def _fetch(self, url: str) -> LinkedFile:
-        """Fetches an object into the cache and maps its copy. Drops open files if the cache is full."""
+        """Fetches an object into the cache and maps its copy."""
         from packstore.stores.remote.objects import open_cached_copy
 
         path = UrlPath(url)
@@ -159,9 +159,9 @@ def derive_object_state(info: ObjectInfo) -> FileState:
 
 
 def _map_file(descriptor: int) -> memoryview:
-    """Maps a whole open file for reading. Returns an empty view for an empty file."""
+    """Maps a whole open file for reading."""
     if not os.fstat(descriptor).st_size:
-        return memoryview(b"")
+        return memoryview(b"")  # an empty file cannot be mapped
     return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
 
 
@@ -272,7 +272,7 @@ class Linked(Lens, Part):
         self._part.close()
 
     def _read_image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
-        """Returns the image of a record from its linked file. Adds a file that it opens to ``opened``."""
+        """Returns the image of a record from its linked file, and adds a file that it opens to ``opened``."""
         if not 0 <= record < len(self):
             raise IndexError(f"record {record} of {len(self)}")
         place = resolve_link(bytes(self._names[record]), self._folder)
@@ -306,7 +306,7 @@ class Linked(Lens, Part):
         return bytes(data) if is_url_link(place) else data
 
     def _link_error(self, record: int, place: str, reason: str) -> LinkError:
-        """Returns the error for a linked file. ``reason``: the rest of the sentence after the file's path."""
+        """Returns the error for a linked file, whose message ends with ``reason``."""
         return LinkError(int(record), self.path, f"its file {printable(place)} {reason}", self.try_key(record))
 
 

@@ -89,8 +89,8 @@ class MappedPart(Part):
         self._images = None, memoryview(b""), 1  # reading finds the map too short
 
     def _require_open(self) -> Mapping[str, WholeColumn]:
-        """Returns the arrays of all columns. Raises :class:`StoreError` if the part is closed."""
-        data = self._data
+        """Returns the arrays of all columns, or raises :class:`StoreError` if the part is closed."""
+        data = self._data  # read once: another thread may close the part meanwhile
         if data is None:
             raise StoreError(f"{printable(str(self.path))} is closed")
         return data
@@ -182,7 +182,7 @@ def read_ahead(view: Buffer) -> None:
 
 
 def _find_map(view: memoryview) -> tuple[mmap.mmap, int] | None:
-    """Returns the map that holds a view, and the view's offset in it. None if it is empty or not a view of a map."""
+    """Returns the map that holds a view and the view's offset in it, or None without one."""
     owner: Any = view
     while isinstance(owner, memoryview | np.ndarray):
         owner = owner.obj if isinstance(owner, memoryview) else owner.base

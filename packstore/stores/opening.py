@@ -90,10 +90,7 @@ def _is_copy_of_url(path: Path) -> bool:
 
 
 def _recognise_directory(path: Path) -> Format | None:
-    """Returns the format of a store that is a directory, or None if it is sharded.
-
-    Raises :class:`StoreError` if it is no store, or a copy of the objects of a store at a URL.
-    """
+    """Returns the format of a store that is a directory, or None if it is sharded."""
     if _is_copy_of_url(path):
         raise StoreError(
             f"{printable(str(path))} is a store in the layout of object stores; open it as "

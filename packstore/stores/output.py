@@ -129,12 +129,9 @@ class OutputFiles:
         return [file.writer for file in self._files if file.writer is not None]
 
     def _begin_file(self, start: int) -> OutputFile:
-        """Begins a file at record ``start``, and suspends the writer of the file before.
-
-        If the interrupted run has a checked shard with this number and first record, links that shard instead.
-        """
+        """Begins a file at record ``start``, or links the interrupted run's checked shard with that start."""
         if self._files and (full := self._files[-1].writer) is not None:
-            full.suspend()
+            full.suspend()  # the file before gets no more images
         number = len(self._files)
         path = self._path / self._format.shard_name(number) if self.sharded else self._path
         file = OutputFile(path, start, start)
@@ -148,10 +145,7 @@ class OutputFiles:
         return file
 
     def _seal_shard(self, describe: DescribeFile) -> None:
-        """Seals the first unsealed shard, or takes over a reused one, and adds it to :attr:`sealed`.
-
-        Raises :class:`StoreError` if a reused shard has other records or another manifest.
-        """
+        """Seals the first unsealed shard, or takes over a reused one, and adds it to :attr:`sealed`."""
         file = self._files[len(self.sealed)]
         manifest, columns = describe(file)
         records, shard = file.stop - file.start, file.adopted
@@ -169,17 +163,15 @@ class OutputFiles:
 
 
 def _append_to_file(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
-    """Appends images to a file and counts them. Only counts them for a shard reused from an interrupted run."""
+    """Appends images to a file and counts them."""
+    # a shard reused from an interrupted run has its images already
     if file.writer is not None:
         file.writer.append(buffers)
     file.stop += len(buffers)
 
 
 def _seal_file(file: OutputFile, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-    """Seals a file, and reads it back while another thread syncs it to the disk.
-
-    Raises :class:`StoreError` if the content differs from ``manifest``. Raises :class:`OSError` if writing fails.
-    """
+    """Seals a file, and reads it back while another thread syncs it to the disk."""
     assert file.writer is not None  # a reused shard is sealed already
     file.writer.seal(manifest, columns)
     with ThreadPoolExecutor(1, thread_name_prefix="packstore-sync") as pool:

@@ -174,7 +174,7 @@ class Proven(Lens):
         self._check_digest(name)
 
     def _check_digest(self, name: str) -> None:
-        """Raises :class:`StoreError` if a column does not match its digest. Checks a sound column only once."""
+        """Raises :class:`StoreError` if a column does not match its digest."""
         if name not in self._sound:
             for start in self._table.starts.tolist():
 
@@ -192,7 +192,7 @@ class Proven(Lens):
         read_again_if_damaged(self._table, index, lambda i: self._check_row(i, {}))
 
     def _check_row(self, index: int, values: Mapping[str, Any]) -> None:
-        """Does what :meth:`check_fields` does, without reading again. ``values``: fields that are read already."""
+        """Does what :meth:`check_fields` does in one try, with ``values`` that are read already."""
         if not self._proof.has_rows:
             for column in self.manifest.columns[1:]:
                 self._check_digest(column.name)
@@ -295,10 +295,7 @@ class SparinglyProven(Proven):
         return kept.shown[index] if kept.fixed else kept.ragged[part][index - self._starts[part]]
 
     def _read_and_prove(self, kept: _ColumnCopy, index: int) -> Any:
-        """Reads a value, and compares its hash with that of an earlier read.
-
-        If no hash is kept or the hashes differ, checks the record's fields, which may raise, and keeps the new hash.
-        """
+        """Reads a value and checks its record's fields, unless an earlier read proved the same bytes."""
         try:
             value = self.rows.value(kept.column.name, index)
         except StoreError:
@@ -306,6 +303,7 @@ class SparinglyProven(Proven):
             raise
         turn, slot = divmod(index, len(kept.hashes))
         own = (xxh3_64_intdigest(value) + turn) % (1 << 64) or 1  # ``turn`` distinguishes records that share a slot
+        # another value than the last one proven in this slot
         if kept.hashes[slot] != own:
             self._check_row(index, {kept.column.name: value})
             kept.hashes[slot] = own
@@ -338,7 +336,8 @@ class SparinglyProven(Proven):
         """Does nothing: values are checked when they are read."""
 
     def _read_checksum(self, index: int) -> int:
-        """Returns the checksum of an image, itself unchecked. An image does not match a damaged checksum."""
+        """Returns the checksum of an image."""
+        # Not checked itself: no image matches a damaged checksum.
         if len(self._starts) > 1 or self._table.can_refetch:
             return int(self.rows.value("checksum", index))
         if self._checksums is None:
@@ -347,26 +346,24 @@ class SparinglyProven(Proven):
         return self._checksums[index]
 
     def _get_column_copy(self, name: str) -> _ColumnCopy:
-        """Returns the copy of a column in memory. The first call makes one without values."""
+        """Returns the copy of a column in memory, at first without values."""
         column = self.manifest.column(name)
         with self._lock:
             return self._kept.setdefault(name, _ColumnCopy(column, len(self), len(self._starts)))
 
     def _find_unproven(self, kept: _ColumnCopy, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the positions in ``records`` of records whose values are in no checked copy of the column.
-
-        Before that, copies the column from each file that has some of ``records`` and is not copied yet.
-        """
+        """Returns the positions in ``records`` of records whose values are in no checked copy of the column."""
         if len(self._starts) == 1:
             return np.arange(0 if self._ensure_copied(kept, 0) else len(records))
         parts = self._table.find(records)
+        # copies the column first from each file that has not been tried
         for part in np.unique(parts[kept.state[parts] == _NEW]).tolist():
             self._ensure_copied(kept, part)
         return np.flatnonzero(kept.state[parts] != _SOUND)
 
     def _ensure_copied(self, kept: _ColumnCopy, part: int) -> bool:
-        """Returns whether the copy of a column's values in one file is sound. The first call copies and checks them."""
-        if kept.state[part] == _NEW:
+        """Returns whether the copy of a column's values in one file is sound."""
+        if kept.state[part] == _NEW:  # the first call copies and checks them
             self._table.open(part)  # outside the lock: fetching may take long
             with self._lock:
                 if kept.state[part] == _NEW:
@@ -376,7 +373,7 @@ class SparinglyProven(Proven):
         return bool(kept.state[part] == _SOUND)
 
     def _copy_sound(self, kept: _ColumnCopy, part: int) -> bool:
-        """Does :meth:`_copy_and_prove`. If that fails in a cached copy of a shard, has it fetched again and retries."""
+        """Does :meth:`_copy_and_prove`, once more for a shard that can be fetched again."""
         try:
             sound = self._copy_and_prove(kept, part)
         except UnreachableError:
@@ -387,11 +384,11 @@ class SparinglyProven(Proven):
             sound = False
         if sound or not self._table.can_refetch:
             return sound
-        self._table.mark_suspect(part)
+        self._table.mark_suspect(part)  # the next opening verifies the cached copy, or fetches it again
         return self._copy_and_prove(kept, part)
 
     def _copy_and_prove(self, kept: _ColumnCopy, number: int) -> bool:
-        """Copies a column's values in one file. Returns whether they match the column's digest and classes."""
+        """Copies a column's values in one file, and returns whether they match its digest and classes."""
         column, part, start = kept.column, self._table.open(number), self._starts[number]
         data = part.column(column.name)
         copy: ColumnData

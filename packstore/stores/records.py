@@ -291,12 +291,12 @@ class Chain(Rows):
         return self._open(number), index - self._shifts[number]
 
     def _read(self, index: int, read: Callable[[Rows, int], _T]) -> _T:
-        """Reads something of a record. An error names the record by its number in the chain."""
+        """Reads something of a record."""
         rows, local = self._find(index)
         try:
             return read(rows, local)
         except StoreError as error:
-            self._renumber(error, index - local)
+            self._renumber(error, index - local)  # errors name a record by its number in the chain
             raise
 
     def _sort(

@@ -222,10 +222,7 @@ def correct_manifest(text: bytes) -> RecoveredManifest | None:
 
 
 def _find_manifest_texts(data: memoryview | bytes) -> Iterator[bytes]:
-    """Yields texts that may be a manifest: from each possible beginning to each of a few possible ends.
-
-    A text has at most 64 MiB.
-    """
+    """Yields texts that may be a manifest, from each possible beginning to a few possible ends."""
     starts: set[int] = set()
     for anchor, distance in _ANCHORS:
         for match in re.finditer(re.escape(anchor), data):
@@ -246,10 +243,7 @@ def _find_manifest_texts(data: memoryview | bytes) -> Iterator[bytes]:
 
 
 def _correct_by_digest(text: bytes) -> RecoveredManifest | None:
-    """Changes a byte of the manifest in ``text``, or up to two digits of its digest, to make the digest match.
-
-    Returns the manifest, or None if no such change suffices.
-    """
+    """Returns the manifest in ``text`` with one byte or two digits of its digest corrected, or None."""
     for start in _find_digest_offsets(text):
         digest = text[start + len(_NAME) : start + len(_NAME) + 64]
         body = text[:start] + text[start + len(_NAME) + 64 + 2 :]
@@ -266,10 +260,8 @@ def _correct_by_digest(text: bytes) -> RecoveredManifest | None:
 
 
 def _find_digest_offsets(text: bytes) -> Iterator[int]:
-    """Yields the offsets at which the name ``"digest"`` of the manifest's own digest may begin.
-
-    That name is behind the columns and before the encoding. Columns have digests, too.
-    """
+    """Yields the offsets at which the name ``"digest"`` of the manifest's own digest may begin."""
+    # The name is behind the columns, which have digests too, and before the encoding.
     places: list[int] = []
     for match in re.finditer(b"]," + re.escape(_NAME), text):
         start = match.start() + 2
@@ -283,10 +275,7 @@ def _find_digest_offsets(text: bytes) -> Iterator[int]:
 
 
 def _find_matching_texts(body: bytes, digest: bytes) -> Iterator[bytes]:
-    """Yields the texts with the SHA-256 ``digest`` that differ from ``body`` in at most one byte.
-
-    Tries every printable byte in up to 8,000 bytes, flipped bits in up to 60,000 bytes, and no change in longer ones.
-    """
+    """Yields the texts with the SHA-256 ``digest`` that differ from ``body`` in at most one byte."""
     if hashlib.sha256(body).digest() == digest:
         yield body
     if len(body) > _ONE_BIT:
@@ -304,11 +293,8 @@ def _find_matching_texts(body: bytes, digest: bytes) -> Iterator[bytes]:
 
 
 def _parse_manifest(body: bytes, digest: str) -> Manifest | None:
-    """Parses a manifest from its JSON without the digest, ``body``, and its digest.
-
-    Returns None if the JSON is invalid or the digest does not match.
-    """
-    plain = _parse_json(body)
+    """Returns the manifest with this JSON and this digest, or None if they do not match."""
+    plain = _parse_json(body)  # without the digest
     if plain is None:
         return None
     try:
@@ -318,7 +304,7 @@ def _parse_manifest(body: bytes, digest: str) -> Manifest | None:
 
 
 def _parse_json(text: bytes) -> dict[str, object] | None:
-    """Parses a JSON object. Returns None for any other text."""
+    """Returns the JSON object in ``text``, or None if it is anything else."""
     try:
         plain = json.loads(text)
     except (ValueError, RecursionError):

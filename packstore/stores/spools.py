@@ -226,7 +226,7 @@ def to_flat_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryv
 
 
 def _value_bytes(value: Buffer) -> bytes | memoryview:
-    """Views a value as flat bytes. Returns ``b""`` for an empty one."""
+    """Views a value as flat bytes."""
     view = memoryview(value)
     return view.cast("B") if view.nbytes else b""  # a view with an empty dimension cannot be cast
 
@@ -272,10 +272,7 @@ def open_kept_column(column: Column, directory: Path) -> Callable[[int], Any]:
 
 
 def _map_file(path: Path) -> NDArray[Any]:
-    """Maps a file of a killed run. Returns an empty array for an empty file.
-
-    Raises :class:`StoreError` if the file is missing or cannot be read.
-    """
+    """Maps a file of a killed run, or raises :class:`StoreError` if it cannot be read."""
     try:
         return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
     except (OSError, ValueError) as error:

@@ -186,30 +186,19 @@ class Hdf5File(FileBytes):
         return Extent(_parse_dtype(bodies[_DATATYPE]), shape, None if start == UNDEFINED else start, nbytes)
 
     def _read_dense_objects(self, info: memoryview, index_bytes: int, what: str) -> Iterator[memoryview]:
-        """Yields the links or attributes of an object that are in a heap outside its header, if there is a heap.
-
-        Raises :class:`UnsupportedHdf5Error` for an unknown form of ``info``.
-
-        Args:
-            info: Message that locates the heap.
-            index_bytes: Bytes of the index that the message may have.
-            what: ``links`` or ``attributes``, for errors.
-        """
+        """Yields the links or attributes (``what``) of an object that are in a heap outside its header."""
+        # index_bytes: the index that info, the message that locates the heap, may have
         at = 2 + (index_bytes if len(info) > 1 and info[1] & 1 else 0)
         if len(info) < at + 16 or info[0] != 0:
             raise UnsupportedHdf5Error(f"its {what} are stored differently than packstore stores them")
         heap, index = _CONTINUATION.unpack_from(info, at)
         if heap == UNDEFINED:
-            return
+            return  # no heap
         yield from Heap(self, heap).read_objects(index)
 
 
 def _split_messages(body: memoryview, header: int) -> Iterator[HeaderMessage]:
-    """Yields the messages of a header chunk. ``header``: bytes before each message's content.
-
-    Raises :class:`Hdf5Error` for a message that exceeds the chunk, and :class:`UnsupportedHdf5Error` for a shared
-    message.
-    """
+    """Yields the messages of a header chunk, each with ``header`` bytes before its content."""
     at = 0
     while at + header <= len(body):  # a gap of fewer bytes may remain
         kind, size, flags = struct.unpack_from("<BHB", body, at)
@@ -223,10 +212,7 @@ def _split_messages(body: memoryview, header: int) -> Iterator[HeaderMessage]:
 
 
 def _parse_link(body: memoryview) -> tuple[str, int | None]:
-    """Parses a link message. Returns the link's name and its object's address, None if it is not a hard link.
-
-    Raises :class:`Hdf5Error` for a short message.
-    """
+    """Returns the link's name and its object's address, None for a soft or external link."""
     if len(body) < 11 or body[0] != 1:  # the least: an empty name and an address
         raise Hdf5Error("a link is broken")
     flags, at, kind = body[1], 2, 0
@@ -243,11 +229,8 @@ def _parse_link(body: memoryview) -> tuple[str, int | None]:
 
 
 def _parse_attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
-    """Parses an attribute message. Returns (True, value) for the attribute ``name``, else (False, None).
-
-    Raises :class:`UnsupportedHdf5Error` for a message of another version, or if the value of ``name`` is not a string
-    of fixed length. Raises :class:`Hdf5Error` for a short message.
-    """
+    """Returns (True, value) if the message has the attribute ``name``, else (False, None)."""
+    # body[0]: the version of the message
     if len(body) < 9 or body[0] != 3:
         raise UnsupportedHdf5Error("it has an attribute of a form that packstore does not write")
     flags, sizes = body[1], struct.unpack_from("<HHH", body, 2)
@@ -269,23 +252,18 @@ def _parse_attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
 
 
 def _parse_shape(body: memoryview) -> tuple[int, ...]:
-    """Returns the shape in a dataspace message. Raises :class:`Hdf5Error` for a null dataspace or a bad message.
-
-    Raises :class:`UnsupportedHdf5Error` for a message of another version.
-    """
+    """Returns the shape in a dataspace message."""
     if len(body) < 4 or body[0] not in (1, 2):
         raise UnsupportedHdf5Error("it has a dataspace of a form that packstore does not write")
     rank, at = body[1], 4 if body[0] == 2 else 8
+    # body[3] > 1: a null dataspace
     if rank > _MAX_RANK or len(body) < at + 8 * rank or (body[0] == 2 and body[3] > 1):
         raise Hdf5Error("a dataspace is broken")
     return struct.unpack_from(f"<{rank}Q", body, at)
 
 
 def _parse_dtype(body: memoryview) -> str:
-    """Returns numpy's name of a datatype that packstore writes. For any other datatype, returns words for a message.
-
-    Raises :class:`Hdf5Error` for a short message.
-    """
+    """Returns numpy's name of a datatype that packstore writes, or words for a message for any other."""
     if len(body) < 8:
         raise Hdf5Error("a datatype is broken")
     if body[: len(_BOOL)] == _BOOL:
@@ -301,7 +279,7 @@ def _parse_dtype(body: memoryview) -> str:
 
 
 def _unpack_struct(form: struct.Struct, body: memoryview) -> tuple[Any, ...]:
-    """Unpacks the beginning of a message. Raises :class:`Hdf5Error` if the message is too short."""
+    """Unpacks the beginning of a message."""
     if len(body) < form.size:
         raise Hdf5Error("a message of an object header is too short")
     return form.unpack_from(body)

@@ -127,11 +127,7 @@ class Heap:
             yield self._find_object(record[start : start + self._id_size])
 
     def _find_object(self, identifier: memoryview) -> memoryview:
-        """Returns the object with an identifier. A *huge* object lies outside the heap's blocks.
-
-        Raises :class:`Hdf5Error` if there is no such object, or if a huge one has more bytes than a manifest may have.
-        Raises :class:`UnsupportedHdf5Error` for *tiny* objects, which their identifiers hold.
-        """
+        """Returns the object with an identifier."""
         if len(identifier) < 1 or len(identifier) != self._id_size or identifier[0] & 0xC0:
             raise Hdf5Error("an identifier of a heap is broken")
         kind = identifier[0] >> 4 & 3
@@ -143,6 +139,7 @@ class Heap:
             if offset - start + size > len(block):
                 raise Hdf5Error("an object of a heap ends outside its block")
             return block[offset - start : offset - start + size]
+        # a huge object lies outside the heap's blocks
         if kind == _HUGE_ID:
             wanted = int.from_bytes(identifier[1:], "little")
             for record_kind, record in self._read_tree_records(self._huge_tree):
@@ -150,17 +147,15 @@ class Heap:
                     raise UnsupportedHdf5Error("its heap lists large objects as packstore never does")
                 address, size, number = struct.unpack("<QQQ", record)
                 if number == wanted:
-                    if size > _MAX_OBJECT:
+                    if size > _MAX_OBJECT:  # more than a manifest may have
                         raise Hdf5Error(f"an attribute has {size} bytes")
                     return self._file.read_slice(address, size, "attribute")
             raise Hdf5Error("a large object of a heap is missing")
+        # identifiers hold tiny objects themselves
         raise UnsupportedHdf5Error("it has a heap with tiny objects")
 
     def _find_block(self, offset: int) -> tuple[int, memoryview]:
-        """Returns the block that contains ``offset``: the block's start in the heap, and its bytes.
-
-        Reads and checks each block only once. Raises :class:`Hdf5Error` for an offset outside the heap.
-        """
+        """Returns the block that contains ``offset``: the block's start in the heap, and its bytes."""
         if not self._rows:
             place, start, size, address = 0, 0, self._first, self._root
         else:
@@ -175,21 +170,18 @@ class Heap:
             address = self._read_block_address(place)
         if offset >= start + size:
             raise Hdf5Error("an object lies outside its heap")
+        # reads and checks each block only once
         if place not in self._blocks:
             self._blocks[place] = self._read_block(address, size)
         return start, self._blocks[place]
 
     def _read_block(self, address: int, size: int) -> memoryview:
-        """Reads and checks a block of ``size`` bytes at ``address``.
-
-        Raises :class:`Hdf5Error` if the block is not of this heap. Raises it also for a wrong checksum, if the heap has
-        checksums.
-        """
+        """Reads and checks a block of ``size`` bytes at ``address``."""
         block = self._file.read_slice(address, size, "heap")
         at = 13 + self._offset_size
         if bytes(block[:5]) != b"FHDB\0" or int.from_bytes(block[5:13], "little") != self._address:
             raise Hdf5Error(f"there is no block of the heap at byte {address}")
-        if self._flags & 2:
+        if self._flags & 2:  # the heap has checksums
             whole = bytearray(block)
             whole[at : at + 4] = bytes(4)
             if hash_lookup3(memoryview(whole)) != int.from_bytes(block[at : at + 4], "little"):
@@ -197,10 +189,7 @@ class Heap:
         return block
 
     def _read_block_address(self, place: int) -> int:
-        """Reads the address of block number ``place`` from the root block.
-
-        Raises :class:`Hdf5Error` if the root block is damaged.
-        """
+        """Reads the address of block number ``place`` from the root block."""
         head = 13 + self._offset_size
         size = head + 8 * self._rows * self._width
         block = self._file.read_slice(self._root, size + 4, "heap")
@@ -209,14 +198,12 @@ class Heap:
         return int.from_bytes(block[head + 8 * place : head + 8 * place + 8], "little")
 
     def _count_direct_rows(self) -> int:
-        """Returns how many rows of blocks hold objects. Later rows would hold only addresses of blocks."""
+        """Returns how many rows of blocks hold objects."""
+        # later rows would hold only addresses of blocks
         return int(self._largest // self._first).bit_length() + 1
 
     def _read_tree_records(self, tree: int) -> Iterator[tuple[int, memoryview]]:
-        """Yields (type of the B-tree, record) of each record in order. Yields nothing for an empty or missing B-tree.
-
-        Raises :class:`Hdf5Error` if the B-tree is damaged, :class:`UnsupportedHdf5Error` if it has over two levels.
-        """
+        """Yields (type of the B-tree, record) of each record in order."""
         if tree == UNDEFINED:
             return
         raw = self._file.read_slice(tree, _TREE.size, "index")
@@ -247,11 +234,9 @@ class Heap:
     def _read_leaf_records(
         self, kind: int, address: int, count: int, width: int, node: int
     ) -> Iterator[tuple[int, memoryview]]:
-        """Yields (``kind``, record) of each of the ``count`` records of the leaf at ``address``.
-
-        ``width``: bytes of a record. ``node``: most bytes of the leaf. Raises :class:`Hdf5Error` for a damaged leaf.
-        """
+        """Yields (``kind``, record) of each record of ``width`` bytes in the leaf at ``address``."""
         size = _RECORD_AT + count * width
+        # node: most bytes of a leaf, with its checksum
         if size + 4 > node:
             raise Hdf5Error("a node of an index is too full")
         raw = self._file.read_slice(address, size + 4, "index")

@@ -55,10 +55,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _map_file(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[np.uint8]]:
-    """Maps a file and checks its superblock. Returns a reader of the file's objects, and the mapped bytes.
-
-    Maps the open ``descriptor`` if it is not None. Raises :class:`StoreError` if mapping or checking fails.
-    """
+    """Maps a file, or the open ``descriptor``, and returns a reader of its objects and the mapped bytes."""
     try:
         with reading(path, descriptor) as opened:
             mapped = np.frombuffer(mmap.mmap(opened, 0, access=mmap.ACCESS_READ), np.uint8)
@@ -83,9 +80,7 @@ def _raise_as_store_errors(path: Path) -> Iterator[None]:
 
 
 def _read_stored_manifest(file: Hdf5File, root: list[HeaderMessage], path: Path) -> Manifest:
-    """Reads the manifest in an HDF5 file. Raises :class:`StoreError` if it is missing, damaged, or describes another
-    kind of store.
-    """
+    """Reads the manifest in an HDF5 file, or raises :class:`StoreError` if it is not a store's."""
     text = file.read_attribute(root, "manifest")
     if text is None:
         raise StoreError(f"{printable(str(path))} is an HDF5 file without a packstore manifest")
@@ -95,10 +90,7 @@ def _read_stored_manifest(file: Hdf5File, root: list[HeaderMessage], path: Path)
 def _map_column(
     file: Hdf5File, members: Members, column: Column, records: int, mapped: NDArray[np.uint8], shown: str
 ) -> WholeColumn:
-    """Returns a column as views of the map. Raises :class:`StoreError` as :func:`_map_dataset` does.
-
-    Raises :class:`Hdf5Error` for a damaged structure.
-    """
+    """Returns a column as views of the map."""
     if column.kind == "fixed":
         wanted = NUMPY_DTYPE[column.dtype], (records, *column.shape)
         return _map_dataset(file, members, column.name, *wanted, mapped, shown)
@@ -110,12 +102,9 @@ def _map_column(
 
 
 def _find_dataset_address(members: Members, name: str, shown: str) -> int:
-    """Returns the address of the dataset or group ``name``.
-
-    Raises :class:`StoreError` if the file lacks it, or has only a soft or external link.
-    """
+    """Returns the address of the dataset or group ``name``, or raises :class:`StoreError`."""
     address = members.get(name)
-    if address is None:
+    if address is None:  # missing, or only a soft or external link
         raise StoreError(f"{shown} has no dataset {name!r} of its own")
     return address
 
@@ -129,12 +118,7 @@ def _map_dataset(
     mapped: NDArray[np.uint8],
     shown: str,
 ) -> NDArray[Any]:
-    """Returns the dataset ``name`` as a view of the map.
-
-    Raises:
-        StoreError: It is missing, has another dtype or shape, or is not contiguous within this file.
-        Hdf5Error: Its structure is damaged.
-    """
+    """Returns the dataset ``name`` as a view of the map, or raises :class:`StoreError` if it does not fit."""
     address = _find_dataset_address(members, name, shown)
     try:
         extent = file.find_dataset(address)
@@ -146,7 +130,7 @@ def _map_dataset(
         raise StoreError(f"{shown}: dataset {name!r} is {extent.dtype} {extent.shape}, not {dtype.str} {shape}")
     size = math.prod(shape) * dtype.itemsize
     if not size:
-        return np.empty(shape, dtype)
+        return np.empty(shape, dtype)  # an empty dataset may have no address
     if extent.address is None or extent.nbytes != size or extent.address + size > len(mapped):
         end = (extent.address or 0) + extent.nbytes
         raise StoreError(f"{shown} is truncated: dataset {name!r} of {size} bytes ends at {end} of {len(mapped)} bytes")

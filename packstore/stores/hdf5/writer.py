@@ -103,7 +103,7 @@ class Hdf5Writer(FileWriter):
             self._ends.close()
 
     def _write_skeleton(self, file: Any, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> int:
-        """Writes everything but the images to ``file`` with h5py. Returns the offset at which the images belong."""
+        """Writes everything but the images to ``file``, and returns the offset where the images belong."""
         with _create_file(file) as h5:
             if self._ends is None:
                 image = _create_dataset(h5, "image", self.image.dtype, (manifest.records, *self.image.shape))
@@ -143,10 +143,7 @@ def compute_dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
 
 
 def _create_file(file: Any) -> Any:
-    """Returns a new ``h5py.File`` that writes to ``file``, a Python file.
-
-    Stores no times: the same input gives the same bytes.
-    """
+    """Returns a new ``h5py.File`` that stores no times and writes to ``file``, a Python file."""
     import h5py  # only writing needs it
 
     # h5py.File of h5py 3.8 has no option for times.
@@ -155,7 +152,7 @@ def _create_file(file: Any) -> Any:
     access.set_alignment(_ALIGNMENT, _ALIGNMENT)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     access.set_fileobj_driver(h5py.h5fd.fileobj_driver, file)
-    creation.set_obj_track_times(False)
+    creation.set_obj_track_times(False)  # the same input gives the same bytes
     return h5py.File(h5py.h5f.create(b"packstore", h5py.h5f.ACC_TRUNC, fapl=access, fcpl=creation))
 
 
@@ -169,7 +166,7 @@ def _create_group(parent: Any, name: str) -> Any:
 
 
 def _create_dataset(group: Any, name: str, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Creates a contiguous dataset, allocated but not filled, that stores no times. Marks bfloat16 by an attribute."""
+    """Creates a contiguous dataset, allocated but not filled, that stores no times."""
     import h5py
 
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -181,6 +178,7 @@ def _create_dataset(group: Any, name: str, dtype: str, shape: tuple[int, ...]) -
     dataset = h5py.Dataset(
         h5py.h5d.create(group.id, name.encode("ascii"), kind, h5py.h5s.create_simple(shape), properties)
     )
+    # HDF5 has no such type: it is stored as another, marked by an attribute
     if dtype == "bfloat16":
         dataset.attrs.create("dtype", np.bytes_(b"bfloat16"))
     return dataset
@@ -194,8 +192,7 @@ def _write_dataset(group: Any, name: str, dtype: str, data: NDArray[Any]) -> Non
 
 
 def _copy_range(source: IO[bytes], target: IO[bytes], start: int, stop: int) -> None:
-    """Copies the bytes from ``start`` to ``stop`` to the same place in another file. Raises :class:`OSError` if the
-    source ends before."""
+    """Copies the bytes from ``start`` to ``stop`` to the same place in another file."""
     source.seek(start)
     target.seek(start)
     while start < stop:
@@ -207,8 +204,9 @@ def _copy_range(source: IO[bytes], target: IO[bytes], start: int, stop: int) -> 
 
 
 def _move_range(file: IO[bytes], source: int, target: int, size: int) -> None:
-    """Moves ``size`` bytes of a file from offset ``source`` to ``target``. The two ranges may overlap."""
+    """Moves ``size`` bytes of a file from offset ``source`` to ``target``."""
     positions = range(0, size, _COPY_BYTES)
+    # the ranges may overlap: begins at the end that is free
     for position in reversed(positions) if target > source else positions:
         file.seek(source + position)
         data = file.read(min(_COPY_BYTES, size - position))
@@ -257,8 +255,7 @@ class FailureHidingFile:
             data = data[self._file.write(data) :]
 
     def _call_unless_failed(self, call: Callable[[Any], object], argument: Any) -> None:
-        """Calls a method of the file unless it is closed, or an earlier call has failed. Stores an :class:`OSError`
-        instead of raising it."""
+        """Calls a method of the file unless it is closed or a call has failed, and keeps an :class:`OSError`."""
         if self._failure is None and not self._file.closed:
             try:
                 call(argument)

@@ -290,8 +290,7 @@ def _store_in_memo(size: int) -> _Operation:
 
 
 def _push_from_memo(size: int) -> _Operation:
-    """Returns an operation that reads an index of ``size`` bytes and pushes that value of the memo. The operation
-    raises :class:`KeyError` for an unknown index."""
+    """Returns an operation that reads an index of ``size`` bytes and pushes that value of the memo."""
     return lambda m: m.stack.append(m.memo[m.read_number(size)])
 
 

@@ -87,7 +87,7 @@ def unpickle(data: bytes) -> Any:
 
 
 def _parse_storage(persistent_id: Any) -> Storage:
-    """Returns the storage that torch's persistent id names. Raises :class:`UnsupportedPickleError` for any other id."""
+    """Returns the storage that torch's persistent id names."""
     match persistent_id:
         case ("storage", Global(name), str(key), str(), int(numel)):
             return Storage(name.removeprefix("torch."), key, numel)

@@ -180,13 +180,11 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str, Any], Manifest]:
-    """Opens the zip, by its open ``descriptor`` if that is not None. Returns it, the description of the dict in its
-    pickle, and the manifest in this.
-    """
+    """Opens a zip, or its ``descriptor``, and returns it, the dict in its pickle, and the manifest."""
     try:
         with reading(path, descriptor) as opened:
             archive = Archive(opened)
-        content = unpickle(archive.read_pickle())
+        content = unpickle(archive.read_pickle())  # a description: nothing is called
     except OSError as error:
         raise StoreError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from error
     except UnsupportedPickleError as error:
@@ -199,11 +197,7 @@ def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, d
 
 
 def _map_column(archive: Archive, value: Any, column: Column, shown: str) -> WholeColumn:
-    """Returns a column as arrays over the memory map.
-
-    Raises :class:`StoreError` unless ``value`` is a tensor or, for a ragged column, a dict of two tensors ``bytes`` and
-    ``offsets`` of one dimension.
-    """
+    """Returns a column, a tensor or a dict of two, as arrays over the memory map."""
     if column.kind == "fixed":
         return _map_tensor(archive, value, column.dtype, f"{shown}: column {column.name!r}")
     if not isinstance(value, dict):
@@ -218,10 +212,7 @@ def _map_column(archive: Archive, value: Any, column: Column, shown: str) -> Who
 
 
 def _map_tensor(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArray[Any]:
-    """Returns a tensor as a read-only view of the map.
-
-    Raises :class:`StoreError` unless it is plain, contiguous, aligned, of dtype ``dtype``, and within its storage.
-    """
+    """Returns a tensor as a read-only view of the map, or raises :class:`StoreError` if it does not fit."""
     if not isinstance(tensor, SavedTensor):
         raise StoreError(f"{where} is {_describe_value(tensor)}, not a plain tensor")
     wanted, size, stored = NUMPY_DTYPE[dtype], math.prod(tensor.shape), tensor.storage
@@ -240,15 +231,14 @@ def _map_tensor(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArra
 
 
 def _is_contiguous(tensor: SavedTensor) -> bool:
-    """Returns whether a tensor is contiguous as torch defines it.
-
-    Strides of dimensions of size 1 do not matter, nor those of an empty tensor.
-    """
+    """Returns whether a tensor is contiguous as torch defines it."""
     if len(tensor.shape) != len(tensor.stride):
         return False
+    # strides of an empty tensor do not matter
     if 0 in tensor.shape:
         return True
     expected = [math.prod(tensor.shape[i + 1 :]) for i in range(len(tensor.shape))]
+    # nor those of dimensions of size 1
     return all(n == 1 or s == e for n, s, e in zip(tensor.shape, tensor.stride, expected, strict=True))
 
 
@@ -273,7 +263,7 @@ class _Zip64Info(zipfile.ZipInfo):
 
 
 def _create_entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
-    """Opens a new uncompressed entry for writing. Its content begins at a multiple of 64 bytes."""
+    """Opens a new uncompressed entry for writing, its content aligned to 64 bytes."""
     info = _Zip64Info(f"{_PREFIX}/{name}", (1980, 1, 1, 0, 0, 0))
     info.create_version = info.extract_version = zipfile.ZIP64_VERSION
     assert archive.fp is not None

@@ -86,10 +86,7 @@ def compute_content_start(position: int, name: str) -> int:
 
 
 def _build_directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, position: int) -> bytes:
-    """Returns the directory's record of an entry, whose header is at ``position``.
-
-    Numbers of 2 GiB and more are in a zip64 field.
-    """
+    """Returns the directory's record of an entry, whose header is at ``position``."""
     size, offset, large = info.file_size, position, []
     if size > _LIMIT:
         large += [size, size]
@@ -97,6 +94,7 @@ def _build_directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, pos
     if offset > _LIMIT:
         large.append(offset)
         offset = _MAX32
+    # the zip64 field holds the numbers that do not fit: from 2 GiB on, as zipfile has it
     if large:
         extra = struct.pack(f"<HH{len(large)}Q", 1, 8 * len(large), *large) + extra
     record = _CENTRAL.pack(
@@ -107,8 +105,9 @@ def _build_directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, pos
 
 
 def _build_directory_end(count: int, start: int, size: int) -> bytes:
-    """Returns the end of the zip's directory. Large numbers need zip64's record and locator, which come before it."""
+    """Returns the end of the zip's directory."""
     end64 = b""
+    # large numbers need zip64's record and locator before the end
     if count > zipfile.ZIP_FILECOUNT_LIMIT or start > _LIMIT or size > _LIMIT:
         end64 = _END64.pack(b"PK\x06\x06", 44, _VERSION, _VERSION, 0, 0, count, count, size, start)
         end64 += _LOCATOR.pack(b"PK\x06\x07", 0, start + size, 1)
@@ -210,13 +209,11 @@ class Archive:
 
 
 def _check_overlaps(entries: list[zipfile.ZipInfo], end: int) -> None:
-    """Raises :class:`ZipError` for more than 10,000 entries, and for entries that overlap.
-
-    ``end``: offset of the directory, which no entry may overlap either.
-    """
+    """Raises :class:`ZipError` for too many entries, and for entries that overlap each other or ``end``."""
     if len(entries) > _MAX_ENTRIES:
         raise ZipError(f"it has {len(entries)} zip entries")
     places = sorted((entry.header_offset, entry.compress_size) for entry in entries)
+    # end: offset of the directory
     for (start, size), (following, _) in itertools.pairwise((*places, (end, 0))):
         if start < 0 or start + _LOCAL.size + size > following:
             raise ZipError(f"its zip entries overlap (at byte {start})")

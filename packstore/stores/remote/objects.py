@@ -188,7 +188,7 @@ def read_version(objects: ObjectStore, number: int) -> Manifest:
 
 
 def _read_head(objects: ObjectStore, newest: int) -> RemoteHead:
-    """Reads the head of version ``newest``, or of ``manifest.json`` for 0. Tries a damaged head three times."""
+    """Reads the head of version ``newest``, or of ``manifest.json`` for 0, with retries."""
     for _ in range(_TRIES - 1):
         with suppress(ManifestError):  # if a bit flipped in transit, the next try succeeds
             return _read_head_once(objects, newest)
@@ -196,13 +196,7 @@ def _read_head(objects: ObjectStore, newest: int) -> RemoteHead:
 
 
 def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:
-    """Reads the manifest and shard table of version ``newest``, or of ``manifest.json`` for 0.
-
-    Raises:
-        MissingStoreError: There is no such manifest.
-        ManifestError: Manifest or table is damaged.
-        StoreError: The table is missing, or the manifest is not that of a sharded store of its format.
-    """
+    """Reads the manifest and shard table of version ``newest``, or of ``manifest.json`` for 0."""
     name = version_name(newest) if newest else MANIFEST_FILE
     try:
         text = _read_bounded(objects, name)
@@ -223,16 +217,18 @@ def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:
         try:
             manifest = dataclasses.replace(manifest, shards=table.parse_rows(data))
         except ManifestError as error:
+            # damaged, maybe in transit: the caller tries again
             raise ManifestError(f"{objects.url}/{place}: {error}") from None
         return RemoteHead(manifest, None if place == table.file else newest)
     raise StoreError(f"{objects.url}: its table of shards, {place}, is missing")
 
 
 def _read_bounded(objects: ObjectStore, name: str) -> bytes:
-    """Reads an object. Stops and raises :class:`StoreError` after 256 MiB."""
+    """Reads an object, or raises :class:`StoreError` after 256 MiB."""
     data = bytearray()
     for piece in objects.stream(name):
         data += piece
+        # bounds the memory: anything may have the manifest's name
         if len(data) > _MOST_BYTES:
             raise StoreError(f"{objects.url}/{name} has more than {_MOST_BYTES:,} bytes, so it cannot be a manifest")
     return bytes(data)
@@ -257,17 +253,12 @@ def read_writable_head(url: UrlPath) -> RemoteHead:
 
 
 def _list_possible_table_names(manifest: Manifest, version: int, can_list: bool) -> Iterator[str]:
-    """Yields the possible object names of the shard table.
-
-    - A known version: the name in a version.
-    - No version: the name in a plain copy of a local store.
-    - Versions cannot be listed: both names, in this order.
-    """
+    """Yields the possible object names of the shard table."""
     assert manifest.shards is not None
     if version or not can_list:
-        yield table_name(manifest.shards)
+        yield table_name(manifest.shards)  # in a version
     if not version:
-        yield manifest.shards.file
+        yield manifest.shards.file  # in a plain copy of a local store
 
 
 def open_cached_copy(url: UrlPath) -> tuple[ObjectInfo, int]:
@@ -298,22 +289,19 @@ def cached_copy_key(store: ObjectStore, info: ObjectInfo) -> str:
 
 
 def _stream_and_prove(store: ObjectStore, info: ObjectInfo) -> Iterator[bytes | memoryview]:
-    """Yields an object's bytes. Holds back the last byte until all are proven.
-
-    Compares them with the ETag if it is an MD5. If that differs, compares them with a second reading: the ETag of an
-    encrypted object may look like an MD5. Raises :class:`RemoteError` if the readings differ, or if the object was
-    replaced meanwhile.
-    """
+    """Yields an object's bytes, and holds back the last one until all are proven."""
     shown = printable(f"{store.url}/{info.name}")
     digest = _MD5.fullmatch(info.etag or "")
     whole, again = (hashlib.md5(usedforsecurity=False) if digest else hashlib.sha256() for _ in range(2))
     last = b""
+    # The last byte is held back: the cache keeps no incomplete copy.
     for piece in store.stream(info.name):
         whole.update(piece)
         yield last
         yield piece[:-1]
         last = bytes(piece[-1:])
     proven = digest is not None and whole.hexdigest() == digest[1]
+    # The ETag is no MD5, or only looks like one (encrypted objects): the second reading decides.
     if not proven:
         for piece in store.stream(info.name):
             again.update(piece)

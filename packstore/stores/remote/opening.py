@@ -66,14 +66,12 @@ def _is_local_file(path: UrlPath) -> bool:
 
 
 def _find_copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore, ObjectInfo, Format | None] | None:
-    """Finds the object that is a copy of a single-file store: the URL itself, or a data file such as ``data.mdb``.
-
-    Returns its object store, its facts, and the format if the object's name determines it. None if there is no such
-    object.
-    """
+    """Finds a plain copy of a single-file store, and returns its object store, facts, and format if known."""
     formats: list[Format] = [format for format in FORMATS.values() if format.files]
+    # a data file below the URL, such as data.mdb
     places = [(objects, format.files[0], format) for format in formats]
     if len(path.parts) > 2:  # else the URL is that of a bucket
+        # the URL itself: its name determines no format
         of_files = (open_objects(path.parent), path.name, None)
         by_name = any(path.name.endswith(suffix) for format in formats for suffix in format.suffixes)
         places = [*places, of_files] if by_name else [of_files, *places]  # type: ignore[list-item]
@@ -86,12 +84,9 @@ def _find_copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore,
 
 
 def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: Format | None) -> PartTable:
-    """Fetches a single-file store whole into the cache and opens it. Checks the size of the cached copy, not its bytes.
-
-    If ``format`` is None, recognises the format by the first bytes. Raises :class:`StoreError` if the store cannot be
-    fetched, recognised or opened.
-    """
+    """Fetches a single-file store whole into the cache and opens it."""
     url, address = f"{objects.url}/{info.name}", cached_copy_key(objects, info)
+    # the cache checks the size of its copy, not its bytes
     descriptor = default_cache().open_by_address(address, info.nbytes, lambda: objects.stream(info.name), url)
     try:
         known = format or _recognise_start(path, os.pread(descriptor, _START_BYTES, 0))
@@ -104,7 +99,7 @@ def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: 
 
 
 def _recognise_start(path: UrlPath, start: bytes) -> Format:
-    """Returns the format of a store by its first bytes. Raises :class:`StoreError` if no format recognises them."""
+    """Returns the format of a store by its first bytes."""
     formats: list[Format] = list(FORMATS.values())
     for format in formats:
         if format.recognises(path, start):

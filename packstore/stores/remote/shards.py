@@ -152,13 +152,10 @@ class RemoteShards(Shards):
         yield from self._check_joined_digest()
 
     def _check_object(self, number: int, shard: Shard, progress: ProgressCallback) -> Iterator[Problem]:
-        """Fetches a shard and yields its faults. Raises :class:`UnreachableError` if it cannot be fetched now.
-
-        If a copy is in the cache, reads the object, too, to compare its SHA-256, and has the copy verified again.
-        """
+        """Fetches a shard and yields its faults."""
         try:
             if not self.cache.list_missing([shard.digest]):  # the cached copy says nothing about the object
-                self.cache.mark_suspect(shard.digest)
+                self.cache.mark_suspect(shard.digest)  # verifies the copy when it is opened
                 digest = hash_object(self._objects, self.names[number])
                 if digest != shard.digest:
                     yield Problem(f"its SHA-256 is {digest}, expected {shard.digest}", shard=shard.name)
@@ -170,21 +167,21 @@ class RemoteShards(Shards):
         yield from self._check_part(number, False, progress)
 
     def _list_sizes(self) -> dict[str, int] | None:
-        """Returns the sizes of all shards' objects by name. Returns None over HTTP, which lists no objects."""
+        """Returns the sizes of all shards' objects by name, or None over HTTP."""
         if not self._objects.can_list:
-            return None
+            return None  # HTTP lists no objects
         prefix = SHARDS if self._head.version is not None else "shard-"
         return {info.name: info.nbytes for info in self._objects.list(prefix)}
 
     def _find_object_size(self, name: str) -> int | None:
-        """Requests the size of an object. Returns None if it does not exist."""
+        """Returns the size of an object, or None if it does not exist."""
         try:
             return self._objects.head(name).nbytes
         except MissingObjectError:
             return None
 
     def _fetch_before_opening(self, number: int) -> None:
-        """Fetches a shard and keeps its descriptor for :meth:`_open_shard`. Counts the time as waiting."""
+        """Fetches a shard and keeps its descriptor for :meth:`_open_shard`."""
         started = time.monotonic()
         descriptor = self._fetch_shard(number)
         with self._lock:
@@ -196,11 +193,7 @@ class RemoteShards(Shards):
             self.counts.waiting_seconds += time.monotonic() - started
 
     def _open_shard(self, number: int, held: int | None) -> Part:
-        """Opens a shard in the cache, and fetches it before if ``held`` is None.
-
-        If it does not open, does not fit the table or has damaged keys, has the cache verify or replace its copy, and
-        tries once more.
-        """
+        """Opens a shard in the cache, and fetches it first if ``held`` is None."""
         try:
             # Without a descriptor it was open when it was asked for, and has been closed since.
             part = super()._open_shard(number, self._fetch_shard(number) if held is None else held)
@@ -209,19 +202,15 @@ class RemoteShards(Shards):
         except UnreachableError:
             raise
         except StoreError:
-            self.cache.mark_suspect(self._table[number].digest)
+            self.cache.mark_suspect(self._table[number].digest)  # the cache verifies or replaces its copy
             return super()._open_shard(number, self._fetch_shard(number))
 
     def _fetch_shard(self, number: int) -> int:
-        """Fetches a shard and returns a descriptor of it in the cache. Raises the errors of :meth:`_fetch_shard_now`.
-
-        For ten seconds after a failure, raises the same error without a request. A full cache or disk is no such
-        failure.
-        """
+        """Fetches a shard and returns a descriptor of it in the cache."""
         if number in self._failed:
             when, kind, said = self._failed[number]
             if time.monotonic() < when + _AGAIN_SECONDS:
-                raise kind(said)
+                raise kind(said)  # the same error, without a request
         try:
             return self._fetch_shard_now(number)
         except (CacheFullError, DiskFullError):
@@ -231,16 +220,7 @@ class RemoteShards(Shards):
             raise
 
     def _fetch_shard_now(self, number: int, ahead: bool = False) -> int:
-        """Fetches a shard, unless it is in the cache. Returns a descriptor of it there, and counts the fetch.
-
-        If cache or disk is full, closes shards of this reader and retries, for up to a minute. Gives up after five
-        seconds if no shard is open. With ``ahead``, gives up at once, and counts no hit or miss.
-
-        Raises:
-            UnreachableError: The shard cannot be fetched now.
-            StoreError: It is missing or damaged.
-            CacheFullError, DiskFullError: There is no room.
-        """
+        """Returns a descriptor of a shard in the cache, and fetches it if needed."""
         shard: Shard = self._table[number]
         name, fetched = self.names[number], 0
 
@@ -257,6 +237,7 @@ class RemoteShards(Shards):
                 descriptor = self.cache.open(shard.digest, shard.nbytes, fetch, url, self._count_damaged)
                 break
             except (CacheFullError, DiskFullError) as error:
+                # nobody waits for a shard fetched ahead, and one larger than the cache never fits
                 if ahead or (isinstance(error, CacheFullError) and error.nbytes > error.budget):
                     raise
                 with self._lock:
@@ -266,7 +247,7 @@ class RemoteShards(Shards):
                 waited = time.monotonic() - started
                 if waited > (_MOST_PATIENCE_SECONDS if opened else _PATIENCE_SECONDS):
                     raise
-                if not opened:
+                if not opened:  # nothing of this reader to close: other processes may free room
                     time.sleep(_PAUSE_SECONDS)
             except MissingObjectError as error:
                 self._raise_if_replaced()
@@ -288,6 +269,7 @@ class RemoteShards(Shards):
             self.counts.damaged += 1
 
     def _raise_if_replaced(self) -> None:
-        """Raises :class:`StoreError` if the URL has a newer version. Does nothing if versions cannot be listed."""
+        """Raises :class:`StoreError` if the URL has a newer version."""
+        # version 0 or None: versions cannot be listed, or it is a copy of a local store
         if self._head.version and find_newest_version(self._objects) != self._head.version:
             raise StoreError(f"{self.path} has been replaced by another store, and cleaned; open it again")
