@@ -110,8 +110,7 @@ def _parse_argument(node: ast.expr) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    """Tells if an argument is small: a number up to :data:`MOST_PIXELS`, a text, an operation or None. A list or tuple
-    has at most eight of these."""
+    """Tells if an argument has an accepted type, no number over :data:`MOST_PIXELS`, and no long list."""
     if isinstance(value, (tuple, list)):
         return len(value) <= 8 and all(map(_is_small, value))
     if isinstance(value, (int, float)):

@@ -157,21 +157,20 @@ def _ignore_progress(done: int) -> None:
 
 
 def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> None:
-    """Draws the number of records of each class by split. More than 24 classes are a curve, fewer are bars.
-
-    Leaves out labels that are missing or not among the classes.
-    """
+    """Draws the number of records of each class, by split."""
     splits = [(s.name, s.start, s.stop) for s in manifest.splits] or [("all", 0, len(labels))]
     length = len(manifest.classes) if manifest.classes is not None else int(labels.max(initial=-1)) + 1
     counted = []
     for name, start, stop in splits:
         some = labels[start:stop]
+        # Leaves out labels that are missing or not among the classes.
         counted.append((name, np.bincount(some[(some >= 0) & (some < length)], minlength=length)))
     if length <= _MOST_CLASSES:
         names = list(manifest.classes) if manifest.classes is not None else [str(n) for n in range(length)]
         draw_bars(axis, names, [(name if manifest.splits else None, counts.tolist()) for name, counts in counted])
         set_titles(axis, "records of each class", x="records")
         return
+    # Too many classes for bars: draws a curve.
     for number, (name, counts) in enumerate(counted):
         axis.plot(np.sort(counts)[::-1], label=name, color=COLORS[number % len(COLORS)], drawstyle="steps-mid")
     axis.set_ylim(bottom=0)
@@ -181,11 +180,11 @@ def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> N
 
 
 def _draw_sizes(axis: Any, headers: ImageHeaders) -> None:
-    """Draws width and height of images as points. Axes are logarithmic if the largest side is over 20 times the median
-    side."""
+    """Draws the width and height of images as points."""
     known = (headers.width > 0) & (headers.height > 0)
     axis.scatter(headers.width[known], headers.height[known], s=9, alpha=0.35, color=COLORS[0], linewidths=0)
     sides = np.concatenate([headers.width[known], headers.height[known]])
+    # A few very large images would squeeze the others into a corner.
     if sides.size and sides.max() > 20 * max(1, np.median(sides)):
         axis.set_xscale("log")
         axis.set_yscale("log")
@@ -196,8 +195,7 @@ def _draw_sizes(axis: Any, headers: ImageHeaders) -> None:
 
 
 def _draw_bytes(axis: Any, headers: ImageHeaders) -> None:
-    """Draws a histogram of the bytes of images. Its axis is logarithmic if the largest size is over 20 times the
-    smallest."""
+    """Draws a histogram of the bytes of images."""
     sizes = headers.nbytes[headers.nbytes > 0] / 1000
     if sizes.size:
         low, high = float(sizes.min()), float(sizes.max())

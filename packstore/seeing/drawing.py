@@ -253,11 +253,7 @@ class _PictureCanvas:
 
 
 def _blend_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
-    """Blends a mask over an image, each class in its own colour. Stretches the mask to the image's size.
-
-    Pixels with the value 0, usually the background, stay unchanged. Returns ``image`` itself if the mask is empty, or
-    has more or fewer than two axes.
-    """
+    """Blends a mask over an image, stretched to the image's size, each class in its own colour."""
     if mask.ndim != 2 or not mask.size:
         return image
     width, height = image.size
@@ -267,21 +263,17 @@ def _blend_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
     numbers, places = np.unique(small, return_inverse=True)
     palette = np.array([(128,) * 3 if n == _NO_CLASS else class_color(int(n)) for n in numbers], np.float32)
     pixels = np.asarray(image, np.float32)
-    covered = (small != 0)[..., None] * np.float32(_MASK_OPACITY)
+    covered = (small != 0)[..., None] * np.float32(_MASK_OPACITY)  # 0 is usually the background
     mixed = pixels * (1 - covered) + palette[places.reshape(small.shape)] * covered
     return Image.fromarray(mixed.round().astype(np.uint8))
 
 
 def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: Sequence[str]) -> None:
-    """Draws boxes into ``image``, with names at the boxes, cut to fit. Skips boxes that are not finite. Clips boxes far
-    outside the image.
-
-    ``corners``: left, top, right, bottom in pixels, ``(n, 2, 2)``. ``numbers``: class numbers for the colours, or None.
-    """
+    """Draws boxes and their names into ``image``; ``corners`` are in pixels, ``(n, 2, 2)``."""
     draw = ImageDraw.Draw(image)
     line = max(1, round(min(image.size) / 200))
     font = default_font(max(_LEAST_TEXT, min(image.size) // _TEXT_SHARE))
-    given = [] if numbers is None else np.asarray(numbers).tolist()
+    given = [] if numbers is None else np.asarray(numbers).tolist()  # class numbers for the colours
     labels: list[_DrawnName] = []
     limit = 4.0 * max(image.size)  # drawing a box far outside would take long
     for row, box in enumerate(corners):
@@ -319,18 +311,15 @@ def _place_label(
     size: tuple[int, int],
     others: Sequence[_DrawnName],
 ) -> _DrawnName:
-    """Places a name at its box: above the box, inside at its top, or below. Takes the first place without an overlap,
-    else the place above. Keeps the name inside the image.
-
-    ``area`` is the text's bounding box in the font.
-    """
+    """Places a name above its box, inside it or below it, where it overlaps no other name."""
     (left, above), (_, below) = np.sort(box, 0).tolist()
-    wide, tall = area[2] + 3, area[3] + 1
+    wide, tall = area[2] + 3, area[3] + 1  # ``area`` is the text's bounding box in the font
+    # Keeps the name inside the image.
     x = max(0.0, min(left, size[0] - wide - 1.0))
     tops = [max(0.0, min(y, size[1] - tall - 1.0)) for y in (above - tall - 1, above, below)]
     labels = [_DrawnName(x, y, x + wide, y + tall, text, color) for y in tops]
     free = (one for one in labels if not any(_labels_overlap(one, other) for other in others[-_MOST_COMPARED:]))
-    return next(free, labels[0])
+    return next(free, labels[0])  # above the box if all three places overlap
 
 
 def _labels_overlap(one: _DrawnName, other: _DrawnName) -> bool:
@@ -350,17 +339,14 @@ def fit_text(draw: ImageDraw.ImageDraw, text: str, width: float, font: Any, more
 
 
 def _draw_points(image: Image.Image, value: NDArray[Any], scale: NDArray[np.float64]) -> None:
-    """Draws keypoints ``(n, k)`` or ``(n, points, k)`` into ``image``, each object in its own colour. Hidden points are
-    hollow.
-
-    Skips unlabelled points and points that are not finite.
-    """
+    """Draws keypoints ``(n, k)`` or ``(n, points, k)`` into ``image``, each object in its own colour."""
     draw = ImageDraw.Draw(image)
     radius = max(1.5, min(image.size) / 120)
     objects = value.reshape(len(value), -1, value.shape[-1]) if value.size else value[:0].reshape(0, 1, 2)
     for number, points in enumerate(objects):
         for point in points:
             x, y = point[:2] * scale
+            # The third value: 0 is unlabelled, which is not drawn; 1 is hidden, which is hollow.
             hidden = len(point) == 3 and point[2] == 1
             if not np.isfinite((x, y)).all() or (len(point) == 3 and point[2] <= 0):
                 continue

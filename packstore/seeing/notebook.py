@@ -48,7 +48,7 @@ def render_html(thing: Reader | PackedDataset | PackedLoader) -> str:
 
 
 def _render_dataset(dataset: PackedDataset) -> str:
-    """Renders a dataset: its facts, thumbnails and classes. If the store cannot be read: its facts and the error."""
+    """Renders a dataset's facts, then its thumbnails and classes, or the error from reading them."""
     manifest = dataset.manifest
     named = f", split {_escape(dataset.split)}" if dataset.split is not None else ""
     path, encoding = _escape(str(dataset.path)), _describe_encoding(manifest)
@@ -76,7 +76,7 @@ def _render_store(reader: Reader) -> str:
 
 
 def _render_page(facts: Sequence[str], *parts: str) -> str:
-    """Joins lines of facts and further parts to one block of HTML. All are HTML already."""
+    """Joins lines of facts and further parts, all HTML already, to one block of HTML."""
     return "<div>" + "".join(f"<div>{fact}</div>" for fact in facts) + "".join(parts) + "</div>"
 
 
@@ -87,18 +87,14 @@ def _describe_encoding(manifest: Manifest) -> str:
 
 
 def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | None) -> str:
-    """Renders thumbnails of up to eight evenly spread records on this machine, and the number shown. Empty without
-    records.
-
-    Fetches no shards. After 50 ms, begins no further thumbnail beyond the first four. Damaged records show their error.
-    Leaves out records without an image.
-    """
+    """Renders up to eight evenly spread thumbnails from shards on this machine, and the number shown."""
     if not len(records):
         return ""
     pictures = make_image_reader(reader.manifest, exif_transpose=exif_transpose)
     cells: list[str] = []
     end = perf_counter() + _SECONDS
     for record in spread_local_records(reader, records.start, records.stop, _THUMBNAILS).tolist():
+        # Shows at least four, however long they take.
         if len(cells) >= _LEAST_THUMBNAILS and perf_counter() > end:
             break
         try:
@@ -108,7 +104,7 @@ def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | No
             cells.append(f'<div style="{_FAULT}">{_escape(f"record {record}: {error}", 200)}</div>')
             continue
         label = _read_label(reader, record)
-        if image is not None:
+        if image is not None:  # leaves out records without an image
             cells.append(
                 f'<img alt="{_escape(key, 300)}" title="{_escape(key, 300)}" src="{_data_url(image)}"><br>{label}'
             )
@@ -119,7 +115,7 @@ def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | No
 
 
 def _render_absent(reader: Reader, records: range) -> str:
-    """Renders a note with the number of shards on this machine. Empty if all are."""
+    """Renders a note with the number of shards on this machine; empty if all are."""
     here = reader.table.are_local(find_parts_within(reader, records.start, records.stop))
     if here.all():
         return ""
@@ -128,11 +124,7 @@ def _render_absent(reader: Reader, records: range) -> str:
 
 
 def _read_label(reader: Reader, record: int) -> str:
-    """Reads the value of ``label`` of a record as escaped text. Class numbers become names; a number without a name
-    stays.
-
-    Returns ``?`` if the value is damaged, and ``""`` in a store without ``label``.
-    """
+    """Reads a record's label as escaped text, with class names for numbers; ``?`` if it is damaged."""
     manifest = reader.manifest
     if not manifest.has_column("label"):
         return ""
@@ -143,6 +135,7 @@ def _read_label(reader: Reader, record: int) -> str:
     classes = manifest.classes
     if classes is None or label is None:
         return _escape(label)
+    # A number without a name stays.
     numbers = np.atleast_1d(label).tolist()
     return _escape(", ".join(classes[n] if 0 <= n < len(classes) else str(n) for n in numbers))
 
@@ -155,17 +148,13 @@ def _data_url(image: NDArray[np.uint8]) -> str:
 
 
 def _render_splits(manifest: Manifest) -> str:
-    """Renders a table of the first 20 splits. Empty without splits."""
+    """Renders a table of the first 20 splits; empty without splits."""
     rows = [(split.name, f"{len(split):,}") for split in manifest.splits[:_SPLITS]]
     return _render_table(("split", "records"), rows, len(manifest.splits) - len(rows))
 
 
 def _render_classes(reader: Reader, records: range) -> str:
-    """Renders a table of the first 12 classes. Empty without class names.
-
-    Adds numbers of records for at most 4 million records in at most 16 shards, all on this machine. Leaves the numbers
-    out if the labels cannot be read.
-    """
+    """Renders a table of the first 12 classes, with numbers of records for small local stores."""
     manifest = reader.manifest
     classes = manifest.classes
     if classes is None:
@@ -186,7 +175,7 @@ def _render_classes(reader: Reader, records: range) -> str:
 
 
 def _render_table(heads: tuple[str, str], rows: Sequence[tuple[str, str]], more: int) -> str:
-    """Renders a table of two columns. Empty without rows. ``more``: number of rows that are left out."""
+    """Renders a table of two columns, and the number of left-out rows, ``more``; empty without rows."""
     if not rows:
         return ""
     lines = "".join(f"<tr><td>{_escape(name)}</td><td>{_escape(value)}</td></tr>" for name, value in rows)

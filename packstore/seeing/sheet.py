@@ -164,18 +164,13 @@ def choose_rows(reader: Reader, options: SheetOptions) -> list[SheetRow]:
 def _find_candidates(
     reader: Reader, chosen: Split, options: SheetOptions, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
-    """Returns the records of a split and their labels (zeros without a class for each record), and the first record of
-    each shard that cannot be read.
-
-    For a store of several shards at a URL, takes at most 8 random shards. Stops earlier once each class has enough
-    records.
-    """
+    """Returns the records of a split, their labels, and the first record of each unreadable shard."""
     manifest, parts = reader.manifest, find_parts_within(reader, chosen.start, chosen.stop)
     ends = np.append(reader.table.starts, len(reader))
     labelled = manifest.has_label
     wanted = options.per_class if labelled else options.per_class**2
     counts = np.zeros(len(manifest.classes or ()) if labelled else 1, np.int64)
-    apart = reader.nbytes is not None and len(parts) > 1
+    apart = reader.nbytes is not None and len(parts) > 1  # several shards at a URL
     records: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int64]] = []
     lost: list[int] = []
@@ -183,6 +178,7 @@ def _find_candidates(
     for part in rng.permutation(parts)[:_MOST_FETCHED].tolist() if apart else parts:
         some = np.arange(max(chosen.start, ends[part]), min(chosen.stop, ends[part + 1]))
         try:
+            # Zeros in a store without a class for each record.
             numbers = reader.values("label", some) if labelled else np.zeros(len(some), np.int64)
         except StoreError as error:
             lost.append(int(some[0]))
@@ -191,6 +187,7 @@ def _find_candidates(
         records.append(some)
         labels.append(numbers)
         counts += np.bincount(numbers[(numbers >= 0) & (numbers < len(counts))], minlength=len(counts))
+        # Each class has enough records: fetches no further shard.
         if apart and len(counts) and int(counts.min()) >= wanted:
             break
     if not records:
@@ -246,11 +243,7 @@ class CellMaker:
         return SheetCell(record, key, image, "" if image is not None else "no image", more)
 
     def _draw_stored(self, record: int) -> tuple[NDArray[np.uint8] | None, int]:
-        """Returns the thumbnail of the stored image, and the number of images that are not shown.
-
-        Draws the chosen columns over the thumbnail, and the first four images of each list below it. Returns None if
-        the record has no image.
-        """
+        """Returns the thumbnail of the stored image, or None, and the number of images not shown."""
         side, window = self.options.side, self.options.window
         image = make_thumbnail(self._pictures, self.reader, record, side, window)
         if image is None:
@@ -259,6 +252,7 @@ class CellMaker:
             image = draw_record(image, self.reader, record, self._pictures.exif_transpose, self._drawn)
         more = 0
         small = max(1, max(image.shape[:2]) // _ABREAST)
+        # The first four images of each list, below the thumbnail.
         for pictures in self._lists:
             further, left = make_further_thumbnails(pictures, self.reader, record, small, _ABREAST, window)
             image, more = stack_images_below(image, further), more + left
@@ -311,10 +305,8 @@ def draw_page(cells: CellMaker, rows: Sequence[SheetRow], narrow: bool = False) 
 
 
 def _arrange_cells(classes: int, count: int, step: tuple[int, int]) -> tuple[int, int]:
-    """Returns the number of cells of a class in a line, and the number of classes abreast, for a picture of about 4:3.
-
-    ``count``: most cells of a class. ``step``: width and height that a cell takes.
-    """
+    """Returns how many cells of a class share a line, and how many classes, for a 4:3 picture."""
+    # ``count`` is the most cells of a class, ``step`` the width and height that a cell takes.
     ideal = math.sqrt(4 / 3 * classes * count * step[1] / step[0])  # cells in a line of the picture
     if ideal < count / 2:
         return math.ceil(count / round(count / ideal)), 1
@@ -325,10 +317,7 @@ def _arrange_cells(classes: int, count: int, step: tuple[int, int]) -> tuple[int
 def _draw_cell(
     sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: SheetCell, place: tuple[int, int, int, int], factor: int
 ) -> None:
-    """Draws the image of a cell, enlarged by ``factor``. Without an image, draws a crossed box with the cell's fault.
-
-    ``place``: left, top, width, height.
-    """
+    """Draws a cell's image, enlarged by ``factor``, or a crossed box with its fault."""
     left, top, width, height = place
     if cell.image is not None:
         large = cell.image.repeat(factor, 0).repeat(factor, 1)
@@ -354,6 +343,6 @@ def _fit_line(draw: ImageDraw.ImageDraw, text: str, width: int, more: str = "…
 
 
 def _class_name(manifest: Manifest, number: int) -> str:
-    """Returns the name of a class, printable. Returns ``class N`` for a number without a name."""
+    """Returns the printable name of a class, or ``class N`` for a number without a name."""
     classes = manifest.classes
     return printable(classes[number]) if classes is not None and 0 <= number < len(classes) else f"class {number}"

@@ -50,7 +50,7 @@ def encode_sixel(image: Image.Image) -> bytes:
 
 
 def _encode_runs(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
-    """Encodes character codes as text. Writes runs of more than three equal characters as ``!n`` and the character."""
+    """Encodes character codes as text, with more than three in a row as ``!n`` and the character."""
     edges = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
     runs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     return "".join(

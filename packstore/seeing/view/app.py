@@ -78,13 +78,7 @@ Endpoint = Callable[[Site, Request], Awaitable[Response]]
 
 
 def _handle_errors(site: Site, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """Wraps ``endpoint``: errors of packstore become responses with the error as JSON.
-
-    - 404: not found.
-    - 400: wrong request.
-    - 422: damaged data.
-    - 503: data that cannot be fetched now.
-    """
+    """Wraps ``endpoint`` so that errors of packstore become responses with the error as JSON."""
 
     async def answer(request: Request) -> Response:
         """Answers with the endpoint's response, or with the error as JSON."""
@@ -92,6 +86,7 @@ def _handle_errors(site: Site, endpoint: Endpoint) -> Callable[[Request], Awaita
             return await endpoint(site, request)
         except PackstoreError as error:
             missing = isinstance(error, NotThereError)
+            # Not found, wrong request, damaged data, data that cannot be fetched now.
             status = 404 if missing else 400 if isinstance(error, UsageError) else 422 if is_damage(error) else 503
             return _json_response({"error": str(error)}, status)
 
@@ -109,8 +104,8 @@ def _make_page_handler(name: str, media_type: str) -> Callable[[Request], Awaita
 
 
 def _image_response(file: WebFile, kept_seconds: int = 3600) -> Response:
-    """Creates the response with an image. The browser may cache it for ``kept_seconds``, since its address contains the
-    store's digest."""
+    """Creates a response with an image, which the browser may cache for ``kept_seconds``."""
+    # Safe to cache: the address contains the store's digest.
     return Response(file.data, media_type=file.type, headers={"cache-control": f"private, max-age={kept_seconds}"})
 
 
@@ -131,10 +126,7 @@ async def _job_response(site: Site, job: Job, describe: Callable[[Any], Any]) ->
 
 
 async def _get_store(site: Site, _: Request) -> Response:
-    """Answers with facts about the store and its columns, as JSON; reads no record.
-
-    For each kind of finding, adds its title, the number of marked records, and the first 1,000 notes.
-    """
+    """Answers with facts about the store, its columns and its findings, without reading a record."""
     manifest = site.reader.manifest
     column = find_class_column(manifest)
     image, kinds = manifest.image, list_kinds()
@@ -176,11 +168,7 @@ async def _get_store(site: Site, _: Request) -> Response:
 
 
 async def _get_rows(site: Site, request: Request) -> Response:
-    """Answers with at most 500 records of a selection, at positions ``start`` to ``stop - 1``. Answers with progress if
-    the selection is not ready.
-
-    Adds the selection's length and its ``packstore select`` command.
-    """
+    """Answers with up to 500 records of a selection, its length and its command, or with progress."""
     given = request.query_params
     start, stop = parse_number("start", given.get("start", "0")), parse_number("stop", given.get("stop", "0"))
     query = Query.parse(given)
@@ -195,7 +183,7 @@ async def _get_rows(site: Site, request: Request) -> Response:
 
 
 def _describe_rows(site: Site, records: list[int]) -> list[dict[str, Any]]:
-    """Returns keys, classes and marks of records for their tiles, see :func:`_describe_row`. Fetches no shards."""
+    """Describes records for their tiles with :func:`_describe_row`, without fetching shards."""
     parts = site.reader.table.find(records).tolist()
     numbers = sorted({*parts})
     here = dict(zip(numbers, site.reader.table.are_local(numbers).tolist(), strict=True))
@@ -203,19 +191,11 @@ def _describe_rows(site: Site, records: list[int]) -> list[dict[str, Any]]:
 
 
 def _describe_row(site: Site, record: int, here: bool) -> dict[str, Any]:
-    """Describes a record for its tile.
-
-    - ``record``: its number.
-    - ``key``: the first 300 letters of its key.
-    - ``class``: its class number, or the five lowest numbers of a list; None if missing. Absent in a store without
-      classes.
-    - ``marks``: its marks if there are any.
-    - ``absent``: True if ``here`` is False. Then nothing is read, and there are no key and class.
-    - ``error``: text of the error if reading fails. A damaged record gets a mark.
-    """
+    """Describes a record for its tile; ``here`` tells if its shard is on this machine."""
     reader = site.reader
     row: dict[str, Any] = {"record": record}
     try:
+        # Reading the key or class would fetch the shard.
         if not here:
             return row | {"absent": True, "marks": site.findings.marks_of(record)}
         row["key"] = printable(reader.key(record))[:_LONGEST_KEY]
@@ -223,62 +203,52 @@ def _describe_row(site: Site, record: int, here: bool) -> dict[str, Any]:
         if column is not None:
             value = reader.item(column.name, record)
             several = sorted({int(n) for n in value}) if column.kind == "ragged" and value is not None else value
-            row["class"] = several[:5] if isinstance(several, list) else several
+            row["class"] = several[:5] if isinstance(several, list) else several  # the lowest numbers of a list
     except (PackstoreError, IndexError) as error:
         row["error"] = str(error)
-        site.note_damage(record, error)
+        site.note_damage(record, error)  # a damaged record gets a mark
     marks = site.findings.marks_of(record)
     return row | ({"marks": marks} if marks else {})
 
 
 async def _get_position(site: Site, request: Request) -> Response:
-    """Answers with the position of a record in a selection, and the selection's length. Answers with progress if the
-    selection is not ready.
-
-    The position is null for a record that the selection lacks.
-    """
+    """Answers with a record's position in a selection and the selection's length, or with progress."""
     record = site.parse_record(request)
     chosen = await site.find_selection(Query.parse(request.query_params))
     if isinstance(chosen, Job):
         return _progress_response(chosen)
+    # The position is null for a record that the selection lacks.
     return _json_response({"place": chosen.position(record), "count": len(chosen)})
 
 
 async def _get_class_counts(site: Site, request: Request) -> Response:
-    """Answers with the numbers of records by class and split, or with progress.
-
-    Of a remote store, counts only the local shards, unless fetching is allowed. ``all=1`` allows fetching, now and
-    later.
-    """
-    site.allow_fetching(request)
+    """Answers with the numbers of records by class and split, or with progress."""
+    site.allow_fetching(request)  # ``all=1`` allows fetching, now and later
     reader, fetch = site.reader, site.fetches_all
     parts = range(len(reader.table.starts))
+    # Unless fetching is allowed, counts only the shards on this machine.
     name = ("classes", "all" if fetch else int(reader.table.are_local(parts).sum()))
     job = site.jobs.start(name, "counting classes", len(reader), lambda report: count_classes(reader, report, fetch))
     return await _job_response(site, job, lambda counts: counts)
 
 
 async def _verify_store(site: Site, _: Request) -> Response:
-    """Compares all records with their checksums and marks damaged ones. Answers with the number of problems, or with
-    progress. Fetches all shards."""
+    """Verifies all records, marks damaged ones, and answers with the number of problems, or with progress."""
     reader, findings = site.reader, site.findings
-    work = partial(verify_and_mark, reader, findings)
+    work = partial(verify_and_mark, reader, findings)  # fetches all shards
     job = site.jobs.start("verify", "comparing checksums", len(reader), work)
     return await _job_response(site, job, lambda count: {"problems": count})
 
 
 async def _get_histograms(site: Site, request: Request) -> Response:
-    """Answers with the histograms of a split, or with progress. Takes a sample of the images; with ``all=1``, every
-    image.
-
-    ``all=1`` allows fetching, now and later.
-    """
+    """Answers with the histograms of a split, or with progress."""
     query = Query.parse(request.query_params)
     try:
         split = site.reader.split(query.split)
     except KeyError as error:
         raise NotThereError(str(error.args[0])) from None
-    site.allow_fetching(request)
+    site.allow_fetching(request)  # ``all=1`` allows fetching, now and later
+    # Reads a sample of the images, or every image with ``all=1``.
     job = site.start_reading_headers(request.query_params.get("all") == "1")
 
     def describe(headers: Any) -> dict[str, Any]:
@@ -289,8 +259,7 @@ async def _get_histograms(site: Site, request: Request) -> Response:
 
 
 async def _get_thumbnail(site: Site, request: Request) -> Response:
-    """Answers with a thumbnail. Answers with status 204 to a browser that no longer waits. Marks the record if it is
-    damaged."""
+    """Answers with a thumbnail, and marks the record if it is damaged."""
     record, side = site.parse_record(request), parse_number("side", request.path_params["side"])
     drawn = request.query_params.get("drawn") == "1"
     if side not in SIDES:
@@ -305,7 +274,7 @@ async def _get_thumbnail(site: Site, request: Request) -> Response:
 
 
 async def _get_full_image(site: Site, request: Request) -> Response:
-    """Answers with an image in full size. For a column of lists, ``n`` in the address is the image's number."""
+    """Answers with an image in full size; ``n`` in the address chooses one of a list."""
     record, column = site.parse_record(request), _find_column(site, request)
     number = parse_number("n", request.query_params.get("n") or "0")
     return _image_response(await site.run_in_thread(lambda: site.images.get_full_image(record, column, number)))
@@ -335,8 +304,7 @@ def _find_column(site: Site, request: Request, *, masks: bool = False) -> Column
 
 
 async def _get_record(site: Site, request: Request) -> Response:
-    """Answers with the description of a record, its findings and marks. Adds Python code that loads it, and a command
-    that selects it."""
+    """Answers with a record's description, findings and marks, and code and a command that read it."""
     record = site.parse_record(request)
     description = await site.run_in_thread(lambda: describe_record(site.reader, site.images, record))
     description["findings"] = [{"text": text, "also": others} for text, others in site.findings.texts.get(record, [])]
@@ -349,8 +317,8 @@ async def _get_record(site: Site, request: Request) -> Response:
 
 
 def _parse_load_request(site: Site, request: Request) -> Any:
-    """Parses the :class:`LoadRequest` in the address. Imports torch."""
-    from packstore.seeing.view.loaded import LoadRequest
+    """Parses the :class:`LoadRequest` in the address."""
+    from packstore.seeing.view.loaded import LoadRequest  # imports torch
 
     given = request.query_params
     seed, epoch = parse_number("seed", given.get("seed") or "0"), parse_number("epoch", given.get("epoch") or "0")
@@ -387,11 +355,7 @@ async def _download_file(site: Site, request: Request) -> Response:
 
 
 def _select_command(reader: Reader, query: Query) -> str | None:
-    """Returns the ``packstore select`` command for a selection, without its order.
-
-    Returns None if the command's conditions cannot express the query. Such queries are ranges, kinds, findings, lists
-    of classes, missing classes, and text with ``*?"\\``.
-    """
+    """Returns the ``packstore select`` command for a selection, or None if no conditions can express it."""
     if query.ranges or query.kind is not None or query.mark is not None:
         return None
     column = find_class_column(reader.manifest)
@@ -406,6 +370,7 @@ def _select_command(reader: Reader, query: Query) -> str | None:
         if any(c in query.text for c in '*?"\\'):
             return None
         conditions.append(f'key like "*{query.text}*"')
+    # Leaves out the order of the selection.
     where = f" --where {shlex.quote(' and '.join(conditions))}" if conditions else ""
     return f"packstore select {_quote_path(reader)} -o part.lmdb{where}"
 

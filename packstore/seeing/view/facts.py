@@ -168,11 +168,10 @@ def find_keys(reader: Reader, text: str, report: Report) -> NDArray[np.bool_]:
 
 
 def _find_in_keys(keys: Ragged, wanted: bytes) -> NDArray[np.int64]:
-    """Returns the numbers of ``keys`` that contain ``wanted``, ignoring ASCII case. ``wanted`` is in lower case.
-    Searches 65,536 keys at once."""
+    """Returns the numbers of ``keys`` that contain ``wanted`` (lower case), ignoring ASCII case."""
     offsets, data = keys.offsets, keys.data
     places: list[int] = []
-    step = 65_536
+    step = 65_536  # keys searched at once
     for first in range(0, len(keys), step):
         ends = offsets[first : first + step + 1]
         text = data[ends[0] : ends[-1]].tobytes().lower()

@@ -132,20 +132,21 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
 
 
 def _load_report(path: Path, command: str, manifest: Manifest) -> Mapping[str, Any]:
-    """Reads a report file of ``packstore`` ``command``. Accepts a report without a digest."""
+    """Reads a report file of ``packstore`` ``command`` about this store."""
     shown = printable(str(path))
     report = read_report(path, command, _MOST_BYTES)
     needed = "findings" if command == "audit" else "problems"
     if not isinstance(report, dict) or not isinstance(report.get(needed), list):
         raise UsageError(f"{shown} is not a report of packstore {command} --json: it has no list of {needed}")
     digest = report.get("dataset_digest")
+    # Accepts a report without a digest.
     if digest is not None and digest != manifest.dataset_digest:
         raise UsageError(f"{shown} is about another store: its dataset_digest is {str(digest)[:12]}…")
     return report
 
 
 def _parse_audit(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[int]]]:
-    """Yields mark, text (at most 500 letters) and records of each finding. Skips entries of another form."""
+    """Yields mark, text and records of each finding, and skips malformed entries."""
     for finding in report["findings"]:
         if isinstance(finding, dict) and isinstance(finding.get("kind"), str):
             records = _parse_record_numbers(finding.get("records"))
@@ -154,7 +155,7 @@ def _parse_audit(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[int
 
 
 def _parse_verify(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[int]]]:
-    """Yields mark, text (at most 500 letters) and records of each problem. Skips entries of another form."""
+    """Yields mark, text and records of each problem, and skips malformed entries."""
     for problem in report["problems"]:
         if isinstance(problem, dict):
             shard = f"{problem['shard']}: " if problem.get("shard") else ""
@@ -162,11 +163,11 @@ def _parse_verify(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[in
 
 
 def _parse_record_numbers(values: Any) -> list[int]:
-    """Returns the record numbers in a list of numbers, or of objects with a ``record``. Leaves out anything else."""
+    """Returns the record numbers in a list of numbers, or of objects with a ``record``."""
     numbers = []
     for value in values if isinstance(values, list) else ():
         number = value.get("record") if isinstance(value, dict) else value
-        if type(number) is int and 0 <= number < 1 << 40:
+        if type(number) is int and 0 <= number < 1 << 40:  # leaves out anything else
             numbers.append(number)
     return numbers
 

@@ -90,12 +90,7 @@ class Guard:
     def _find_refusal(
         self, scope: Message, headers: dict[str, str]
     ) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
-        """Returns status, reason and headers for a request that is refused. Returns None to permit it.
-
-        - 405: another method than GET.
-        - 421: another host.
-        - 403: a wrong or missing token, or a request from another page. A browser may follow a link from another page.
-        """
+        """Returns the status, reason and headers that refuse a request, or None to permit it."""
         if scope["method"] != "GET":
             return 405, "only GET is allowed: this server changes nothing", [(b"allow", b"GET")]
         host = headers.get("host", "")
@@ -103,6 +98,7 @@ class Guard:
             return 421, f"this server answers only as {' or '.join(HOSTS)}", []
         if headers.get("origin", f"http://{host}") != f"http://{host}":
             return 403, "requests from other pages are refused", []
+        # A browser may follow a link from another page.
         from_elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         if from_elsewhere and headers.get("sec-fetch-mode") != "navigate":
             return 403, "requests from other pages are refused", []
@@ -113,7 +109,7 @@ class Guard:
         return None
 
     def _cookie_token(self, text: str) -> str:
-        """Returns the token from a request's cookies, or ``""``. Ignores other cookies."""
+        """Returns the token from a request's cookies; empty if there is none."""
         pairs = (pair.strip().partition("=") for pair in text.split(";"))
         return next((value for name, _, value in pairs if name == self._cookie), "")
 

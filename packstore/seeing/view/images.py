@@ -164,10 +164,8 @@ class BrowserImages:
     def _decode_in_mode(
         self, record: int, column: Column, data: Buffer | None = None, side: int | None = None
     ) -> NDArray[Any]:
-        """Decodes a record's image in the dtype and channels of its mode, ``(h, w, C)``, without normalisation.
-
-        Takes the arguments of :meth:`decode_for_display`.
-        """
+        """Decodes a record's image in the dtype and channels of its mode, ``(h, w, C)``, without normalisation."""
+        # ``data`` and ``side`` are those of :meth:`decode_for_display`.
         reader = self._reader
         if column.layout is None:
             data = _stored_bytes(reader, column, record) if data is None else data
@@ -209,7 +207,7 @@ class BrowserImages:
         return WebFile(out.getvalue(), "image/png" if small else "image/jpeg")
 
     def _add_to_cache(self, name: tuple[int, int, bool], value: WebFile | PackstoreError) -> None:
-        """Adds a thumbnail or an error to the cache. Beyond 64 MiB, evicts the least recently used entries."""
+        """Adds a thumbnail or an error to the cache, and evicts the least recently used beyond 64 MiB."""
         with self._lock:
             self._cached_bytes += _entry_nbytes(value) - (
                 _entry_nbytes(self._cache[name]) if name in self._cache else 0
@@ -245,8 +243,7 @@ def _stored_bytes(reader: Reader, column: Column, record: int, number: int = 0) 
 
 
 def _scaled_shorter_side(data: Buffer, side: int) -> int:
-    """Returns the length of the shorter side after scaling the longer side to ``side`` pixels. Returns ``side`` if the
-    header cannot be read."""
+    """Returns the shorter side after scaling the longer one to ``side`` pixels; ``side`` without a valid header."""
     try:
         info = parse_header(memoryview(data).cast("B"))
     except HeaderError:

@@ -176,8 +176,7 @@ class SampleLoader:
         return LoadedRecord(self._to_pixels(image), not image.is_floating_point(), values, python)
 
     def _open_dataset(self, split: str | None, alone: bool) -> PackedDataset:
-        """Returns the dataset of a split: the images, and unless ``alone`` the columns drawn over them. Opens each
-        dataset only once."""
+        """Returns a split's dataset, opened once, with the columns drawn over images unless ``alone``."""
         if (split, alone) not in self._datasets:
             columns = [c for c in self._manifest.columns if c.name not in INTERNAL and not alone]
             drawn = [c.name for c in columns if c.traits.moves or (c.traits.has_classes and c.parallel is not None)]
@@ -187,13 +186,12 @@ class SampleLoader:
         return self._datasets[split, alone]
 
     def _check_size(self, operations: list[Operation], request: LoadRequest) -> None:
-        """Raises :class:`UsageError` if ``operations`` would enlarge the record to more than 192 MiB. Ignores a file
-        that is no image, and one without pixels."""
+        """Raises :class:`UsageError` if ``operations`` would enlarge the record to more than 192 MiB."""
         try:
             size, _, _ = read_image_facts(self._reader, request.record)
         except HeaderError:
             return  # the loader reports it
-        if 0 in size:
+        if 0 in size:  # no pixels to enlarge
             return
         image = self._manifest.image
         masks = sum(column.holds_masks for column in self._manifest.columns)
@@ -205,8 +203,7 @@ class SampleLoader:
         DrawnOperations(np.array([size], np.int64), operations, draws, no_boxes, most_pixels)
 
     def _to_pixels(self, image: torch.Tensor) -> NDArray[np.uint8]:
-        """Converts an image of the loader to uint8 ``(h, w, 3)``. Undoes normalisation, rounds and clips. NaN becomes
-        0."""
+        """Converts an image of the loader to uint8 ``(h, w, 3)``, with normalisation undone."""
         if not image.is_floating_point():
             pixels: NDArray[np.uint8] = np.array(image.movedim(0, -1).numpy(), np.uint8)
             return pixels
@@ -214,13 +211,13 @@ class SampleLoader:
         normalization = self._manifest.normalization
         if normalization is not None:
             array = array * np.array(normalization.std, np.float32) + np.array(normalization.mean, np.float32)
+        # NaN becomes 0.
         shown: NDArray[np.uint8] = np.nan_to_num(array * 255).round().clip(0, 255).astype(np.uint8)
         return shown
 
 
 def _join_views(views: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Joins the crops ``(1, n, 3, h, w)`` of a record's views to one image ``(3, H, W)``. Each view is a row, padded
-    with 0 at the right."""
+    """Joins the crops ``(1, n, 3, h, w)`` of views to one image ``(3, H, W)``, one view a row."""
     rows = [torch.cat(list(crops[0]), 2) for crops in views.values()]
     width = max(row.shape[2] for row in rows)
     return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[2])) for row in rows], 1)
@@ -229,14 +226,7 @@ def _join_views(views: dict[str, torch.Tensor]) -> torch.Tensor:
 def _python_code(
     reader: Reader, split: str | None, item: int, request: LoadRequest, form: dict[str, Collate], no_further: bool
 ) -> str:
-    """Returns Python code that loads a record as ``request`` asks, with the columns that the page shows.
-
-    - With augmentations, the code loads no JSON and no lists of images.
-    - With ``no_further``, it loads no images besides the main image.
-    - With a recipe of several views, it loads only the main image.
-
-    ``item``: number of the record in ``split``. ``form``: entries for the loader's option ``collate``.
-    """
+    """Returns Python code that loads a record as ``request`` asks, with the columns that the page shows."""
     operations = request.augment.strip()
     several = operations in RECIPES and recipe(operations).views is not None
     shown = shown_columns(reader.manifest)
@@ -244,10 +234,10 @@ def _python_code(
         shown = [c for c in shown if c.traits.extension != "json" and c.form != "files"]
     if several:
         shown = [c for c in shown if c.name == "image"]
-    if no_further:
+    if no_further:  # no images besides the main image
         shown = [c for c in shown if c.name == "image" or not c.traits.has_images]
     columns = tuple(c.name for c in shown)
-    optional = {c.name: "optional" for c in shown if c.nullable} | form
+    optional = {c.name: "optional" for c in shown if c.nullable} | form  # ``form``: entries for ``collate``
     collate = f", collate={optional!r}" if optional else ""
     named = "" if split is None else f", split={split!r}"
     lines = ["import packstore"]
@@ -261,6 +251,7 @@ def _python_code(
     lines += [
         "",
         f"dataset = packstore.PackedDataset({str(reader.path)!r}{named}, columns={columns!r})",
+        # ``item`` is the number of the record in ``split``.
         f"loader = packstore.PackedLoader(dataset, indices=[{item}]{seed}{augment}{collate})",
         f"loader.set_epoch({request.epoch})",
         "batch = next(iter(loader))",

@@ -108,7 +108,7 @@ def summarize_images(headers: ImageHeaders, manifest: Manifest, start: int, stop
 
 
 def _split_ranges(manifest: Manifest) -> list[tuple[str, int, int]]:
-    """Returns name, start and stop of each split. Without splits, returns one range called ``all``."""
+    """Returns name, start and stop of each split, or one range ``all`` without splits."""
     if not manifest.splits:
         return [("all", 0, manifest.records)]
     return [(split.name, split.start, split.stop) for split in manifest.splits]
@@ -126,22 +126,18 @@ def _count_labels(labels: NDArray[np.int32], count: int) -> tuple[list[int], int
 def _read_class_lists(
     reader: Reader, name: str, records: NDArray[np.int64], report: Report
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Reads the class numbers of ``records``. Returns two arrays of one length: record numbers, and a class number for
-    each.
-
-    Skips records that cannot be read.
-    """
+    """Reads the classes of ``records`` as two parallel arrays: record numbers and class numbers."""
     owners: list[NDArray[np.int64]] = []
     numbers: list[NDArray[np.int64]] = []
     for start, stop, part in iterate_parts(reader, find_parts_of(reader, records)):
         first, last = np.searchsorted(records, (start, stop)).tolist()
         report(first)
-        if part is None:
+        if part is None:  # a shard that cannot be opened
             continue
         for record in records[first:last].tolist():
             try:
                 classes = np.asarray(part.item(name, record - start) if part.has_value(name, record - start) else ())
-            except PackstoreError:
+            except PackstoreError:  # skips a damaged record
                 continue
             owners.append(np.full(len(classes), record, np.int64))
             numbers.append(classes.astype(np.int64))
@@ -151,15 +147,8 @@ def _read_class_lists(
 
 
 def _count_pairs(pairs: NDArray[np.int64], count: int) -> dict[str, Any]:
-    """Counts the records in which two of the 20 most frequent classes occur together. A row of ``pairs`` is a record
-    and a class number.
-
-    Returns two entries:
-
-    - ``classes``: numbers of these classes, the most frequent first.
-    - ``counts``: a square matrix in their order. Its diagonal counts each class.
-    """
-    totals = np.bincount(pairs[:, 1], minlength=count)
+    """Counts the records in which two of the 20 most frequent classes occur together."""
+    totals = np.bincount(pairs[:, 1], minlength=count)  # a row of ``pairs`` is a record and a class number
     top = np.argsort(-totals, kind="stable")[: min(_TOGETHER, int((totals > 0).sum()))]
     place = np.full(max(count, 1), -1)
     place[top] = np.arange(len(top))
@@ -168,22 +157,19 @@ def _count_pairs(pairs: NDArray[np.int64], count: int) -> dict[str, Any]:
     # One row for each record, 20 columns: the product is a small matrix.
     having = np.zeros((int(rows.max(initial=-1)) + 1, len(top)), np.float64)
     having[rows, place[kept[:, 1]]] = 1
+    # Most frequent first; the diagonal of ``counts`` counts each class.
     return {"classes": top.tolist(), "counts": (having.T @ having).astype(np.int64).tolist()}
 
 
 def _compute_histogram(given: NDArray[np.float64], owners: Mapping[str, NDArray[np.bool_]]) -> dict[str, Any] | None:
-    """Computes a histogram of all positive finite values in 24 logarithmic bins. Returns None if there are none.
-
-    Returns ``edges``, ``counts`` of all values, and ``splits``: the counts of each split. If all values are equal,
-    there is one bin, and ``splits`` is empty.
-    """
+    """Computes a histogram of positive finite values in 24 logarithmic bins; None if there are none."""
     sound = np.isfinite(given) & (given > 0)
     values = given[sound]
     if not len(values):
         return None
     low, high = float(values.min()), float(values.max())
     if low == high:
-        return {"edges": [low, high], "counts": [len(values)], "splits": {}}
+        return {"edges": [low, high], "counts": [len(values)], "splits": {}}  # one bin
     edges = np.geomspace(low, high, _BINS + 1)
     edges[0], edges[-1] = low, high
     splits = {name: np.histogram(given[sound & own], edges)[0].tolist() for name, own in owners.items()}

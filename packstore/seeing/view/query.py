@@ -102,10 +102,7 @@ def parse_number(name: str, text: str, least: int = 0) -> int:
 
 
 def _parse_range(name: str, text: str) -> tuple[float, float]:
-    """Parses a range such as ``"10:20"``. A missing end is infinite.
-
-    A range with its ends in the wrong order is accepted, and matches nothing.
-    """
+    """Parses a range such as ``"10:20"``, in which a missing end is infinite."""
     low, colon, high = text.partition(":")
     try:
         ends = float(low or "-inf"), float(high or "inf")
@@ -113,7 +110,7 @@ def _parse_range(name: str, text: str) -> tuple[float, float]:
         ends = math.nan, math.nan
     if not colon or len(text) > 2 * _MOST_DIGITS + 12 or any(map(math.isnan, ends)):
         raise UsageError(f"{name} should be from:to, such as 10:200, got {text[:40]!r}")
-    return ends
+    return ends  # ends in the wrong order are accepted, and match nothing
 
 
 MOST_SORTED = 5_000_000

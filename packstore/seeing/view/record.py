@@ -103,11 +103,7 @@ class ShapeList:
 
 
 def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, Any]:
-    """Describes a column and its value in a record as a JSON object.
-
-    Its entries are ``name``, ``type``, ``dtype``, ``parallel``, ``frame``, and those of :func:`describe_value`. If the
-    value is damaged, ``error`` replaces those of :func:`describe_value`.
-    """
+    """Describes a column and its value in a record as a JSON object, with ``error`` for a damaged value."""
     names = ("name", "type", "dtype", "parallel", "frame")
     about = {name: getattr(column, name) for name in names}
     try:
@@ -119,7 +115,7 @@ def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, A
 
 
 def _read_row_classes(reader: Reader, column: Column, record: int) -> RowClasses | None:
-    """Reads the classes of a value's rows. Returns None if there are none, or if they are damaged."""
+    """Reads the classes of a value's rows; None if there are none or they are damaged."""
     try:
         return read_row_classes(column, reader.manifest.columns, lambda name: reader.item(name, record))
     except (PackstoreError, IndexError):
@@ -127,11 +123,7 @@ def _read_row_classes(reader: Reader, column: Column, record: int) -> RowClasses
 
 
 def _describe_image(reader: Reader, images: BrowserImages, record: int) -> dict[str, Any]:
-    """Describes the main image: bytes, size, kind, and the size and display window in which it is shown. Decodes the
-    image.
-
-    If the image is damaged, returns ``error`` and the facts that could be read.
-    """
+    """Describes the main image and how it is shown, with ``error`` if it is damaged."""
     column = reader.manifest.image
     try:
         data = memoryview(reader.view(record)).cast("B")
@@ -157,12 +149,7 @@ def _describe_image(reader: Reader, images: BrowserImages, record: int) -> dict[
 
 
 def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
-    """Compares the stored checksums of the image and of the other columns with computed ones. Returns an object for
-    each.
-
-    The object has ``of``, ``ok``, ``stored`` and ``found``. If a value cannot be read, it has ``of``, ``ok`` (False)
-    and ``error``. Without row checksums, returns only the object of the image.
-    """
+    """Compares the stored checksums of the image and of the other columns with computed ones."""
     proof = Proof(reader.manifest.columns, reader.value)
 
     def compare_image() -> Comparison:
@@ -172,6 +159,7 @@ def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
         return proof.compare_fields(record, {c.name: reader.value(c.name, record) for c in proof.columns})
 
     comparisons: list[dict[str, Any]] = []
+    # Without row checksums, compares only the image.
     for of, compare in [("image", compare_image), ("other columns", compare_fields)][: 1 + proof.has_rows]:
         try:
             result = compare()
@@ -184,10 +172,7 @@ def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
 
 
 def _read_exif(reader: Reader, record: int) -> dict[str, str]:
-    """Reads the EXIF values of an image by tag name, at most 80, each cut to 200 letters. Leaves out values of bytes.
-
-    Names of tags of the GPS directory begin with ``GPS``. Empty for pixels.
-    """
+    """Reads the EXIF values of the main image by tag name; empty for stores of pixels."""
     if reader.manifest.image.layout is not None:
         return {}
     from PIL import ExifTags, Image

@@ -75,7 +75,7 @@ def serve_page(
 
 
 def _open_listener(port: int) -> socket.socket:
-    """Opens the listening socket at 127.0.0.1. Port 0 takes a free one."""
+    """Opens the listening socket at 127.0.0.1; port 0 takes a free one."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
