@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _join_notes(error: BaseException | None) -> str:
-    """Joins the notes of an error and of its causes into a text to append to its message. Empty without notes."""
+    """Joins the notes of an error and of its causes into a text to append to its message."""
     notes: list[str] = []
     while error is not None:
         notes += getattr(error, "__notes__", ())
@@ -168,7 +168,7 @@ def _join_notes(error: BaseException | None) -> str:
 
 
 def _describe_error(error: Exception, debug: bool) -> str:
-    """Returns the text of an error on one line. An error that is not packstore's own gets advice."""
+    """Returns the text of an error on one line."""
     if isinstance(error, PackstoreError):
         return " ".join(str(error).split("\n"))
     if isinstance(error, OSError):
@@ -178,6 +178,7 @@ def _describe_error(error: Exception, debug: bool) -> str:
         return f"this {WITHOUT_TORCH}"
     if isinstance(error, MemoryError):
         return "out of memory; fewer --workers need less memory"
+    # Not an error of packstore: give advice.
     more = "" if debug else "; --debug shows the traceback"
     return f"unexpected {type(error).__name__}: {' '.join(str(error).split())}{more}"
 
@@ -191,8 +192,7 @@ class _SignalError(BaseException):
 
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:
-    """Raises :class:`_SignalError`. Before that, interrupts remote requests, and makes the process ignore further
-    signals."""
+    """Interrupts remote requests, makes the process ignore further signals, and raises :class:`_SignalError`."""
     # A second signal must not interrupt the clean-up.
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)
@@ -204,25 +204,21 @@ def _handle_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Sends a signal again if a destructor or a callback of a weak reference has swallowed its exception.
-
-    The signal comes 10 ms later, from a thread. Prints all other exceptions, as Python does.
-    """
+    """Sends a signal again if a destructor or a callback of a weak reference has swallowed its exception."""
     stopped = unraisable.exc_value
     if not isinstance(stopped, _SignalError):
-        sys.__unraisablehook__(unraisable)
+        sys.__unraisablehook__(unraisable)  # prints it, as Python does
         return
     signal.signal(stopped.signal, _handle_signal)
+    # A little later, when the destructor should have ended.
     timer = threading.Timer(0.01, os.kill, (os.getpid(), stopped.signal))
     timer.daemon = True
     timer.start()
 
 
 def _open_standard_streams() -> None:
-    """Opens /dev/null for each of standard input, output and error that the caller has closed.
-
-    Otherwise the next file to be opened would get that descriptor, and a C library would print into the file.
-    """
+    """Opens /dev/null for each of standard input, output and error that the caller has closed."""
+    # Otherwise the next file to be opened would get that descriptor, and a C library would print into the file.
     for number in (0, 1, 2):
         try:
             os.fstat(number)

@@ -108,7 +108,7 @@ def verify_rows(report: VerifyReport, quiet: bool = False) -> Rows:
 
 
 def _advise(report: VerifyReport, another: bool, quiet: bool) -> list[str]:
-    """Returns the advice for a store with problems. ``another``: every record differs from the source."""
+    """Returns the advice for a store with problems."""
     from packstore.stores.places import place_of
 
     there, count = shell_quote(report.path), report.problem_count
@@ -125,6 +125,7 @@ def _advise(report: VerifyReport, another: bool, quiet: bool) -> list[str]:
         return [f"a shard does not open: packstore salvage {there} --out REST recovers the rest; or pack it again"]
     if count == report.differences:
         source = f"every record differs: is this what it was packed from (as {report.manifest.encoding})?"
+        # ``another``: every record differs from the source.
         asked = source if another else "is this what it was packed from?"
         return [f"the store itself is undamaged; {asked}"]
     return [f"to replace damaged records from the source: packstore repair {there} --from SOURCE --out FIXED"]

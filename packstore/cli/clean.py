@@ -96,8 +96,7 @@ def _find_leftovers(places: Sequence[Path]) -> list[Leftover]:
 
 
 def _add_leftover(rows: Rows, leftover: Leftover) -> dict[str, Any]:
-    """Adds the lines of a leftover: its directory and size, who began it, and its files in a store. Returns its JSON
-    values."""
+    """Adds lines on the size, owner and files of a leftover, and returns its JSON values."""
     path, owner, inside = printable(str(leftover.path)), leftover.owner, leftover.in_store
     said = "empty"
     if owner is not None:
@@ -116,7 +115,7 @@ def _add_leftover(rows: Rows, leftover: Leftover) -> dict[str, Any]:
 
 
 def _remove(leftovers: Sequence[Leftover], quiet: bool) -> None:
-    """Removes leftovers. Prints each, unless ``quiet``."""
+    """Removes leftovers, and prints each unless ``quiet``."""
     from packstore.stores.places.leftovers import remove_leftover
 
     for leftover in leftovers:
@@ -126,10 +125,7 @@ def _remove(leftovers: Sequence[Leftover], quiet: bool) -> None:
 
 
 def _confirm(yes: bool) -> bool:
-    """Asks if the listed files are to be removed. Returns True without asking if ``yes``.
-
-    If the user declines, prints "nothing was removed" and returns False.
-    """
+    """Asks if the listed files are to be removed, and returns the answer."""
     if yes:
         return True
     if not sys.stdin.isatty():
@@ -143,26 +139,18 @@ def _confirm(yes: bool) -> bool:
 
 
 def _clean_url(url: Path, grace_seconds: float, yes: bool, dry_run: bool, as_json: bool) -> dict[str, Any]:
-    """Lists the objects that no version of the store at a URL needs, and removes them after asking, unless ``dry_run``.
-    Prints them unless ``as_json``, and returns their JSON values.
-
-    Keeps these objects:
-
-    - objects younger than ``grace_seconds``;
-    - all shards while a conversion runs or can resume;
-    - objects that are not packstore's by their name or their SHA-256.
-
-    Raises :class:`UsageError` if it has to ask without a terminal.
-    """
+    """Lists and, after asking, removes the objects that no version of the store at a URL needs."""
     from packstore.objects import open_objects
     from packstore.stores.places.leftovers import find_unneeded, remove_unneeded
 
     objects, now, rows = open_objects(url), time.time(), Rows()
+    # Young objects are kept, and all shards while a conversion runs or can resume.
     unneeded = find_unneeded(objects, now, grace_seconds)
     for name in unneeded.busy:
         click.echo(
             f"{url}: a conversion is running, or was interrupted and can resume ({name}), so all shards stay", err=True
         )
+    # Objects that are not packstore's are kept, by their name here, by their SHA-256 below.
     for name in unneeded.foreign[:LISTED]:
         click.echo(f"{url}: {printable(name)} is not packstore's, so it stays", err=True)
     found, nbytes = unneeded.objects, unneeded.nbytes

@@ -79,7 +79,8 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
 
 
 def _parse_pixels(text: str) -> int:
-    """Parses a number of pixels such as 100M, at least 1. Refuses units of bytes."""
+    """Parses a number of pixels such as 100M, at least 1."""
+    # ``parse_bytes`` would accept units of bytes.
     if text.strip().lower().endswith("b"):
         raise UsageError(f"{text!r} is not a number of pixels; write for example 100M")
     count = parse_bytes(text, 0)
@@ -89,7 +90,7 @@ def _parse_pixels(text: str) -> int:
 
 
 def _parse_kinds(text: str) -> tuple[str, ...]:
-    """Splits kinds of findings at commas; ``any`` means all. Refuses unknown ones."""
+    """Splits the kinds of findings in ``text`` at commas; ``any`` means all."""
     from packstore.core.findings import list_kinds
 
     names, kinds = [name.strip() for name in text.split(",")], list_kinds()
@@ -223,25 +224,20 @@ def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> l
 
 
 def _is_for_file(answer: Answer, file: Path) -> bool:
-    """Tells if a command with the options of ``answer`` can name ``file`` in place of its folder.
-
-    Each kind of source in the options must be able to open its folder by this file.
-    """
+    """Tells if a command with the options of ``answer`` can name ``file`` in place of its folder."""
     from packstore.core.registry import SOURCES
     from packstore.sources import SourceOptions, find_described_folder
 
     kinds = [SOURCES[text] for option, text in pairwise(answer.options) if option == "--source"]
+    # Each kind of source in the options has to open its folder by this file.
     return all(find_described_folder(file, SourceOptions(), kind) for kind in kinds)
 
 
 def _is_description_of(file: Path, folder: Path | None = None) -> bool:
-    """Tells if ``file`` can be the source in place of its folder. It must exist, with the suffix of a description
-    (CSV, JSON, YAML …).
-
-    It must be in ``folder``, or in a folder directly below. With None for ``folder``, it may be anywhere.
-    """
+    """Tells if ``file`` can be the source in place of its folder, as a CSV or JSON file can."""
     from packstore.sources import DESCRIBING
 
+    # In ``folder``, or in a folder directly below; anywhere without ``folder``.
     near = folder in (None, file.parent, file.parent.parent)
     return near and file.suffix.lower() in DESCRIBING and file.is_file()
 

@@ -164,7 +164,7 @@ def link(store: Path, rebase: tuple[str, str] | None, output: Output, **options:
 
 
 def _parse_class_names(text: str) -> list[str]:
-    """Reads class names from the lines of the file ``text``. If there is no such file, splits ``text`` at commas."""
+    """Reads class names from the lines of the file ``text``, or else splits ``text`` at commas."""
     if not Path(text).is_file():
         return [name.strip() for name in text.split(",")]
     try:
@@ -174,7 +174,7 @@ def _parse_class_names(text: str) -> list[str]:
 
 
 def _parse_shares(text: str) -> dict[str, float]:
-    """Parses ``train=0.9,val=0.1`` to shares by split. Does not check the size of a share."""
+    """Parses ``train=0.9,val=0.1`` to shares by split."""
     shares: dict[str, float] = {}
     for part in text.split(","):
         name, _, share = part.rpartition("=")
@@ -182,7 +182,7 @@ def _parse_shares(text: str) -> dict[str, float]:
         if name in shares:
             raise UsageError(f"{text!r} has the split {name!r} twice: give each split one share")
         try:
-            shares[name] = float(share)
+            shares[name] = float(share)  # its size is not checked here
         except ValueError:
             name = ""
         if not name:

@@ -206,7 +206,7 @@ def report_rows(report: ConvertReport) -> Rows:
 
 
 def _add_targets(rows: Rows, manifest: Manifest) -> None:
-    """Adds a row for each column but image, key and internal ones. Says what the labels are if they have no names."""
+    """Adds a row for each user column but image, label and key, and one for labels without names."""
     beside = [c for c in user_columns(manifest.columns) if c.name not in ("image", "label", "key", *INTERNAL_MEANINGS)]
     for column in beside:
         rows.add(f"{column.name}{' ' * (len(column.name) > 8)}", format_column(column))
@@ -218,10 +218,7 @@ def _add_targets(rows: Rows, manifest: Manifest) -> None:
 
 
 def _add_links(rows: Rows, report: ConvertReport) -> None:
-    """Opens a new linked store and adds a row on the files that it links to.
-
-    A second row warns if training opens a small file for each image.
-    """
+    """Opens a new linked store and adds rows on the files that it links to."""
     from packstore.stores.linked import link_folder, list_linked_files
     from packstore.stores.opening import open_reader
 
@@ -247,15 +244,12 @@ def _add_advice(rows: Rows, report: ConvertReport) -> None:
 
 
 def _read_common_shape(report: ConvertReport) -> list[int] | None:
-    """Returns the shape of all images if they share one in a store that allows several. Returns None otherwise.
-
-    Reads the column ``shape``. Returns None also for stores to which ``--size`` does not apply: of files, at URLs, or
-    with masks, boxes and the like.
-    """
+    """Returns the shape that all images of a store of varying shapes share, or None."""
     from packstore.stores.opening import open_reader
     from packstore.stores.places import place_of
 
     manifest = report.manifest
+    # ``--size`` does not apply to stores of files, at URLs, or with masks, boxes and the like.
     if manifest.holds_files or manifest.image.kind == "fixed" or place_of(report.destination).remote:
         return None
     if any(column.traits.moves or column.traits.has_images for column in manifest.columns if column.name != "image"):
@@ -267,11 +261,9 @@ def _read_common_shape(report: ConvertReport) -> list[int] | None:
 
 
 def _add_palette(rows: Rows, classes: tuple[str, ...]) -> None:
-    """Adds two rows that warn: all images of some classes are PNG files with a palette, and may be masks.
-
-    ``classes``: names of these classes; ``("",)`` for all images.
-    """
+    """Warns if all images of some classes are PNG files with a palette, which may be masks."""
     rows.add("palette", palette=classes)
+    # ``("",)`` means all images of the store.
     if classes:
         some = f" of {pluralize(len(classes), 'class', 'classes')} ({join_names(classes)})" if classes != ("",) else ""
         rows.add(yellow("palette"), f"all images{some} are PNG with a palette: are they masks?")

@@ -181,10 +181,7 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
 
 
 def _find_training_split(path: Path) -> str | None:
-    """Opens the store and returns ``train`` if it is one of several splits. Returns None otherwise.
-
-    If ``path`` is a source, raises :class:`UsageError` with the command that packs it.
-    """
+    """Returns ``train`` if this is one of several splits of the store, else None."""
     from packstore.stores.opening import open_reader
 
     with suggest_packing(path), open_reader(path) as reader:
@@ -193,7 +190,7 @@ def _find_training_split(path: Path) -> str | None:
 
 
 def _resolve_device(name: str) -> str:
-    """Returns ``name``. For ``auto``, returns ``cuda`` if there is a GPU, else ``cpu``."""
+    """Returns the device ``name``; ``auto`` is ``cuda`` if there is a GPU, else ``cpu``."""
     if name != "auto":
         return name
     import torch
@@ -266,8 +263,7 @@ def bench_rows(report: BenchReport) -> Rows:
 
 
 def _format_verdict(report: BenchReport) -> list[str]:
-    """Formats rows on the slowest stage and on the cores that are enough. If the target was missed, adds the reached
-    share."""
+    """Formats rows on the slowest stage, on the cores that are enough, and on a missed target."""
     verdict, rates = report.verdict, report.rates
     names = {"model": "the model", "loader": "assembling batches", "read": "reading"}
     lines = [f"limit    {names.get(verdict.stage, verdict.stage)}: {verdict.why}"]
@@ -289,5 +285,5 @@ def _format_verdict(report: BenchReport) -> list[str]:
 
 
 def _format_rate(value: float | None) -> str:
-    """Formats a rate without decimals. None becomes an empty text."""
+    """Formats a rate without decimals, and None as an empty text."""
     return "" if value is None else f"{value:,.0f}"

@@ -118,8 +118,7 @@ def info(
 
 
 def _is_unfinished(path: Path) -> bool:
-    """Tells if the plan of a conversion still exists at a URL: the conversion is unfinished. False if objects cannot be
-    listed."""
+    """Tells if the plan of an unfinished conversion exists at a URL; False if objects cannot be listed."""
     from packstore.objects import open_objects
 
     objects = open_objects(path)
@@ -250,17 +249,13 @@ def _add_counts_of_packing(rows: Rows, m: Manifest) -> None:
 
 
 def _add_classes(rows: Rows, reader: Reader, counted: bool) -> None:
-    """Adds a row with classes, and one with the least and the most records of a class.
-
-    In the JSON, ``class_counts`` is None if classes are not counted, and for lists of classes. It is empty without
-    class names.
-    """
+    """Adds a row with the classes, and one with the least and the most records of a class."""
     m = reader.manifest
     # The column is ragged for lists of classes, and for other values without one class a record.
     lists = m.has_column("label") and m.column("label").kind == "ragged"
     local = reader.nbytes is None and (m.shards is None or len(m.shards) <= _COUNTED_SHARDS)
     counts = _count_classes(reader) if (counted or local) and not lists else None
-    rows.add("classes", class_counts=counts)
+    rows.add("classes", class_counts=counts)  # None in the JSON: not counted
     if m.classes is None:
         return
     rows.add("classes", f"{len(m.classes):,}: {join_names(m.classes)}")
@@ -313,8 +308,7 @@ def _describe_orientation(manifest: Manifest) -> str:
 
 
 def _count_classes(reader: Reader) -> dict[str, int]:
-    """Counts records by class name. Opens all shards. Leaves out numbers that are no class. Empty without class
-    names."""
+    """Opens all shards and counts records by class name."""
     import numpy as np
 
     classes = reader.manifest.classes

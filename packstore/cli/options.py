@@ -102,7 +102,7 @@ def _note_dicom(context: click.Context, _: click.Parameter, value: str | None) -
 
 
 def _add_dicom_column(context: click.Context, _: click.Parameter, columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the values of ``--column``. After ``--dicom keep-file``, appends ``keep=file``."""
+    """Returns the values of ``--column``, with ``keep=file`` appended after ``--dicom keep-file``."""
     return (*columns, "keep=file") if context.meta.get(_DICOM) else columns
 
 
@@ -216,22 +216,15 @@ def _find_attributes(
     option: Description,
     parser: click.ParamType | None,  # type: ignore[type-arg]
 ) -> dict[str, Any]:
-    """Returns the attributes of a click option: default, type and others.
-
-    The entry ``switch`` is not click's: it asks the caller for a second flag, ``--no-…``.
-
-    Args:
-        type: Type of the field.
-        default: Its default.
-        option: Its description.
-        parser: Type of the click option; None derives it from the type of the field.
-    """
+    """Returns the attributes of a click option for a field of type ``type`` and its default."""
     parts = split_union(type)
     shown = default is not None and default is not False and default not in ("", ())
     attributes: dict[str, Any] = {"default": default, "show_default": shown}
+    # The click type ``parser`` replaces the one that follows from the type of the field.
     if parser is not None:
         return attributes | {"type": parser, "default": ",".join(default) if isinstance(default, tuple) else default}
     if bool in parts:
+        # ``switch`` is not click's: it asks the caller for a second flag, ``--no-…``.
         switch = default is not False
         return attributes | ({"switch": True} if switch else {"is_flag": True})
     if any(get_origin(part) is Sequence for part in parts):

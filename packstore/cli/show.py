@@ -72,8 +72,7 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
 
 
 def _show_in_terminal(image: Any, graphics: str) -> None:
-    """Prints an image with the terminal's graphics, ``kitty`` or ``sixel``. Shrinks a wider image to the terminal's
-    width."""
+    """Prints an image with the terminal's graphics, ``kitty`` or ``sixel``, at most as wide as the terminal."""
     from packstore.seeing.terminal import encode_kitty, encode_sixel
 
     most = shutil.get_terminal_size().columns * _PIXELS_A_COLUMN
@@ -134,7 +133,7 @@ def ask_terminal() -> bytes:
 
 
 def _read_answer(file: int) -> bytes:
-    """Reads a terminal's answer up to the end of the attributes. Stops after half a second."""
+    """Reads a terminal's answer up to the end of the attributes, for at most half a second."""
     answer, end = b"", time.monotonic() + _TIMEOUT_SECONDS
     while (left := end - time.monotonic()) > 0 and select.select([file], [], [], left)[0]:
         answer += os.read(file, 1024)
