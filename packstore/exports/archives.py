@@ -281,7 +281,7 @@ class ZipWriter:
         drop(self._directory)
 
     def _write_header(self, name: str, check: int, size: int) -> None:
-        """Writes the local header of a file and adds its entry to the directory. ``check`` is its CRC-32."""
+        """Writes the local header of a file with the CRC-32 ``check``, and adds its entry to the directory."""
         raw, place = name.encode("utf-8"), self._at
         large = size >= _LARGE
         local = _SIZES.pack(1, 16, size, size) if large else b""
@@ -291,8 +291,7 @@ class ZipWriter:
         self._add_entry(raw, place, size, head)
 
     def _restore_directory(self, end: int) -> None:
-        """Reads the local headers of the files that the output has already, up to offset ``end``. Adds their entries to
-        the directory."""
+        """Adds the entries of files that the output has already, up to offset ``end``, to the directory."""
         self._out.seek(0)
         while self._at < end:
             _, *head, extra = _LOCAL.unpack(self._out.read(_LOCAL.size))
@@ -302,18 +301,12 @@ class ZipWriter:
             self._at = self._out.seek(size, os.SEEK_CUR)
 
     def _add_entry(self, raw: bytes, place: int, size: int, head: Sequence[int]) -> None:
-        """Adds the entry of a file to the directory.
-
-        Args:
-            raw: The file's name in UTF-8.
-            place: Offset of its local header.
-            size: Its bytes.
-            head: Values of its local header.
-        """
+        """Adds the entry of a file, whose local header is at offset ``place``, to the directory."""
         large = size >= _LARGE
         values = [size, size] if large else []
         values += [place] if place >= _LARGE else []
         extra = struct.pack(f"<2H{len(values)}Q", 1, 8 * len(values), *values) if values else b""
+        # ``head`` has the values of the local header.
         version = (_MADE_BY_UNIX | _VERSION64, _VERSION64 if values else _VERSION, *head[1:])
         self._directory.write(
             _CENTRAL.pack(b"PK\1\2", *version, len(extra), 0, 0, 0, _MODE, _MAX32 if place >= _LARGE else place)

@@ -198,7 +198,8 @@ class _NpzWriter(_ArraysWriter):
 
 
 def _make_npy_entry(name: str) -> zipfile.ZipInfo:
-    """Returns the zip entry of an array. Its date is 1980: equal arrays give equal files."""
+    """Returns the zip entry of an array."""
+    # Without a date it gets 1980, so that equal arrays give equal files.
     return zipfile.ZipInfo(f"{name}.npy")
 
 
@@ -239,8 +240,7 @@ class _Hdf5ShardWriter(_ArraysWriter):
                 held.raise_failure()
 
     def _write_arrays(self, file: Any, held: FailureHidingFile) -> None:
-        """Writes all arrays to the HDF5 ``file``. After a failed write, raises its :class:`OSError` before the next
-        block of images."""
+        """Writes all arrays to the HDF5 ``file``, and stops with :class:`OSError` soon after a failed write."""
         import h5py
 
         if self.is_one_array:

@@ -401,7 +401,7 @@ def shorten_name(name: str) -> str:
 
 
 def _percent_encode(match: re.Match[str]) -> str:
-    """Returns ``%`` and the hexadecimal code of the matched character. A surrogate has the code of the byte that it
-    replaces."""
+    """Returns ``%`` and the hexadecimal code of the matched character."""
     code = ord(match[0])
+    # A surrogate gets the code of the byte that it replaces.
     return f"%{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02X}"

@@ -233,13 +233,8 @@ class RecordPaths:
         return int(record.stored["label"]) if record.has_value("label") else -1
 
     def _build_stem(self, key: str, split: str, label: int | None) -> str:
-        """Returns the path for a key, with the folders of its split and class. A path that is too long becomes a hash.
-
-        If the key begins with these folders, the path does not repeat them. Nor does it repeat YOLO's ``images/train``
-        or COCO's ``train2017`` for the split ``train``.
-
-        ``label``: -1 if it is missing, None in a store without labels.
-        """
+        """Returns the path for a key, with the folders of its split and class."""
+        # A key that begins with these folders does not get them twice.
         folders, parts = [], key.split("/")
         if split:
             folders.append(self._splits[split])
@@ -248,7 +243,7 @@ class RecordPaths:
             elif len(parts) > 1 and split.lower() in (parts[0].lower(), _YEAR.sub("", parts[0].lower())):
                 parts.pop(0)
         if label is not None and self.classes.names is not None:
-            folder = self.classes.names[label] if label >= 0 else self.classes.missing
+            folder = self.classes.names[label] if label >= 0 else self.classes.missing  # -1: missing
             folders.append(folder)
             if len(parts) > 1 and safe_name(parts[0]) == folder:
                 parts.pop(0)
@@ -258,16 +253,12 @@ class RecordPaths:
         return "/".join([*folders, rest])
 
     def _unique_suffixes(self, reader: Reader) -> dict[int, str]:
-        """Maps records to suffixes that make their paths unique: records whose path an earlier record or a folder has.
-        Leaves out other records.
-
-        Compares paths without file extensions, since these may change. Reads all keys; a second time if there are such
-        records. Memory: 8 bytes a record.
-        """
+        """Maps each record whose path another record or a folder has to a suffix that makes its path unique."""
+        # Paths are compared without file extensions, which may change.
         hashes = np.empty(len(reader), np.uint64)
         folders, folder = set[int](), ""
         for number, stem in enumerate(self._list_stems(reader)):
-            hashes[number] = _hash_path(stem)
+            hashes[number] = _hash_path(stem)  # 8 bytes a record, not the path
             if not stem.startswith(f"{folder}/") or "/" in stem[len(folder) + 1 :]:
                 folder = stem.rpartition("/")[0]
                 folders.update(_hash_file_like_folders(folder))
@@ -309,7 +300,7 @@ def make_distinct(names: Sequence[str]) -> list[str]:
 
 
 def _split_suffix(path: str) -> tuple[str, str]:
-    """Splits a path into stem and image suffix. If it has no image suffix, the suffix is ``""``."""
+    """Splits a path into stem and image suffix, which is ``""`` if it has none."""
     stem, dot, suffix = path.rpartition(".")
     if not dot or suffix.lower() not in IMAGE_SUFFIXES or stem.endswith("/") or not stem:
         return path, ""
@@ -317,19 +308,18 @@ def _split_suffix(path: str) -> tuple[str, str]:
 
 
 def _shorten_file_name(stem: str) -> str:
-    """Shortens the file name in a path if it is too long for file systems. Folders are unchanged."""
+    """Shortens the file name in a path, but not its folders, if it is too long for file systems."""
     folder, slash, name = stem.rpartition("/")
     return f"{folder}{slash}{shorten_name(name)}"
 
 
 def _hash_path(stem: str) -> int:
-    """Hashes a path. Ignores case. A long file name is shortened before."""
+    """Hashes a path with its file name shortened, ignoring case."""
     return xxh3_64_intdigest(_shorten_file_name(stem).casefold().encode("utf-8", "surrogatepass"))
 
 
 def _hash_file_like_folders(folder: str) -> Iterator[int]:
-    """Yields a hash of a folder, and of each of its parents, without suffix. Leaves out names that do not end like
-    files of an export."""
+    """Yields hashes, without suffix, of a folder and its parents that are named like files of an export."""
     while folder:
         stem, _, suffix = folder.rpartition(".")
         if suffix.lower() in _SUFFIXES:

@@ -97,18 +97,15 @@ class MdsExport(Export):
         }
 
     def _choose_encodings(self) -> dict[str, str]:
-        """Returns the MDS encoding of key, image, each column, and each ``NAME_valid``, sorted by name like in the
-        format.
-
-        An image file of any kind is ``jpeg``.
-        """
+        """Returns the MDS encoding of each field of a sample."""
         image = self.manifest.image
+        # Image files of any kind are ``jpeg``.
         encodings = {"key": "str", "image": "jpeg" if image.layout is None or self.recoded else _choose_encoding(image)}
         for column in self.columns:
             encodings[column.name] = _choose_encoding(column)
             if column.nullable:
                 encodings[column.valid_name] = "uint8"
-        return dict(sorted(encodings.items()))
+        return dict(sorted(encodings.items()))  # sorted by name, as in the format
 
 
 class _MdsWriter(FileWriter):
@@ -172,10 +169,7 @@ def _describe_columns(encodings: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _choose_encoding(column: Column) -> str:
-    """Returns the name of the MDS encoding of a column, such as ``jpeg``, ``int`` or ``ndarray:float32:4``.
-
-    A file that may be missing is ``bytes``: readers must not decode a missing file.
-    """
+    """Returns the name of the MDS encoding of a column, such as ``jpeg``, ``int`` or ``ndarray:float32:4``."""
     dtype = _element_dtype(column)
     if column.form == "text":
         return "json" if column.traits.extension == "json" else "str"
@@ -191,13 +185,10 @@ def _choose_encoding(column: Column) -> str:
 
 
 def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> bytes:
-    """Encodes a value for MDS from its stored bytes. Arrays without a fixed size get a header with their shape. Other
-    values are unchanged.
-
-    ``shape``: shape of an array whose column allows different shapes.
-    """
+    """Encodes a value for MDS from its stored bytes."""
     if not _choose_encoding(column).startswith("ndarray") or _parse_fixed_size(_choose_encoding(column)):
         return raw
+    # Arrays without a fixed size get a header with their shape.
     if column.kind == "ragged" and column.layout is None:
         row = max(math.prod(column.shape) * NUMPY_DTYPE[column.dtype].itemsize, 1)
         shape = (len(raw) // row, *column.shape)
@@ -207,9 +198,9 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> bytes:
 
 
 def _element_dtype(column: Column) -> str:
-    """Returns the dtype of a column's numbers in MDS. For a dtype that MDS lacks (bool), returns ``uint8``."""
+    """Returns the dtype of a column's numbers in MDS."""
     name = NUMPY_DTYPE[column.dtype].name
-    return name if name in _CODES else "uint8"
+    return name if name in _CODES else "uint8"  # MDS has no bool
 
 
 def _parse_fixed_size(encoding: str) -> int | None:

@@ -97,8 +97,7 @@ class ParquetExport(Export):
         return self.rename_splits(lambda split: shorten_name(re.sub(r"\W", "_", split, flags=re.ASCII)) or "_")
 
     def _format_card(self, export_manifest: ExportManifest) -> str:
-        """Returns the text of ``README.md``: features, splits and sizes, in the form of ``datasets``. Measures the
-        written shards."""
+        """Returns the text of ``README.md``: features, splits and sizes, in the form of ``datasets``."""
         splits = []
         for own, name in self._split_names.items():
             its = [shard for shard in export_manifest.shards if shard.split == own]
@@ -176,7 +175,7 @@ class _ParquetWriter(FileWriter):
 
 
 def _file_name(record: Record) -> str:
-    """Returns the file name at the end of a record's key. Bytes that are not UTF-8 become ``?``."""
+    """Returns the file name at the end of a record's key, in valid UTF-8."""
     return record.key.rpartition("/")[2].encode("utf-8", "replace").decode("utf-8")
 
 
@@ -190,10 +189,7 @@ def _is_utf8(raw: Any) -> bool:
 
 
 def _make_schema(image: Column, columns: Sequence[Column]) -> Any:
-    """Makes the Arrow schema of the image and of ``columns``.
-
-    Its metadata describe the features for the library ``datasets``, and the convention of boxes, ``xyxy``.
-    """
+    """Makes the Arrow schema of the image and of ``columns``, with the metadata that ``datasets`` reads."""
     pa, features = _import_pyarrow("pyarrow"), _describe_features(columns)
     fields = []
     for column in (image, *columns):
@@ -209,10 +205,7 @@ def _describe_features(columns: Sequence[Column]) -> dict[str, Any]:
 
 
 def _describe_feature(column: Column) -> dict[str, Any]:
-    """Returns the feature of a column, in the form of ``datasets.Features.to_dict``.
-
-    In class names, bytes that are not UTF-8 become ``?``.
-    """
+    """Returns the feature of a column, in the form of ``datasets.Features.to_dict``."""
     feature: dict[str, Any] = {"dtype": column.dtype, "_type": "Value"}
     if column.form != "numbers":
         dtype = "binary" if column.form == "bytes" else "string"
@@ -227,10 +220,7 @@ def _describe_feature(column: Column) -> dict[str, Any]:
 
 
 def _to_arrow_type(feature: Mapping[str, Any], dtype: str) -> Any:
-    """Returns the Arrow type of a feature. An image is a struct of ``bytes`` and ``path``.
-
-    ``dtype``: that of the column, for its numbers.
-    """
+    """Returns the Arrow type of a feature, whose numbers are of the column's ``dtype``."""
     pa = _import_pyarrow("pyarrow")
     if feature["_type"] == "List":
         return pa.list_(_to_arrow_type(feature["feature"], dtype))
@@ -254,10 +244,8 @@ def _to_card_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format_yaml(value: Any, indent: str = "\n") -> str:
-    """Formats dicts, lists, strings and numbers as the YAML that follows a name and its colon.
-
-    ``indent``: a line break, and the spaces before the lines of this value.
-    """
+    """Formats dicts, lists, strings and numbers as the YAML that follows a name and its colon."""
+    # ``indent`` is a line break and the spaces before each line.
     if isinstance(value, dict):
         named = ((format_yaml_string(name), _format_yaml(each, f"{indent}  ")) for name, each in value.items())
         return "".join(f"{indent}{name}:{text}" for name, text in named)
@@ -267,10 +255,7 @@ def _format_yaml(value: Any, indent: str = "\n") -> str:
 
 
 def _make_arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> Any:
-    """Converts stored values of a column to an Arrow array. Replaces bytes of texts that are not UTF-8.
-
-    ``there``: False for a missing value, which becomes null.
-    """
+    """Converts stored values of a column to an Arrow array, with null for a value that is not ``there``."""
     pa = _import_pyarrow("pyarrow")
     missing = ~np.array(there, bool)
     absent = pa.array(missing) if missing.any() else None
@@ -300,16 +285,13 @@ def _make_arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool])
 
 
 def _make_lists(offsets: NDArray[np.int64], values: Any, absent: Any) -> Any:
-    """Makes an Arrow array of lists that begin and end at ``offsets``. Lists are null where ``absent`` is True."""
+    """Makes an Arrow array of lists that begin and end at ``offsets``, and are null where ``absent`` is True."""
     pa = _import_pyarrow("pyarrow")
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values, mask=absent)
 
 
 def _make_file_array(files: Sequence[Any], names: Sequence[str | None] | None = None) -> Any:
-    """Converts files to an Arrow array of ``datasets.Image``. None among ``files`` becomes null.
-
-    ``names``: paths of the files; None: all paths are null.
-    """
+    """Converts files to an Arrow array of ``datasets.Image``, with null for None."""
     pa = _import_pyarrow("pyarrow")
     data = pa.array(files, pa.binary())
     paths = pa.array([None] * len(files) if names is None else names, pa.string())

@@ -113,8 +113,7 @@ class ExportPlan:
 
 
 def _describe_frame(kind: type[Export], recoding: Recoding) -> list[str]:
-    """Describes in which image labels count, or that EXIF is to be applied, if images keep an EXIF orientation. Empty
-    without such images, and if there is nothing to say."""
+    """Describes in which frame labels count, or that EXIF applies, if images keep an EXIF orientation."""
     manifest = recoding.manifest
     oriented, framed = manifest.options.get("exif_oriented"), [c for c in manifest.columns if c.frame is not None]
     if not oriented or recoding.recode is not None or not keeps_exif(manifest):
@@ -199,8 +198,7 @@ def list_value_columns(manifest: Manifest) -> list[str]:
 
 
 def _resolve_kind(destination: Path, to: str | None) -> type[Export]:
-    """Returns the kind of export ``to``. If ``to`` is None, returns the first kind with the destination's suffix,
-    ignoring case."""
+    """Returns the kind of export ``to``, or else the first kind with the destination's suffix."""
     if to is not None:
         export_kind: type[Export] = EXPORTS[to]
         return export_kind
@@ -216,21 +214,12 @@ def _resolve_kind(destination: Path, to: str | None) -> type[Export]:
 
 
 def _estimate_bytes(export: Export, held: Sequence[str], has_lines: bool, recode: Recode | None) -> int:
-    """Estimates the bytes of an export on disk.
-
-    With ``recode``, re-encodes up to 16 images. Raises :class:`SampleError` if that fails, and
-    :class:`CorruptRecordError` for a damaged record.
-
-    Args:
-        export: The export, before it writes.
-        held: Names of the columns that the format holds exactly.
-        has_lines: The export has ``packstore.rows.jsonl``.
-        recode: Re-encodes an image; None if images are written unchanged.
-    """
+    """Estimates the bytes of an export on disk."""
     manifest, reader = export.manifest, export.reader
     image = reader.manifest.image.nbytes
     if recode is not None:
         image = int(image * _estimate_size_ratio(reader, recode))
+    # ``held``: the columns that the format holds exactly.
     kept = [each for column in export.columns if column.name in held for each in (column, *column.companions)]
     values = sum(column.size_of(manifest.records) for column in kept)
     total = image + values + manifest.records * export.overhead() + _FIXED_BYTES * (1 + len(manifest.splits))
@@ -253,8 +242,7 @@ def _estimate_line_bytes(column: Column, records: int) -> int:
 
 
 def _estimate_size_ratio(reader: Reader, recode: Recode) -> float:
-    """Estimates the quotient of new and old size of re-encoded images. Re-encodes up to 16 images from all over the
-    store."""
+    """Estimates the ratio of new to old size by re-encoding some images from all over the store."""
     records = Proven(reader)
     before = after = 0
     for number in range(0, len(reader), -(-len(reader) // _SAMPLE_IMAGES)):
@@ -331,8 +319,7 @@ def _name_record(recode: Recode) -> Recode:
 
 
 def _with_encoding(manifest: Manifest, encoding: str, **options: int) -> Manifest:
-    """Returns a copy of the manifest for image files of another encoding. It has no shapes, no normalisation and no
-    table of shards, and also has ``options``."""
+    """Returns a copy of the manifest for image files of another encoding, with ``options`` added."""
     image = Column("image", "ragged", "uint8", type="image", mode=manifest.image.mode)
     others = (column for column in manifest.columns[1:] if column.name != "shape")
     return replace(

@@ -48,14 +48,11 @@ class RecordioExport(Export):
 
     @cached_property
     def _holds_label(self) -> bool:
-        """True if every record has a label from 0 to 2^24, which float32 holds exactly. Reads all labels.
-
-        False if a label could be missing.
-        """
+        """Tells if every record has a label that float32 holds exactly."""
         if not self.manifest.has_label or self.manifest.column("label").nullable:
             return False
         values = np.asarray(self.reader.column("label"))
-        return bool(np.all((values >= 0) & (values <= _EXACT)))
+        return bool(np.all((values >= 0) & (values <= _EXACT)))  # up to 2^24
 
     def overhead(self) -> int:
         """Returns estimated bytes of a record's header, and of its lines in the index and the list."""

@@ -220,12 +220,7 @@ class _ShardLoop:
         return self._parts
 
     def _write_shard(self, records: Iterator[Record], split: str, most: int) -> ShardReceipt:
-        """Writes records of a split to a new shard, at most ``most``, until it is full. Makes the shard durable and
-        returns its receipt.
-
-        A shard is full at the plan's size. If the plan has none, it is full at 64 MiB of images or 2,000 records.
-        Aborts the shard on an error.
-        """
+        """Writes at most ``most`` records of a split to a new shard, and returns its receipt once it is durable."""
         number = len(self._parts)
         checksums: list[int] = []
         rows: list[int] = []
@@ -254,7 +249,7 @@ class _ShardLoop:
             shard.abort()
             raise
         self._bytes += nbytes
-        self._export.sync(shard)
+        self._export.sync(shard)  # makes it durable
         file = shard.file or ("" if self._plan.kind.one_file else None)
         return ShardReceipt(
             split=split,
@@ -266,23 +261,20 @@ class _ShardLoop:
         )
 
     def _line_columns(self, record: Record) -> list[Column]:
-        """Returns the columns whose values go into the line of a record, with their companions (lengths, shapes,
-        validity).
-
-        These are the columns that the format does not hold, or does not hold exactly in this record.
-        """
+        """Returns the columns whose values go into the line of a record, with their companions."""
+        # These are the columns that the format does not hold, or does not hold exactly in this record.
         columns = (self._columns[name] for name in (*self._not_held, *record.inexact))
         return [each for column in columns for each in (column, *column.companions)]
 
     def _report_progress(self, record: Record, nbytes: int) -> None:
-        """Reports progress after each 64th record and the last. ``nbytes``: bytes of the current shard so far."""
+        """Reports progress after some records, and after the last."""
         records = self._plan.manifest.records
         if record.number % _REPORT_EVERY == 0 or record.number + 1 == records:
+            # ``nbytes`` counts the current shard, ``_bytes`` those before.
             self._progress(Progress("export", record.number + 1, records, self._bytes + nbytes))
 
     def _read_records(self, first: int) -> Generator[Record]:
-        """Yields the records from number ``first`` on in order. If images are re-encoded, reads records in several
-        threads."""
+        """Yields the records from number ``first`` on, in order."""
         splits = self._plan.manifest.splits or ()
         names = (split.name for split in splits for _ in range(len(split)))
         numbers = range(self._plan.manifest.records)
@@ -291,6 +283,7 @@ class _ShardLoop:
         if self._plan.recoding.recode is None:
             yield from (self._read_record(*pair) for pair in wanted)
             return
+        # Re-encoding takes most of the time: use several threads.
         workers = self._plan.options.workers or default_workers()
         yield from ordered_map(lambda pair: self._read_record(*pair), wanted, workers)
 
@@ -306,15 +299,14 @@ class _ShardLoop:
 
 
 def _list_split_ends(manifest: Manifest, one_file: bool) -> list[tuple[str, int]]:
-    """Returns each split's name and end. Returns a single nameless split for an export of one file, or a store without
-    splits."""
+    """Returns each split's name and end, or a single nameless split for an export of one file."""
     if one_file or not manifest.splits:
         return [("", manifest.records)]
     return [(split.name, split.stop) for split in manifest.splits]
 
 
 def _make_report(plan: ExportPlan, written: ExportManifest, started: float, resumed: int) -> ExportReport:
-    """Makes the report of a finished export from its export manifest. Measures the export's size on disk."""
+    """Makes the report of a finished export from its export manifest."""
     return ExportReport(
         destination=plan.destination,
         kind=plan.kind.name,

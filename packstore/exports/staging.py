@@ -141,8 +141,7 @@ class ExportStaging(Staging):
         return whole
 
     def _read_receipt(self, number: int) -> ShardReceipt | None:
-        """Reads the receipt of a shard. Returns None if it is missing or damaged. Returns None, too, if shard or
-        record lines are not as long as it says."""
+        """Reads the receipt of a shard, or returns None if it is missing, damaged or does not fit the files."""
         try:
             part = ShardReceipt(**parse_with_digest((self.run / PARTS / f"{number:06}.json").read_bytes()))
             size = (self.path / (part.file or "")).stat().st_size
@@ -162,17 +161,14 @@ def was_published(destination: Path, request: str) -> bool:
 
 
 def _make_run_label(request: str, path: Path) -> str:
-    """Returns the label of a run: the export's request and the inode of ``path``. For a missing file, the word
-    ``None`` replaces the inode.
-
-    ``path`` is the staged export, or the destination. The inode tells a published export from one that it replaced.
-    """
+    """Returns the label of a run: the export's request and the inode of the staged export or destination."""
+    # The inode tells a published export from one that it replaced.
     inode = device_and_inode(path)[1] if os.path.lexists(path) else None
     return f"{request} {inode}"
 
 
 def _read_run_label(run: Path) -> str | None:
-    """Reads the label of a run. Returns None if it cannot be read."""
+    """Reads the label of a run, or returns None if it cannot be read."""
     try:
         with (run / EXPORT).open("rb") as file:
             return file.read(_MAX_PART).decode("ascii")

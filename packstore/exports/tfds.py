@@ -117,8 +117,7 @@ class TfdsExport(Export):
         return self.rename_splits(rename)
 
     def _describe_features(self) -> dict[str, Any]:
-        """Returns the content of ``features.json``: key, image and all columns. A column that may have missing values
-        has a bool ``NAME_valid`` beside it."""
+        """Returns the content of ``features.json``: key, image and all columns."""
         image = self.manifest.image
         features = {"key": _make_feature("text", {})}
         if image.layout is None or self.recoded:
@@ -159,14 +158,7 @@ class _RecordWriter(FileWriter):
 
 
 def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str, Any]:
-    """Converts the stored bytes of a value to features of an example, by name.
-
-    ``shape`` is needed if arrays of the column differ in shape.
-
-    Returns:
-        One feature, named as the column. If shapes differ, there are two, ``NAME/shape`` and ``NAME/value``. Images,
-        texts and tensors are lists of bytes. Other numbers are flat arrays of float32 or int64; uint64 keeps its bits.
-    """
+    """Converts the stored bytes of a value to one or two features of an example, by name."""
     if has_varying_shapes(column):
         return {f"{column.name}/shape": np.array(shape, np.int64), f"{column.name}/value": [raw]}
     if column.form == "files":
@@ -176,14 +168,12 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str,
     values = np.frombuffer(raw, NUMPY_DTYPE[column.dtype])
     if values.dtype.kind == "f":
         return {column.name: values}
+    # Examples have no uint64: it keeps its bits.
     return {column.name: values.view(np.int64) if column.dtype == "uint64" else values.astype(np.int64)}
 
 
 def _describe_column(column: Column) -> dict[str, Any]:
-    """Returns the TFDS feature of a column, as in ``features.json``.
-
-    A file that may be missing is a string: readers must not decode a missing file.
-    """
+    """Returns the TFDS feature of a column, as in ``features.json``."""
     if column.form == "text":
         return _make_feature("text", {})
     if column.traits.has_classes:
@@ -204,7 +194,7 @@ def _describe_column(column: Column) -> dict[str, Any]:
 
 
 def _describe_tensor(column: Column) -> dict[str, Any]:
-    """Returns the TFDS feature of a column of arrays. Sizes that vary are -1."""
+    """Returns the TFDS feature of a column of arrays, with -1 for sizes that vary."""
     sizes = (
         tuple(3 if axis == "C" and column.layout == "HWC" else -1 for axis in column.layout)
         if has_varying_shapes(column) and column.layout
@@ -224,7 +214,7 @@ def _is_byte_string(column: Column) -> bool:
 
 
 def _describe_image(channels: int, form: str | None) -> dict[str, Any]:
-    """Returns the content of a TFDS image feature. ``form`` is ``jpeg``, ``png``, or None for any."""
+    """Returns the content of a TFDS image feature, for ``jpeg`` or ``png`` files or for any."""
     feature: dict[str, Any] = {"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", str(channels)]}}
     return feature if form is None else feature | {"encodingFormat": form}
 

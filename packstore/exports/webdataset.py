@@ -122,12 +122,7 @@ class _SampleWriter(FileWriter):
         super().close()
 
     def _unique_name(self, record: Record) -> str:
-        """Returns a unique path without extension for the files of a record. It is the key without the image's suffix,
-        with safe characters.
-
-        The file name has no dot, and no ``_`` at its beginning. A path that is too long becomes a hash. A path that the
-        shard has already gets a number.
-        """
+        """Returns a path without extension, unique in the shard, for the files of a record."""
         *folders, base = record.key.split("/")
         stem, dot, suffix = base.rpartition(".")
         if not dot or suffix.lower() not in (record.extension, "jpeg"):
@@ -147,16 +142,12 @@ class _SampleWriter(FileWriter):
 
 
 def _encode_value_file(column: Column, value: Any) -> tuple[str, bytes]:
-    """Returns the extension and the content of the file for a value.
-
-    - A label: its number, as ``.cls``.
-    - A text, a file or bytes: unchanged. The format of a file gives its extension, the column type the others.
-    - Any other value: an ``.npy`` file.
-    """
+    """Returns the extension and the content of the file for a value."""
     extension = image_extension(value) if column.form == "file" else column.traits.extension
     if extension == "cls":
         value = str(value).encode("ascii")
     name = extension if _USUAL.get(column.name) == extension else f"{column.name}.{extension}"
+    # Texts, files and bytes stay as they are.
     return name, value if isinstance(value, bytes) else _encode_npy(value)
 
 

@@ -145,15 +145,15 @@ class _ZarrWriter(ShardWriter):
             self._write_values(SHAPES, np.array(self._shapes, np.int32), np.int32, stop)
 
     def _write_values(self, name: str, values: NDArray[Any], dtype: Any, stop: int) -> None:
-        """Writes the values of a column into the array ``name``. The last value belongs to record ``stop - 1`` of the
-        split."""
+        """Writes the values of the last records before ``stop`` into the array ``name``."""
         rows = max(1, _VALUES_A_CHUNK * 8 // max(8, values[:1].nbytes))
         array = self._export.open_array(self._folder, name, (self._records, *values.shape[1:]), np.dtype(dtype), rows)
         array[stop - len(values) : stop] = values
 
     @property
     def _chunk_rows(self) -> int:
-        """Number of images in a chunk: 32 files, or about 4 MiB of pixels. Call it only with a collected image."""
+        """Returns the number of images in a chunk."""
+        # There is at least one collected image when this is called.
         first = self._images[0]
         return _FILES_A_CHUNK if isinstance(first, bytes) else max(1, _CHUNK_BYTES // max(1, first.nbytes))
 
@@ -178,8 +178,7 @@ class _ZarrWriter(ShardWriter):
 
 
 def _group_name(split: str) -> str:
-    """Returns the name of a split's group, shortened and safe for files. Returns ``""``, the root group, in a store
-    without splits."""
+    """Returns the name of a split's group, or ``""``, the root group, without splits."""
     return shorten_name(safe_name(split)) if split else ""
 
 

@@ -92,26 +92,22 @@ class CocoExport(LabelsExport):
         yield f"]{more}}}\n"
 
     def _format_image(self, line: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Returns the COCO entry of an image, from its record line. ``file_name`` is relative to the folder of its
-        split."""
+        """Returns the COCO entry of an image, from its record line."""
         name = line["file"].removeprefix("images/")
+        # The name is relative to the folder of the split.
         name = name.partition("/")[2] if self.manifest.splits else name
         return {"id": number + 1, "file_name": name, "width": int(line["width"]), "height": int(line["height"])}
 
     def _read_annotations(self, records: range) -> Iterator[dict[str, Any]]:
-        """Yields the annotations of objects in ``records``, numbered from 1.
-
-        Leaves out objects whose boxes or keypoints are not finite.
-        """
+        """Yields the annotations of objects in ``records``, numbered from 1."""
         number = 0
         for record in records:
-            for obj in self.read_objects(partial(self.read_value, record)) or ():
+            for obj in self.read_objects(partial(self.read_value, record)) or ():  # only finite ones
                 number += 1
                 yield {"id": number, "image_id": record + 1, **_format_annotation(obj)}
 
     def _read_captions(self, name: str, records: range) -> Iterator[dict[str, Any]]:
-        """Yields the captions in column ``name`` of ``records``, numbered from 1. Skips
-        values that are not strings."""
+        """Yields the captions in column ``name`` of ``records``, numbered from 1."""
         number = 0
         for record in records:
             value = self.read_value(record, name)
@@ -122,20 +118,15 @@ class CocoExport(LabelsExport):
 
 
 def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
-    """Returns the annotation of an object, without ids.
-
-    Category, box, keypoints and ``iscrowd`` come from the store's columns. All other entries come from the object's
-    JSON, and ``iscrowd`` of a region to ignore, too. Without the JSON, ``area`` is the area of the box.
-
-    Keypoints without visibility get 2, visible.
-    """
+    """Returns the annotation of an object, without ids."""
     left, top, right, bottom = obj.box
     extra = obj.extra if isinstance(obj.extra, dict) else {}
     kept = {name: value for name, value in extra.items() if name not in _OWN}
+    # ``area`` and ``iscrowd`` of the object's JSON win over these.
     annotation = {"area": (right - left) * (bottom - top), "iscrowd": int(obj.crowd)} | kept
     annotation |= {"category_id": obj.label + 1, "bbox": [left, top, right - left, bottom - top]}
     if obj.keypoints is not None:
-        points = [[*point, 2] if len(point) == 2 else point for point in obj.keypoints]
+        points = [[*point, 2] if len(point) == 2 else point for point in obj.keypoints]  # 2: visible
         annotation["keypoints"] = [value for point in points for value in point]
         annotation["num_keypoints"] = sum(point[2] > 0 for point in points)
     return annotation
@@ -221,7 +212,7 @@ class DatumaroExport(ToolExport):
         yield "\n]}\n"
 
     def _format_item(self, image: LabelledImage) -> str:
-        """Returns the item of an image. Its id is the image's path below the split's folder, without extension."""
+        """Returns the item of an image."""
         rest: dict[str, Any] = {"attributes": {}, "group": 0}
         made = [self._format_object(obj, n) | rest for n, obj in enumerate(image.objects or ())]
         if self.object_columns.crowds:  # as Datumaro's converter from COCO writes it
@@ -269,7 +260,7 @@ class FiftyOneExport(ToolExport):
         return {**super().format_documents(rows), "metadata.json": [metadata]}
 
     def _format_sample(self, image: LabelledImage) -> str:
-        """Returns the sample of an image. Coordinates are fractions of the image's sides."""
+        """Returns the sample of an image, with coordinates as fractions of its sides."""
         sample: dict[str, Any] = {"filepath": image.file, "tags": [image.split] if image.split else []}
         if image.tag is not None:
             sample["ground_truth_class"] = {"_cls": "Classification", "label": image.tag}
@@ -322,7 +313,7 @@ class LabelStudioExport(ToolExport):
         return {**super().format_documents(rows), "label_config.xml": ["\n".join([*lines, "</View>", ""])]}
 
     def _format_task(self, image: LabelledImage) -> str:
-        """Returns the task of an image. Without boxes and class, the task has no annotation."""
+        """Returns the task of an image, without annotation if it has neither boxes nor class."""
         annotated = image.objects is not None or image.tag is not None
         results = [self._format_result(image, obj, n) for n, obj in enumerate(image.objects or ())]
         if image.tag is not None:

@@ -139,14 +139,10 @@ class ObjectColumns:
         ]
 
     def _read_extra(self, item: Callable[[str], Any], count: int) -> Sequence[Any]:
-        """Reads the JSON column's value for each of ``count`` objects. The values are a list, or the list
-        ``annotations`` of an object.
-
-        For any other content or number of values, returns None for each object.
-        """
+        """Returns the JSON column's value for each of ``count`` objects, or None for each if these do not fit."""
         value = None if self.extra is None else item(self.extra)
         if isinstance(value, dict):
-            value = value.get("annotations")
+            value = value.get("annotations")  # the list is in an object
         return value if isinstance(value, list) and len(value) == count else [None] * count
 
     def class_names(self, most: Callable[[], int]) -> list[str]:

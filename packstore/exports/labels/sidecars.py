@@ -118,7 +118,7 @@ class KittiExport(SidecarExport):
 
     @cached_property
     def _class_words(self) -> list[str]:
-        """Class names as unique words, by number. They begin with a letter or ``_``."""
+        """Returns class names as unique words that begin with a letter or ``_``."""
         words = (re.sub(r"\s", "_", name) for name in self.object_classes)
         return make_distinct([word if re.match("[A-Za-z_]", word) else f"_{word}" for word in words])
 
@@ -208,20 +208,17 @@ class YoloExport(SidecarExport):
         return {"data.yaml": (f"{line}\n" for line in text)}
 
     def _format_line(self, obj: LabelledObject, width: int, height: int) -> str:
-        """Returns the line of an object: class and box, and keypoints if it has them. Without keypoints, a polygon
-        replaces the box.
-
-        Clips only the box to the image. Returns ``""`` if the box is outside.
-        """
+        """Returns the line of an object, or ``""`` if its box is outside the image."""
         left, right = (min(max(value / width, 0.0), 1.0) for value in obj.box[::2])
         top, bottom = (min(max(value / height, 0.0), 1.0) for value in obj.box[1::2])
         if right <= left or bottom <= top:
             return ""
+        # Only the box is clipped to the image.
         values = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
         if obj.keypoints is not None:
             values += [v for x, y, *rest in obj.keypoints for v in (x / width, y / height, *rest)]
         elif isinstance(obj.extra, list) and all(isinstance(value, (int, float)) for value in obj.extra):
-            values = obj.extra
+            values = obj.extra  # a polygon replaces the box
         return " ".join([str(obj.label), *map(repr, values)]) + "\n"
 
 
