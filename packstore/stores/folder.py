@@ -310,7 +310,7 @@ def reserve_open_files(table: ShardTable) -> int:
 
 
 def _open_files(manifest: Manifest, path: Path) -> tuple[dict[int, int], int]:
-    """Opens the files of shards, and returns descriptors by shard number, and how many files it reserved."""
+    """Opens the files of shards; returns descriptors by shard number, and the number of files reserved."""
     table, format = _require_table(manifest), FORMATS[manifest.format]
     promised = reserve_open_files(table)
     files: dict[int, int] = {}

@@ -120,7 +120,7 @@ class JoinedTable(PartTable):
             store.close()
 
     def _group(self, numbers: Iterable[int]) -> dict[int, tuple[list[int], list[int]]]:
-        """Groups files by store: their places in ``numbers``, and their numbers in the store."""
+        """Groups files by store: their positions in ``numbers``, and their numbers in the store."""
         groups: dict[int, tuple[list[int], list[int]]] = {}
         for place, number in enumerate(numbers):
             store, local = self._origins[number]

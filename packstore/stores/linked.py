@@ -272,7 +272,7 @@ class Linked(Lens, Part):
         self._part.close()
 
     def _read_image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
-        """Returns the image of a record from its linked file, and adds a file that it opens to ``opened``."""
+        """Returns the image of a record from its linked file, which it adds to ``opened``."""
         if not 0 <= record < len(self):
             raise IndexError(f"record {record} of {len(self)}")
         place = resolve_link(bytes(self._names[record]), self._folder)
@@ -280,7 +280,7 @@ class Linked(Lens, Part):
         if offset < 0 or length < 0 or offset + length > size:
             why = f"is linked at bytes {offset} to {offset + length} of {size}: the link is damaged"
             raise self._link_error(record, place, why)
-        file = opened.get(place)
+        file = opened.get(place)  # read or mapped once for all images of a batch in it
         if file is None:
             try:
                 # A file with more than one image stays mapped.
@@ -385,7 +385,7 @@ def read_link_values(reader: Rows, records: NDArray[np.int64], folder: Path | No
 
 
 def _split_bucket(url: str) -> tuple[str, str]:
-    """Splits a URL into its bucket and the path in it, which begins with a slash."""
+    """Splits a URL into its bucket and its path, which begins with a slash."""
     scheme, _, rest = url.partition("://")
     bucket, _, path = rest.partition("/")
     return f"{scheme}://{bucket}", f"/{path}"

@@ -81,7 +81,7 @@ def directory_format(path: Path) -> Format | None:
 
 
 def _is_copy_of_url(path: Path) -> bool:
-    """Returns whether a directory is a copy of the objects of a store at a URL, with their names."""
+    """Returns whether a directory is a plain copy of the objects of a store at a URL."""
     if not (path / "versions").is_dir():
         return False
     from packstore.stores.remote.objects import VERSIONS, parse_version_number
@@ -107,7 +107,7 @@ def _recognise_directory(path: Path) -> Format | None:
 
 
 def _data_file_names() -> list[str]:
-    """Lists the names of the data files of all formats whose stores are directories, such as ``data.mdb``."""
+    """Lists the data files of formats whose stores are directories, such as ``data.mdb``."""
     return [format.files[0] for format in FORMATS.values() if format.files]
 
 

@@ -129,12 +129,13 @@ class OutputFiles:
         return [file.writer for file in self._files if file.writer is not None]
 
     def _begin_file(self, start: int) -> OutputFile:
-        """Begins a file at record ``start``, or links the interrupted run's checked shard with that start."""
+        """Begins a file at record ``start``, or reuses a checked shard of the interrupted run."""
         if self._files and (full := self._files[-1].writer) is not None:
             full.suspend()  # the file before gets no more images
         number = len(self._files)
         path = self._path / self._format.shard_name(number) if self.sharded else self._path
         file = OutputFile(path, start, start)
+        # a shard with this number and first record
         shard = self.interrupted_run.find_proven_shard(number, start) if self.interrupted_run is not None else None
         if self.interrupted_run is not None and shard is not None:
             self.interrupted_run.link_shard(shard, path)
@@ -155,6 +156,7 @@ class OutputFiles:
             shard = Shard(
                 file.path.name, records, nbytes, file.nbytes, manifest.records_digest, digest, manifest.digest
             )
+        # the reused shard must be what would be written now
         elif (shard.records, shard.manifest_digest) != (records, manifest.digest):
             raise StoreError(
                 f"{shard.name} of the interrupted run differs from what the source gives now; pack with --restart"

@@ -251,7 +251,7 @@ class SparinglyProven(Proven):
         self._first = random.SystemRandom().randrange(ARRAY_SHARE)
 
     def _read_image(self, index: int) -> Buffer:
-        """Returns the image, checked if it is a file, or at one of 16 reads of the record."""
+        """Returns the image of a record, and checks it: files always, arrays at one of 16 reads."""
         data = self.rows.view(index)
         if not self._all_images:
             reads = self._count[index]

@@ -313,7 +313,7 @@ class Chain(Rows):
         return numbers, order, records[order] - self._shift_of[numbers], edges
 
     def _renumber(self, error: StoreError, shift: int) -> None:
-        """Makes the number of a record in an error that of the chain."""
+        """Changes the record number in an error to that of the chain."""
         if isinstance(error, CorruptRecordError):
             error.record += shift
         elif isinstance(error, Fault):

@@ -255,7 +255,8 @@ class FailureHidingFile:
             data = data[self._file.write(data) :]
 
     def _call_unless_failed(self, call: Callable[[Any], object], argument: Any) -> None:
-        """Calls a method of the file unless it is closed or a call has failed, and keeps an :class:`OSError`."""
+        """Calls a method of the file unless an earlier call has failed, and never raises :class:`OSError`."""
+        # does nothing if the file is closed: the library may close its own only later
         if self._failure is None and not self._file.closed:
             try:
                 call(argument)

@@ -153,7 +153,7 @@ class LmdbPart(Part):
         return images
 
     def _map_array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """Returns the array in the ``.npy`` value ``name`` as a view of the map, or as a copy if it is not aligned."""
+        """Returns the array in the ``.npy`` value ``name``, as a view of the map if it is aligned."""
         shown = printable(str(self.path))
         try:
             value = self._require_open().pages.find_value(name.encode("ascii"))
@@ -172,7 +172,7 @@ class LmdbPart(Part):
         array: NDArray[Any] = raw.view(dtype).reshape(shape)
         if not array.flags.aligned:
             array = array.copy()
-            array.flags.writeable = False
+            array.flags.writeable = False  # like a view of the map
         return array
 
 
@@ -229,7 +229,8 @@ def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
 
 
 def _make_read(pages: Pages, column: str, path: Path) -> Callable[[int], memoryview]:
-    """Returns a function that reads the value of a record in a column, even after the part is closed."""
+    """Returns a function that reads the value of a record in a column."""
+    # holds the pages: it works even after the part is closed
     find, shown = RecordLookup(pages, _key_prefix(column)).find_value, printable(str(path))
 
     def read(record: int) -> memoryview:

@@ -226,7 +226,7 @@ def exchange_paths(a: Path, b: Path) -> None:
 
 
 def _rename_new(source: Path, destination: Path) -> None:
-    """Renames a file or directory, and never replaces anything."""
+    """Renames a file or directory, or raises :class:`FileExistsError` if the new name is taken."""
     if _renameat2(source, destination, _NOREPLACE):
         return
     if source.is_dir():
@@ -236,7 +236,7 @@ def _rename_new(source: Path, destination: Path) -> None:
         source.rename(destination)
     else:
         try:
-            os.link(source, destination)
+            os.link(source, destination)  # fails if the new name is taken, which rename(2) does not
         except FileExistsError:
             raise
         except OSError:  # no hard links here
@@ -248,9 +248,10 @@ def _rename_new(source: Path, destination: Path) -> None:
 
 
 def _renameat2(source: Path, destination: Path, flag: int) -> bool:
-    """Calls Linux' renameat2(2), and returns False where it is not supported."""
+    """Calls renameat2(2) of Linux, and returns False where it is not supported."""
     if not sys.platform.startswith("linux"):
         return False
+    # Python has no function for it: called in the C library
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False
@@ -264,7 +265,7 @@ def _renameat2(source: Path, destination: Path, flag: int) -> bool:
     if result == 0:
         return True
     number = ctypes.get_errno()
-    if number in _UNSUPPORTED:
+    if number in _UNSUPPORTED:  # the kernel or the file system lacks it
         return False
     raise OSError(number, os.strerror(number), str(source), None, str(destination))
 
@@ -332,7 +333,7 @@ class LocalPlace(Place):
         )
 
     def _find_published_receipt(self) -> Receipt | None:
-        """Returns the receipt of the run that published the store, or None if it is gone or another run made it."""
+        """Returns the receipt of the run that published the store, or None without one."""
         work = work_path(self.path)
         if not work.is_dir() or read_owner(work) is None:
             return None
@@ -342,6 +343,7 @@ class LocalPlace(Place):
         except (StoreError, OSError):  # FileNotFoundError of the runs: the run was not killed, it has just ended
             return None
         receipts = (read_receipt(run) for run in runs)
+        # the inode distinguishes a store from an equal one that another run made
         return next((r for r in receipts if r is not None and (r.sealed, r.inode) == sealed), None)
 
 
@@ -378,7 +380,7 @@ class _LocalGrowth(Growth):
                 self._add_shards(staged, new, parts, request)
 
     def _exchange(self, staged: Path, new: Manifest, parts: ShardList, request: Any) -> None:
-        """Exchanges a store of one file for a directory of shards, which the end of :meth:`Place.grow` removes."""
+        """Exchanges a store of one file for a directory of shards."""
         from packstore.stores.assembly import link_shards, write_manifest_and_table
 
         inode = device_and_inode(self._path)
@@ -390,6 +392,7 @@ class _LocalGrowth(Growth):
         list_owned_files(self._path)  # raises for foreign files, which would be removed with the old directory
         self._refuse_changed()
         self._mark(staged, new, [], [], request)
+        # the old store is at the staged path now: the end of grow() removes it
         exchange_paths(staged, self._path)
         try:
             _sync_directory(self._path.parent)

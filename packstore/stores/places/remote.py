@@ -162,7 +162,7 @@ def make_upload_folder(url: UrlPath, number: int = 0) -> Path:
 
 @contextmanager
 def _lock_upload_folder(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
-    """Locks a free work folder for a URL, and yields a local path for the store and a work directory."""
+    """Locks a free work folder for a URL, and yields a path for the store and a work directory."""
     # one folder for each process that writes to this URL
     for number in range(_AT_ONCE):
         folder = make_upload_folder(url, number)

@@ -380,9 +380,10 @@ class InterruptedRun:
         raise StoreError(f"{shard.name} of the interrupted run contradicts its receipt")
 
     def _open_unsealed_file(self) -> Callable[[int], memoryview]:
-        """Opens the file that the run had not sealed, and returns a function that reads its image by number."""
+        """Opens the file that the run had not sealed, and returns a function that reads its images."""
         path = self.path / STORE
         if path.is_dir() and not (self._format.files and self._format.data_file(path).exists()):
+            # of a sharded store: the shard after the sealed ones
             path /= self._format.shard_name(len(self._shards))
         sizes = self._rows["size"][self._starts[-1] :]
         try:

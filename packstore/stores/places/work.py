@@ -184,8 +184,8 @@ class WorkDirectory:
             self.release()
 
     def _remove_all(self) -> None:
-        """Calls :meth:`undo_interrupted_publish`, and removes the directory, but for files that are not packstore's."""
-        self.undo_interrupted_publish()
+        """Removes what packstore wrote in the directory, and then the directory if it is empty."""
+        self.undo_interrupted_publish()  # first: it needs the markers of the runs
         for store in (self.path / ADDED, self.path / KEPT):
             if work_path(store).is_dir():
                 WorkDirectory(store).remove()
@@ -269,7 +269,7 @@ class WorkDirectory:
 
 
 def _read_growth(destination: Path, run: Path) -> dict[str, Any] | None:
-    """Reads the marker of a run that adds shards to a store, or returns None if there is no valid one."""
+    """Reads the marker of a run that adds shards to a store; None without a valid one."""
     try:
         note: dict[str, Any] = json.loads((run / GROWTH).read_text("ascii"))
         done = read_manifest(destination).digest == note["sealed"]
@@ -297,7 +297,8 @@ _held: weakref.WeakSet[WorkDirectory] = weakref.WeakSet()
 
 
 def _release_in_child() -> None:
-    """Closes the copies of the parent's locks in a forked child, which might outlive the parent."""
+    """Closes a forked child's copies of the parent's locks."""
+    # the child might outlive the parent, and keep the locks
     for directory in list(_held):
         directory.release()
 

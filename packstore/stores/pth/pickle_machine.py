@@ -270,27 +270,28 @@ def _push_unsigned(size: int) -> _Operation:
 
 
 def _push_bytes(size: int) -> _Operation:
-    """Returns an operation that reads a length of ``size`` bytes, and pushes as many bytes of the program."""
+    """Returns an operation that pushes bytes of the program, after their length in ``size`` bytes."""
     return lambda m: m.stack.append(m.read_bytes(m.read_number(size)))
 
 
 def _push_text(size: int) -> _Operation:
-    """Returns an operation that reads a length of ``size`` bytes, and pushes the UTF-8 text of that length."""
+    """Returns an operation that pushes UTF-8 text, after its length in ``size`` bytes."""
+    # Python pickles lone surrogates so
     return lambda m: m.stack.append(m.read_bytes(m.read_number(size)).decode("utf-8", "surrogatepass"))
 
 
 def _push_tuple(count: int) -> _Operation:
-    """Returns an operation that replaces the last ``count`` values on the stack by a tuple of them."""
+    """Returns an operation that replaces the last ``count`` values on the stack by their tuple."""
     return lambda m: m.stack.append(tuple(m.pop_last(count)))
 
 
 def _store_in_memo(size: int) -> _Operation:
-    """Returns an operation that reads an index of ``size`` bytes, and stores the top of the stack in the memo."""
+    """Returns an operation that stores the top of the stack in the memo, at an index of ``size`` bytes."""
     return lambda m: m.memo.__setitem__(m.read_number(size), m.stack[-1])
 
 
 def _push_from_memo(size: int) -> _Operation:
-    """Returns an operation that reads an index of ``size`` bytes and pushes that value of the memo."""
+    """Returns an operation that pushes the value in the memo at an index of ``size`` bytes."""
     return lambda m: m.stack.append(m.memo[m.read_number(size)])
 
 
