@@ -225,7 +225,7 @@ def _format_value(column: Column, value: Any) -> int | str:
     if column.kind == "fixed" and column.shape == () and NUMPY_DTYPE[column.dtype].kind in "biu":
         return int(value)
     if column.kind == "fixed":
-        # arrays and floats: exact only as bytes
+        # arrays and floats: their bytes are exact, decimal digits may not be
         value = np.ascontiguousarray(value, NUMPY_DTYPE[column.dtype]).tobytes()
     elif column.form == "text":
         return bytes(value).decode("utf-8", "surrogateescape")
