@@ -183,7 +183,7 @@ class Cache:
                 return descriptor
 
     def _open_cached(self, name: str, nbytes: int, digest: str | None, on_damage: Callable[[], None]) -> int | None:
-        """Opens and locks a cached object; returns None if there is none, or none that is sound."""
+        """Opens and locks a cached object; returns None if there is no sound one."""
         descriptor = self._folder.open_object(name)
         if descriptor is None:
             return None
@@ -226,7 +226,7 @@ class Cache:
         return True
 
     def _fetch_object(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int | None:
-        """Fetches an absent object and returns its descriptor; None if another process has fetched it, or given up."""
+        """Fetches an absent object and returns its descriptor; None if another process fetched it or gave up."""
         folder = self._folder
         if nbytes > self.budget:
             raise CacheFullError(nbytes, self.budget, 0, self.root)
@@ -258,7 +258,7 @@ class Cache:
                 folder.remove_claimed_file(descriptor, path)
 
     def _write_fetched(self, descriptor: int, nbytes: int, fetch: Fetch, digest: str | None) -> None:
-        """Writes the fetched bytes to a file; fetches up to three times."""
+        """Fetches an object of ``nbytes`` into a file, trying up to three times."""
         for left in reversed(range(_TRIES)):
             os.lseek(descriptor, 0, os.SEEK_SET)
             sha, size = hashlib.sha256(), 0
@@ -313,7 +313,7 @@ def _hash_file(descriptor: int) -> str:
 
 @functools.cache
 def _read_boot_time() -> float:
-    """Reads the time of the last boot, in seconds since 1970; the present time if the system does not tell it."""
+    """Reads the time of the last boot in seconds since 1970; the present time if unknown."""
     try:
         match = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text("ascii"), re.MULTILINE)
     except OSError:

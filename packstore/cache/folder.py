@@ -345,7 +345,7 @@ class CacheFolder:
         return sorted(self._list_objects(), key=lambda each: each[1].st_atime_ns)
 
     def _evict(self, path: Path) -> bool:
-        """Removes a file, while the cache is locked, unless a process has locked it; returns if it was removed."""
+        """Removes a file of the locked cache unless a process has locked it; returns if it was removed."""
         descriptor = self._open_to_lock(path)
         if descriptor is None:
             return False

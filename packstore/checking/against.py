@@ -104,12 +104,12 @@ class Comparison(SourceRecords):
             yield Difference("the records are in another order than in the source")
 
     def _compare_ledgers(self) -> Iterator[Difference]:
-        """Yields a difference if the source's files to pack or read are not those of the manifest, by number and by
-        name."""
+        """Yields a difference if the source's files differ from the manifest's in number or name."""
         then, now = self.manifest.origin.files, self.survey.ledger
         # Without a list of files on both sides, or for another kind of source, there is nothing to compare.
         if then is None or not now.total or self.manifest.origin.kind != self.source.kind:
             return
+        # Only compares the files to pack or read.
         roles = (Role.PACKED, Role.ANNOTATION, Role.EVIDENCE)
         same = (then.packed, then.annotation, then.evidence) == tuple(map(now.count, roles))
         # If the source has another name (an archive of the folder, or a folder in it), paths begin differently.
@@ -174,7 +174,7 @@ class Comparison(SourceRecords):
         return np.array_equal(*digests) and own.splits == other.splits
 
     def _compare_columns(self) -> Iterator[Difference]:
-        """Yields missing columns, and columns with other classes than in the source."""
+        """Yields missing columns, and columns whose classes differ from those of the source."""
         for column in self.survey.columns:
             if not self.manifest.has_column(column.name):
                 yield Difference(f"the source has a column {column.name!r}, the store does not")

@@ -171,7 +171,7 @@ class _ShardedInspection:
             self._notes.append(f"{name}: {_STATE_NOTES[recovery.state]}")
 
     def _recover_table(self, records: int, table: ShardTable) -> tuple[ShardTable, bool]:
-        """Returns the table of shards, without rows if they cannot be read; and whether its digest proves it."""
+        """Returns the table of shards, without rows if unreadable, and whether its digest proves it."""
         try:
             return read_table(self._path, table), True
         except StoreError as error:
@@ -254,11 +254,12 @@ def _merge_manifests(manifests: list[Manifest], files: list[DamagedFile]) -> Man
 
 
 def _infer_manifest(scavenged: ScavengedData, path: Path) -> RecoveredManifest | None:
-    """Builds a manifest for a store of image files whose manifest is lost: guesses the columns from the data."""
+    """Builds a manifest for a store of image files from its data, if its manifest is lost."""
     format = directory_format(path)
     if format is None or "shape" in scavenged.columns or not {"key", "checksum"} <= scavenged.columns.keys():
         return None
     for record in range(scavenged.records):
+        # The first image found tells if the store holds image files.
         candidates = scavenged.images(record)
         if candidates:
             try:

@@ -102,7 +102,7 @@ def _count_paths_by_suffix(names: Iterable[str]) -> dict[str, int]:
 
 
 def _list_tar_names(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
-    """Yields the names of the files in a tar, prefixed by ``folder``; of a tar in it, the names in that."""
+    """Yields the file names in a tar, prefixed by ``folder``; for a tar inside it, the names in that."""
     with tarfile.open(
         fileobj=stream, mode="r|", ignore_zeros=True, encoding="utf-8", errors="surrogateescape"
     ) as archive:

@@ -142,15 +142,15 @@ class _Repair:
         return self._list_checksums(ROW_CHECKSUM.name, record, own)
 
     def _list_checksums(self, name: str, record: int, own: int | None) -> list[int]:
-        """Returns the checksums that a record may have: the stored one and, if that column is damaged, ``own``, that of
-        the present content."""
+        """Returns the checksums that a record may have: the stored one, and possibly ``own``."""
         stored = self._try_value(name, record)
         known = [] if stored is None else [int(stored)]
-        # If the source confirms the content, the stored checksum was damaged.
+        # ``own`` is the checksum of the present content. It counts if the column ``name`` is damaged: if the source
+        # confirms the content, the stored checksum was damaged.
         return [*known, own] if own is not None and name in self.found.columns else known
 
     def _fix_record(self, record: int) -> tuple[Any, Mapping[str, Any]]:
-        """Returns image and fields of a damaged record, the damaged ones from the source and proven."""
+        """Returns image and fields of a damaged record, with proven replacements from the source."""
         try:
             image: Any = self.reader.view(record)
         except StoreError:
@@ -210,7 +210,7 @@ class _Repair:
 
     @contextmanager
     def _refusing_changed_source(self, record: int) -> Iterator[None]:
-        """Raises :class:`SourceError` if the source cannot replace a record now that it could replace before."""
+        """Raises :class:`SourceError` if the source can no longer replace a record that it could replace before."""
         try:
             yield
         except LostRecordError as error:
@@ -220,7 +220,7 @@ class _Repair:
             ) from error
 
     def _make_link(self, record: int) -> Link:
-        """Returns the link of a record: its own, or to the source's file if its image is replaced from there."""
+        """Returns a record's link, or the link to the source's file that replaces its image."""
         if record in self.images:
             return self.donor.make_link(self.donor.find_entry(record), self.link_folder)
         values = read_link_values(self.reader, np.array([record]), self.link_folder)

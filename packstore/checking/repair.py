@@ -235,7 +235,7 @@ class _ShardRepairs:
                     self.lost.setdefault(number, Problem(f"{shard.records:,} records: {error}", shard=shard.name))
 
     def _download(self, shard: Shard, folder: Path) -> Path | None:
-        """Downloads a damaged shard into ``folder``; returns its path, or None if it is missing or does not open."""
+        """Downloads a damaged shard into ``folder``; returns its path, or None if it is missing or damaged."""
         copy = folder / shard.name
         file = self.format.data_file(copy)
         with writing(file):
@@ -261,7 +261,7 @@ def _is_shard_undamaged(objects: ObjectStore, shard: Shard) -> bool:
 
 
 def _locate_shards(source: Path) -> dict[str, ShardPlace]:
-    """Returns the path or URL of each shard of the store at ``source``, by digest; none if there is no store."""
+    """Returns the paths or URLs of a store's shards by digest; empty without a readable store."""
     try:
         with open_reader(source) as reader:
             table = reader.manifest.shards
@@ -272,7 +272,7 @@ def _locate_shards(source: Path) -> dict[str, ShardPlace]:
 
 
 def _require_same_bytes(made: Path | None, shard: Shard, how: str) -> Path:
-    """Returns the file of a shard that was made again; raises :class:`StoreError` if it is another one."""
+    """Returns the file of a rebuilt shard, or raises :class:`StoreError` if its bytes differ."""
     if made is None or file_digest(made) != (shard.nbytes, shard.digest):
         raise StoreError(
             f"it was {how}, but not with the same bytes: the source has changed, or libraries have other versions"

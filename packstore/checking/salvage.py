@@ -255,7 +255,7 @@ class _FoundRecords:
             return False
 
     def _choose_values(self, i: int, fields: Mapping[str, Any], expected: int) -> dict[str, Any] | None:
-        """Searches a record's candidate values for a combination with its row checksum; returns the fields with it."""
+        """Searches a record's candidate values for fields that match its row checksum; None if none do."""
         # The likeliest first; equal candidates count once.
         candidates = {
             name: [*{bytes(value): value for value in reversed(find(i))}.values()]

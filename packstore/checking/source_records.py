@@ -253,8 +253,7 @@ class Donor(SourceRecords):
             raise LostRecordError(f"the source's sample cannot be used: {error}") from error
 
     def _compute_row_checksum(self, entry: Entry) -> int | None:
-        """Computes the row checksum of the record that a sample would make; None if the sample is unreadable or lacks a
-        field."""
+        """Computes the row checksum of a sample's record; None if the sample is unreadable or incomplete."""
         try:
             fields = self.make_fields(entry)
         except (LostRecordError, AmbiguousSourceError):

@@ -178,7 +178,7 @@ class StoreCheck:
         return [*checks, f"{what} was read (--quick): damage in them is not found"]
 
     def _check_surplus_files(self) -> None:
-        """Adds problems for what a killed append left and for foreign files in the store; notes a running writer."""
+        """Adds problems for foreign files and those of a killed append, and notes a running writer."""
         path = self.reader.path
         surplus = self.reader.table.list_surplus_files()
         added = set(list_needless_files(path))  # after surplus, since an append notes its files before it adds them
@@ -230,7 +230,7 @@ class StoreCheck:
         return _CheckedColumns(file, checksums, damaged, explained)
 
     def _check_records_digest(self, file: StoreFile, columns: Mapping[str, ColumnData]) -> None:
-        """Adds a problem if the columns of a file, all undamaged, do not have the records digest in its manifest."""
+        """Adds a problem if undamaged columns of a file do not have the records digest in its manifest."""
         manifest = file.reader.manifest
         rows: Any = columns.get(ROW_CHECKSUM.name)
         if rows is None:
@@ -241,8 +241,7 @@ class StoreCheck:
             self.report.add(Problem(what, shard=file.name))
 
     def _check_rows(self, file: StoreFile, columns: Mapping[str, ColumnData], damaged: set[str]) -> set[str]:
-        """Adds a problem for each record that differs from its row checksum; returns the damaged columns that these
-        explain."""
+        """Reports records that differ from their row checksums, and returns the damaged columns this explains."""
         manifest = file.reader.manifest
         covered = row_columns(manifest.columns)
         fields = [column.name for column in covered]
@@ -276,7 +275,7 @@ class StoreCheck:
     def _check_images(
         self, reader: Reader, batches: Iterable[Batch], files: Sequence[_CheckedColumns]
     ) -> list[dict[int, Comparison]]:
-        """Reads each image once, in threads; returns for each of ``files`` the images that differ from checksums."""
+        """Reads each image once, in threads, and returns each file's images that differ from their checksums."""
         check_further, report = self.check_images, self.report
         starts = [columns.file.start for columns in files]
         first = 0 if reader is self.reader else starts[0]
@@ -382,7 +381,7 @@ def record_batches(reader: Reader, most: int = _BATCH_RECORDS) -> Iterator[range
 
 
 def _proves_records(stored: NDArray[Any], differing: Mapping[int, Comparison], column: Column) -> bool:
-    """Returns whether the stored column of checksums is damaged, and not the records that differ from it."""
+    """Tells if the stored column of checksums is damaged, rather than the records that differ from it."""
     if any(comparison.found is None for comparison in differing.values()):
         return False
     corrected = np.array(stored)  # has the digest if the records are undamaged

@@ -222,7 +222,7 @@ def _make_printable(text: str) -> str:
 
 
 def _describe_long_number(match: re.Match[str]) -> str:
-    """Returns words for a number that Python does not convert, for Python's own."""
+    """Returns words to replace Python's own about a number too long to convert."""
     digits = f" of {int(match[2]):,} digits" if match[2] else ""
     return f"a number{digits} is too long; at most {int(match[1]):,} digits are read"
 

@@ -79,7 +79,7 @@ def row_checksum(columns: Iterable[Column], fields: Mapping[str, Any]) -> int:
 
 
 def _row_bytes(column: Column, value: Any) -> bytes:
-    """Returns the bytes of a value in its row: of a ragged value its hash, of None nothing."""
+    """Returns the bytes of a value in its row: the hash of a ragged value, nothing for None."""
     if value is None:
         return b""
     if column.kind == "ragged":

@@ -158,7 +158,7 @@ def _import_object(place: str) -> Any:
 
 
 def _list_at(place: str, names: str) -> dict[str, str]:
-    """Returns the location of each object: ``place`` with its name, in lower case, in capitals or capitalized."""
+    """Returns the location of each name: ``place`` with the name in lower case, capitals or capitalized."""
     return {name: place.format(name=name, NAME=name.upper(), Name=name.capitalize()) for name in names.split()}
 
 

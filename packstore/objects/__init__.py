@@ -60,11 +60,12 @@ def open_objects(url: str | os.PathLike[str]) -> ObjectStore:
 
 
 def _make_request(method: Callable[Concatenate[Direct, P], Result]) -> Callable[Concatenate[ObjectStore, P], Result]:
-    """Returns a method that calls one of :class:`Direct` in another thread or, in a forked process, in the agent."""
+    """Returns a method that calls one of :class:`Direct` in a thread or in the agent."""
 
     @functools.wraps(method)
     def request(self: ObjectStore, /, *arguments: P.args, **keywords: P.kwargs) -> Result:
         agent = self.find_agent()
+        # Another thread calls the method; in a forked process, the agent does.
         if agent is None:
             result: Result = call_interruptibly(method, self._direct, *arguments, **keywords)
         else:
@@ -77,7 +78,7 @@ def _make_request(method: Callable[Concatenate[Direct, P], Result]) -> Callable[
 def _make_iteration(
     method: Callable[Concatenate[Direct, P], Iterator[Result]],
 ) -> Callable[Concatenate[ObjectStore, P], Iterator[Result]]:
-    """Returns a method that yields the values of one of :class:`Direct`, which runs as for :func:`_make_request`."""
+    """Returns a method that yields the values of one of :class:`Direct`, run as by :func:`_make_request`."""
 
     @functools.wraps(method)
     def iterate(self: ObjectStore, /, *arguments: P.args, **keywords: P.kwargs) -> Iterator[Result]:

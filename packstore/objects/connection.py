@@ -173,7 +173,7 @@ def _check_endpoint(name: str, url: str | None) -> None:
 
 
 def _read_profile(location: ParsedUrl) -> dict[str, Any]:
-    """Reads region, endpoint and keys of the AWS profile in use, except what the environment has."""
+    """Reads region, endpoint and keys of the current AWS profile, except those the environment sets."""
     name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
     settings: dict[str, str] = {}
     for variable, usual, section in (

@@ -94,7 +94,7 @@ class Direct:
         return (piece for _, piece in self._stream_pieces(name) if piece)
 
     def _stream_pieces(self, name: str) -> Iterator[tuple[ObjectInfo, memoryview]]:
-        """Yields an object's facts with each piece of its bytes, of which the first is empty."""
+        """Yields an object's facts with each piece of its bytes, the first of which is empty."""
         # obstore itself resumes only within its time limit, counted from the first byte.
         from obstore.exceptions import GenericError, PreconditionError
 
@@ -246,8 +246,7 @@ class Direct:
             self.delete([target])
 
     def _probe_conditional_writes(self, way: str) -> None:
-        """Raises :class:`RemoteError` if the server does not refuse a conditional ``put`` or ``copy`` over an
-        object."""
+        """Raises :class:`RemoteError` unless the server supports a conditional ``put`` or ``copy``, as ``way`` says."""
         from obstore.exceptions import AlreadyExistsError, GenericError, NotSupportedError
 
         self._refuse_read_only()
@@ -280,7 +279,7 @@ class Direct:
         )
 
     def _refuse_read_only(self) -> None:
-        """Raises :class:`UsageError` for a store at HTTP."""
+        """Raises :class:`UsageError` for a store at an HTTP address."""
         if self.location.scheme in ("http", "https"):
             raise UsageError(
                 f"{self.location.display_url()} is read only: {self.location.scheme}:// stores are not written"
@@ -304,7 +303,7 @@ class Direct:
 
     @property
     def _client(self) -> Connection:
-        """obstore's client for the store, which the first access makes."""
+        """obstore's client for the store, made on first access."""
         with self._lock:
             if self._made is None:
                 self._made = connect(self.location)
@@ -333,7 +332,8 @@ class Direct:
 
 
 def _was_retried(error: Exception) -> bool:
-    """Tells if obstore had sent the request before: the reply to the first one, which may have succeeded, was lost."""
+    """Tells if obstore repeated the request after the reply to the first one was lost."""
+    # The first request may have succeeded.
     return re.search(r"\bretries: [1-9]", str(error)) is not None
 
 

@@ -143,8 +143,9 @@ class _Audit:
 
 
 def _read_uniform_sizes(reader: Reader) -> NDArray[np.int32] | None:
-    """Returns height and width of each image, ``(N, 2)``, or None if the manifest does not have one shape for all."""
+    """Returns height and width of each image, ``(N, 2)``; None if the images have different shapes."""
     column = reader.manifest.image
+    # The manifest has no shape that holds for all images.
     if column.layout is None or column.kind != "fixed":
         return None
     size = column.shape[:2] if column.layout == "HWC" else column.shape[1:]
@@ -218,7 +219,7 @@ def _read_classes(reader: Reader, column: Column, start: int, collector: Finding
 
 
 def _read_class_lists(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:
-    """Returns a hash of each record's list of classes, equal for any order; -1 for a missing or wrong list."""
+    """Returns a hash of each record's classes, equal for any order; -1 if missing or wrong."""
     values = reader.ragged_column(column.name)
     there = reader.fixed_column(column.valid_name) if column.nullable else np.ones(len(values), np.bool_)
     hashes = np.full(len(values), -1, np.int64)
@@ -297,8 +298,9 @@ def report_faulty_rows(collector: FindingCollector, reader: Reader, sizes: NDArr
 def _check_rows(
     collector: FindingCollector, column: Column, file: StoreFile, part: range, sizes: NDArray[np.int32] | None
 ) -> None:
-    """Adds a finding for each of the records ``part`` of a file and each kind of fault in its rows."""
+    """Adds findings about faulty rows of a column: one for each record and kind of fault."""
     rows, counts = _read_rows(file.reader, column, part)
+    # For each row, its record and its number in the record.
     records = file.start + np.repeat(np.asarray(part), counts)
     numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     for kind, faulty, depends_on_size in column.traits.find_faults(

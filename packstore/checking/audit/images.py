@@ -158,8 +158,7 @@ class ImageInspector:
         return seen
 
     def _read_image(self, record: int, seen: Findings) -> NDArray[Any]:
-        """Returns the decoded pixels, ``(H, W, C)``, as the image is shown; adds findings of file and header to
-        ``seen``."""
+        """Returns the image as it is shown, ``(H, W, C)``; adds findings about its file to ``seen``."""
         column = self._manifest.image
         if column.layout is not None:
             array = self._reader.array(record)
@@ -202,7 +201,7 @@ class ImageInspector:
         return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
 
     def _check_values(self, image: NDArray[Any], seen: Findings) -> None:
-        """Adds findings of pixel values: not finite, too many at a bound, or cut off by the reduction to 8 bits."""
+        """Adds findings about pixel values: not finite, too many at a bound, or clipped to 8 bits."""
         reading = self._decoder.reading
         if image.dtype == np.uint8:
             if reading.depth is not None and self._manifest.image.layout is None:
@@ -223,7 +222,7 @@ class ImageInspector:
     def _check_pixels(
         self, image: NDArray[Any], shown: NDArray[np.uint8], small: NDArray[np.uint8], seen: Findings
     ) -> bool:
-        """Adds findings of size, aspect ratio and flat colour; returns whether the image is flat."""
+        """Adds findings about size, aspect ratio and flat colour; returns whether the image is flat."""
         height, width = image.shape[:2]
         short, long = sorted((height, width))
         if short < self._options.min_side:
@@ -248,7 +247,7 @@ class ImageInspector:
                     seen.add(kind, what)
 
     def _check_further_images(self, column: Column, decoder: Decoder, record: int, seen: Findings) -> None:
-        """Decodes a record's images in a column beside the main image; adds findings of mode, damage and truncation."""
+        """Adds findings about the mode, damage and truncation of a record's images in a further column."""
         with seen.noting_damage(column.name):
             for what, data, image in decode_files(self._reader, column, decoder, record, self._reader.value):
                 with suppress(HeaderError):  # decoding reports a damaged header
@@ -260,8 +259,7 @@ class ImageInspector:
                     seen.add("truncated", f"{what}: {flaw}")
 
     def _read_mask(self, column: Column, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
-        """Returns height and width of a mask and, if the number of classes is known, its values; None for a missing
-        mask."""
+        """Returns height and width of a mask, and its values if needed; None for a missing mask."""
         name = column.name
         if not self._reader.has_value(name, record):
             return None
@@ -270,6 +268,7 @@ class ImageInspector:
             return value.shape, value
         data = self._reader.value(name, record)
         header = read_mask_header(data, self._decoder.max_pixels)
+        # The values are only needed if the number of classes is known.
         wanted = self._options.mask_classes is not None
         return (header.height, header.width), decode_mask(data, header) if wanted else None
 

@@ -265,9 +265,10 @@ class _NearSearch(NamedTuple):
 
 
 def _unpack_nearest(best: NDArray[np.uint64]) -> NearestRecords:
-    """Unpacks a row of ``best``: partners are in the low 40 bits of each integer, different bits above."""
+    """Unpacks a row of ``best``: partners from the low 40 bits of each integer, distances from the rest."""
     none = best == _NONE
     partners = (best & np.uint64((1 << int(_NUMBER_BITS)) - 1)).astype(np.int64)
+    # A distance is the number of different bits.
     return NearestRecords(np.where(none, -1, partners), (best >> _NUMBER_BITS).astype(np.int64))
 
 
@@ -282,7 +283,7 @@ def _select_distinct(
 
 
 def _extract_band(hashes: NDArray[np.uint64], band: int) -> NDArray[np.int64]:
-    """Returns the band with the number ``band`` of each hash: 16 of its bits."""
+    """Returns the band with the number ``band`` of each hash, which is 16 of its bits."""
     word, shift = divmod(band * _BAND_BITS, 64)
     return ((hashes[:, word] >> np.uint64(shift)) & np.uint64((1 << _BAND_BITS) - 1)).astype(np.int64)
 

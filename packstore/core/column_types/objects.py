@@ -176,8 +176,8 @@ def to_bytes(column: Column, value: Any) -> bytes:
 
 
 def _find_hidden_boxes(name: str, values: Iterable[Buffer]) -> bool:
-    """Tells if a stored value of the JSON column ``name``, which counts as a key, seems to contain boxes or points."""
-    named = _names_shape(name)
+    """Tells if a value of the JSON column ``name`` seems to contain boxes or points."""
+    named = _names_shape(name)  # the column's name counts as a key
     for value in values:
         raw = bytes(value)
         # Parsing takes ten times as long as looking at the keys.
@@ -210,15 +210,14 @@ def _has_shape(value: Any) -> bool:
 
 @functools.lru_cache(4096)
 def _may_name_shape(key: bytes) -> bool:
-    """Tells if a key as JSON writes it may belong to a shape or a place."""
+    """Tells if a key, as written in JSON, may belong to a shape or a place."""
     text = key.decode("utf-8", "replace")
     return "\\" in text or _names_shape(text) or _simplify(text) in _PLACES
 
 
 @functools.lru_cache(4096)
 def _names_shape(key: str) -> bool:
-    """Tells if a key has a word for a shape, such as ``bbox``, ``gtBoxes`` or ``all_points_x``, and none for a fact
-    about it."""
+    """Tells if a key names a shape, as ``bbox`` or ``all_points_x`` do, and not a fact about it."""
     words = {word.lower() for word in _WORD.findall(key)}
     return not words & _FACTS and (bool(words & _SHAPES) or any(word.endswith(_ENDS) for word in words))
 

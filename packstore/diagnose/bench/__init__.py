@@ -263,8 +263,8 @@ def _find_fixed_size(manifest: Manifest) -> tuple[int, int] | None:
 
 
 def _choose_crop_side(manifest: Manifest, options: BenchOptions) -> int:
-    """Returns the side of crops in pixels: ``options.size``, else the shorter side of images of one size, else 224."""
-    own = _find_fixed_size(manifest)
+    """Returns the side of crops in pixels: ``options.size``, the images' shorter side, or 224."""
+    own = _find_fixed_size(manifest)  # None if images differ in size
     return options.size or (DEFAULT_SIZE if own is None else min(own))
 
 

@@ -287,6 +287,6 @@ def measure_loader(clock: Clock, stage: str, loader: PackedLoader, share: float 
 
 
 def _cpu_seconds() -> float:
-    """Returns the processor time of this process in seconds."""
+    """Returns the CPU time of this process in seconds."""
     times = os.times()
     return times.user + times.system

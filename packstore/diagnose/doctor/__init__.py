@@ -277,7 +277,7 @@ def _describe_speed(decoder: dict[str, Any]) -> str:
 
 
 def _crops_fact(used: str, regions: str | None) -> Fact:
-    """Returns a fact: the part of a file that the decoder in use decodes for a crop."""
+    """Returns a fact about how much of a file the decoder in use decodes for a crop."""
     if used == "engine":
         text = "little more than the crop is decoded if the file has a seek index, else also all that precedes it"
     elif regions is not None:
@@ -304,7 +304,7 @@ def _libturbojpeg_facts(version: str | None) -> list[Fact]:
 
 
 def _engine_fact(reason: str | None) -> Fact:
-    """Returns a fact: packstore's engine loads, or ``reason`` why it does not."""
+    """Returns a fact about packstore's engine: it loads, or ``reason`` says why not."""
     if reason is None:
         return Fact("JPEG", "engine", True, "loaders decode, crop and resize with it")
     return Fact("JPEG", "engine", False, "not usable", f"loaders need packstore's engine: {reason}")

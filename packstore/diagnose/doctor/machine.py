@@ -271,7 +271,7 @@ def _find_file_system(folder: Path) -> str | None:
 
 
 def _cpu_model() -> str:
-    """Returns the model of the processor, or its architecture if unknown."""
+    """Returns the model of the CPU, or its architecture if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

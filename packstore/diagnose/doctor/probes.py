@@ -121,7 +121,7 @@ def _probe_decoders() -> Answer:
 
 
 def _make_photo() -> bytes:
-    """Generates a JPEG of 500 x 375 pixels and about 100 kB, with as much detail as a photo."""
+    """Generates a JPEG of 500 x 375 pixels with the detail of a photo, about 100 kB."""
     np: Any = importlib.import_module("numpy")
     image: Any = importlib.import_module("PIL.Image")
     y, x = np.mgrid[0:375, 0:500]

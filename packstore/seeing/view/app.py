@@ -347,9 +347,10 @@ async def _get_loaded_mask(site: Site, request: Request) -> Response:
 
 
 async def _download_file(site: Site, request: Request) -> Response:
-    """Answers with the stored image as a download, named by the record's number: a key may be an unsafe name."""
+    """Answers with the stored image as a download."""
     record = site.parse_record(request)
     data, suffix = await site.run_in_thread(lambda: site.images.read_file(record))
+    # Named by the record's number: a key may be an unsafe name.
     name = f'attachment; filename="record-{record}.{suffix}"'
     return Response(data, media_type="application/octet-stream", headers={"content-disposition": name})
 

@@ -217,7 +217,7 @@ class SampleLoader:
 
 
 def _join_views(views: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Joins the crops ``(1, n, 3, h, w)`` of views to one image ``(3, H, W)``, one view a row."""
+    """Joins the crops ``(1, n, 3, h, w)`` of each view to a row of an image ``(3, H, W)``."""
     rows = [torch.cat(list(crops[0]), 2) for crops in views.values()]
     width = max(row.shape[2] for row in rows)
     return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[2])) for row in rows], 1)

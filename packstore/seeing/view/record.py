@@ -103,7 +103,7 @@ class ShapeList:
 
 
 def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, Any]:
-    """Describes a column and its value in a record as a JSON object, with ``error`` for a damaged value."""
+    """Describes a column and its value as a JSON object, with ``error`` for a damaged value."""
     names = ("name", "type", "dtype", "parallel", "frame")
     about = {name: getattr(column, name) for name in names}
     try:

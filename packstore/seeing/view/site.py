@@ -82,7 +82,7 @@ class Jobs:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _run_job(self, job: Job, work: Callable[[Report], Any]) -> None:
-        """Runs the work of a job in the pool, and sets its result or error in the job's future."""
+        """Runs a job's work in the pool, and sets the job's future to the result or error."""
 
         def report(done: int) -> None:
             """Notes the number of records done. Raises :class:`StoppedError` if the page is being closed."""
