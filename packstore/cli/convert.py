@@ -230,7 +230,7 @@ def _add_links(rows: Rows, report: ConvertReport) -> None:
 
 
 def _add_advice(rows: Rows, report: ConvertReport) -> None:
-    """Adds a row on the size with uint8 instead of floating point, and one on the shape that all images share."""
+    """Adds rows that advise ``--encoding uint8`` or ``--size`` if they would help."""
     manifest, image = report.manifest, report.manifest.image
     is_float = ENCODINGS[manifest.encoding].layout == "CHW"
     if is_float and image.pixels.dtype == "uint8" and manifest.origin.kind != "store":
@@ -271,7 +271,7 @@ def _add_palette(rows: Rows, classes: tuple[str, ...]) -> None:
 
 
 def _format_orientation(report: ConvertReport) -> str:
-    """Returns a phrase: how many images have an EXIF orientation, and if the orientation was applied."""
+    """Returns a phrase on how many images have an EXIF orientation, and if it was applied."""
     some = f"{report.oriented:,} of {pluralize(report.manifest.records, 'image')}"
     verb = "has" if report.oriented == 1 else "have"
     frames = (column.frame for column in report.manifest.columns if column.traits.moves)

@@ -68,7 +68,8 @@ def format_page(page: str, columns: int) -> str:
 
 
 def _format_text(text: str, columns: int) -> Iterator[str]:
-    """Yields the lines of Markdown without code blocks: wrapped paragraphs, and a list item for each row of a table."""
+    """Yields the wrapped lines of Markdown without code blocks."""
+    # Each row of a table becomes a list item.
     header: list[str] = []
     # A blank line, a heading, a list item or a table row begins a paragraph; any other line continues one.
     for paragraph in re.split(r"\n(?=\n|#| *- | *\d+\. |\|)", text):

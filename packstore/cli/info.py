@@ -126,7 +126,7 @@ def _is_unfinished(path: Path) -> bool:
 
 
 def _add_costs(rows: Rows, reader: Reader, nodes: int, batch_size: int) -> None:
-    """Adds a table of the requests and bytes of reading a store from a URL, with this machine's cache budget."""
+    """Adds a table of what reading a store from a URL costs, with this machine's cache budget."""
     from packstore.cache import default_cache
     from packstore.training.cost import compute_costs
 
@@ -148,7 +148,7 @@ def _refuse_chart(plot: Path | None) -> None:
 
 @contextmanager
 def _questions_as_json(path: Path, as_json: bool) -> Iterator[None]:
-    """Prints a question that the block raises as JSON, too, if that is asked for."""
+    """Prints a question that the block raises as JSON too if ``as_json``."""
     from packstore.cli.source_info import question_values
 
     try:
@@ -269,7 +269,7 @@ def _add_classes(rows: Rows, reader: Reader, counted: bool) -> None:
 
 
 def _add_origin(rows: Rows, m: Manifest) -> None:
-    """Adds rows on the source, the options and versions of packing, and its files and skipped samples."""
+    """Adds rows on the source, the options and versions of packing, and skipped samples."""
     from packstore.packing.conversion import read_conversion_counts
     from packstore.packing.frames import OTHER_SIZE
 
@@ -299,7 +299,7 @@ def format_linked_files(reader: Reader) -> str:
 
 
 def _describe_orientation(manifest: Manifest) -> str:
-    """Returns a phrase: the EXIF orientation was applied, is applied at loading, or is not applied."""
+    """Returns a phrase on when the EXIF orientation is applied."""
     from packstore.images.encode.options import readers_transpose
 
     if not manifest.options.get("exif_transpose"):

@@ -253,7 +253,7 @@ class RecordPaths:
         return "/".join([*folders, rest])
 
     def _unique_suffixes(self, reader: Reader) -> dict[int, str]:
-        """Maps each record whose path another record or a folder has to a suffix that makes its path unique."""
+        """Maps records to suffixes that make their paths unique; most records need none."""
         # Paths are compared without file extensions, which may change.
         hashes = np.empty(len(reader), np.uint64)
         folders, folder = set[int](), ""
@@ -262,6 +262,7 @@ class RecordPaths:
             if not stem.startswith(f"{folder}/") or "/" in stem[len(folder) + 1 :]:
                 folder = stem.rpartition("/")[0]
                 folders.update(_hash_file_like_folders(folder))
+        # A record needs a suffix if a folder or an earlier record has its path.
         blocked = np.flatnonzero(np.isin(hashes, np.array(sorted(folders), np.uint64))).tolist()
         order = np.argsort(hashes, kind="stable")
         hashes = hashes[order]

@@ -306,8 +306,7 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
 
 
 def _name_record(recode: Recode) -> Recode:
-    """Returns ``recode`` as a function that raises :class:`SampleError` with the record's key for an image that cannot
-    be re-encoded."""
+    """Makes ``recode`` raise its errors as :class:`SampleError` with the record's key."""
 
     def recode_record(key: str, image: Any) -> ImageData:
         try:

@@ -220,7 +220,7 @@ class _ShardLoop:
         return self._parts
 
     def _write_shard(self, records: Iterator[Record], split: str, most: int) -> ShardReceipt:
-        """Writes at most ``most`` records of a split to a new shard, and returns its receipt once it is durable."""
+        """Writes at most ``most`` records of a split to a new durable shard, and returns its receipt."""
         number = len(self._parts)
         checksums: list[int] = []
         rows: list[int] = []

@@ -141,7 +141,7 @@ class ExportStaging(Staging):
         return whole
 
     def _read_receipt(self, number: int) -> ShardReceipt | None:
-        """Reads the receipt of a shard, or returns None if it is missing, damaged or does not fit the files."""
+        """Reads the receipt of a shard, or returns None if it is damaged or does not fit the files."""
         try:
             part = ShardReceipt(**parse_with_digest((self.run / PARTS / f"{number:06}.json").read_bytes()))
             size = (self.path / (part.file or "")).stat().st_size

@@ -108,7 +108,7 @@ class TfdsExport(Export):
 
     @cached_property
     def _split_names(self) -> dict[str, str]:
-        """Names of splits that TensorFlow Datasets accepts, by split: ASCII letters, digits and ``_``, at most 100."""
+        """Names of splits that TensorFlow Datasets accepts, by split."""
 
         def rename(split: str) -> str:
             name = re.sub(r"[^A-Za-z0-9_]", "_", split)[:100] or "split"
@@ -209,7 +209,7 @@ def _describe_tensor(column: Column) -> dict[str, Any]:
 
 
 def _is_byte_string(column: Column) -> bool:
-    """Tells if an example holds a value of the column as one byte string, not as a list of numbers."""
+    """Tells if an example holds a value of the column as one byte string, not as numbers."""
     return column.form != "numbers" or column.layout is not None or column.dtype in PACKED
 
 

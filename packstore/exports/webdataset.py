@@ -79,7 +79,7 @@ class WebDatasetExport(Export):
 
     @property
     def _lists_classes(self) -> bool:
-        """True if there are class names, and each can be a line of a file."""
+        """Tells if there are class names, and each can be a line of a file."""
         classes = self.manifest.classes
         return classes is not None and can_be_lines(classes)
 

@@ -164,9 +164,9 @@ class AddedSource(Source):
 
 
 def _renumber_value(value: Any, numbers: NDArray[np.int64]) -> Any:
-    """Maps the class numbers in a value, which may be stored bytes, a number or an array, to new ones."""
+    """Maps the class numbers in a value to new ones."""
     if isinstance(value, bytes | memoryview):
-        return numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes()
+        return numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes()  # the stored form
     given = np.asarray(value)
     # Texts have no class numbers and stay as they are.
     return numbers[given] if given.dtype.kind in "iu" else value

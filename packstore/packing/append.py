@@ -151,7 +151,8 @@ def append_source(
 
 
 def _packs_same_records(plan: AppendPlan, other: AppendPlan) -> bool:
-    """Tells if two plans, for two versions of the store, pack the same records, which can then be reused."""
+    """Tells if two plans, for two versions of the store, pack the same records."""
+    # Then the shards of the first plan can be used for the second.
     columns = [[column.declaration for column in each.columns] for each in (plan, other)]
     # Links are made again instead.
     same = not plan.linked and not other.linked and type(plan.addition) is type(other.addition)
@@ -236,7 +237,7 @@ def _next_number(shards: ShardList) -> int:
 def _rewrite_mixed_shards(
     plan: AppendPlan, own: ShardList, path: Path, progress: ProgressCallback
 ) -> tuple[ShardList, int]:
-    """Splits up shards with several splits; returns the store's new shard list and the number of copied records."""
+    """Splits up shards with several splits; returns the new shard list and the number of copied records."""
     manifest = plan.manifest
     with open_reader(plan.store) as reader:
         if reader.manifest.digest != manifest.digest:

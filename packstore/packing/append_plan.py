@@ -172,18 +172,18 @@ def read_request(source: Path, options: AppendOptions, store: Path) -> dict[str,
 
 
 def _make_request(source: Source, survey: Survey, options: AppendOptions) -> dict[str, Any]:
-    """Returns the request of an opened source: its identity, split, stamp, key prefix, samples by split, and bytes."""
+    """Returns what identifies the source and the records that this append takes from it."""
     request = {"source": source.resume_key(), "split": options.split, "stamp": source.stamp()}
     request["key_prefix"] = options.key_prefix
     return request | {"samples": dict(survey.splits), "bytes": survey.size_bytes}
 
 
 def _resolve_source_split(source: Source, split: str | None) -> str | None:
-    """Returns the split of the source to read: ``split``, or None for all of a source without splits."""
+    """Returns the split of the source to read, or None for all of it."""
     if split is None:
         return None
     names = list(source.survey().splits)
-    return None if names == [""] else split
+    return None if names == [""] else split  # then ``split`` is one of the store's
 
 
 def _make_split_mapping(
@@ -283,8 +283,7 @@ def _link_shards(plan: AppendPlan, reader: Reader) -> Composition | None:
 
 
 def _copy_records(plan: AppendPlan, reader: Reader) -> Composition:
-    """Returns copies of the records to add, of an open store with equal columns; maps their class numbers to the
-    destination's."""
+    """Returns copies of the records to add, with their class numbers mapped to the store's."""
     other = reader.manifest
     names = [split.name for split in other.splits if plan.options.split in (None, split.name)] or [""]
     pieces = [

@@ -238,7 +238,7 @@ class FrameAligner:
         )
 
     def _find_recorded_frame(self, name: str, kind: str) -> str | None:
-        """Returns the frame of a column of a source that is a store, or None if it cannot be known."""
+        """Returns the frame of a column of a source that is a store, or None if it is unknown."""
         store = self._survey.store
         assert store is not None
         turned = bool(store.options.get("exif_transpose"))
@@ -349,8 +349,8 @@ def _find_frame_of_extent(column: Column, sample: Sample, size: Size) -> str | N
 def _scale_to_stored_size(
     values: dict[str, Any], columns: Mapping[str, Column], frames: Mapping[str, str], size: Size
 ) -> None:
-    """Scales coordinates in place that are fractions of the stored image, and that the source has multiplied with the
-    sides of the upright image."""
+    """Scales coordinates in the stored frame, in place, to the sides of the stored image."""
+    # They were fractions, which the source has multiplied with the sides of the upright image.
     ratio = size[0] / size[1]
     for name, frame in frames.items():
         coordinates = columns[name].coordinates
@@ -363,7 +363,7 @@ def _scale_to_stored_size(
 
 
 def _scale_polygons(shapes: Any, ratio: float) -> Any:
-    """Scales polygons ``x, y, x, y …`` by a ratio of the sides; returns None and run lengths unchanged."""
+    """Scales polygons ``x, y, x, y …`` by a ratio of the sides; anything else stays unchanged."""
     if not isinstance(shapes, list):
         return shapes
     return [[n / ratio if place % 2 else n * ratio for place, n in enumerate(flat)] for flat in shapes]

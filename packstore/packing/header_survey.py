@@ -154,7 +154,7 @@ def _choose_entries(source: Source, survey: Survey, split: str | None) -> Iterat
 
 
 def _read_header(source: Source, entry: Entry, reading: Reading) -> tuple[bytes, ImageInfo]:
-    """Reads the beginning of an image, or the whole image if necessary, and returns the bytes with their header."""
+    """Reads the beginning of an image, or all of it if necessary, and returns the bytes with their header."""
     place = source.locate(entry) if (reading.mode, reading.frame) == (RGB.name, 0) else None
     if place is not None and place.within is None:
         with suppress(OSError, ValueError, HeaderError):
@@ -306,7 +306,7 @@ def _propose_options(found: HeaderSurvey) -> Iterator[tuple[tuple[str, ...], str
 
 
 def _resolve(source: Source, survey: Survey, options: ConvertOptions, given: dict[str, Any]) -> Reading | None:
-    """Returns how images are read with ``given`` added, or None if that has no effect or does not fit the encoding."""
+    """Returns how images are read with ``given`` added, or None if that does nothing or does not fit."""
     if any(getattr(options, name) is not None for name in given):
         return None
     reading = resolve_reading(source, survey, replace(options, **given))

@@ -273,7 +273,7 @@ class FileChecks:
     def _describe_loss(
         self, column: Column, reading: Reading, losses: Mapping[str, str], data: Any, info: ImageInfo
     ) -> str:
-        """Returns the text about a file that would lose something, with the options that allow or avoid the loss."""
+        """Returns the message for a file that would lose something, with the options that help."""
         from packstore.images.decoders import native
 
         described = native.describe_image(memoryview(data), info, reading.frame)

@@ -282,7 +282,7 @@ def _is_among(values: list[Any]) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
 
 
 def _unquote(token: _Token) -> str:
-    """Returns the text of a token; of a string, without the quotes and the backslashes of its escapes."""
+    """Returns the text of a token, without quotes and backslashes if it is a string."""
     return re.sub(r"\\(.)", r"\1", token.text[1:-1], flags=re.DOTALL) if token.kind == "string" else token.text
 
 
