@@ -185,7 +185,13 @@ assert not [name for name in loaded if name.startswith(rooms)], loaded
 GENERAL = {"companions", "table", "imagefolder", "flat"}
 """Kinds that are asked last, and take what specific ones leave."""
 
-MORE_GENERAL = {"tfds": {"tfrecord"}, "published": {"companions"}, "ade20k": {"companions"}, "svhn": {"mat"}}
+MORE_GENERAL = {
+    "oxfordpet": {"voc"},
+    "tfds": {"tfrecord"},
+    "published": {"companions"},
+    "ade20k": {"companions"},
+    "svhn": {"mat"},
+}
 """Kinds that read the same files without what lies beside them, and are asked later."""
 
 

@@ -52,18 +52,17 @@ def test_damage_is_refused_or_read_as_numpy_does(shape: tuple[int, ...], dtype: 
 @pytest.mark.parametrize(
     "text",
     [
-        *(b"", b"{}", b"{'descr': '|O', 'fortran_order': False, 'shape': (3,), }, 1"),
-        *(b"{'descr': '<z9', 'fortran_order': False, 'shape': (3,), }"),
-        *(b"{'descr': '<a8', 'fortran_order': False, 'shape': (3,), }"),
-        *(b"{'descr': '<i9', 'fortran_order': False, 'shape': (3,), }"),
-        *(b"{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (3,), }"),
-        *(b"{'descr': '<i4', 'fortran_order': False, 'shape': (-3,), }"),
-        *(b"{'descr': '<i4', 'fortran_order': False, 'shape': (9" + b"9" * 60 + b",), }"),
-        *(),
-        *(
-            b"{'descr': '<i4', 'fortran_order': False, 'shape':\x0b(3,), }",
-            b"{'descr': '<i4', 'fortran_order': __import__('os'), 'shape': (3,), }",
-        ),
+        b"",
+        b"{}",
+        b"{'descr': '|O', 'fortran_order': False, 'shape': (3,), }, 1",
+        b"{'descr': '<z9', 'fortran_order': False, 'shape': (3,), }",
+        b"{'descr': '<a8', 'fortran_order': False, 'shape': (3,), }",
+        b"{'descr': '<i9', 'fortran_order': False, 'shape': (3,), }",
+        b"{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (3,), }",
+        b"{'descr': '<i4', 'fortran_order': False, 'shape': (-3,), }",
+        b"{'descr': '<i4', 'fortran_order': False, 'shape': (9" + b"9" * 60 + b",), }",
+        b"{'descr': '<i4', 'fortran_order': False, 'shape':\x0b(3,), }",
+        b"{'descr': '<i4', 'fortran_order': __import__('os'), 'shape': (3,), }",
     ],
 )
 def test_what_is_no_array_of_numbers(text: bytes) -> None:

@@ -96,7 +96,7 @@ class ToyWriter(FileWriter):
         sizes = [len(image) for image in images]
         self._nbytes += sum(sizes)
         if self._offsets is not None:
-            self._offsets.append(sizes)
+            self._offsets.append(sizes, len(images))
 
     def suspend(self) -> None:
         if self._file is not None:
