@@ -451,7 +451,7 @@ if TYPE_CHECKING:
         version_name,
     )
     from packstore.stores.remote.shards import RemoteShards
-    from packstore.stores.scavenge import array_names, correct_manifest, find_manifest, list_array_sizes, view_column
+    from packstore.stores.scavenge import correct_manifest, find_manifest, list_array_sizes, view_column
     from packstore.stores.spools import ColumnSpool, OffsetSpool
     from packstore.training import arguments, permutation, worker_memory
     from packstore.training.arguments import unknown_argument, unknown_operation_argument

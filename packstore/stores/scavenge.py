@@ -87,7 +87,7 @@ def scavenge_arrays(data: memoryview, recovered: RecoveredManifest, starts: Mapp
             arrays[name] = data[starts[name] : starts[name] + size]
     columns: dict[str, ColumnData] = {}
     for column in manifest.columns:
-        parts = [arrays.get(name) for name in array_names(column)]
+        parts = [arrays.get(name) for name in column.array_names]
         if all(part is not None for part in parts):
             columns[column.name] = view_column(column, manifest.records, cast("list[memoryview]", parts))
     image = columns.pop("image", None)
@@ -107,20 +107,15 @@ def scavenge_arrays(data: memoryview, recovered: RecoveredManifest, starts: Mapp
     return ScavengedData(recovered, columns, manifest.records, images, no_orphans)
 
 
-def array_names(column: Column) -> list[str]:
-    """Returns the names of the arrays of a column: ``label``, or if ragged ``key/bytes`` and ``key/offsets``."""
-    return [column.name] if column.kind == "fixed" else [f"{column.name}/bytes", f"{column.name}/offsets"]
-
-
 def list_array_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
     """Yields name and bytes of each array in a file with this manifest, in the order of writing."""
     for column in manifest.columns:
         sizes = [column.nbytes, OFFSET.itemsize * (manifest.records + 1)]
-        yield from zip(array_names(column), sizes, strict=False)
+        yield from zip(column.array_names, sizes, strict=False)
 
 
 def view_column(column: Column, records: int, parts: list[memoryview]) -> ColumnData:
-    """Returns a column as a view of the bytes of its arrays, see :func:`array_names`.
+    """Returns a column as a view of the bytes of its arrays, see :attr:`Column.array_names`.
 
     If the first or last offset of a ragged column is wrong, corrects both in a copy of the offsets.
     """

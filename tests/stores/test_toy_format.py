@@ -38,7 +38,6 @@ from tests.internals import (
     Part,
     Ragged,
     StoreError,
-    array_names,
     check_column,
     drop,
     list_array_sizes,
@@ -154,7 +153,7 @@ class ToyPart(MappedPart):
             raise StoreError(f"{path} is damaged: it ends before its arrays do")
         data: dict[str, ColumnData] = {}
         for column in manifest.columns:
-            parts = [found[name] for name in array_names(column)]
+            parts = [found[name] for name in column.array_names]
             data[column.name] = view_column(column, manifest.records, parts)
             check_column(column, manifest.records, data[column.name], str(path))
         super().__init__(path, manifest, data)

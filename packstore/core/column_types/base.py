@@ -152,6 +152,11 @@ class Column:
         return math.prod(self.shape) * ITEM_SIZE[self.dtype]
 
     @property
+    def array_names(self) -> list[str]:
+        """Names of the arrays that hold the column: ``label``, or if ragged ``key/bytes`` and ``key/offsets``."""
+        return [self.name] if self.kind == "fixed" else [f"{self.name}/bytes", f"{self.name}/offsets"]
+
+    @property
     def valid_name(self) -> str:
         """Name of the companion column that tells which records have a value. Exists if the column is nullable."""
         return f"{self.name}_valid"

@@ -39,7 +39,6 @@ from packstore.stores.lmdb.store import HEADER_BYTES, read_npy_header
 from packstore.stores.scavenge import (
     RecoveredManifest,
     ScavengedData,
-    array_names,
     choose_manifest,
     find_manifest,
     view_column,
@@ -231,7 +230,7 @@ class _PageScan:
                 for value in (self._find_loose_arrays(size) if loose else self._find_arrays(name, size))
                 if len(value) > size
             ]
-            for name, size in zip(array_names(column), expected, strict=False)
+            for name, size in zip(column.array_names, expected, strict=False)
         ]
         for first in pieces[0]:
             for second in pieces[1] if len(pieces) > 1 else [first]:

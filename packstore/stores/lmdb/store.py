@@ -27,7 +27,6 @@ from packstore.stores.lmdb.nodes import Gap, PageError, WalkedColumn, WrongSize,
 from packstore.stores.lmdb.pages import DATA_FILE, Pages, RecordLookup
 from packstore.stores.mapped import check_offsets
 from packstore.stores.parts import Fault, Part, Problem, Spans
-from packstore.stores.scavenge import array_names
 
 MANIFEST = "manifest"
 HEADER_BYTES = 1024
@@ -258,7 +257,7 @@ def _list_numbered_columns(manifest: Manifest) -> list[Column]:
 def _list_named_keys(manifest: Manifest) -> set[bytes]:
     """Returns the keys without a record number: ``manifest``, and the arrays of whole columns."""
     whole = (column for column in manifest.columns[1:] if not column.one_by_one)
-    return {MANIFEST.encode("ascii"), *(name.encode("ascii") for column in whole for name in array_names(column))}
+    return {MANIFEST.encode("ascii"), *(name.encode("ascii") for column in whole for name in column.array_names)}
 
 
 def _check_entries(pages: Pages, manifest: Manifest, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
