@@ -80,8 +80,8 @@ SLOW_CASES, MANY_CASES = 1, 1
 
 CHANGED_FACTOR = 4
 """Of a room that has just changed, the default tier takes so many times as many cases."""
-MOST_CASES = 6200
-"""Cases of the default tier, beyond which none is added for a change: nine minutes on two cores."""
+MOST_CASES = 5200
+"""Cases of the default tier, beyond which none is added for a change: some 20 minutes on two cores of 2.0 GHz."""
 RECENT_SECONDS = 86400
 
 
