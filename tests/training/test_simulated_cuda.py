@@ -191,7 +191,7 @@ def test_the_order_of_a_resident_epoch_is_worked_out_there(
     for _ in range(2):
         assert same(there, here)
     assert same(go_on(there, there, 5), go_on(here, here, 5))
-    check_waits(device, there, 8)  # the walk of the permutation, once an epoch
+    check_waits(device, there, 12)  # the walk of the permutation, once an epoch: three for each of its few rounds
 
 
 def test_a_resident_batch_costs_few_launches(root: Path, device: Simulation) -> None:
