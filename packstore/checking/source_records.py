@@ -73,7 +73,7 @@ class SourceRecords:
         self.split = split if isinstance(split, str) else None
         with reading_source(source):
             self.survey = source.survey(self.split)
-            self.encoder = _make_encoder(manifest, source, self.survey, options.decoder)
+            self.encoder = _restore_encoder(manifest, source, self.survey, options.decoder)
         aligner = restore_aligner(manifest, source, self.survey, self.split, options.annotation_frame)
         self.converter = ValueConverter(self.survey, aligner=aligner)
 
@@ -89,7 +89,7 @@ class SourceRecords:
             yield from (entry for entry in self.source.entries(self.split) if entry.key not in skipped)
 
 
-def _make_encoder(manifest: Manifest, source: Source, survey: Survey, decoder: str) -> Encoder:
+def _restore_encoder(manifest: Manifest, source: Source, survey: Survey, decoder: str) -> Encoder:
     """Makes the encoder that turns a source's images into a store's records, with the options in the manifest."""
     image = manifest.image
     shape = (*image.shape[1:], image.shape[0]) if image.layout == "CHW" else image.shape

@@ -184,11 +184,11 @@ def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress
         keys: Keys of the samples to compare; the store has all of them.
         progress: Called after each batch.
     """
-    stored, encoder = KeyIndex(hash_keys([reader]), reader.key), plan.make_encoder()
+    stored = KeyIndex(hash_keys([reader]), reader.key)
     proof = Proof(reader.manifest.columns, reader.value)
     known = (entry for entry in plan.source.entries() if entry.key in keys)
     same = seen = 0
-    for packed in pack_batches(plan, encoder, known, plan.options.workers or plan.source.workers()):
+    for packed in pack_batches(plan, known, plan.options.workers or plan.source.workers()):
         for key, checksum, fields in _iterate_fields(packed, plan, reader.manifest.columns):
             record = stored.find(key)
             same += (

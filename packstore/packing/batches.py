@@ -19,9 +19,7 @@ from packstore.core.files import FileState, Location
 from packstore.core.manifest import Skipped
 from packstore.core.parallel import ordered_flat_map
 from packstore.core.tally import Tally
-from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
-from packstore.packing.frames import FrameAligner
 from packstore.packing.plan import Plan
 from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.packing.sizing import ShardCuts
@@ -95,13 +93,12 @@ class PackedBatch:
 class BatchPacker:
     """Reads and encodes the samples of a plan. Thread-safe."""
 
-    def __init__(self, plan: Plan, encoder: Encoder, aligner: FrameAligner) -> None:
-        """``aligner`` moves annotations to the frame of the images."""
-        self._source, self._encoder = plan.source, encoder
+    def __init__(self, plan: Plan) -> None:
+        self._source, self._encoder = plan.source, plan.encoder
         self._read = plan.source.read
         self._skips, self._indexes = plan.options.on_error == "skip", plan.index
         checks = FileChecks(plan.survey, plan.encode, plan.options) or None
-        self._convert = ValueConverter(plan.survey, checks, aligner)
+        self._convert = ValueConverter(plan.survey, checks, plan.aligner)
         self._linker = None
         if plan.options.link:
             self._linker = Linker(plan.source, plan.relative_link_folder)
@@ -200,22 +197,18 @@ def first_label(entry: Entry) -> int:
     return entry.labels[0] if entry.labels else 0
 
 
-def pack_batches(
-    plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers: int, aligner: FrameAligner | None = None
-) -> Iterator[PackedBatch]:
+def pack_batches(plan: Plan, entries: Iterator[Entry], workers: int) -> Iterator[PackedBatch]:
     """Reads and encodes entries with ``workers`` threads; yields the packed batches in the entries' order.
-
-    ``aligner``: moves annotations; None makes one for the plan.
 
     Raises the errors of :meth:`BatchPacker.pack`.
     """
     source = plan.source
-    limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
+    limits = (PASS_RECORDS, PASS_BYTES) if plan.encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
     # Entries of sources that prepare them may hold their images.
     if plan.options.link and not plan.index and type(source).fetch is Source.fetch:
         limits = (PASS_RECORDS, LINK_BYTES)
     return ordered_flat_map(
-        BatchPacker(plan, encoder, aligner or plan.make_aligner()).pack,
+        BatchPacker(plan).pack,
         group_entries(source.fetch(entries), *limits, source.nbytes),
         workers,
         size=lambda packed: packed.record_bytes,

@@ -27,7 +27,7 @@ from packstore.images.losses import UNIFIED
 from packstore.packing.frames import OTHER_SIZE
 from packstore.packing.header_survey import ask_about_lossy_image
 from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import Plan, check_new_store, make_plan, plan_source, resolve_format
+from packstore.packing.plan import Plan, check_new_store, make_plan, plan_source
 from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.packing.run import Packed, Run, refuse_changed_source, with_statistics
 from packstore.packing.sizing import ShardCuts
@@ -261,8 +261,7 @@ def _plan_dataset(
         raise UsageError("a dict of datasets has the names of the splits as its keys")
     if by_split and not data:
         raise UsageError("a dict of datasets is empty; give at least one split")
-    resolve_format(destination, options.format)  # before samples are read
-    check_new_store(destination, options)
+    check_new_store(destination, options)  # before samples are read
     if options.cluster is not None:
         raise UsageError("a cluster reads paths, which each of its machines opens; a dataset is in this process alone")
     from packstore.sources.dataset import DatasetSource
@@ -330,7 +329,7 @@ def _pack_locally(plan: Plan, progress: ProgressCallback) -> Packed:
     workers = options.workers or source.workers()
     plan = with_statistics(plan, workers, progress)
     run = Run(plan)
-    if run.encoder.passes_through and not plan.index and not place_of(source.path).remote:
+    if plan.encoder.passes_through and not plan.index and not place_of(source.path).remote:
         # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for
         # 50,000 files of 2 KB on 2 cores: 0.92 s with one thread beside the writing one, 1.08 s with two. With larger
         # files the writing thread has as much to do as a core can: 600 of 110 KB take 68 ms so, and 79 ms with two; but
@@ -374,4 +373,4 @@ def _pack_locally(plan: Plan, progress: ProgressCallback) -> Packed:
                 else "an iterable cannot be read from the middle: nothing is kept, and the same call starts afresh"
             )
         raise
-    return Packed(manifest, run.tally, run.resumed, other_size=run.aligner.other_size)
+    return Packed(manifest, run.tally, run.resumed, other_size=plan.aligner.other_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import packstore
@@ -34,7 +35,7 @@ hundreds."""
 _LINKED_SHARD_BYTES = 50 * REMOTE_SHARD_BYTES  # of the source: links and a seek index are some 2% of them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Plan of a conversion, ready to run.
 
@@ -70,16 +71,18 @@ class Plan:
     relative_link_folder: Path | None = None
     keeps_receipt: bool = False
 
-    def make_encoder(self) -> Encoder:
-        """Makes the encoder of the plan."""
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The encoder of the plan."""
         return make_encoder(self.encode, self.survey, self.shape, reencode=self.options.quality is not None)
 
     def list_versions(self) -> dict[str, str]:
         """Returns the versions of the software that makes the records."""
-        return {"packstore": packstore.__version__} | self.make_encoder().versions()
+        return {"packstore": packstore.__version__} | self.encoder.versions()
 
-    def make_aligner(self) -> FrameAligner:
-        """Makes what moves annotations to the frame of the images."""
+    @cached_property
+    def aligner(self) -> FrameAligner:
+        """Moves annotations to the frame of the images."""
         answer, split = self.options.annotation_frame, self.options.split
         return FrameAligner(self.source, self.survey, self.encode.exif_transpose, answer, split)
 
@@ -96,7 +99,6 @@ def make_plan(
         SourceError: The source cannot be read or contains nothing to pack.
         DestinationError: The destination exists, or lies inside the source.
     """
-    resolve_format(destination, options.format)
     if find_bridge(source) is None:  # else only the library knows where its files lie
         if place_of(source).is_empty():
             raise UsageError(f"{printable(str(source))}: no such file or directory")
@@ -164,7 +166,7 @@ def plan_source(
             index=wants_index(options.index, encode.encoding),
             relative_link_folder=link_folder,
         )
-        encoder = plan.make_encoder()
+        encoder = plan.encoder
         if options.decoder != "auto" and encoder.passes_through and options.check != "decode":
             raise UsageError(
                 f"nothing is decoded for the encoding {encode.encoding} of this source, so a decoder cannot apply; "
@@ -222,8 +224,9 @@ def check_new_store(destination: Path, options: ConvertOptions) -> None:
     """Raises :class:`DestinationError` if no store can be written to a path, see :meth:`Place.check_new_store`.
 
     A store that a killed run has just published is no obstacle. Accepts every URL: the run itself checks URLs. Raises
-    :class:`UsageError` if a cluster would write to a path.
+    :class:`UsageError` for an unknown suffix, and if a cluster would write to a path.
     """
+    resolve_format(destination, options.format)
     place = place_of(destination)
     if place.remote:
         return

@@ -54,7 +54,7 @@ def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
         options["split"] = options["split"] or store.options.get("split")
         if "annotation_frame" in store.options:
             options.setdefault("annotation_frame", store.options["annotation_frame"])
-        if plan.make_encoder().passes_through:
+        if plan.encoder.passes_through:
             options["quality"] = store.options.get("quality")
             if "progressive" in store.options:
                 options["progressive"] = store.options["progressive"]

@@ -80,20 +80,16 @@ class Run:
 
     Attributes:
         plan: The plan, its normalisation already computed.
-        encoder: Its encoder.
         columns: All columns of the store: image, shape, the survey's columns, key, checksums, seek index, links.
-        aligner: Moves annotations to the frame of the images.
         tally: Counts of the samples until now, including those that an interrupted run has counted.
         resumed: Number of records taken over from an interrupted run.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.encoder = plan.make_encoder()
-        self.aligner = plan.make_aligner()
         self.tally = Tally()
         self.resumed = 0
-        image, *shape = self.encoder.columns()
+        image, *shape = plan.encoder.columns()
         index = (SEEK_INDEX,) if plan.index else ()
         links = LINK_COLUMNS if plan.options.link else ()
         self.columns: tuple[Column, ...] = (
@@ -150,7 +146,7 @@ class Run:
             "max pixels": plan.encode.max_pixels,
             "shard size": plan.options.shard_bytes,
             "shards": asdict(plan.shards) if plan.shards else None,
-            "libraries": self.encoder.versions(),
+            "libraries": plan.encoder.versions(),
             "packstore": packstore.__version__,
             "columns": [asdict(column) for column in self.columns],
         }
@@ -210,10 +206,10 @@ class Run:
             entries = yield from self._replay(interrupted, entries)
             # The interrupted run has counted these images, but their records are lost.
             again = islice(entries, max(0, self._counted_upto - self.tally.entries))
-            for packed in pack_batches(self.plan, self.encoder, again, workers, self.aligner):
+            for packed in pack_batches(self.plan, again, workers):
                 packed.tally = Tally(packed.tally.entries, packed.tally.source_bytes, packed.tally.skipped)
                 yield packed
-        yield from pack_batches(self.plan, self.encoder, entries, workers, self.aligner)
+        yield from pack_batches(self.plan, entries, workers)
 
     def _replay(self, run: InterruptedRun, entries: Iterator[Entry]) -> Generator[PackedBatch, None, Iterator[Entry]]:
         """Yields the verified records of an interrupted run, and returns the entries that remain to be packed."""

@@ -19,7 +19,7 @@ from packstore.core.options import argument, describes, initializes, option, pro
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.packing.conversion import ConvertReport, run_plan
 from packstore.packing.options import ConvertOptions, EncodingOptions, ReadingOptions
-from packstore.packing.plan import check_new_store, plan_source, resolve_format
+from packstore.packing.plan import check_new_store, plan_source
 from packstore.packing.source_arguments import max_pixels_option
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.dataset import PROBED, StreamSource, index_key
@@ -92,7 +92,6 @@ class Writer:
         self._fields = None if arguments.fields is None else parse_fields(arguments.fields)
         if "split" in (self._fields or ()):
             raise UsageError("add() takes the split of a sample by the name 'split'; rename your field")
-        resolve_format(self._path, self._options.format)
         check_new_store(self._path, self._options)
         self._state: Literal["new", "open", "closed"] = "new"
         self._counts: dict[str, int] = {}

@@ -240,7 +240,7 @@ class EncodingSuite:
         prints = []
         for _ in range(2):
             plan = make_plan(tmp_path / "images", tmp_path / "x.lmdb", options)
-            encoder = plan.make_encoder()
+            encoder = plan.encoder
             assert all(isinstance(text, str) for item in encoder.versions().items() for text in item)
             assert bool(encoder.versions()) != encoder.passes_through
             prints.append(json.dumps(Run(plan).fingerprint))
