@@ -401,7 +401,7 @@ if TYPE_CHECKING:
     from packstore.stores.lmdb.nodes import TreeEntry
     from packstore.stores.lmdb.pages import Pages, RecordLookup
     from packstore.stores.lmdb.store import HEADER_BYTES, read_npy_header
-    from packstore.stores.mapped import MappedPart, check_column, check_offsets, map_consecutive_images, read_ahead
+    from packstore.stores.mapped import MappedPart, check_offsets, map_consecutive_images, read_ahead
     from packstore.stores.opening import read_manifest
     from packstore.stores.parts import Part
     from packstore.stores.places import local as builder_publish

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged, WholeColumn
+from packstore.core.columns import Buffer, ColumnData, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
@@ -28,8 +28,21 @@ class MappedPart(Part):
     fewest_together = 32
 
     def __init__(self, path: Path, manifest: Manifest, data: Mapping[str, WholeColumn]) -> None:
-        """``data`` holds every column of the manifest, of the right dtypes and shapes. Checks none of them."""
+        """``data`` holds every column of the manifest, of the right dtypes and shapes.
+
+        Raises :class:`StoreError` if the first or last offset of a ragged column is wrong. :meth:`faults` checks all.
+        """
         super().__init__(path, manifest)
+        for column in manifest.container_columns:
+            values = data[column.name]
+            ends = (
+                (int(values.offsets[0]), int(values.offsets[-1])) if isinstance(values, Ragged) else (0, column.nbytes)
+            )
+            if ends != (0, column.nbytes):
+                raise StoreError(
+                    f"{printable(str(path))}: column {column.name!r} has offsets from {ends[0]} to {ends[1]}, "
+                    f"not from 0 to {column.nbytes}"
+                )
         self._data: Mapping[str, WholeColumn] | None = data
         self._records = manifest.records
         image = data["image"]
@@ -96,24 +109,16 @@ class MappedPart(Part):
         return data
 
 
-def check_column(column: Column, records: int, data: WholeColumn, where: str) -> None:
-    """Raises :class:`StoreError` if ``data`` has another kind, dtype or shape than ``column``.
+MapArray = Callable[[str, str, tuple[int, ...]], NDArray[Any]]
+"""Maps an array of a file by its name (see :attr:`Column.array_names`), the name of its dtype, and its shape."""
 
-    Of a ragged column, checks the numbers of offsets and bytes, and the first and last offset. :func:`check_offsets`
-    checks all offsets.
-    """
-    if isinstance(data, Ragged):
-        ends = int(data.offsets[0]), int(data.offsets[-1])
-        good = column.kind == "ragged" and len(data.offsets) == records + 1 and len(data.data) == column.nbytes
-        if not good or ends != (0, column.nbytes):
-            raise StoreError(
-                f"{where}: column {column.name!r} has {len(data.offsets)} offsets from {ends[0]} to {ends[1]} over "
-                f"{len(data.data)} bytes, not {records + 1} from 0 to {column.nbytes}"
-            )
-        return
-    wanted: tuple[np.dtype[Any], tuple[int, ...]] = NUMPY_DTYPE[column.dtype], (records, *column.shape)
-    if column.kind != "fixed" or (data.dtype, data.shape) != wanted:
-        raise StoreError(f"{where}: column {column.name!r} is {data.dtype} {data.shape}, not {wanted[0]} {wanted[1]}")
+
+def map_column(column: Column, records: int, map_array: MapArray) -> WholeColumn:
+    """Returns a column over the arrays that ``map_array`` returns."""
+    if column.kind == "fixed":
+        return map_array(column.name, column.dtype, (records, *column.shape))
+    data = map_array(f"{column.name}/bytes", "uint8", (column.nbytes,))
+    return Ragged(map_array(f"{column.name}/offsets", "int64", (records + 1,)), data)
 
 
 def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator[Problem]:

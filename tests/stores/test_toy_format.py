@@ -38,7 +38,6 @@ from tests.internals import (
     Part,
     Ragged,
     StoreError,
-    check_column,
     drop,
     list_array_sizes,
     map_consecutive_images,
@@ -155,7 +154,6 @@ class ToyPart(MappedPart):
         for column in manifest.columns:
             parts = [found[name] for name in column.array_names]
             data[column.name] = view_column(column, manifest.records, parts)
-            check_column(column, manifest.records, data[column.name], str(path))
         super().__init__(path, manifest, data)
 
 

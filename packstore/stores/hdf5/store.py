@@ -6,20 +6,21 @@ import math
 import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, OFFSET, Ragged, WholeColumn
+from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import reading
-from packstore.core.manifest import Column, Manifest
+from packstore.core.manifest import Manifest
 from packstore.stores.format import parse_own_manifest, unreadable_error
 from packstore.stores.hdf5.file import Hdf5File, HeaderMessage
 from packstore.stores.hdf5.heap import Hdf5Error, UnsupportedHdf5Error
-from packstore.stores.mapped import MappedPart, check_column
+from packstore.stores.mapped import MappedPart, map_column
 
 Members = Mapping[str, int | None]
 """Names in a group and the addresses of their objects."""
@@ -36,14 +37,16 @@ class Hdf5Part(MappedPart):
         """``descriptor`` is an open file descriptor of the file, or None. The caller may close it afterwards."""
         shown = printable(str(path))
         hdf5, mapped = _map_file(path, descriptor)
-        data: dict[str, WholeColumn] = {}
         with _raise_as_store_errors(path):
             root = hdf5.read_messages(hdf5.root)
             manifest = _read_stored_manifest(hdf5, root, path)
             members = hdf5.read_members(root)
-            for column in manifest.container_columns:
-                data[column.name] = _map_column(hdf5, members, column, manifest.records, mapped, shown)
-                check_column(column, manifest.records, data[column.name], shown)
+            for column in manifest.columns:
+                if column.kind == "ragged":
+                    group = hdf5.read_messages(_find_dataset_address(members, column.name, shown))
+                    members |= {f"{column.name}/{name}": at for name, at in hdf5.read_members(group).items()}
+            map_array = partial(_map_dataset, hdf5, members, mapped, shown)
+            data = {each.name: map_column(each, manifest.records, map_array) for each in manifest.container_columns}
         super().__init__(path, manifest, data)
 
 
@@ -87,20 +90,6 @@ def _read_stored_manifest(file: Hdf5File, root: list[HeaderMessage], path: Path)
     return parse_own_manifest(text, path, "hdf5", "HDF5")
 
 
-def _map_column(
-    file: Hdf5File, members: Members, column: Column, records: int, mapped: NDArray[np.uint8], shown: str
-) -> WholeColumn:
-    """Returns a column as views of the map."""
-    if column.kind == "fixed":
-        wanted = NUMPY_DTYPE[column.dtype], (records, *column.shape)
-        return _map_dataset(file, members, column.name, *wanted, mapped, shown)
-    group = _find_dataset_address(members, column.name, shown)
-    inside = {f"{column.name}/{name}": place for name, place in file.read_members(file.read_messages(group)).items()}
-    data = _map_dataset(file, inside, f"{column.name}/bytes", np.dtype("u1"), (column.nbytes,), mapped, shown)
-    offsets = _map_dataset(file, inside, f"{column.name}/offsets", OFFSET, (records + 1,), mapped, shown)
-    return Ragged(offsets, data)
-
-
 def _find_dataset_address(members: Members, name: str, shown: str) -> int:
     """Returns the address of the dataset or group ``name``, or raises :class:`StoreError`."""
     address = members.get(name)
@@ -112,14 +101,14 @@ def _find_dataset_address(members: Members, name: str, shown: str) -> int:
 def _map_dataset(
     file: Hdf5File,
     members: Members,
-    name: str,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
     mapped: NDArray[np.uint8],
     shown: str,
+    name: str,
+    kind: str,
+    shape: tuple[int, ...],
 ) -> NDArray[Any]:
     """Returns the dataset ``name`` as a view of the map, or raises :class:`StoreError` if it does not fit."""
-    address = _find_dataset_address(members, name, shown)
+    address, dtype = _find_dataset_address(members, name, shown), NUMPY_DTYPE[kind]
     try:
         extent = file.find_dataset(address)
     except UnsupportedHdf5Error as error:

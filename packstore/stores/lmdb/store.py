@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import (
-    NUMPY_DTYPE,
-    OFFSET,
-    ColumnData,
-    Ragged,
-    make_lazy_column,
-)
+from packstore.core.columns import NUMPY_DTYPE, ColumnData, make_lazy_column
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import reading
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
@@ -25,7 +19,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.format import parse_own_manifest, unreadable_error
 from packstore.stores.lmdb.nodes import Gap, PageError, WalkedColumn, WrongSize, find_header_faults
 from packstore.stores.lmdb.pages import DATA_FILE, Pages, RecordLookup
-from packstore.stores.mapped import check_offsets
+from packstore.stores.mapped import check_offsets, map_column
 from packstore.stores.parts import Fault, Part, Problem, Spans
 
 MANIFEST = "manifest"
@@ -112,11 +106,8 @@ class LmdbPart(Part):
             if column.one_by_one:
                 read = _make_read(self._require_open().pages, name, self.path)
                 columns[name] = make_lazy_column(column, self._records, read)
-            elif column.kind == "fixed":
-                columns[name] = self._map_array(name, NUMPY_DTYPE[column.dtype], (self._records, *column.shape))
             else:
-                data = self._map_array(f"{name}/bytes", np.dtype("u1"), (column.nbytes,))
-                columns[name] = Ragged(self._map_array(f"{name}/offsets", OFFSET, (self._records + 1,)), data)
+                columns[name] = map_column(column, self._records, self._map_array)
         return columns[name]
 
     def close(self) -> None:
@@ -151,9 +142,9 @@ class LmdbPart(Part):
             raise StoreError(f"{printable(str(self.path))} is closed")
         return images
 
-    def _map_array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    def _map_array(self, name: str, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Returns the array in the ``.npy`` value ``name``, as a view of the map if it is aligned."""
-        shown = printable(str(self.path))
+        shown, dtype = printable(str(self.path)), NUMPY_DTYPE[kind]
         try:
             value = self._require_open().pages.find_value(name.encode("ascii"))
         except PageError as error:

@@ -23,6 +23,7 @@ import io
 import math
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,7 +36,7 @@ from packstore.core.files import drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.format import FileWriter, parse_own_manifest, unreadable_error
-from packstore.stores.mapped import MappedPart, check_column
+from packstore.stores.mapped import MappedPart, map_column
 from packstore.stores.parts import Problem
 from packstore.stores.pth.pickle_machine import PickleError, UnsupportedPickleError
 from packstore.stores.pth.pickles import STORAGE, Call, SavedTensor, Tensor, dump_dict, unpickle
@@ -149,13 +150,11 @@ class PthPart(MappedPart):
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         """``descriptor`` is an open file descriptor of the file, or None. The caller may close it afterwards."""
         archive, content, manifest = _load_content(path, descriptor)
-        shown = printable(str(path))
+        map_array = partial(_map_tensor, archive, content, printable(str(path)))
         try:
-            data = {c.name: _map_column(archive, content.get(c.name), c, shown) for c in manifest.columns}
+            data = {each.name: map_column(each, manifest.records, map_array) for each in manifest.container_columns}
         except ZipError as error:
             raise unreadable_error(path, "a .pth", error) from None
-        for column in manifest.container_columns:
-            check_column(column, manifest.records, data[column.name], shown)
         super().__init__(path, manifest, data)
         self._map: NDArray[np.uint8] | None = archive.map
 
@@ -196,34 +195,31 @@ def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, d
     return archive, content, parse_own_manifest(content["manifest"], path, "pth", "a .pth")
 
 
-def _map_column(archive: Archive, value: Any, column: Column, shown: str) -> WholeColumn:
-    """Returns a column, a tensor or a dict of two, as arrays over the memory map."""
-    if column.kind == "fixed":
-        return _map_tensor(archive, value, column.dtype, f"{shown}: column {column.name!r}")
-    if not isinstance(value, dict):
-        raise StoreError(
-            f"{shown}: column {column.name!r} is {_describe_value(value)}, not a dict of bytes and offsets"
-        )
-    data = _map_tensor(archive, value.get("bytes"), "uint8", f"{shown}: column '{column.name}/bytes'")
-    offsets = _map_tensor(archive, value.get("offsets"), "int64", f"{shown}: column '{column.name}/offsets'")
-    if data.ndim != 1 or offsets.ndim != 1 or not len(offsets):
-        raise StoreError(f"{shown}: column {column.name!r} has bytes {data.shape} and offsets {offsets.shape}")
-    return Ragged(offsets, data)
-
-
-def _map_tensor(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArray[Any]:
-    """Returns a tensor as a read-only view of the map, or raises :class:`StoreError` if it does not fit."""
+def _map_tensor(
+    archive: Archive, content: Mapping[str, Any], shown: str, name: str, dtype: str, shape: tuple[int, ...]
+) -> NDArray[Any]:
+    """Returns the tensor ``name`` as a read-only view of the map, or raises :class:`StoreError` if it does not fit."""
+    column, _, part = name.partition("/")
+    tensor, where = content.get(column), f"{shown}: column {name!r}"
+    if part:
+        if not isinstance(tensor, dict):
+            raise StoreError(
+                f"{shown}: column {column!r} is {_describe_value(tensor)}, not a dict of bytes and offsets"
+            )
+        tensor = tensor.get(part)
     if not isinstance(tensor, SavedTensor):
         raise StoreError(f"{where} is {_describe_value(tensor)}, not a plain tensor")
-    wanted, size, stored = NUMPY_DTYPE[dtype], math.prod(tensor.shape), tensor.storage
+    wanted, size, stored = NUMPY_DTYPE[dtype], math.prod(shape), tensor.storage
     if stored.kind != STORAGE[dtype].name or not _is_contiguous(tensor):
         kind = printable(stored.kind)
         raise StoreError(f"{where} is a tensor over a {kind}, not a contiguous one over {STORAGE[dtype].name}")
+    if tensor.shape != shape:
+        raise StoreError(f"{where} is {dtype} {tensor.shape}, not {shape}")
     raw = archive.view_entry(f"data/{stored.key}")
     start, stop = tensor.offset * wanted.itemsize, (tensor.offset + size) * wanted.itemsize
-    if min(tensor.shape, default=0) < 0 or not 0 <= start <= stop <= len(raw):
-        raise StoreError(f"{where} has shape {tensor.shape} from {tensor.offset} on, in {len(raw)} bytes")
-    array: NDArray[Any] = raw[start:stop].view(wanted).reshape(tensor.shape) if size else np.empty(tensor.shape, wanted)
+    if not 0 <= start <= stop <= len(raw):
+        raise StoreError(f"{where} has shape {shape} from {tensor.offset} on, in {len(raw)} bytes")
+    array: NDArray[Any] = raw[start:stop].view(wanted).reshape(shape) if size else np.empty(shape, wanted)
     if not array.flags.aligned:
         raise StoreError(f"{where} does not begin at a multiple of {wanted.itemsize} bytes; pack it again")
     array.flags.writeable = False
