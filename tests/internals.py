@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     )
     from packstore.core.fields import Image, Label, Labels, parse_field
     from packstore.core.files import MANIFEST_FILE as STORE_MANIFEST_FILE
-    from packstore.core.files import drop, open_file, reading, url_message, writing
+    from packstore.core.files import drop, open_file, reading, writing
     from packstore.core.findings import DEFAULT_DROP, list_kinds
     from packstore.core.manifest import (
         FORMAT_VERSION,
@@ -121,7 +121,7 @@ if TYPE_CHECKING:
     )
     from packstore.core.registry import COLUMN_TYPES, ENCODINGS, EXPORTS, FORMATS, SOURCES, Registry
     from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
-    from packstore.core.urls import UrlPath, location
+    from packstore.core.urls import UrlPath, location, url_message
     from packstore.diagnose import doctor
     from packstore.diagnose.bench import (
         AUGMENTS,

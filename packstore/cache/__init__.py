@@ -22,8 +22,8 @@ from packstore.cache.files import compute_date_stamp, unregister_descriptor, wri
 from packstore.cache.folder import CacheEntry as CacheEntry
 from packstore.cache.folder import CacheFolder
 from packstore.core.errors import CacheError, CacheFullError, DamagedObjectError, StoreError, UsageError, printable
-from packstore.core.files import url_message
 from packstore.core.options import parse_bytes
+from packstore.core.urls import url_message
 
 _log = logging.getLogger(__name__)
 

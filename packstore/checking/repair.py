@@ -23,14 +23,14 @@ from packstore.checking.options import RepairOptions
 from packstore.checking.reports import RepairReport, ShardCounts
 from packstore.checking.source_records import Donor, LostRecordError
 from packstore.core.errors import DestinationError, MissingStoreError, PackstoreError, StoreError, UsageError
-from packstore.core.files import check_paths, refuse_empty, writing
+from packstore.core.files import writing
 from packstore.core.manifest import Manifest
 from packstore.core.options import argument, option, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.proof import file_digest
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
-from packstore.core.urls import ShardPlace, UrlPath, location
+from packstore.core.urls import ShardPlace, UrlPath, check_paths, location
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
 from packstore.packing.recorded_options import drop_record_counts
 from packstore.sources.base import Entry
@@ -86,8 +86,6 @@ def repair(arguments: RepairArguments) -> RepairReport:
             a URL.
         DestinationError: The destination may not be written.
     """
-    refuse_empty(arguments.source)
-    refuse_empty(arguments.damaged)
     damaged, source = location(arguments.damaged), location(arguments.source)
     with progress_callback(arguments.progress) as report:
         if place_of(damaged).remote:

@@ -24,7 +24,7 @@ from packstore.checking.reports import ProblemList, SalvageReport
 from packstore.checking.source_records import LostRecordError
 from packstore.core.columns import Buffer, ColumnData
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_nested_paths, writing
+from packstore.core.files import refuse_nested_paths, writing
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.options import check_bools
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
@@ -37,6 +37,7 @@ from packstore.core.proof import (
     row_checksum,
     row_columns,
 )
+from packstore.core.urls import check_paths
 from packstore.stores import Problem
 from packstore.stores.batch import check_batch
 from packstore.stores.scavenge import ScavengedData

@@ -16,11 +16,10 @@ from packstore.checking.store_check import Batch, StoreCheck, ValueGetter, decod
 from packstore.core.column import SEEK_INDEX, Column, find_file_columns
 from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_empty
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, progress_callback
-from packstore.core.urls import find_bridge, location
+from packstore.core.urls import check_paths, find_bridge, location
 from packstore.stores import Problem, Reader, open_store
 from packstore.stores.keys import list_double_keys
 from packstore.stores.opening import read_manifest
@@ -69,7 +68,6 @@ def verify(arguments: VerifyArguments) -> VerifyReport:
         UsageError: Nothing is at ``against``; checked before the store is read. Or an option is wrong.
         SourceError: The source to compare with cannot be read.
     """
-    refuse_empty(arguments.against)
     check_paths(arguments.labels)
     against = None if arguments.against is None else location(arguments.against)
     # Checked now, not after the whole store has been read.

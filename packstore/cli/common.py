@@ -57,7 +57,7 @@ class StorePath(LocalPath):
         """Converts text to a :class:`Path`, or to a :class:`UrlPath` if it is a URL. Fails for an empty text."""
         from packstore.core.urls import UrlPath, location
 
-        place = location(value)  # before Path would merge the slashes of a URL
+        place = location(value) if value else value  # before Path would merge the slashes of a URL
         return place if isinstance(place, UrlPath) else super().convert(value, param, ctx)
 
 

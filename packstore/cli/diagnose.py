@@ -14,9 +14,9 @@ from packstore.cli.common import LocalPath, StorePath, progress_bar, shell_quote
 from packstore.cli.options import Command, OptionsOf, cache_options, json_option
 from packstore.cli.rows import Rows, human_bytes, pluralize, wrap_text, yellow
 from packstore.core.errors import UsageError, printable
-from packstore.core.files import url_message
 from packstore.core.options import check_numbers
 from packstore.core.registry import FORMATS
+from packstore.core.urls import url_message
 
 if TYPE_CHECKING:
     from packstore.core.progress import Progress

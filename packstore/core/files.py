@@ -1,4 +1,4 @@
-"""Opens files safely, locks them, makes them durable, checks paths, reserves open files, makes temporary folders."""
+"""Opens files safely, locks them, makes them durable, checks destinations, makes temporary folders."""
 
 from __future__ import annotations
 
@@ -63,54 +63,6 @@ class Location(NamedTuple):
     offset: int
     state: FileState | None = None
     within: int | None = None
-
-
-_URL = re.compile(r"([a-z][a-z0-9+.-]+:)/{1,3}(.*)", re.IGNORECASE | re.DOTALL)
-"""A URL, also after :class:`Path` has merged its slashes. A single letter is a drive of Windows and not a scheme."""
-
-
-def split_url(path: str | bytes | os.PathLike[str]) -> tuple[str, str] | None:
-    """Splits a URL into its scheme, in lower case, and the text after the slashes. Returns None for a local path.
-
-    A path is also local if a folder with the scheme's name and colon exists, such as ``s3:``.
-    """
-    url = _URL.fullmatch(os.fsdecode(path))
-    return None if url is None or Path(url[1]).exists() else (url[1][:-1].lower(), url[2])
-
-
-def url_message(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
-    """Returns the error text for the first of ``paths`` that is a URL. None if all are local."""
-    for path in paths:
-        url = None if path is None else split_url(path)
-        if url is not None:
-            return f"{redact_url(*url)} is a URL; give a path on this machine"
-    return None
-
-
-def redact_url(scheme: str, rest: str) -> str:
-    """Formats a URL for a message, without secrets.
-
-    Leaves out user and password before the bucket, and a query that has a ``=``. A question mark without ``=`` may
-    belong to a name and stays.
-    """
-    bucket, slash, path = rest.partition("/")
-    path = re.sub(r"\?.*=.*", "?…", path, flags=re.DOTALL)
-    return printable(f"{scheme}:{'///' if scheme == 'file' else '//'}{bucket.rpartition('@')[2]}{slash}{path}")
-
-
-def refuse_empty(*paths: str | os.PathLike[str] | None) -> None:
-    """Raises :class:`UsageError` if one of ``paths`` is empty: :class:`Path` would take it for the working
-    directory."""
-    if any(path is not None and not os.fspath(path) for path in paths):
-        raise UsageError("a path is empty; use . for the working directory")
-
-
-def check_paths(*paths: str | os.PathLike[str] | None) -> None:
-    """Raises :class:`UsageError` if one of ``paths`` is empty or a URL."""
-    refuse_empty(*paths)
-    said = url_message(*paths)
-    if said is not None:
-        raise UsageError(said)
 
 
 def refuse_nested_paths(destination: Path, other: Path) -> None:

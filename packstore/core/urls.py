@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import UsageError, printable
-from packstore.core.files import redact_url, split_url
 
 if TYPE_CHECKING:
     _LocalPath = Path
@@ -33,6 +32,54 @@ _BRIDGE = re.compile(rf"({'|'.join(BRIDGES)}):(.+)", re.DOTALL)
 
 _FILE_HOST = re.compile(r"file://([^/]+)", re.IGNORECASE)
 """A file URL with a host name after two slashes (RFC 8089). Not recognised after :class:`Path` has merged slashes."""
+
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]+:)/{1,3}(.*)", re.IGNORECASE | re.DOTALL)
+"""A URL, also after :class:`Path` has merged its slashes. A single letter is a drive of Windows and not a scheme."""
+
+
+def split_url(path: str | bytes | os.PathLike[str]) -> tuple[str, str] | None:
+    """Splits a URL into its scheme, in lower case, and the text after the slashes. Returns None for a local path.
+
+    A path is also local if a folder with the scheme's name and colon exists, such as ``s3:``.
+    """
+    url = _URL.fullmatch(os.fsdecode(path))
+    return None if url is None or Path(url[1]).exists() else (url[1][:-1].lower(), url[2])
+
+
+def url_message(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
+    """Returns the error text for the first of ``paths`` that is a URL. None if all are local."""
+    for path in paths:
+        url = None if path is None else split_url(path)
+        if url is not None:
+            return f"{redact_url(*url)} is a URL; give a path on this machine"
+    return None
+
+
+def redact_url(scheme: str, rest: str) -> str:
+    """Formats a URL for a message, without secrets.
+
+    Leaves out user and password before the bucket, and a query that has a ``=``. A question mark without ``=`` may
+    belong to a name and stays.
+    """
+    bucket, slash, path = rest.partition("/")
+    path = re.sub(r"\?.*=.*", "?…", path, flags=re.DOTALL)
+    return printable(f"{scheme}:{'///' if scheme == 'file' else '//'}{bucket.rpartition('@')[2]}{slash}{path}")
+
+
+def refuse_empty(*paths: str | os.PathLike[str] | None) -> None:
+    """Raises :class:`UsageError` if one of ``paths`` is empty: :class:`Path` would take it for the working
+    directory."""
+    if any(path is not None and not os.fspath(path) for path in paths):
+        raise UsageError("a path is empty; use . for the working directory")
+
+
+def check_paths(*paths: str | os.PathLike[str] | None) -> None:
+    """Raises :class:`UsageError` if one of ``paths`` is empty or a URL."""
+    refuse_empty(*paths)
+    said = url_message(*paths)
+    if said is not None:
+        raise UsageError(said)
 
 
 class UrlPath(_LocalPath):
@@ -87,10 +134,12 @@ def location(path: str | os.PathLike[str]) -> Path:
     Recognises a URL whose slashes :class:`Path` has merged. A path that looks like a URL stays local if its first
     folder exists. The name of a library's dataset (:data:`BRIDGES`) stays local, too.
 
-    Raises :class:`UsageError` for a URL without slashes or without a bucket, and for a file on another machine.
+    Raises :class:`UsageError` for an empty path, for a URL without slashes or without a bucket, and for a file on
+    another machine.
     """
     if isinstance(path, UrlPath):
         return path
+    refuse_empty(path)
     if find_bridge(path) is not None:
         return Path(path)
     parts, text = split_url(path), os.fspath(path)

@@ -16,10 +16,11 @@ from packstore import __version__
 from packstore.core.column import UPRIGHT
 from packstore.core.columns import NUMPY_DTYPE, ImageData
 from packstore.core.errors import DecodeError, SampleError, StoreError, UsageError, printable
-from packstore.core.files import check_paths, free_bytes, refuse_empty, refuse_nested_paths
+from packstore.core.files import free_bytes, refuse_nested_paths
 from packstore.core.manifest import Column, Manifest
 from packstore.core.plainjson import to_canonical_json
 from packstore.core.registry import EXPORTS
+from packstore.core.urls import check_paths
 from packstore.exports.base import Export
 from packstore.exports.options import ExportOptions
 from packstore.exports.staging import was_published
@@ -141,7 +142,6 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
         DestinationError: See :func:`packstore.stores.places.local.check_destination`. A destination that a killed
             run of the same export had published is accepted.
     """
-    refuse_empty(path)
     check_paths(destination)
     kind = _resolve_kind(destination, options.to)
     if options.shard_bytes is not None and (kind.one_file or kind.shard_bytes is None):

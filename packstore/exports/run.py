@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import printable
-from packstore.core.files import check_space, refuse_empty, sync_file_system, sync_tree, writing
+from packstore.core.files import check_space, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers, ordered_map
@@ -105,8 +105,6 @@ def export(arguments: ExportArguments) -> ExportReport:
             little space.
     """
     started = time.monotonic()
-    refuse_empty(arguments.store)
-    refuse_empty(arguments.destination)
     place = location(arguments.destination)
     # Around everything, since ending a failed export writes, too.
     with progress_callback(arguments.progress) as report, writing(place), ExitStack() as stack:

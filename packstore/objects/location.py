@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from packstore.core.errors import MissingStoreError, StoreError, UsageError, printable
-from packstore.core.files import split_url
+from packstore.core.urls import split_url
 
 SCHEMES = ("s3", "gs", "az", "http", "https", "file", "memory")
 _QUERY = re.compile(r"\?([^/]*&)?(versionId|generation|versionid|snapshot|X-Amz-\w+|sv|sig)=")

@@ -12,11 +12,11 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 from packstore.core.errors import DestinationError, printable
-from packstore.core.files import check_paths, check_space, refuse_empty
+from packstore.core.files import check_space
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
-from packstore.core.urls import location
+from packstore.core.urls import check_paths, location
 from packstore.packing.append_plan import AppendPlan, new_classes, plan_append, read_request
 from packstore.packing.composing import Composition, LinkedShards, copy_shards, sum_columns
 from packstore.packing.conversion import run_plan
@@ -109,7 +109,6 @@ def append(arguments: AppendArguments) -> AppendReport:
         DestinationError: The store cannot be written, or another process writes to it.
     """
     started = time.monotonic()
-    refuse_empty(arguments.store, arguments.source, arguments.labels)
     check_paths(arguments.labels)
     with progress_callback(arguments.progress) as report:
         return append_source(location(arguments.store), location(arguments.source), arguments, report, started)

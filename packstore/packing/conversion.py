@@ -16,12 +16,12 @@ import numpy as np
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.fields import Field, parse_fields
-from packstore.core.files import check_paths, check_space, refuse_empty
+from packstore.core.files import check_space
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.options import argument, option, progress_option, take_options, takes
 from packstore.core.progress import ProgressCallback, no_progress, progress_callback
 from packstore.core.tally import Tally
-from packstore.core.urls import location
+from packstore.core.urls import check_paths, location
 from packstore.images.encode.options import readers_transpose
 from packstore.images.losses import UNIFIED
 from packstore.packing.frames import OTHER_SIZE
@@ -231,11 +231,9 @@ def convert(arguments: ConvertArguments) -> ConvertReport:
         if isinstance(arguments.source, (str, os.PathLike)):
             if arguments.fields is not None:
                 raise UsageError("fields declare the values of a dataset; a path has its own fields")
-            refuse_empty(arguments.source, arguments.destination)
             check_paths(arguments.labels)
             plan = make_plan(location(arguments.source), location(arguments.destination), options, report)
         else:
-            refuse_empty(arguments.destination)
             plan = _plan_dataset(arguments.source, location(arguments.destination), options, arguments.fields, report)
         with closing(plan.source):
             return run_plan(plan, report, started)

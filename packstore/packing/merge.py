@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import refuse_empty, refuse_nested_paths
+from packstore.core.files import refuse_nested_paths
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import ProgressCallback, progress_callback
@@ -104,7 +104,6 @@ def merge(arguments: MergeArguments) -> MergeReport:
     started = time.monotonic()
     if isinstance(arguments.stores, str | os.PathLike):
         raise UsageError(f"merge takes a list of stores, got {os.fspath(arguments.stores)!r}")
-    refuse_empty(*arguments.stores, arguments.destination)
     with progress_callback(arguments.progress) as report, ExitStack() as stack:
         plan, duplicates = plan_merge(
             [*map(location, arguments.stores)], location(arguments.destination), arguments, stack
@@ -133,7 +132,6 @@ def plan_merge(
     """
     if len(paths) < 2:
         raise UsageError("merge takes two stores or more")
-    refuse_empty(*paths, destination)
     for path in paths:
         refuse_nested_paths(destination, path)
     format = resolve_format(destination, options.format)

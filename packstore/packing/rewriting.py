@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from packstore.core.column import LINK_COLUMNS, SEEK_INDEX
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import refuse_empty
 from packstore.core.manifest import Column, Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
@@ -83,7 +82,6 @@ def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallbac
         DestinationError: The disk has no room for the copy.
     """
     started = time.monotonic()
-    refuse_empty(store)
     place = location(store)
     with open_reader(place) as reader, progress_callback(progress) as report:
         manifest = reader.manifest
@@ -150,7 +148,6 @@ def relink(
         StoreError: A file is missing, or its bytes have changed.
         DestinationError: The disk has no room for the new store.
     """
-    refuse_empty(store)
     place = location(store)
     if links not in (None, "absolute", "relative"):
         raise UsageError(f"links should be 'absolute' or 'relative', got {links!r}")
@@ -186,7 +183,6 @@ def relink(
 
 def _absolute_path(path: str | os.PathLike[str]) -> str:
     """Makes a path absolute and removes ``..``, without resolving symbolic links; a URL stays unchanged."""
-    refuse_empty(path)
     place = location(path)
     return str(place) if place_of(place).remote else os.path.abspath(place)  # noqa: PTH100 - it removes `..`
 

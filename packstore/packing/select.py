@@ -24,12 +24,12 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
+from packstore.core.files import refuse_nested_paths
 from packstore.core.findings import records_to_drop
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
-from packstore.core.urls import location
+from packstore.core.urls import check_paths, location
 from packstore.packing.composing import (
     Composition,
     CopiedRecords,
@@ -76,7 +76,6 @@ def select(arguments: SelectArguments) -> MergeReport:
         DestinationError: The destination exists, or cannot be written.
     """
     started = time.monotonic()
-    refuse_empty(arguments.store, arguments.destination)
     check_paths(arguments.drop)
     with progress_callback(arguments.progress) as report, ExitStack() as stack:
         plan = plan_select(location(arguments.store), location(arguments.destination), arguments, stack, report)
@@ -91,7 +90,6 @@ def plan_select(
     If records are left out, the new manifest has no counts of records and no skipped samples. Opens the store, which
     ``stack`` closes; writes nothing. Raises the errors of :func:`select`.
     """
-    refuse_empty(path, destination)
     refuse_nested_paths(destination, path)
     format = resolve_format(destination, options.format)
     reader = stack.enter_context(open_reader(path))

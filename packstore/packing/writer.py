@@ -14,9 +14,9 @@ from typing import Any, Literal, Self
 
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.fields import Field, parse_fields
-from packstore.core.files import check_paths
 from packstore.core.options import argument, describes, initializes, option, progress_option, take_options
 from packstore.core.progress import ProgressCallback, progress_callback
+from packstore.core.urls import check_paths
 from packstore.packing.conversion import ConvertReport, run_plan
 from packstore.packing.options import ConvertOptions, EncodingOptions, ReadingOptions
 from packstore.packing.plan import check_new_store, plan_source

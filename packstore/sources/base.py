@@ -18,12 +18,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from packstore.core.columns import ImageData
 from packstore.core.errors import NotInSourceError, SourceError, UsageError, printable
-from packstore.core.files import Location, check_paths
+from packstore.core.files import Location
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import check_texts
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.core.urls import UrlPath
+from packstore.core.urls import UrlPath, check_paths
 from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.companion_patterns import OPTIONS, check_companions

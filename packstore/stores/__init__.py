@@ -7,7 +7,6 @@ from typing import Literal
 
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import MissingStoreError, UsageError
-from packstore.core.files import refuse_empty
 from packstore.core.urls import location
 from packstore.stores import opening
 from packstore.stores.build import StoreBuilder
@@ -56,7 +55,6 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
         UsageError: Another value of ``checksums``, or an empty path.
     """
     check_checksums(checksums)
-    refuse_empty(path)
     place = location(path)
     try:
         return with_checksums(opening.open_reader(place), checksums)

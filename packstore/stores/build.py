@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from packstore.core.column import LINK_LENGTH
 from packstore.core.columns import Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
-from packstore.core.files import check_paths, device_and_inode, writing
+from packstore.core.files import device_and_inode, writing
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.proof import (
     ROW_CHECKSUM,
@@ -26,6 +26,7 @@ from packstore.core.proof import (
 )
 from packstore.core.registry import FORMATS
 from packstore.core.shards import ShardTable
+from packstore.core.urls import check_paths
 from packstore.stores.assembly import write_manifest_and_table
 from packstore.stores.batch import KEY_HASHES, SplitRanges, prepare_batch
 from packstore.stores.format import Format

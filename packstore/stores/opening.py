@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packstore.core.errors import MissingStoreError, StoreError, printable
-from packstore.core.files import MANIFEST_FILE, open_regular, url_message
+from packstore.core.files import MANIFEST_FILE, open_regular
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
-from packstore.core.urls import UrlPath
+from packstore.core.urls import UrlPath, url_message
 from packstore.stores.format import Format
 from packstore.stores.records import OneFile, Records
 

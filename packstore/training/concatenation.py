@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from packstore.core.errors import UsageError
-from packstore.core.files import refuse_empty
 from packstore.core.options import check_numbers, refuse_numbers, whole_number
 from packstore.core.urls import location
 from packstore.stores import Reader
@@ -45,7 +44,6 @@ class ConcatDataset(PackedDataset):
 
     def _locate(self, path: Sequence[_Path]) -> Path:
         """Sets :attr:`paths`, absolute, and returns them joined. ``path`` has the stores."""
-        refuse_empty(*path)
         self.paths = tuple(location(each).absolute() for each in path)
         return Path(" + ".join(map(str, self.paths)))
 

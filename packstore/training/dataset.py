@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.options import check_bools, show_value, whole_number
 from packstore.core.registry import notebook_html
@@ -419,7 +418,6 @@ class PackedDataset(ItemDataset):
         if not isinstance(path, str | os.PathLike):
             several = "; packstore.concat joins several" if isinstance(path, list | tuple) else ""
             raise UsageError(f"path should be that of a store, got {show_value(path)}{several}")
-        refuse_empty(path)
         return location(path).absolute()
 
     def _open(self, head: RemoteHead | None = None) -> Reader:

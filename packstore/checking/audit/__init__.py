@@ -29,7 +29,6 @@ from packstore.checking.reports import AuditReport, Finding, FindingCollector
 from packstore.checking.store_check import StoreFile, open_files, record_batches
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import PackstoreError, StoreError, printable
-from packstore.core.files import refuse_empty
 from packstore.core.findings import list_kinds
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
@@ -76,7 +75,6 @@ def audit(arguments: AuditArguments) -> AuditReport:
         UsageError: ``store`` is empty, or an option is out of range. Or ``mirrored`` or ``mask_classes`` is given
             without ``pixels``.
     """
-    refuse_empty(arguments.store)
     with open_store(arguments.store) as reader, progress_callback(arguments.progress) as report:
         return _Audit(reader, arguments, report).audit_store()
 

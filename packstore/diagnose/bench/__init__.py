@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from packstore.core.errors import UsageError
-from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, progress_callback
+from packstore.core.urls import location
 from packstore.diagnose.bench.advice import Advice, Rates, Trial, Verdict, advise, find_limiting_stage
 from packstore.diagnose.bench.augmenting import measure_augmenting, measure_operations
 from packstore.diagnose.bench.measure import (
@@ -124,9 +124,8 @@ def bench(
         DecodeError, CorruptRecordError: A record is damaged; the message names it.
     """
     options = options or BenchOptions()
-    refuse_empty(path)
     if options.cold:
-        drop_page_cache(Path(path))
+        drop_page_cache(location(path))
     with (
         closing(PackedDataset(path, options.split, device=options.device)) as dataset,
         progress_callback(progress, count_stages=True) as report,

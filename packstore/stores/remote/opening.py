@@ -8,10 +8,9 @@ from pathlib import Path
 
 from packstore.cache import default_cache
 from packstore.core.errors import MissingStoreError, StoreError, printable
-from packstore.core.files import split_url
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
-from packstore.core.urls import UrlPath
+from packstore.core.urls import UrlPath, split_url
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, open_objects
 from packstore.stores.format import Format
 from packstore.stores.linked import Linked
