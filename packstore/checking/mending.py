@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,24 +73,90 @@ def _open_damaged(path: Path) -> Reader:
         return reader
 
 
-@dataclass
-class _Repair:
+class FoundRecord(NamedTuple):
+    """A record of a damaged store: its values, or the reason that there are none.
+
+    Attributes:
+        record: Its number.
+        key: Its key; None if that cannot be read.
+        fields: Its values of the columns that the row checksum covers; None for an unreadable one.
+        why: Why the record is lost; of a record with an image, what nothing proves.
+        image: Its image; None if the record is lost.
+        link: Its link, in a linked store.
+    """
+
+    record: int
+    key: str | None
+    fields: Mapping[str, Any]
+    why: str = ""
+    image: Buffer | None = None
+    link: Link | None = None
+
+
+class RecordWalk(ABC):
+    """A walk over a damaged store, which finds for each record its proven values, or the reason that there are none.
+
+    Attributes:
+        manifest: Manifest of the damaged store.
+        fields: Names of the columns that the row checksum covers.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.fields = [column.name for column in row_columns(manifest.columns)]
+
+    @abstractmethod
+    def read_value(self, name: str, record: int) -> Any:
+        """Returns the stored value of a column for a record, in stored form.
+
+        Raises :class:`StoreError`, :class:`IndexError` or :class:`KeyError` if it cannot be read.
+        """
+
+    @abstractmethod
+    def read(self, record: int) -> FoundRecord:
+        """Returns what the damaged store has of a record, without its image."""
+
+    @abstractmethod
+    def prove(self, found: FoundRecord) -> FoundRecord:
+        """Returns a record of :meth:`read` with its image, and with proven values.
+
+        Raises :class:`LostRecordError` if it is lost.
+        """
+
+    def walk(self, records: Iterable[int]) -> Iterator[FoundRecord]:
+        """Yields what is found of each of these records."""
+        for record in records:
+            found = self.read(record)
+            try:
+                yield self.prove(found)
+            except LostRecordError as error:
+                yield found._replace(why=str(error))
+
+    def try_value(self, name: str, record: int) -> Any:
+        """Returns a stored value, or None if it cannot be read."""
+        try:
+            return self.read_value(name, record)
+        except (StoreError, IndexError, KeyError):
+            return None
+
+    def read_fields(self, record: int) -> dict[str, Any]:
+        """Returns a record's stored values of the columns that the row checksum covers."""
+        return {name: self.try_value(name, record) for name in self.fields}
+
+
+class _Repair(RecordWalk):
     """One repair of a local store: finds replacements, proves them by checksums, and writes the new store."""
 
-    reader: Reader
-    found: CheckReport
-    donor: Donor
-    writer: RecordWriter
-    progress: ProgressCallback
-
-    def __post_init__(self) -> None:
-        found, self.manifest = self.found, self.reader.manifest
-        self.fields = [column.name for column in row_columns(self.manifest.columns)]
-        self.links = [column.name for column in LINK_COLUMNS] if self.manifest.is_linked else []
+    def __init__(
+        self, reader: Reader, found: CheckReport, donor: Donor, writer: RecordWriter, progress: ProgressCallback
+    ) -> None:
+        super().__init__(reader.manifest)
+        self.reader, self.found, self.donor, self.writer, self.progress = reader, found, donor, writer, progress
+        links = {column.name for column in LINK_COLUMNS} if self.manifest.is_linked else set()
         everything = set(range(len(self.reader)))
         # If no checksum names the damaged records of a column, the source has to confirm all of them.
         self.rows = everything if found.unproven.intersection(self.fields) else found.rows
-        self.images = everything if found.unproven & {"checksum"} or found.columns & {*self.links} else found.images
+        self.images = everything if found.unproven & {"checksum"} or found.columns & links else found.images
 
     def repair_store(self, destination: Path, partial: bool) -> RepairReport:
         """Finds replacements, writes and publishes the new store, and returns the report."""
@@ -97,18 +164,14 @@ class _Repair:
         damaged = sorted(self.images | self.rows)
         self.donor.locate_samples(map(self._gather_checksums, damaged), self.progress)
         replaced, lost = [], []
-        for done, record in enumerate(damaged):
+        for done, found in enumerate(self.walk(damaged)):
             self.progress(Progress("replace", done, len(damaged), 0))
-            key = try_key(self.reader, record)
-            try:
-                self._fix_record(record)
-                if self.links:
-                    self._make_link(record)
-            except LostRecordError as error:
-                lost.append(Problem(str(error), record, key))
-            else:
-                what = [name for name, some in (("image", self.images), ("label and key", self.rows)) if record in some]
-                replaced.append(Problem(" and ".join(what), record, key))
+            if found.image is None:
+                lost.append(Problem(found.why, found.record, found.key))
+                continue
+            parts = (("image", self.images), ("label and key", self.rows))
+            what = [name for name, some in parts if found.record in some]
+            replaced.append(Problem(" and ".join(what), found.record, found.key))
         copied, problems = len(self.reader) - len(damaged), self.found.problems.count
         report = RepairReport(self.reader.path, None, problems, copied, tuple(replaced), tuple(lost), False)
         if lost and (not partial or len(lost) == len(self.reader)):
@@ -127,65 +190,71 @@ class _Repair:
         manifest = self.writer.commit(skipped, recount=bool(lost))
         return replace(report, destination=destination, identical=manifest.digest == self.manifest.digest)
 
+    def read_value(self, name: str, record: int) -> Any:
+        return self.reader.value(name, record)
+
+    def read(self, record: int) -> FoundRecord:
+        return FoundRecord(record, try_key(self.reader, record), self.read_fields(record))
+
+    def prove(self, found: FoundRecord) -> FoundRecord:
+        record, fields = found.record, found.fields
+        image = self._replace_image(record) if record in self.images else self.reader.view(record)
+        if record in self.rows:
+            fields = self._replace_fields(record, fields)
+        link = self._make_link(record) if self.manifest.is_linked else None
+        return found._replace(image=image, fields=fields, link=link)
+
     def _gather_checksums(self, record: int) -> DamagedRecord:
         """Returns a damaged record with its key, and its possible row checksums if its fields may be damaged."""
-        rows = tuple(self._list_row_checksums(record)) if record in self.rows else ()
-        return DamagedRecord(record, self._try_value("key", record), rows)
+        fields = self.read_fields(record)
+        return DamagedRecord(
+            record, fields["key"], self._list_row_checksums(record, fields) if record in self.rows else []
+        )
 
-    def _list_row_checksums(self, record: int) -> list[int]:
+    def _list_row_checksums(self, record: int, fields: Mapping[str, Any]) -> list[int]:
         """Returns the row checksums that a record may have; none if the store has none."""
-        if not self.manifest.has_column(ROW_CHECKSUM.name):
-            return []
-        fields = {name: self._try_value(name, record) for name in self.fields}
         readable = all(value is not None for value in fields.values())
         own = row_checksum(self.manifest.columns, fields) if readable else None
         return self._list_checksums(ROW_CHECKSUM.name, record, own)
 
     def _list_checksums(self, name: str, record: int, own: int | None) -> list[int]:
         """Returns the checksums that a record may have: the stored one, and possibly ``own``."""
-        stored = self._try_value(name, record)
+        stored = self.try_value(name, record)
         known = [] if stored is None else [int(stored)]
         # ``own`` is the checksum of the present content. It counts if the column ``name`` is damaged: if the source
         # confirms the content, the stored checksum was damaged.
         return [*known, own] if own is not None and name in self.found.columns else known
 
-    def _fix_record(self, record: int) -> tuple[Any, Mapping[str, Any]]:
-        """Returns image and fields of a damaged record, with proven replacements from the source."""
+    def _replace_image(self, record: int) -> Buffer:
+        """Returns a record's image from the source, which has a checksum that the record may have."""
         try:
-            image: Any = self.reader.view(record)
+            own = image_checksum(self.reader.view(record))
         except StoreError:
-            image = None
-        fields = {name: self._try_value(name, record) for name in self.fields}
-        if record in self.images:
-            known = self._list_checksums("checksum", record, None if image is None else image_checksum(image))
-            image = self.donor.encode_image(self.donor.find_entry(record)).record
-            found = image_checksum(image)
-            if found not in known:
-                expected = " or ".join(f"{value:016x}" for value in known) or "one that is lost"
-                raise LostRecordError(
-                    f"the source's image has the checksum {found:016x}, expected {expected}: it is another image, or "
-                    "was made with another version of a decoder or encoder"
-                )
-        if record in self.rows:
-            known = self._list_row_checksums(record)
-            fields |= self.donor.make_fields(self.donor.find_entry(record))
-            missing = [name for name in self.fields if fields[name] is None]
-            if missing:
-                raise LostRecordError(f"the source does not have its {' or '.join(missing)}")
-            found = row_checksum(self.manifest.columns, fields)
-            if known and found not in known:
-                raise LostRecordError(
-                    f"its label, key and other fields have the row checksum {found:016x} in the source, expected "
-                    f"{known[0]:016x}: they have changed"
-                )
-        return image, fields
+            own = None
+        known = self._list_checksums("checksum", record, own)
+        image = self.donor.encode_image(self.donor.find_entry(record)).record
+        found = image_checksum(image)
+        if found not in known:
+            expected = " or ".join(f"{value:016x}" for value in known) or "one that is lost"
+            raise LostRecordError(
+                f"the source's image has the checksum {found:016x}, expected {expected}: it is another image, or "
+                "was made with another version of a decoder or encoder"
+            )
+        return image
 
-    def _try_value(self, name: str, record: int) -> Any:
-        """Returns a stored value, or None if it cannot be read."""
-        try:
-            return self.reader.value(name, record)
-        except (StoreError, IndexError):
-            return None
+    def _replace_fields(self, record: int, damaged: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a record's fields from the source, which have a row checksum that the record may have."""
+        fields = self.donor.make_fields(self.donor.find_entry(record))
+        missing = [name for name in self.fields if fields[name] is None]
+        if missing:
+            raise LostRecordError(f"the source does not have its {' or '.join(missing)}")
+        known, found = self._list_row_checksums(record, damaged), row_checksum(self.manifest.columns, fields)
+        if known and found not in known:
+            raise LostRecordError(
+                f"its label, key and other fields have the row checksum {found:016x} in the source, expected "
+                f"{known[0]:016x}: they have changed"
+            )
+        return fields
 
     def _write_store(self, lost: set[int | None]) -> None:
         """Writes all records except the lost ones, in the damaged store's shards and splits."""
@@ -196,35 +265,23 @@ class _Repair:
             if record in begins:
                 self.writer.cut()
             if record not in lost:
-                with self._refusing_changed_source(record):
-                    if record in self.images or record in self.rows:
-                        image, fields = self._fix_record(record)
-                    else:
-                        image = self.reader.view(record)
-                        fields = {name: self._try_value(name, record) for name in self.fields}
-                    link = self._make_link(record) if self.links else None
-                self.writer.add(image, fields, find_split(self.manifest, record), link)
+                (found,) = self.walk([record])
+                if found.image is None:  # it could be replaced before
+                    raise SourceError(
+                        f"the source {printable(str(self.donor.source.path))} has changed during the repair: record "
+                        f"{record} ({found.key}): {found.why}; nothing was written, so give the same command again"
+                    )
+                self.writer.add(found)
             if self.writer.builder.records > written or record + 1 == len(self.reader):  # after each batch
                 written = self.writer.builder.records
                 self.progress(Progress("repair", record + 1, len(self.reader), self.writer.nbytes))
-
-    @contextmanager
-    def _refusing_changed_source(self, record: int) -> Iterator[None]:
-        """Raises :class:`SourceError` if the source can no longer replace a record that it could replace before."""
-        try:
-            yield
-        except LostRecordError as error:
-            raise SourceError(
-                f"the source {printable(str(self.donor.source.path))} has changed during the repair: record {record} "
-                f"({try_key(self.reader, record)}): {error}; nothing was written, so give the same command again"
-            ) from error
 
     def _make_link(self, record: int) -> Link:
         """Returns a record's link, or the link to the source's file that replaces its image."""
         if record in self.images:
             return self.donor.make_link(self.donor.find_entry(record), self.link_folder)
         values = read_link_values(self.reader, np.array([record]), self.link_folder)
-        return Link(*(values[name][0] for name in self.links))
+        return Link(*(values[column.name][0] for column in LINK_COLUMNS))
 
 
 class RecordWriter:
@@ -248,25 +305,26 @@ class RecordWriter:
         self._counted = {name: int(value or 0) for name, value in manifest.options.items() if name not in options}
         self.builder = StoreBuilder(path, replace(manifest, options=options), **building)
         self._fields = row_columns(manifest.columns)
-        self._images: list[Buffer] = []
-        self._rows: list[Mapping[str, Any]] = []
-        self._links: list[Link] = []
+        self._batch: list[FoundRecord] = []
         self._split = ""
         self._pending = 0
         self._counts_oriented = EXIF_ORIENTED in manifest.options and keeps_exif(manifest)
         self._oriented = 0
         self.nbytes = 0
 
-    def add(self, image: Buffer, fields: Mapping[str, Any], split: str, link: Link | None = None) -> None:
-        """Adds a record with its image and its values of the other columns. ``link``: its link, in a linked store."""
-        if self._pending >= _BATCH_BYTES or len(self._images) >= _BATCH_RECORDS or split != self._split:
+    def add(self, found: FoundRecord, split: str | None = None) -> None:
+        """Adds a record. ``split``: its split; None takes that of the record's number in the other store."""
+        if split is None:
+            place = bisect_right([each.start for each in self._manifest.splits], found.record) - 1
+            split = self._manifest.splits[place].name if place >= 0 else ""
+        if self._pending >= _BATCH_BYTES or len(self._batch) >= _BATCH_RECORDS or split != self._split:
             self.flush()
+        assert found.image is not None
         self._split = split
-        self._images.append(image)
-        self._rows.append(fields)
-        self._links += [] if link is None else [link]
-        self.nbytes += memoryview(image).nbytes
-        self._pending += memoryview(image).nbytes + sum(memoryview(fields[c.name]).nbytes for c in self._fields)
+        self._batch.append(found)
+        nbytes = memoryview(found.image).nbytes
+        self.nbytes += nbytes
+        self._pending += nbytes + sum(memoryview(found.fields[c.name]).nbytes for c in self._fields)
 
     def cut(self) -> None:
         """Begins a new shard with the next record."""
@@ -275,16 +333,17 @@ class RecordWriter:
 
     def flush(self) -> None:
         """Hands the collected records to the builder."""
-        if not self._images:
+        batch, self._batch, self._pending = self._batch, [], 0
+        if not batch:
             return
-        images, rows, links = self._images, self._rows, self._links
-        self._images, self._rows, self._links, self._pending = [], [], [], 0
+        images = [found.image for found in batch if found.image is not None]
         self._oriented += count_oriented(images) if self._counts_oriented else 0
         values: dict[str, Any] = {}
         for column in self._fields:
-            taken = [row[column.name] for row in rows]
+            taken = [found.fields[column.name] for found in batch]
             values[column.name] = [bytes(v) for v in taken] if column.kind == "ragged" else np.stack(taken)
         values |= index_values(self._manifest.columns, images)
+        links = [found.link for found in batch if found.link is not None]
         if not links:
             self.builder.append(images, values, self._split)
             return
@@ -302,12 +361,6 @@ class RecordWriter:
         self.flush()
         recounted = {EXIF_ORIENTED: self._oriented} if recount and self._counts_oriented else {}
         return self.builder.commit(counted=self._counted | recounted, skipped=(*self._manifest.skipped, *skipped))
-
-
-def find_split(manifest: Manifest, record: int) -> str:
-    """Returns the name of a record's split; ``""`` if there are no splits."""
-    place = bisect_right([split.start for split in manifest.splits], record) - 1
-    return manifest.splits[place].name if place >= 0 else ""
 
 
 def check_destination_name(destination: Path, format: str) -> None:

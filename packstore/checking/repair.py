@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.checking.mending import RecordWriter, repair_files
+from packstore.checking.mending import FoundRecord, RecordWriter, repair_files
 from packstore.checking.options import RepairOptions
 from packstore.checking.reports import RepairReport, ShardCounts
 from packstore.checking.source_records import Donor, LostRecordError
@@ -294,5 +294,6 @@ def _pack_shard(donor: Donor, template: Manifest, entries: Sequence[Entry], path
                 image, fields = donor.make_record(entry)
             except LostRecordError as error:
                 raise StoreError(str(error)) from error
-            writer.add(image, fields, entry.split if template.splits else "")
+            found = FoundRecord(0, entry.key, fields, image=image)
+            writer.add(found, entry.split if template.splits else "")
         writer.commit()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -117,7 +117,7 @@ class DamagedRecord(NamedTuple):
 
     record: int
     key: Any
-    rows: tuple[int, ...] = ()
+    rows: Sequence[int] = ()
 
 
 class Donor(SourceRecords):
