@@ -420,8 +420,8 @@ if TYPE_CHECKING:
     )
     from packstore.stores.places.local import Staging, check_destination
     from packstore.stores.places.owned import NotAStoreError
+    from packstore.stores.places.receipts import read_receipt
     from packstore.stores.places.remote import LostRaceError, create_version, make_upload_folder, upload_store
-    from packstore.stores.places.resuming import read_receipt
     from packstore.stores.places.work import (
         COLUMNS,
         RECEIPT,

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from packstore.core.errors import printable
 from packstore.core.files import check_space, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
@@ -169,11 +168,8 @@ def run_export(
         staging.publish(sync_file_system if plan.kind.shard_bytes is None else sync_tree)
     except BaseException as error:
         output.abort()
-        if staging.keep_complete(output):
-            error.add_note(
-                f"complete shards are kept in {printable(str(staging.work.path))}: run the same command again to "
-                "resume, or packstore clean to remove them"
-            )
+        if kept := staging.keep_complete(output):
+            error.add_note(kept)
         raise
     return _make_report(plan, export_manifest, started, resumed)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -13,13 +12,13 @@ from packstore.core.files import device_and_inode, sync_directory, sync_file, wr
 from packstore.core.plainjson import encode_with_digest, parse_with_digest
 from packstore.exports.base import Export
 from packstore.stores.export_manifest import ROWS_FILE
+from packstore.stores.places import place_of
 from packstore.stores.places.local import Staging
 from packstore.stores.places.owned import find_owned_files
-from packstore.stores.places.work import EXPORT, PARTS, STORE, list_runs, remove_run, work_path
+from packstore.stores.places.receipts import Receipt, read_receipt
+from packstore.stores.places.work import EXPORT, PARTS, is_published, list_runs, remove_run
 
 _log = logging.getLogger(__name__)
-
-_MAX_PART = 1 << 20
 
 
 class ShardReceipt(NamedTuple):
@@ -50,10 +49,12 @@ class ExportStaging(Staging):
 
     Each run has a directory such as ``run-00001/``, with
 
-    - ``store``: the staged export;
-    - ``export``: its request;
-    - ``parts/``: the receipt and the record lines of each complete shard.
+    - ``export``: the staged export;
+    - ``receipt``: its request, and the inode of the staged export;
+    - ``parts/``: facts on each complete shard, and its record lines.
     """
+
+    name = EXPORT
 
     def __init__(self, destination: Path, kind: type[Export], request: str, *, overwrite: bool, restart: bool) -> None:
         """Finds or creates the run's directory and removes other runs. Raises :class:`DestinationError` if the
@@ -73,24 +74,23 @@ class ExportStaging(Staging):
         directory: Path | None = None
         for run in list_runs(self.work.path):
             # An inode of another file means that the run was published, and this is the export that it has replaced.
-            if (
-                directory is None
-                and not self._restart
-                and _read_run_label(run) == _make_run_label(self._request, run / STORE)
-            ):
+            receipt = read_receipt(run)
+            if receipt is not None and receipt.fingerprint != self._request:
+                receipt = None
+            if receipt and directory is None and not self._restart and is_published(receipt, run / EXPORT):
                 directory = run
                 continue
-            other = not (_read_run_label(run) or "").startswith(f"{self._request} ")
-            if other and not self._restart and any((run / PARTS).glob("*.json")):
+            if receipt is None and not self._restart and any((run / PARTS).glob("*.json")):
                 _log.warning("starting again: the interrupted run had other options or exported another store")
             remove_run(run)
         if directory is None:
             directory = self.work.create_run()
             if self._one_file:
-                (directory / STORE).touch()
+                (directory / EXPORT).touch()
             else:
-                (directory / STORE).mkdir()
-            (directory / EXPORT).write_text(_make_run_label(self._request, directory / STORE), "ascii")
+                (directory / EXPORT).mkdir()
+            # The inode tells a published export from one that it replaced.
+            Receipt(self._request, inode=device_and_inode(directory / EXPORT)[1]).write(directory)
         return directory
 
     def find_complete_shards(self, export: Export) -> list[ShardReceipt]:
@@ -104,17 +104,16 @@ class ExportStaging(Staging):
             done.append(part)
         return done
 
-    def keep_complete(self, export: Export) -> bool:
-        """Keeps complete shards after an error, for the next run. Returns whether anything was kept.
+    def keep_complete(self, export: Export) -> str:
+        """Keeps complete shards after an error, for the next run. Returns a note for the user; empty if none is kept.
 
         Removes the run's directory if no shard is complete, or if the export is published already. Unlocks the work
         directory.
         """
         if self._published or not self.find_complete_shards(export):
             self.discard()
-            return False
-        self.keep()
-        return True
+            return ""
+        return self.keep()
 
     def lines_path(self, number: int) -> Path:
         """Returns the path of the file with the record lines of shard ``number``."""
@@ -154,23 +153,5 @@ class ExportStaging(Staging):
 def was_published(destination: Path, request: str) -> bool:
     """Tells if a run of the same request was killed after publishing its export. If so, only its work directory is
     left to remove."""
-    work = work_path(destination)
-    if not work.is_dir() or not os.path.lexists(destination):
-        return False
-    return any(_read_run_label(run) == _make_run_label(request, destination) for run in list_runs(work))
-
-
-def _make_run_label(request: str, path: Path) -> str:
-    """Returns the label of a run: the export's request and the inode of the staged export or destination."""
-    # The inode tells a published export from one that it replaced.
-    inode = device_and_inode(path)[1] if os.path.lexists(path) else None
-    return f"{request} {inode}"
-
-
-def _read_run_label(run: Path) -> str | None:
-    """Reads the label of a run, or returns None if it cannot be read."""
-    try:
-        with (run / EXPORT).open("rb") as file:
-            return file.read(_MAX_PART).decode("ascii")
-    except (OSError, ValueError):
-        return None
+    receipt = place_of(destination).find_published()
+    return receipt is not None and receipt.fingerprint == request

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from packstore.core.errors import UsageError, printable
+from packstore.core.errors import UsageError
 from packstore.core.fields import Field, parse_fields
 from packstore.core.files import check_space
 from packstore.core.manifest import Manifest, Skipped
@@ -359,11 +358,8 @@ def _pack_locally(plan: Plan, progress: ProgressCallback) -> Packed:
             skipped = (*inherited, *run.tally.skipped)
             manifest = builder.commit(counted=run.tally.counted, skipped=skipped, position=run.make_position)
     except BaseException as error:
-        if builder.kept is not None:
-            error.add_note(
-                f"what is packed so far is kept in {printable(str(builder.kept))}: the same command goes on from "
-                f"there, and packstore clean {printable(shlex.quote(str(plan.destination)))} removes it"
-            )
+        if builder.kept:
+            error.add_note(builder.kept)
         elif identity is None:
             error.add_note(
                 "nothing is kept of linking: the same call starts afresh"

@@ -46,7 +46,8 @@ from packstore.sources.base import Entry
 from packstore.sources.ledger import file_counts
 from packstore.stores.build import StoreBuilder
 from packstore.stores.places import place_of
-from packstore.stores.places.resuming import ConversionIdentity, InterruptedRun, SourcePosition
+from packstore.stores.places.receipts import ConversionIdentity, SourcePosition
+from packstore.stores.places.resuming import InterruptedRun
 
 if TYPE_CHECKING:
     from packstore.images.encode.statistics import DatasetStatistics

@@ -34,13 +34,8 @@ from packstore.stores.keys import refuse_duplicates
 from packstore.stores.output import OutputFile, OutputFiles
 from packstore.stores.places.local import Staging
 from packstore.stores.places.owned import list_owned_files
-from packstore.stores.places.resuming import (
-    ConversionIdentity,
-    InterruptedRun,
-    Journal,
-    SourcePosition,
-    find_interrupted_run,
-)
+from packstore.stores.places.receipts import ConversionIdentity, SourcePosition
+from packstore.stores.places.resuming import InterruptedRun, Journal, find_interrupted_run
 from packstore.stores.places.work import COLUMNS, list_runs, remove_run
 from packstore.stores.spools import ColumnSpool, to_flat_buffers
 
@@ -60,7 +55,8 @@ class StoreBuilder:
     Attributes:
         records: Records appended so far.
         columns: The columns as given, without sizes and digests.
-        kept: After an abort, the work directory from which another run can resume, or None.
+        kept: After an abort, a note for the user on the work from which another run can resume; empty if none is
+            kept.
     """
 
     def __init__(
@@ -112,7 +108,7 @@ class StoreBuilder:
         self._done = False
         self._keeps_receipt = keeps_receipt
         self._journal: Journal | None = None
-        self.kept: Path | None = None
+        self.kept = ""
         self._staging = Staging(Path(path), overwrite=overwrite, owned=list_owned_files)
         self._files = OutputFiles(
             self._staging.path,
@@ -287,8 +283,7 @@ class StoreBuilder:
                 self._close_files()
             finally:
                 if self.interrupted_run is not None or (self._journal is not None and self._journal.written):
-                    self.kept = self._staging.work.path
-                    self._staging.keep()
+                    self.kept = self._staging.keep()
                 else:
                     self._staging.discard()
 

@@ -53,7 +53,7 @@ class ExportInterruptsSuite(ExportFixtures):
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt) as caught:
                 self.export(store, out)
-            assert "run the same command again" in "".join(caught.value.__notes__)
+            assert "the same command goes on" in "".join(caught.value.__notes__)
         monkeypatch.undo()
         assert self.export(store, out).resumed > 0
         assert contents(out) == contents(whole)

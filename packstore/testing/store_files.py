@@ -20,6 +20,7 @@ from packstore.stores import Ragged, is_store, open_store
 from packstore.stores.format import Format
 from packstore.stores.places import resuming as journal
 from packstore.stores.places.leftovers import find_leftovers, remove_leftover
+from packstore.stores.places.receipts import ConversionIdentity, SourcePosition
 from packstore.testing.records import (
     KINDS,
     Records,
@@ -166,14 +167,14 @@ class StoreFilesSuite:
         """Another run with the same identity finds the records of an interrupted run. Its leftovers can be removed."""
         monkeypatch.setattr(journal, "EVERY_SECONDS", 0)
         records = make_records()
-        identity = journal.ConversionIdentity({"source": "the same"}, lambda _: None)
+        identity = ConversionIdentity({"source": "the same"}, lambda _: None)
         options: dict[str, Any] = {"shard_size": shard_size, "identity": identity}
 
         def run() -> None:
             """Writes records with a checkpoint, then fails."""
             with begin(path, records, **options) as builder:
                 append(builder, records)
-                builder.checkpoint(lambda: journal.SourcePosition("", Tally(len(records))))
+                builder.checkpoint(lambda: SourcePosition("", Tally(len(records))))
                 raise RuntimeError("stop")
 
         with pytest.raises(RuntimeError, match="stop"):

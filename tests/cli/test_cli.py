@@ -235,7 +235,7 @@ def test_an_interrupted_conversion_leaves_nothing_that_opens(
     options = ["--encoding", "uint8", *shards]
     done = run("convert", root, tmp_path / "a.h5", *options, stop=(number, "pack", rng.randrange(41)))
     assert done.returncode == code, done.stderr
-    said, kept, _ = done.stderr.partition("; what is packed so far is kept in ")
+    said, kept, _ = done.stderr.partition("; what is done so far is kept in ")
     assert said.rstrip("\n") in ("packstore: interrupted", "packstore: terminated")
     # A work directory stays where a receipt was written (after two seconds), and when the signal came in the moment in
     # which it was made: the next run takes it up, and nothing in it opens.

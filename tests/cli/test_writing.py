@@ -89,7 +89,7 @@ def test_a_run_that_is_stopped_is_gone_on_with(
     done = run(*command, stop=(number, "export", rng.randrange(4, 25)))
     assert done.returncode == (-number if number == signal.SIGKILL else 128 + number), done.stderr
     assert not out.exists()
-    assert number == signal.SIGKILL or "run the same command again" in done.stderr
+    assert number == signal.SIGKILL or "the same command goes on" in done.stderr
     assert ".out.packstore: " in run("clean", tmp_path, "--dry-run").stdout
     done = run(*command)
     assert done.returncode == 0, done.stderr

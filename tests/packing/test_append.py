@@ -18,6 +18,7 @@ import packstore
 from packstore.cli import cli
 from packstore.stores import open_store
 from tests.internals import (
+    STORE_MANIFEST_FILE,
     DestinationError,
     Run,
     Shards,
@@ -30,6 +31,7 @@ from tests.internals import (
     find_leftovers,
     growth,
     remote_publish,
+    remove_leftover,
     work_path,
 )
 from tests.makers.datasets import make_folder
@@ -414,9 +416,8 @@ def test_an_error_while_publishing(
         with pytest.raises(DestinationError):
             packstore.append(store, second)
     assert not work_path(store).exists()
-    if step != "_sync_directory" or not sharded:  # a sharded store is then the new one
-        assert content(store) == before
-        packstore.append(store, second)
+    assert content(store) == before
+    packstore.append(store, second)
     packstore.convert(photos, tmp_path / "whole.h5")
     assert_same(store, tmp_path / "whole.h5")
 
@@ -450,6 +451,26 @@ def test_clean_takes_away_what_a_kill_left_in_the_store(
     assert CliRunner().invoke(cli, ["clean", str(tmp_path), "--yes"]).exit_code == 0
     assert content(store) == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "second", "x.lmdb"]
+
+
+def test_other_runs_leave_alone_what_a_killed_append_has_published(
+    photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, second = tmp_path / "x.h5", part("second", lambda key: "/cat/" in key)
+    packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000)
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkDirectory, "remove", WorkDirectory.release)
+        packstore.append(store, second)
+    whole = content(store)
+    with pytest.raises(DestinationError, match="exists already"):
+        packstore.convert(photos, store)
+    assert content(store) == whole
+    manifest = store / STORE_MANIFEST_FILE
+    damaged = manifest.read_bytes()[:-9]
+    manifest.write_bytes(damaged)
+    (found,) = find_leftovers(tmp_path)
+    remove_leftover(found)  # cannot tell which files the store needs, so it keeps all
+    assert content(store) == whole | {STORE_MANIFEST_FILE: damaged}
 
 
 def test_bad_files(photos: Path, tmp_path: Path) -> None:

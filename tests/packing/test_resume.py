@@ -386,7 +386,7 @@ def test_a_store_that_was_set_aside_comes_back(
     run = left.parent.rename(work_path(out)) / left.name
     owner = (run.parent / "owner").read_text("ascii")
     (run.parent / "owner").write_text(owner.replace(f"other{suffix}", out.name).ljust(len(owner)), "ascii")
-    out.rename(run / work.ASIDE)
+    out.rename(run / "store-old")
     if by == "clean":
         (found,) = find_leftovers(tmp_path)
         remove_leftover(found)
@@ -395,7 +395,7 @@ def test_a_store_that_was_set_aside_comes_back(
         with pytest.raises(DestinationError, match="exists already"):
             packstore.convert(photos, out, encoding="original")
         assert content(out) == before
-    assert not (run / work.ASIDE).exists()
+    assert not (run / "store-old").exists()
 
 
 def test_a_short_run_that_fails_leaves_nothing(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from packstore.core.errors import SampleError, StoreError, UsageError
+from packstore.core.errors import ManifestError, SampleError, StoreError, UsageError
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
@@ -34,16 +34,11 @@ from packstore.packing.plan import Plan
 from packstore.packing.run import Packed, Run, refuse_changed_source, source_changed_error
 from packstore.sources.base import Entry
 from packstore.stores.assembly import ShardList, build_sharded_manifest
-from packstore.stores.format import Format, encode_manifest
+from packstore.stores.format import Format
 from packstore.stores.keys import refuse_duplicates
-from packstore.stores.places.remote import check_url, publish_version, upload_shard
-from packstore.stores.remote.objects import (
-    SHARDS,
-    find_newest_version,
-    read_head,
-    shard_object_name,
-    shard_object_names,
-)
+from packstore.stores.places.receipts import Receipt
+from packstore.stores.places.remote import check_url, publish_version, read_published, upload_shard
+from packstore.stores.remote.objects import SHARDS, find_newest_version, shard_object_name, shard_object_names
 
 FACTOR = 3.0
 """A straggler has run this many times as long as the median task."""
@@ -51,7 +46,7 @@ LEAST_SECONDS = 30.0
 """A straggler has run at least this long."""
 COPIES = 3
 _HEAD = "head.json"
-"""Object of a run with the manifest that is about to be published."""
+"""Object of a run with the receipt of the version that is about to be published."""
 
 
 @dataclass(slots=True)
@@ -226,11 +221,14 @@ class Driver:
     def _find_published(self) -> Manifest | None:
         """Returns the store's manifest if this run has published it, else None."""
         head = self._run.read_object(self._run.object_name(_HEAD))
-        if head is None or not find_newest_version(self._objects):
+        try:
+            receipt = None if head is None else Receipt.parse(head)
+        except ManifestError:
             return None
-        manifest = read_head(self._objects).manifest
         # Another run may have published since.
-        return manifest if encode_manifest(manifest) == head else None
+        if receipt is None or receipt.version != find_newest_version(self._objects):
+            return None
+        return read_published(self._objects, receipt)
 
     def _run_tasks(self, shared: SharedPlan, runner: Runner) -> None:
         """Runs all tasks without a receipt, and keeps their receipts in this driver."""
@@ -312,8 +310,8 @@ def make_runner(job: SharedJob, tasks: int) -> Runner:
 def commit_run(plan: Plan, run: SharedRun, receipts: Sequence[TaskReceipt], previous: int) -> Manifest:
     """Publishes the shards in the receipts as version ``previous + 1`` of the store. Returns its manifest.
 
-    First writes the manifest to ``head.json``. Closes gaps in the shards' numbers: uploads shards under their new
-    numbers, and in the end deletes the old objects.
+    First writes the receipt of the run, ``head.json``. Closes gaps in the shards' numbers: uploads shards under their
+    new numbers, and in the end deletes the old objects.
 
     Raises:
         StoreError: There are no records, two records have the same key, or a shard no longer exists.
@@ -324,7 +322,8 @@ def commit_run(plan: Plan, run: SharedRun, receipts: Sequence[TaskReceipt], prev
     shards = _renumber_shards(filled, objects)
     manifest = _build_manifest(plan, receipts, filled, shards)
     assert manifest.shards is not None
-    objects.put(run.object_name(_HEAD), encode_manifest(manifest))
+    receipt = Receipt(run.name, sealed=manifest.digest, version=previous + 1)
+    objects.put(run.object_name(_HEAD), receipt.encode())
     publish_version(objects, manifest, previous)
     names = set(shard_object_names(manifest.shards))
     uploaded = [shard_object_name(receipt.shard) for receipt in filled if receipt.shard is not None]

@@ -37,8 +37,8 @@ from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.stores.format import Format
 from packstore.stores.keys import hash_keys
 from packstore.stores.opening import open_reader
+from packstore.stores.places.receipts import describe_difference
 from packstore.stores.places.remote import upload_shard
-from packstore.stores.places.resuming import describe_difference
 
 WORK = "_work/"
 _AT_ONCE = 16

@@ -15,7 +15,7 @@ from packstore.core.progress import ProgressCallback
 
 if TYPE_CHECKING:
     from packstore.stores.assembly import ShardList
-    from packstore.stores.places.resuming import ConversionIdentity
+    from packstore.stores.places.receipts import ConversionIdentity, Receipt
     from packstore.stores.places.work import Owner
 
 
@@ -91,12 +91,19 @@ class Place(ABC):
         Keeps a directory from which another run can resume, that packstore did not make, or that a process uses.
         """
 
-    def was_killed_after_publishing(self) -> bool:
-        """Returns whether the store here is complete, but its run was killed before it removed its work directory.
+    def find_published(self) -> Receipt | None:
+        """Returns the receipt of the run that published what is here and was killed before it removed its work
+        directory: a conversion, an append or an export.
 
-        False for every URL.
+        None if there is none, and for every URL, where :func:`packstore.stores.places.remote.read_published` takes the
+        receipt from a run.
         """
-        return False
+        return None
+
+    def was_killed_after_publishing(self) -> bool:
+        """Returns whether :meth:`find_published` finds a conversion."""
+        receipt = self.find_published()
+        return receipt is not None and receipt.position is not None
 
     def finish_published_run(self, identity: ConversionIdentity, *, overwrite: bool) -> Manifest | None:
         """Removes the work directory of a conversion that was killed right after publishing its store.

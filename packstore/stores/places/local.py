@@ -2,8 +2,8 @@
 
 :class:`Staging` gives a new store or export its name. A store that grows gets its new shards beside the present ones,
 then a new manifest in one step: a reader opens the old store or the new one, since the manifest names the table, and
-the table the shards. Until then its directory holds files that the manifest does not name. A marker file in the work
-directory lists these. After a kill, the next run removes them by :meth:`WorkDirectory.undo_interrupted_publish`.
+the table the shards. Until then its directory holds files that the manifest does not name. The receipt of the run
+lists these. After a kill, the next run removes them by :meth:`WorkDirectory.undo_interrupted_publish`.
 
 Only files that packstore made in the work directory, or with ``overwrite`` a proven packstore store, are ever removed.
 """
@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import logging
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from packstore.core.errors import DestinationError, StoreError, printable
+from packstore.core.errors import DestinationError, printable
 from packstore.core.files import MANIFEST_FILE, device_and_inode, sync_directory, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback
@@ -31,16 +31,16 @@ from packstore.core.registry import FORMATS
 from packstore.stores.opening import read_manifest
 from packstore.stores.places.base import ExportDraft, Growth, Place, StoreDraft, exists_error
 from packstore.stores.places.owned import NotAStoreError, list_owned_files
-from packstore.stores.places.resuming import ConversionIdentity, Receipt, read_receipt
+from packstore.stores.places.receipts import ConversionIdentity, Receipt, read_receipt
 from packstore.stores.places.work import (
     ADDED,
-    ASIDE,
-    GROWTH,
     KEPT,
     STORE,
     Owner,
     WorkDirectory,
+    aside_path,
     find_writer,
+    is_published,
     list_runs,
     read_owner,
     work_path,
@@ -67,7 +67,7 @@ its directory also holds foreign files."""
 
 
 class Staging:
-    """A store that is written in a work directory, and its move to the destination.
+    """A store or export that is written in a work directory, and its move to the destination.
 
     Replaces only a packstore store, and only with ``overwrite``. Refuses symbolic links.
 
@@ -77,6 +77,8 @@ class Staging:
         run: This run's directory in it.
         path: Path of the store until it is published; the caller creates it.
     """
+
+    name: ClassVar[str] = STORE
 
     def __init__(self, destination: Path, *, overwrite: bool, owned: ListOwned) -> None:
         """Checks the destination, locks its work directory and creates this run's directory.
@@ -102,7 +104,7 @@ class Staging:
                 if self.work.undo_interrupted_publish():
                     self._check_destination()
                 self.run = self.choose_run_directory()
-            self.path = self.run / STORE
+            self.path = self.run / self.name
         except BaseException:
             self.work.release()
             raise
@@ -149,9 +151,14 @@ class Staging:
         if not self._published:
             self.work.remove()
 
-    def keep(self) -> None:
-        """Unlocks the work directory and leaves its content, so that another run can resume."""
+    def keep(self) -> str:
+        """Unlocks the work directory and leaves its content, so that another run can resume. Returns a note for the
+        user."""
         self.work.release()
+        return (
+            f"what is done so far is kept in {printable(str(self.work.path))}: the same command goes on from there, "
+            f"and packstore clean {printable(shlex.quote(str(self.destination)))} removes it"
+        )
 
     def _replace_store(self) -> None:
         """Exchanges the staged store and the store at the destination, and syncs their directory."""
@@ -210,12 +217,12 @@ def check_destination(destination: Path, *, overwrite: bool, owned: ListOwned) -
 def exchange_paths(a: Path, b: Path) -> None:
     """Exchanges two existing paths: atomically if the system can, else by three renames.
 
-    Puts ``b`` back if the second rename fails. A kill between renames leaves ``b`` under the name :data:`ASIDE` beside
-    ``a``.
+    Puts ``b`` back if the second rename fails. A kill between renames leaves ``b`` at the :func:`aside_path`
+    of ``a``.
     """
     if _renameat2(a, b, _EXCHANGE):
         return
-    aside = a.with_name(ASIDE)
+    aside = aside_path(a)
     b.rename(aside)
     try:
         a.rename(b)
@@ -311,15 +318,22 @@ class LocalPlace(Place):
     def remove_finished_work(self) -> None:
         work = work_path(self.path)
         with suppress(FileNotFoundError, DestinationError):  # the run has just ended, or still holds it
-            if work.is_dir() and all(read_receipt(run) is None for run in list_runs(work)):
+            if work.is_dir() and not any((r := read_receipt(run)) and r.position for run in list_runs(work)):
                 WorkDirectory(self.path).remove()
 
-    def was_killed_after_publishing(self) -> bool:
-        return self._find_published_receipt() is not None
+    def find_published(self) -> Receipt | None:
+        work = work_path(self.path)
+        if not work.is_dir() or read_owner(work) is None:
+            return None
+        try:
+            receipts = [read_receipt(run) for run in list_runs(work)]
+        except OSError:  # the run was not killed, it has just ended
+            return None
+        return next((each for each in receipts if each is not None and is_published(each, self.path)), None)
 
     def finish_published_run(self, identity: ConversionIdentity, *, overwrite: bool) -> Manifest | None:
-        receipt = self._find_published_receipt()
-        if receipt is None:
+        receipt = self.find_published()
+        if receipt is None or receipt.position is None:
             return None
         differs = identity.describe_difference(receipt)
         if differs is None:
@@ -332,20 +346,6 @@ class LocalPlace(Place):
             "or replace it with --overwrite (Python: overwrite=True)"
         )
 
-    def _find_published_receipt(self) -> Receipt | None:
-        """Returns the receipt of the run that published the store, or None without one."""
-        work = work_path(self.path)
-        if not work.is_dir() or read_owner(work) is None:
-            return None
-        try:
-            sealed = read_manifest(self.path).digest, device_and_inode(self.path)[1]
-            runs = list_runs(work)
-        except (StoreError, OSError):  # FileNotFoundError of the runs: the run was not killed, it has just ended
-            return None
-        receipts = (read_receipt(run) for run in runs)
-        # the inode distinguishes a store from an equal one that another run made
-        return next((r for r in receipts if r is not None and (r.sealed, r.inode) == sealed), None)
-
 
 class _LocalGrowth(Growth):
     """Adds shards beside those of a local store, then replaces its manifest by a rename."""
@@ -357,9 +357,11 @@ class _LocalGrowth(Growth):
         self.added, self.kept = work.path / ADDED, work.path / KEPT
 
     def find_finished(self, read_request: Callable[[], Any]) -> Manifest | None:
-        finished = self._work.find_finished_growth()
+        receipt = LocalPlace(self._path).find_published()
         self._work.undo_interrupted_publish()
-        return read_manifest(self._path) if finished is not None and finished == read_request() else None
+        if receipt is None or receipt.position is not None or receipt.fingerprint != read_request():
+            return None
+        return read_manifest(self._path)
 
     def read_manifest(self) -> Manifest:
         self._old = read_manifest(self._path)
@@ -391,7 +393,7 @@ class _LocalGrowth(Growth):
             raise self._changed_error()
         list_owned_files(self._path)  # raises for foreign files, which would be removed with the old directory
         self._refuse_changed()
-        self._mark(staged, new, [], [], request)
+        Receipt(request, sealed=new.digest).write(staged.parent)
         # the old store is at the staged path now: the end of grow() removes it
         exchange_paths(staged, self._path)
         try:
@@ -417,24 +419,27 @@ class _LocalGrowth(Growth):
                 raise DestinationError(
                     f"{printable(str(store / name))} does not belong to the store; move it away first"
                 )
-        replaced = [old.shards.file, *(name for name in before if name not in remaining)]
-        self._mark(staged, new, [*names, new.shards.file], replaced, request)
+        replaced = (old.shards.file, *(name for name in before if name not in remaining))
+        added = (*names, new.shards.file)
+        # from it the next run cleans up after a kill
+        Receipt(request, sealed=new.digest, added=added, replaced=replaced).write(staged.parent)
         sync_tree(staged.parent)
         try:
             link_shards(parts.take_shards(chosen), store, FORMATS[new.format])
             (staged / new.shards.file).rename(store / new.shards.file)
             _sync_files(store, names)
             self._refuse_changed()
+            replaced_manifest = (store / MANIFEST_FILE).read_bytes()
             (staged / MANIFEST_FILE).replace(store / MANIFEST_FILE)
-            _sync_directory(store)
+            try:
+                _sync_directory(store)
+            except OSError:
+                (staged / MANIFEST_FILE).write_bytes(replaced_manifest)  # the new one may not survive a power cut
+                (staged / MANIFEST_FILE).replace(store / MANIFEST_FILE)
+                raise
         finally:
             # Removes the old files, or the added ones if the manifest was not replaced: the present manifest decides.
             self._work.undo_interrupted_publish()
-
-    def _mark(self, staged: Path, new: Manifest, added: list[str], replaced: list[str], request: Any) -> None:
-        """Writes the marker file, from which the next run cleans up after a kill."""
-        note = {"sealed": new.digest, "added": added, "replaced": replaced, "request": request}
-        (staged.parent / GROWTH).write_text(json.dumps(note), "ascii")
 
     def _refuse_changed(self) -> None:
         """Raises :class:`DestinationError` if the store's manifest is no longer the one that was read."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import logging
 import os
 import stat
@@ -31,6 +30,7 @@ from packstore.stores.format import encode_manifest
 from packstore.stores.opening import read_manifest
 from packstore.stores.places.base import ExportDraft, Growth, LostRaceError, Place, StoreDraft, exists_error
 from packstore.stores.places.owned import read_manifest_of_file, refuse_foreign_names, remove_unfinished
+from packstore.stores.places.receipts import RECEIPT, Receipt, read_receipt
 from packstore.stores.places.work import ADDED, KEPT, WorkDirectory, work_path
 from packstore.stores.remote.objects import (
     SHARDS,
@@ -49,8 +49,6 @@ _log = logging.getLogger(__name__)
 
 _AT_ONCE, _UPLOADS = 64, 4
 _READ_BYTES = 1 << 16
-NOTE = "publishing.json"
-"""Name of the file in a work folder that notes which version a run is about to publish."""
 
 
 class RemotePlace(Place):
@@ -101,7 +99,7 @@ class RemotePlace(Place):
     @contextmanager
     def grow(self) -> Iterator[Growth]:
         with _lock_upload_folder(self.path) as (path, work):
-            yield _RemoteGrowth(self.path, path.parent / NOTE, work)
+            yield _RemoteGrowth(self.path, path.parent, work)
 
 
 class _RemoteGrowth(Growth):
@@ -109,21 +107,16 @@ class _RemoteGrowth(Growth):
 
     tries = 20
 
-    def __init__(self, url: UrlPath, note: Path, work: WorkDirectory) -> None:
-        self._url, self._note = url, note
+    def __init__(self, url: UrlPath, folder: Path, work: WorkDirectory) -> None:
+        self._url, self._folder = url, folder
         self.added, self.kept = work.path / ADDED, work.path / KEPT
 
     def find_finished(self, read_request: Callable[[], Any]) -> Manifest | None:
-        try:
-            noted = json.loads(self._note.read_bytes())
-            manifest = read_version(open_objects(self._url), noted["version"])
-        except (FileNotFoundError, MissingStoreError):
+        receipt = read_receipt(self._folder)
+        manifest = None if receipt is None else read_published(open_objects(self._url), receipt)
+        if receipt is None or manifest is None or receipt.fingerprint != read_request():
             return None
-        except (ValueError, TypeError, KeyError):  # the machine failed while it was written: nothing was published
-            return None
-        if manifest.digest != noted["digest"] or noted["request"] != read_request():
-            return None
-        self._note.unlink()
+        (self._folder / RECEIPT).unlink()
         return manifest
 
     def read_manifest(self) -> Manifest:
@@ -135,11 +128,22 @@ class _RemoteGrowth(Growth):
 
     def publish(self, new: Manifest, parts: ShardList, request: Any, progress: ProgressCallback) -> None:
         version = self._head.version or 0
-        with writing(self._note):
-            note = {"request": request, "version": version + 1, "digest": new.digest}
-            self._note.write_text(json.dumps(note), "utf-8")
+        with writing(self._folder):
+            Receipt(request, sealed=new.digest, version=version + 1).write(self._folder)
         upload_and_publish(open_objects(self._url), new, parts, version, progress)
-        self._note.unlink(missing_ok=True)
+        (self._folder / RECEIPT).unlink(missing_ok=True)
+
+
+def read_published(objects: ObjectStore, receipt: Receipt) -> Manifest | None:
+    """Returns the manifest of the version that the run of a receipt has published, or None if it has published none.
+
+    Others may have published versions after it.
+    """
+    try:
+        manifest = None if receipt.version is None else read_version(objects, receipt.version)
+    except MissingStoreError:
+        return None
+    return manifest if manifest is not None and manifest.digest == receipt.sealed else None
 
 
 def make_upload_folder(url: UrlPath, number: int = 0) -> Path:

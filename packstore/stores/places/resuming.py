@@ -6,7 +6,7 @@ writes:
 - a *journal*, 24 bytes a record: size and checksum of the image, checksum of the row;
 - a file for each other column with its values one after another, and a file of offsets for each ragged one;
 - the rows of the sealed shards, as in a :class:`packstore.core.shards.ShardTable`;
-- every two seconds a *receipt*: a JSON file, see :class:`Receipt`.
+- every two seconds a *receipt*: a JSON file, see :class:`packstore.stores.places.receipts.Receipt`.
 
 The receipt is replaced in one step and never synced: a power cut may lose the last seconds.
 
@@ -25,14 +25,13 @@ directory.
 
 - a conversion by many machines: a plan, and a receipt for each shard, as objects at the destination
   (:mod:`packstore.packing.distribute.shared_run`)
-- an export: a receipt for each shard (:mod:`packstore.exports.staging`)
-- an append: a marker with the files that it adds (:mod:`packstore.stores.places.local`)
+- an export: facts on each shard beside its receipt (:mod:`packstore.exports.staging`)
+- an append: a receipt with the files that it adds (:mod:`packstore.stores.places.local`)
 """
 
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -46,124 +45,21 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from packstore.core.errors import ManifestError, StoreError, printable
+from packstore.core.errors import StoreError, printable
 from packstore.core.files import drop, open_file
 from packstore.core.manifest import Column
-from packstore.core.plainjson import encode_with_digest, from_plain, parse_with_digest, to_plain
 from packstore.core.proof import ROW_CHECKSUM, Proof, file_digest
 from packstore.core.shards import Shard, ShardTable, shards_to_rows
-from packstore.core.tally import Tally
 from packstore.stores.format import Format
 from packstore.stores.opening import open_reader
-from packstore.stores.places.work import (
-    COLUMNS,
-    JOURNAL,
-    RECEIPT,
-    SHARDS,
-    STORE,
-    remove_run,
-)
+from packstore.stores.places.receipts import SHARDS, ConversionIdentity, Receipt, SourcePosition, read_receipt
+from packstore.stores.places.work import COLUMNS, JOURNAL, STORE, remove_run
 from packstore.stores.records import Records
 
 _log = logging.getLogger(__name__)
 
-Fingerprint = Mapping[str, Any]
-"""Plain JSON values that determine the records: conversions with equal ones give equal stores."""
-
 ROW = np.dtype([("size", "<u8"), ("checksum", "<u8"), ("row", "<u8")])
 EVERY_SECONDS = 2.0
-_WHAT = "packstore receipt 4"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SourcePosition:
-    """Position up to which a source was read.
-
-    Attributes:
-        digest: Digest of the entries that were read; a changed source has another.
-        tally: Counts of these entries. Those of images (``counted``, ``palette``, ``kept``) cover all entries up to
-            ``counted_upto``.
-        counted_upto: Number of entries from the first on whose images are counted; at least ``tally.entries``.
-    """
-
-    digest: str
-    tally: Tally
-    counted_upto: int = 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ConversionIdentity:
-    """Identity of a conversion: options, source and versions. A later run with the same identity may resume an
-    interrupted one.
-
-    Attributes:
-        fingerprint: Its options, source and versions.
-        source_change: Describes how the source has changed before a position. Returns None if it has not.
-    """
-
-    fingerprint: Fingerprint
-    source_change: Callable[[SourcePosition], str | None]
-
-    def describe_difference(self, receipt: Receipt) -> str | None:
-        """Describes how a receipt's conversion differs from this one. Returns None if it does not."""
-        return describe_difference(receipt.fingerprint, self.fingerprint) or self.source_change(receipt.position)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Receipt:
-    """Record of the work that a run has done, from which another run can resume.
-
-    Attributes:
-        fingerprint: Fingerprint of the conversion.
-        position: Position that it reached in its source.
-        records: Records in the journal.
-        journal: XXH3-128 of their rows in the journal.
-        shards: The sealed shards from the first record on; None if there are none. Their rows are in a file of their
-            own, to which each receipt only appends.
-        sealed: Digest of the manifest of the complete store; None before the store is complete.
-        inode: Inode of that store. It tells the store from another one with the same manifest.
-    """
-
-    fingerprint: Fingerprint
-    position: SourcePosition
-    records: int
-    journal: str
-    shards: ShardTable | None = None
-    sealed: str | None = None
-    inode: int | None = None
-
-    def write(self, run: Path) -> None:
-        """Replaces the receipt in the directory of a run, in one step."""
-        new = run / f"{RECEIPT}.new"
-        new.write_bytes(encode_with_digest(to_plain(self) | {"what": _WHAT}))
-        new.replace(run / RECEIPT)
-
-
-def read_receipt(run: Path) -> Receipt | None:
-    """Reads the receipt of a run and the table of its shards.
-
-    Returns None if there is no receipt, or if receipt or table is damaged or of another version. A complete store needs
-    no table: its receipt then has no shards.
-    """
-    try:
-        plain = parse_with_digest((run / RECEIPT).read_bytes())
-        if plain.pop("what") != _WHAT:
-            return None
-        plain["position"] = from_plain(SourcePosition, plain["position"], "position")
-        if plain["shards"] is not None:
-            table = ShardTable(**plain["shards"])
-            # A run killed while its directory was being removed may have only its receipt left; that suffices.
-            if plain["sealed"] is not None and not (run / SHARDS).exists():
-                plain["shards"] = ()
-            else:
-                with (run / SHARDS).open("rb") as file:
-                    plain["shards"] = table.parse_rows(file.read(table.nbytes))
-        return Receipt(**plain)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, ManifestError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        _log.debug("the receipt in %s is unusable: %s", run, error)
-        return None
 
 
 class Journal:
@@ -176,10 +72,10 @@ class Journal:
         written: Records in the latest receipt before the store was complete; 0 if there was none.
     """
 
-    def __init__(self, run: Path, fingerprint: Fingerprint) -> None:
+    def __init__(self, run: Path, fingerprint: Mapping[str, Any]) -> None:
         self._run = run
         # With lists for tuples, as it is read back from JSON.
-        self._fingerprint: Fingerprint = json.loads(json.dumps(fingerprint))
+        self._fingerprint: Mapping[str, Any] = json.loads(json.dumps(fingerprint))
         self._file: IO[bytes] = open_file(run / JOURNAL, "xb")
         self._shards: IO[bytes] = open_file(run / SHARDS, "xb")
         self._sealed, self._shards_digest = 0, hashlib.sha256()
@@ -230,28 +126,6 @@ class Journal:
         return ShardTable(len(shards), self._shards_digest.hexdigest(), shards[0].name[len("shard-00000") :])
 
 
-def describe_difference(other: Fingerprint, wanted: Fingerprint) -> str | None:
-    """Describes the first difference of two fingerprints, in the order of ``wanted``. Returns None if they are equal.
-
-    If both values are mappings, describes their first difference, after the name.
-
-    Leaves out the two values if one of them has over 40 characters.
-
-    A name that ends with a question mark may be absent from ``other``.
-    """
-    wanted = json.loads(json.dumps(wanted))
-    for name in [*wanted, *(name for name in other if name not in wanted)]:
-        now, before = wanted.get(name), other.get(name)
-        if now != before and not (name.endswith("?") and before is None):
-            if isinstance(now, dict) and isinstance(before, dict):
-                inner = describe_difference(before, now)
-                return f"{name}: {inner}" if inner else name
-            if len(str(now)) > 40 or len(str(before)) > 40:
-                return f"{name} differs"
-            return f"{name} was {before}, is {now}"
-    return None
-
-
 class InterruptedRun:
     """The records of an interrupted run, which are checked when they are read.
 
@@ -289,7 +163,8 @@ class InterruptedRun:
         self._proven: set[int] = set()
         self._partial: Callable[[int], memoryview] | None = None
         self.records = receipt.records
-        self.position = receipt.position
+        assert receipt.position is not None  # of a conversion
+        self.position: SourcePosition = receipt.position
         if self._starts[-1] > self.records:
             raise StoreError("the shards of the interrupted run have more records than its journal")
 
@@ -404,7 +279,7 @@ def find_interrupted_run(
     why = ""
     for path in runs:
         receipt = read_receipt(path)
-        if receipt is None:
+        if receipt is None or receipt.position is None:
             why = why or ("" if restart else "the interrupted run was ended before it had saved a record")
             continue
         differs = "--restart was given" if restart else identity.describe_difference(receipt)

@@ -24,33 +24,29 @@ import time
 import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import xxhash
 
 from packstore.core.errors import DestinationError, StoreError, printable
-from packstore.core.files import beyond_standard_streams, lock_file, remove_empty, writing
+from packstore.core.files import beyond_standard_streams, device_and_inode, lock_file, remove_empty, writing
 from packstore.stores.opening import read_manifest
 from packstore.stores.places.owned import remove_shards, remove_unfinished
+from packstore.stores.places.receipts import RECEIPT, SHARDS, Receipt, read_receipt
 
 _log = logging.getLogger(__name__)
 
 OWNER = "owner"
 _MAGIC = "packstore work directory"
 _OWNER_BYTES = 4096
-STORE, JOURNAL, SHARDS, RECEIPT = "store", "journal", "shards", "receipt"
+STORE, EXPORT, JOURNAL, PARTS = "store", "export", "journal", "parts"
+"""In the directory of a run: the staged store or export, the journal of records, and facts on each finished shard of an
+export."""
 COLUMNS = "columns"
 """Files with each column's values, and a ragged one's offsets, in the directory of a run that another can resume."""
 _COLUMN_FILE = re.compile(r"[a-z][a-z0-9_]*\.(values|offsets)")
 ADDED, KEPT = "added", "kept"
 """Stores in a work directory: the records to append, and those of the old store that must be rewritten for that."""
-GROWTH = "growth"
-"""Marker file in the directory of a run that adds shards to an existing store. It has their names, and the digest of
-the new manifest, which tells whether they belong to the store."""
-EXPORT, PARTS = "export", "parts"
-"""Files with the identity of an export, and with facts on each finished shard, in the directory of the run."""
-ASIDE = f"{STORE}-old"
-"""Store that is being replaced, in a run's directory, if the system cannot exchange two names in one step."""
 _RUN = re.compile(r"run-(\d{5})")
 NAME = re.compile(r"\.(.+)\.packstore", re.DOTALL)
 _LONGEST = 200
@@ -141,27 +137,20 @@ class WorkDirectory:
         """
         undone = False
         for run in list_runs(self.path):
-            aside = run / ASIDE
-            if os.path.lexists(aside):
-                if os.path.lexists(self._destination):
-                    _remove_staged(run, ASIDE)  # the new store is in its place
-                else:
-                    aside.rename(self._destination)
-                    undone = True
+            for staged in (run / STORE, run / EXPORT):
+                aside = aside_path(staged)
+                if os.path.lexists(aside):
+                    if os.path.lexists(self._destination):
+                        _remove_staged(aside)  # the new store is in its place
+                    else:
+                        aside.rename(self._destination)
+                        undone = True
             growth = _read_growth(self._destination, run)
             if growth is not None:
-                remove_shards(self._destination, growth["needless"])
-                if not growth["done"]:  # else it stays until the run is removed: it shows that the append is complete
-                    (run / GROWTH).unlink()
+                remove_shards(self._destination, growth.needless)
+                if not growth.done:  # else it stays until the run is removed: it shows that the append is complete
+                    (run / RECEIPT).unlink()
         return undone
-
-    def find_finished_growth(self) -> object:
-        """Returns the ``request`` of a run that was killed after it had appended to the store.
-
-        None if there is no such run.
-        """
-        growths = (_read_growth(self._destination, run) for run in list_runs(self.path))
-        return next((growth["request"] for growth in growths if growth is not None and growth["done"]), None)
 
     def remove(self) -> None:
         """Calls :meth:`undo_interrupted_publish`, removes the directory with all runs, and unlocks it.
@@ -268,18 +257,40 @@ class WorkDirectory:
         )
 
 
-def _read_growth(destination: Path, run: Path) -> dict[str, Any] | None:
-    """Reads the marker of a run that adds shards to a store; None without a valid one."""
+class _Growth(NamedTuple):
+    """What a killed run left that added shards to a store: whether it replaced the manifest, and files that the store
+    does not need."""
+
+    done: bool
+    needless: tuple[str, ...]
+
+
+def _read_growth(destination: Path, run: Path) -> _Growth | None:
+    """Returns what a run left in a store to which it added shards; None if it added none."""
+    receipt = read_receipt(run)
+    if receipt is None or not receipt.added:
+        return None
     try:
-        note: dict[str, Any] = json.loads((run / GROWTH).read_text("ascii"))
-        done = read_manifest(destination).digest == note["sealed"]
-        # done: the run replaced the manifest. needless: files that the store does not need.
-        return {**note, "done": done, "needless": note["replaced"] if done else note["added"]}
-    except FileNotFoundError:
-        return None  # the run adds no shards
-    except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
+        done = read_manifest(destination).digest == receipt.sealed
+    except StoreError as error:
         _log.warning("files that a killed run added to %s are not removed: %s", printable(str(destination)), error)
         return None
+    return _Growth(done, receipt.replaced if done else receipt.added)
+
+
+def is_published(receipt: Receipt, destination: Path) -> bool:
+    """Returns whether what is at a destination was published by the run of a receipt.
+
+    False for a run that had not yet completed its store.
+    """
+    if receipt.sealed is None and receipt.inode is None:
+        return False
+    try:
+        if receipt.inode not in (None, device_and_inode(destination)[1]):
+            return False
+        return receipt.sealed is None or receipt.sealed == read_manifest(destination).digest
+    except (OSError, StoreError):
+        return False
 
 
 def has_no_owner(path: Path) -> bool:
@@ -363,7 +374,7 @@ def list_needless_files(destination: Path) -> tuple[str, ...]:
     work = work_path(destination)
     runs = list_runs(work) if work.is_dir() else []
     growths = [_read_growth(destination, run) for run in runs]
-    names = (str(name) for each in growths if each is not None for name in each["needless"])
+    names = (name for each in growths if each is not None for name in each.needless)
     return tuple(name for name in names if os.path.lexists(destination / name))
 
 
@@ -381,20 +392,21 @@ def remove_run(path: Path) -> None:
             if _COLUMN_FILE.fullmatch(file.name):
                 file.unlink()
         remove_empty(path / COLUMNS)
-    _remove_staged(path, STORE)
-    if (path / EXPORT).is_file():
-        for name in (ASIDE, PARTS, EXPORT):
-            _remove_staged(path, name)
-    # The receipt last: if this is killed half-way, it still shows whether the conversion was complete.
-    for name in (GROWTH, RECEIPT):
-        (path / name).unlink(missing_ok=True)
+    for name in (STORE, EXPORT, aside_path(Path(EXPORT)).name, PARTS):
+        _remove_staged(path / name)
+    # The receipt last: if this is killed half-way, it still shows whether the run was complete.
+    (path / RECEIPT).unlink(missing_ok=True)
     remove_empty(path)
 
 
-def _remove_staged(run: Path, name: str) -> None:
-    """Removes the staged store or export ``name`` of a run."""
-    path = run / name
-    if (run / EXPORT).is_file() and path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)  # does not follow links
-    else:
+def aside_path(staged: Path) -> Path:
+    """Returns the path for what is being replaced, if the system cannot exchange two names in one step."""
+    return staged.with_name(f"{staged.name}-old")
+
+
+def _remove_staged(path: Path) -> None:
+    """Removes a staged store or export, or the folder with facts on the shards of an export."""
+    if path.name.startswith(STORE) or path.is_symlink() or not path.is_dir():
         remove_unfinished(path)  # only files with names that packstore gives
+    else:
+        shutil.rmtree(path)  # does not follow links
