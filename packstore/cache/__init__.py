@@ -34,7 +34,6 @@ FOLDER, SIZE = "PACKSTORE_CACHE", "PACKSTORE_CACHE_SIZE"
 """Environment variables."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TRIES = 3
-_PIECE = 1 << 20
 
 _proven: set[tuple[int, int, int, int]] = set()
 """Files that this process has proven but could not mark: device, inode, and times of the last changes."""
@@ -304,11 +303,9 @@ def _name_by_address(address: str) -> str:
 
 def _hash_file(descriptor: int) -> str:
     """Returns the SHA-256 of an open file."""
-    sha, start = hashlib.sha256(), 0
-    while piece := os.pread(descriptor, _PIECE, start):
-        sha.update(piece)
-        start += len(piece)
-    return sha.hexdigest()
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @functools.cache

@@ -358,7 +358,8 @@ class Manifest:
         digest = plain.pop("digest", None)
         try:
             # Canonical text is hashed directly; other text is converted to the canonical form first.
-            found = digest if _has_own_digest(raw, digest) else sha256_json(plain)
+            rest = raw.rstrip().replace(f'"digest":"{digest}",'.encode("ascii", "replace"), b"", 1)
+            found = digest if hashlib.sha256(rest).hexdigest() == digest else sha256_json(plain)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest cannot be read: {error}") from None
         if digest != found:
@@ -380,12 +381,6 @@ def _replace_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
     gone = ("not_seekable",) if resized else ("not_seekable", "quality")
     kept = {name: value for name, value in options.items() if name not in gone}
     return plain | {"encoding": "jpeg" if resized else "original", "options": kept}
-
-
-def _has_own_digest(text: bytes, digest: object) -> bool:
-    """Tells if ``digest`` is the SHA-256 of ``text``, leaving out the field ``digest`` itself."""
-    field = f'"digest":"{digest}",'.encode("ascii", "replace")
-    return hashlib.sha256(text.rstrip().replace(field, b"", 1)).hexdigest() == digest
 
 
 def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:

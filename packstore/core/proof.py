@@ -265,8 +265,9 @@ class Proof:
 
         ``expected``: the checksum, if it was read already.
         """
-        if (comparison := self.compare_image(record, image, expected)).differs:
-            raise self.error(record, comparison)
+        wanted = int(self._value("checksum", record)) if expected is None else expected
+        if (found := image_checksum(image)) != wanted:
+            raise self.error(int(record), Comparison(found, wanted))
 
     def check_fields(self, record: int, fields: Mapping[str, Any]) -> None:
         """Raises :class:`CorruptRecordError` if fields do not match the row checksum of a record."""

@@ -157,6 +157,11 @@ def _import_object(place: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+def import_and_call(place: str) -> Any:
+    """Returns a static method that imports the object at ``package.module:attribute`` and calls it."""
+    return staticmethod(lambda *arguments, **keywords: _import_object(place)(*arguments, **keywords))
+
+
 def _list_at(place: str, names: str) -> dict[str, str]:
     """Returns the location of each name: ``place`` with the name in lower case, capitals or capitalized."""
     return {name: place.format(name=name, NAME=name.upper(), Name=name.capitalize()) for name in names.split()}

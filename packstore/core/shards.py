@@ -115,7 +115,11 @@ class ShardTable(Sequence[Shard]):
     @classmethod
     def from_shards(cls, shards: Sequence[Shard], suffix: str) -> ShardTable:
         """Builds the table of these shards. Raises :class:`ManifestError` without shards."""
-        rows = shards_to_rows(shards)
+        return cls.from_rows(shards_to_rows(shards), suffix)
+
+    @classmethod
+    def from_rows(cls, rows: NDArray[Any], suffix: str) -> ShardTable:
+        """Builds the table of contiguous rows, :data:`TABLE_ROW`. Raises :class:`ManifestError` without rows."""
         return cls(len(rows), hashlib.sha256(rows.data).hexdigest(), suffix, rows)
 
     @property

@@ -176,12 +176,7 @@ def call_interruptibly(function: Callable[..., Any], *arguments: Any, **keywords
 
     Raises :class:`RemoteError` if the request is aborted, see :func:`interrupt` and :func:`refuse_requests`.
     """
-    future: Future[Any] = Future()
-    try:
-        _submit_request(future, functools.partial(function, *arguments, **keywords))
-        return _wait_for_result(future)
-    finally:
-        _pending.discard(future)
+    return next(iterate_interruptibly((function(*arguments, **keywords) for _ in range(1)), 1))
 
 
 def iterate_interruptibly(values: Iterator[Any], count: int, *, ahead: bool = False) -> Iterator[Any]:

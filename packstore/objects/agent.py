@@ -60,16 +60,20 @@ class Agent:
 
         Raises :class:`RemoteError` if the agent has ended.
         """
-        with self._borrow_connection() as connection:
-            connection.send((location, method, arguments, keywords))
-            return self._receive_result(connection)
+        (value,) = self.iterate(location, method, *arguments, **keywords)
+        return value
 
     def iterate(self, location: ParsedUrl, method: str, *arguments: Any, **keywords: Any) -> Iterator[Any]:
         """Calls a method of :class:`Direct` in the agent and yields its values. Raises like :meth:`call`."""
         with self._borrow_connection() as connection:
             connection.send((location, method, arguments, keywords))
-            while batch := self._receive_result(connection):
-                yield from batch
+            while True:
+                failed, value = connection.recv()
+                if failed:
+                    raise value
+                if not value:
+                    return
+                yield from value
 
     def close_in_child(self) -> None:
         """Closes a forked child's copies of the sockets. The agent goes on working for the parent."""
@@ -118,14 +122,6 @@ class Agent:
         with ours, theirs:
             socket.send_fds(self._control, [b"+"], [theirs.fileno()])
             return Connection(ours.detach())
-
-    @staticmethod
-    def _receive_result(connection: Connection) -> Any:
-        """Returns the next result, or raises it if it is an error."""
-        failed, value = connection.recv()
-        if failed:
-            raise value
-        return value
 
 
 def get_agent_if_forked() -> Agent | None:
@@ -206,12 +202,10 @@ def _serve_connection(connection: Connection) -> None:
 
 
 def _send_result(connection: Connection, method: str, value: Any) -> None:
-    """Sends a method's result; sends yielded values in batches, and an empty batch at the end."""
-    if method not in AT_ONCE:
-        connection.send((False, value))
-        return
+    """Sends the yielded values of a method in batches, or its only result; and an empty batch at the end."""
+    values = iter(value if method in AT_ONCE else [value])
     if method == "stream":
-        value = map(bytes, value)  # a view of obstore's memory does not pickle
-    while batch := list(islice(value, AT_ONCE[method])):
+        values = map(bytes, values)  # a view of obstore's memory does not pickle
+    while batch := list(islice(values, AT_ONCE.get(method, 1))):
         connection.send((False, batch))
     connection.send((False, []))

@@ -62,20 +62,18 @@ class Direct:
         nothing for an empty range.
         """
         with self._raise_as_remote_error(name, "read"):
-            path = self._full_name(name)
-            if start is None and stop is None:
-                return b"".join(self.stream(name))
-            start = start or 0
+            path, start = self._full_name(name), start or 0
             if start == stop:
                 return b""
-            if stop is not None and not start and self.location.scheme in ("http", "https"):
-                # Not every HTTP server supports range requests.
-                data = bytearray()
+            # Not every HTTP server supports range requests.
+            if not start and (stop is None or self.location.scheme in ("http", "https")):
+                pieces, nbytes = [], 0
                 for piece in self.stream(name):
-                    data += piece
-                    if len(data) >= stop:
+                    pieces.append(piece)
+                    nbytes += len(piece)
+                    if stop is not None and nbytes >= stop:
                         break
-                return bytes(data[:stop])
+                return b"".join(pieces)[:stop]
             if stop is None:
                 return bytes(self._client.get(path, options={"range": {"offset": start}}).bytes())
             return bytes(self._client.get_range(path, start=start, end=stop))
@@ -290,7 +288,7 @@ class Direct:
         if self.head(name).nbytes != nbytes:
             return False
         if isinstance(data, bytes):
-            return self.get(name, None, None) == data
+            return self.get(name) == data
         with data.open("rb") as file:
             return all(file.read(len(piece)) == piece for piece in self.stream(name)) and not file.read(1)
 

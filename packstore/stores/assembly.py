@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -169,9 +168,6 @@ def build_sharded_manifest(
         raise StoreError(f"the records of a split are not consecutive: {', '.join(parts.split_names())}")
     rows = np.ascontiguousarray(parts.rows)
     digests = (digest.tobytes().hex() for digest in rows["records_digest"])
-    table = ShardTable(
-        len(rows), hashlib.sha256(rows.data).hexdigest(), FORMATS[base.format].suffixes[0], rows
-    )  # fmt: skip
     return dataclasses.replace(
         base,
         records=int(rows["records"].sum()),
@@ -181,7 +177,7 @@ def build_sharded_manifest(
         skipped=tuple(skipped),
         versions=base.versions if versions is None else versions,
         records_digest=join_records_digests(zip(digests, rows["records"].tolist(), strict=True)),
-        shards=table,
+        shards=ShardTable.from_rows(rows, FORMATS[base.format].suffixes[0]),
     )
 
 

@@ -16,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import CorruptRecordError, StoreError, UnreachableError, printable
 from packstore.core.manifest import Column
-from packstore.core.proof import Comparison, Proof, column_digest, image_checksum
+from packstore.core.proof import Proof, column_digest
 from packstore.stores.parts import Lens, Rows, decode_key
 from packstore.stores.records import PartTable, Records
 
@@ -102,7 +102,7 @@ class Proven(Lens):
         """Returns the image after checking it and the record's fields."""
         data = self.rows.view(index)
         self._check_row(index, {})
-        self._check_image(index, data, int(self.rows.value("checksum", index)))
+        self._proof.check_image(index, data)
         return data
 
     def prove_image(self, index: int) -> Buffer:
@@ -205,12 +205,6 @@ class Proven(Lens):
             if wrong is not None:
                 raise self.class_error(column, index, wrong)
 
-    def _check_image(self, index: int, data: Buffer, expected: int) -> None:
-        """Raises :class:`CorruptRecordError` if ``data``, the image of a record, does not match its checksum."""
-        found = image_checksum(data)
-        if found != expected:
-            raise self._proof.error(int(index), Comparison(found, expected))
-
     def _read_value_or_none(self, column: Column, index: int) -> Any:
         """Returns the value of a record, or None if it cannot be read, such as for damaged offsets."""
         try:
@@ -258,7 +252,7 @@ class SparinglyProven(Proven):
             self._count[index] = (reads + 1) & 255
             if (index + reads + self._first) % ARRAY_SHARE:
                 return data
-        self._check_image(index, data, self._read_checksum(index))
+        self._proof.check_image(index, data, self._read_checksum(index))
         return data
 
     def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
@@ -270,7 +264,7 @@ class SparinglyProven(Proven):
         self._reads[records] = reads + np.uint8(1)
         for row in np.flatnonzero((records + reads + self._first) % ARRAY_SHARE == 0).tolist():
             record = int(records[row])
-            self._check_image(record, images[row].data, int(self.rows.value("checksum", record)))
+            self._proof.check_image(record, images[row].data)
 
     def column(self, name: str) -> ColumnData:
         """Returns a whole column. The first call compares it with its digest, but not ``image``."""

@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -165,7 +166,17 @@ class JsonType(BytesType):
 
     def find_hidden_boxes(self, column: Column, values: Iterable[Buffer]) -> bool:
         """Tells if a value has boxes or points under a usual key, such as ``bbox`` or ``xmin``, at any depth."""
-        return _find_hidden_boxes(column.name, values)
+        named = _names_shape(column.name)  # the column's name counts as a key
+        for value in values:
+            raw = bytes(value)
+            # Parsing takes ten times as long as looking at the keys.
+            if not named and not any(map(_may_name_shape, set(_KEY.findall(raw)))):
+                continue
+            # Whoever reads a value that is not JSON reports it.
+            with suppress(ValueError, RecursionError):
+                if _has_shape({column.name: json.loads(raw)}):
+                    return True
+        return False
 
 
 def to_bytes(column: Column, value: Any) -> bytes:
@@ -173,22 +184,6 @@ def to_bytes(column: Column, value: Any) -> bytes:
     if not isinstance(value, Buffer):
         raise unfit_error(column, "bytes", value)
     return bytes(value)
-
-
-def _find_hidden_boxes(name: str, values: Iterable[Buffer]) -> bool:
-    """Tells if a value of the JSON column ``name`` seems to contain boxes or points."""
-    named = _names_shape(name)  # the column's name counts as a key
-    for value in values:
-        raw = bytes(value)
-        # Parsing takes ten times as long as looking at the keys.
-        if not named and not any(map(_may_name_shape, set(_KEY.findall(raw)))):
-            continue
-        try:
-            if _has_shape({name: json.loads(raw)}):
-                return True
-        except (ValueError, RecursionError):  # not JSON: whoever reads the value reports it
-            continue
-    return False
 
 
 def _has_shape(value: Any) -> bool:

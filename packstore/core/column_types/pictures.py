@@ -251,10 +251,15 @@ class ImagesType(ColumnType):
 
     def files(self, column: Column, raw: Buffer) -> Sequence[memoryview]:
         """Splits a stored value into its files, without copying. Raises :class:`StoreError` if it is damaged."""
-        try:
-            return split_files(memoryview(raw))
-        except ValueError as error:
-            raise StoreError(f"a value of column {column.name!r} is no list of files: {error}") from None
+        data, damaged = memoryview(raw), f"a value of column {column.name!r} is no list of files: it"
+        count = int(np.frombuffer(data, _SIZE, 1)[0]) if data.nbytes >= _SIZE.itemsize else -1
+        head = (1 + count) * _SIZE.itemsize
+        if count < 0 or head > data.nbytes:
+            raise StoreError(f"{damaged}s {data.nbytes} bytes are fewer than the sizes of {max(count, 0)} files")
+        ends = list(accumulate(np.frombuffer(data, _SIZE, count, _SIZE.itemsize).tolist(), initial=head))
+        if ends[-1] != data.nbytes:
+            raise StoreError(f"{damaged} has {data.nbytes} bytes, and its {count} files end at {ends[-1]}")
+        return [data[start:stop] for start, stop in pairwise(ends)]
 
     def show(self, column: Column, value: Any) -> dict[str, Any]:
         """Returns the size of each file as ``value``, and the sum as ``nbytes``."""
@@ -265,18 +270,6 @@ def frame(files: Sequence[Buffer]) -> bytes:
     """Joins files to one stored value: their number, the size of each, then the files."""
     sizes = [memoryview(file).nbytes for file in files]
     return b"".join([np.array([len(files), *sizes], _SIZE).tobytes(), *files])
-
-
-def split_files(data: memoryview) -> list[memoryview]:
-    """Splits a stored value into its files, without copying. Raises :class:`ValueError` if the sizes do not add up."""
-    count = int(np.frombuffer(data, _SIZE, 1)[0]) if data.nbytes >= _SIZE.itemsize else -1
-    head = (1 + count) * _SIZE.itemsize
-    if count < 0 or head > data.nbytes:
-        raise ValueError(f"its {data.nbytes} bytes are fewer than the sizes of {max(count, 0)} files")
-    ends = list(accumulate(np.frombuffer(data, _SIZE, count, _SIZE.itemsize).tolist(), initial=head))
-    if ends[-1] != data.nbytes:
-        raise ValueError(f"it has {data.nbytes} bytes, and its {count} files end at {ends[-1]}")
-    return [data[start:stop] for start, stop in pairwise(ends)]
 
 
 class VolumeType(ArrayType):

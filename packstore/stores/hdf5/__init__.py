@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.manifest import Column, Manifest
-from packstore.stores.format import FileWriter, Format
+from packstore.core.registry import import_and_call
+from packstore.stores.format import Format
 from packstore.stores.mapped import map_consecutive_images
-from packstore.stores.parts import Part
 
 if TYPE_CHECKING:
     from packstore.stores.scavenge import RecoveredManifest, ScavengedData
@@ -28,20 +27,9 @@ class Hdf5(Format):
     magic = b"\x89HDF\r\n\x1a\n"
     quick_read_back = True
 
-    def open(self, path: Path, descriptor: int | None = None) -> Part:
-        from packstore.stores.hdf5.store import Hdf5Part
-
-        return Hdf5Part(path, descriptor)
-
-    def new_writer(self, path: Path, image: Column) -> FileWriter:
-        from packstore.stores.hdf5.writer import Hdf5Writer
-
-        return Hdf5Writer(path, image)
-
-    def read_manifest(self, path: Path) -> Manifest:
-        from packstore.stores.hdf5.store import read_manifest
-
-        return read_manifest(path)
+    open = import_and_call("packstore.stores.hdf5.store:Hdf5Part")
+    new_writer = import_and_call("packstore.stores.hdf5.writer:Hdf5Writer")
+    read_manifest = import_and_call("packstore.stores.hdf5.store:read_manifest")
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
         """Maps the file and returns a function that views an image. The images lie one after another in the file."""

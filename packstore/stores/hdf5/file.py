@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from packstore.stores.hdf5.heap import UNDEFINED, FileBytes, Hdf5Error, Heap, UnsupportedHdf5Error, hash_lookup3
 
@@ -129,7 +129,9 @@ class Hdf5File(FileBytes):
                 if message.kind != _CONTINUED:
                     messages.append(message)
                     continue
-                begin, length = _unpack_struct(_CONTINUATION, message.body)
+                if len(message.body) < _CONTINUATION.size:
+                    raise Hdf5Error("a message of an object header is too short")
+                begin, length = _CONTINUATION.unpack_from(message.body)
                 if length < 8 or bytes(self.read_slice(begin, 4, "object header")) != b"OCHK":
                     raise Hdf5Error(f"there is no continued object header at byte {begin}")
                 chunks.append((begin, begin + 4, length - 8))
@@ -276,10 +278,3 @@ def _parse_dtype(body: memoryview) -> str:
     if kind == 1 and size in _FLOATS and (bits, bytes(body[8:20])) == _FLOATS[size][:2]:
         return _FLOATS[size][2]
     return f"of HDF5's type class {kind} with {size} bytes"
-
-
-def _unpack_struct(form: struct.Struct, body: memoryview) -> tuple[Any, ...]:
-    """Unpacks the beginning of a message."""
-    if len(body) < form.size:
-        raise Hdf5Error("a message of an object header is too short")
-    return form.unpack_from(body)

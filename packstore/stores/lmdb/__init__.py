@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from packstore.core.manifest import Column, Manifest
-from packstore.stores.format import FileWriter, Format
+from packstore.core.registry import import_and_call
+from packstore.stores.format import Format
 from packstore.stores.lmdb.pages import DATA_FILE
-from packstore.stores.parts import Part
 
 if TYPE_CHECKING:
     from packstore.stores.scavenge import RecoveredManifest, ScavengedData
@@ -30,20 +25,10 @@ class Lmdb(Format):
     quick_read_back = True
     scavenges_sound_stores = True  # pages that the tree no longer names may hold records
 
-    def open(self, path: Path, descriptor: int | None = None) -> Part:
-        from packstore.stores.lmdb.store import LmdbPart
-
-        return LmdbPart(path, descriptor)
-
-    def new_writer(self, path: Path, image: Column) -> FileWriter:
-        from packstore.stores.lmdb.writer import LmdbWriter
-
-        return LmdbWriter(path, image)
-
-    def read_manifest(self, path: Path) -> Manifest:
-        from packstore.stores.lmdb.store import read_manifest
-
-        return read_manifest(path)
+    open = import_and_call("packstore.stores.lmdb.store:LmdbPart")
+    new_writer = import_and_call("packstore.stores.lmdb.writer:LmdbWriter")
+    open_partial_file = import_and_call("packstore.stores.lmdb.store:open_partial_file")
+    read_manifest = import_and_call("packstore.stores.lmdb.store:read_manifest")
 
     def estimate_disk_bytes(self, size: int) -> int:
         """Returns the bytes on disk of an image.
@@ -54,12 +39,6 @@ class Lmdb(Format):
         if size > 2020:
             return -(-(size + 16) // 4096) * 4096
         return 4096 // (4080 // (size + 20))
-
-    def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-        """Opens the images of finished transactions. Does not use ``sizes``."""
-        from packstore.stores.lmdb.store import open_partial_file
-
-        return open_partial_file(path)
 
     def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
         """Recovers columns and images by looking at every page. Needs no manifest."""

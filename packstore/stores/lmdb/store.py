@@ -34,7 +34,7 @@ _NPY_HEADER = re.compile(
 )
 
 
-def open_partial_file(path: Path) -> Callable[[int], memoryview]:
+def open_partial_file(path: Path, _: NDArray[np.uint64]) -> Callable[[int], memoryview]:
     """Opens the finished transactions of a killed writer. Returns a function that reads an image by its number.
 
     Raises :class:`StoreError` if the file cannot be opened. The function raises it for a missing or damaged image.

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.manifest import Column, Manifest
-from packstore.stores.format import FileWriter, Format
+from packstore.core.registry import import_and_call
+from packstore.stores.format import Format
 from packstore.stores.mapped import map_consecutive_images
-from packstore.stores.parts import Part
 
 if TYPE_CHECKING:
     from packstore.stores.scavenge import RecoveredManifest, ScavengedData
@@ -30,15 +29,9 @@ class Pth(Format):
     magic = b"PK\x03\x04"
     default_encoding = "float16"
 
-    def open(self, path: Path, descriptor: int | None = None) -> Part:
-        from packstore.stores.pth.store import PthPart
-
-        return PthPart(path, descriptor)
-
-    def new_writer(self, path: Path, image: Column) -> FileWriter:
-        from packstore.stores.pth.store import PthWriter
-
-        return PthWriter(path, image)
+    open = import_and_call("packstore.stores.pth.store:PthPart")
+    new_writer = import_and_call("packstore.stores.pth.store:PthWriter")
+    read_manifest = import_and_call("packstore.stores.pth.store:read_manifest")
 
     def recognises(self, path: Path, start: bytes) -> bool:
         """Returns whether a file is a zip with one of the suffixes, or with a first entry of torch.
@@ -48,11 +41,6 @@ class Pth(Format):
         name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
         by_torch = _TORCH_ENTRY.fullmatch(name.partition(b"/")[2]) is not None
         return start.startswith(self.magic) and (by_torch or path.suffix.lower() in self.suffixes)
-
-    def read_manifest(self, path: Path) -> Manifest:
-        from packstore.stores.pth.store import read_manifest
-
-        return read_manifest(path)
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
         """Maps the file and returns a function that views an image. The images lie one after another in the file."""

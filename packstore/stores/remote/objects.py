@@ -84,15 +84,6 @@ def parse_digest(name: str) -> str | None:
     return None if match is None else match[1]
 
 
-def list_shard_files_of_copy(manifest: Manifest, format: Format) -> list[str]:
-    """Returns the object names of the data files of all shards in a plain copy of a local store, in order.
-
-    Returns none for an unsharded store.
-    """
-    inner = f"/{format.files[0]}" if format.files else ""
-    return [f"{name}{inner}" for name in manifest.shards.names()] if manifest.shards else []
-
-
 def hash_object(objects: ObjectStore, name: str) -> str:
     """Streams an object and returns its SHA-256."""
     hashed = hashlib.sha256()
@@ -164,7 +155,8 @@ class RemoteHead:
         assert table is not None
         if self.version is not None:
             return shard_object_names(table)
-        return list_shard_files_of_copy(self.manifest, FORMATS[self.manifest.format])
+        files = FORMATS[self.manifest.format].files  # a plain copy of a local store
+        return [f"{name}/{files[0]}" if files else name for name in table.names()]
 
 
 def find_newest_version(objects: ObjectStore) -> int:
@@ -209,7 +201,9 @@ def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:
     suffix = FORMATS[manifest.format].suffixes[0]
     if table.suffix != suffix:
         raise StoreError(f"{objects.url}/{name} names shards that end with {table.suffix!r}, not {suffix!r}")
-    for place in _list_possible_table_names(manifest, newest, objects.can_list):
+    places = [table_name(table)] if newest or not objects.can_list else []  # of a version
+    places += [] if newest else [table.file]  # of a plain copy of a local store
+    for place in places:
         try:
             data = objects.get(place, 0, table.nbytes + 1)
         except MissingObjectError:
@@ -250,15 +244,6 @@ def read_writable_head(url: UrlPath) -> RemoteHead:
             f"packstore select {objects.url} -o URL"
         )
     return head
-
-
-def _list_possible_table_names(manifest: Manifest, version: int, can_list: bool) -> Iterator[str]:
-    """Yields the possible object names of the shard table."""
-    assert manifest.shards is not None
-    if version or not can_list:
-        yield table_name(manifest.shards)  # in a version
-    if not version:
-        yield manifest.shards.file  # in a plain copy of a local store
 
 
 def open_cached_copy(url: UrlPath) -> tuple[ObjectInfo, int]:

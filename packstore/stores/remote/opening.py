@@ -88,22 +88,14 @@ def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: 
     # the cache checks the size of its copy, not its bytes
     descriptor = default_cache().open_by_address(address, info.nbytes, lambda: objects.stream(info.name), url)
     try:
-        known = format or _recognise_start(path, os.pread(descriptor, _START_BYTES, 0))
+        start = os.pread(descriptor, _START_BYTES, 0)
+        known: Format | None = format or next((each for each in FORMATS.values() if each.recognises(path, start)), None)
+        if known is None:
+            what = f"is not a store: it begins with {start[:8]!r}" if start else "is an empty object"
+            raise StoreError(f"{printable(str(path))} {what}")
         part = known.open(path, descriptor)
     finally:
         os.close(descriptor)
     table = OneFile(Linked(part, path.parent) if part.manifest.is_linked else part)
     table.nbytes = info.nbytes
     return table
-
-
-def _recognise_start(path: UrlPath, start: bytes) -> Format:
-    """Returns the format of a store by its first bytes."""
-    formats: list[Format] = list(FORMATS.values())
-    for format in formats:
-        if format.recognises(path, start):
-            return format
-    shown = printable(str(path))
-    raise StoreError(
-        f"{shown} is not a store: it begins with {start[:8]!r}" if start else f"{shown} is an empty object"
-    )
