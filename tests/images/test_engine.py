@@ -65,16 +65,14 @@ from tests.makers.engine_checks import (
     check_resizing,
     check_together,
     check_wrong_checkpoints,
-    cut,
     good,
     large,
     luma,
-    noisy,
     reference,
     run,
     save,
 )
-from tests.makers.jpegs import segments
+from tests.makers.jpegs import cut, noisy, segments
 from tests.makers.sanitizers import build_sanitized
 from tests.makers.tiers import SEED, examples
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.makers.engine_checks import good, noisy, save
+from tests.makers.engine_checks import good, save
 from tests.makers.engine_mutations import MUTATIONS, NEON_MUTATIONS, SOURCE, Builds, Mutation
+from tests.makers.jpegs import noisy
 
 Need = Callable[[str, bool], None]
 

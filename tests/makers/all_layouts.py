@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import json
 import pickle
 import shutil
 import struct
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,11 +38,11 @@ def pixels(*shape: int) -> Any:
 def dicom(root: Path) -> Path:
     """Three slices without file meta information but for the syntax: explicit VR, little endian."""
     elements = [
-        *((0x0008, 0x0016, b"UI", b"1.2.840.10008.5.1.4.1.1.2\0"), (0x0020, 0x000E, b"UI", b"1.2.8\0")),
-        *((0x0028, 0x0002, b"US", b"\1\0"), (0x0028, 0x0004, b"CS", b"MONOCHROME2 ")),
-        *((0x0028, 0x0010, b"US", b"\4\0"), (0x0028, 0x0011, b"US", b"\5\0"), (0x0028, 0x0100, b"US", b"\x10\0")),
-        *((0x0028, 0x0101, b"US", b"\x0c\0"), (0x0028, 0x0102, b"US", b"\x0b\0"), (0x0028, 0x0103, b"US", b"\0\0")),
-    ]
+        (0x0008, 0x0016, b"UI", b"1.2.840.10008.5.1.4.1.1.2\0"), (0x0020, 0x000E, b"UI", b"1.2.8\0"),
+        (0x0028, 0x0002, b"US", b"\1\0"), (0x0028, 0x0004, b"CS", b"MONOCHROME2 "),
+        (0x0028, 0x0010, b"US", b"\4\0"), (0x0028, 0x0011, b"US", b"\5\0"), (0x0028, 0x0100, b"US", b"\x10\0"),
+        (0x0028, 0x0101, b"US", b"\x0c\0"), (0x0028, 0x0102, b"US", b"\x0b\0"), (0x0028, 0x0103, b"US", b"\0\0"),
+    ]  # fmt: skip
     syntax = struct.pack("<HH2sH", 2, 0x10, b"UI", 20) + b"1.2.840.10008.1.2.1\0"
     meta = bytes(128) + b"DICM" + struct.pack("<HH2sHI", 2, 0, b"UL", 4, len(syntax)) + syntax
     header = b"".join(struct.pack("<HH2sH", *element[:3], len(element[3])) + element[3] for element in elements)
@@ -92,12 +88,7 @@ def named(kind: str) -> Make:
 
 def in_its_root(kind: str) -> Make:
     """As torchvision puts it: in a folder that is given."""
-
-    def make(root: Path) -> Path:
-        make_layout(kind, root)
-        return root
-
-    return make
+    return lambda root: [make_layout(kind, root), root][1]
 
 
 def archived(make: Make, suffix: str) -> Make:
@@ -105,15 +96,8 @@ def archived(make: Make, suffix: str) -> Make:
 
     def pack(root: Path) -> Path:
         folder = make(root / "unpacked")
-        path = root / f"set{suffix}"
-        if suffix == ".zip":
-            with zipfile.ZipFile(path, "w") as zipped:
-                for file in sorted(folder.rglob("*")):
-                    zipped.write(file, f"{folder.name}/{file.relative_to(folder)}")
-        else:
-            with tarfile.open(path, "w:gz" if suffix == ".tar.gz" else "w") as archive:
-                archive.add(folder, "./" + folder.name)
-        return path
+        way = {".zip": "zip", ".tar": "tar", ".tar.gz": "gztar"}[suffix]
+        return Path(shutil.make_archive(str(root / "set"), way, folder.parent, folder.name))
 
     return pack
 
@@ -201,37 +185,25 @@ def matlab(root: Path) -> Path:
 
 
 def mnist(suffix: str) -> Make:
-    def make(root: Path) -> Path:
-        for split in ("train", "t10k"):
-            for what, array in (("images-idx3", pixels(4, 28, 28)), ("labels-idx1", np.arange(4, dtype=np.uint8))):
-                path = root / "MNIST/raw" / f"{split}-{what}-ubyte{suffix}"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(gzip.compress(idx(array)) if suffix else idx(array))
-        return root
-
-    return make
+    arrays = {"images-idx3": idx(pixels(4, 28, 28)), "labels-idx1": idx(np.arange(4, dtype=np.uint8))}
+    return lambda root: fill(root, {
+        f"MNIST/raw/{split}-{what}-ubyte{suffix}": gzip.compress(data) if suffix else data
+        for split in ("train", "t10k") for what, data in arrays.items()
+    })  # fmt: skip
 
 
 def cifar100(root: Path) -> Path:
-    folder = root / "cifar-100-binary"
-    folder.mkdir()
-    for name in ("train.bin", "test.bin"):
-        (folder / name).write_bytes(bytes([1, 2]) + bytes(3072))
-    (folder / "fine_label_names.txt").write_text("".join(f"fine{n}\n" for n in range(100)))
-    (folder / "coarse_label_names.txt").write_text("".join(f"coarse{n}\n" for n in range(20)))
-    return folder
+    row = bytes([1, 2]) + bytes(3072)
+    return fill(root / "cifar-100-binary", {
+        "train.bin": row, "test.bin": row, "fine_label_names.txt": "".join(f"fine{n}\n" for n in range(100)),
+        "coarse_label_names.txt": "".join(f"coarse{n}\n" for n in range(20)),
+    })  # fmt: skip
 
 
 def shards(suffix: str) -> Make:
-    def make(root: Path) -> Path:
-        members = {f"{n:04}.{kind}": tiny(n) if kind == "jpg" else b"1" for n in range(6) for kind in ("jpg", "cls")}
-        data = tar(members)
-        for split in ("train", "val"):
-            path = root / f"imagenet-{split}-000000.tar{suffix}"
-            path.write_bytes(gzip.compress(data) if suffix else data)
-        return root
-
-    return make
+    members = {f"{n:04}.{kind}": tiny(n) if kind == "jpg" else b"1" for n in range(6) for kind in ("jpg", "cls")}
+    data = gzip.compress(tar(members)) if suffix else tar(members)
+    return lambda root: fill(root, {f"imagenet-{split}-000000.tar{suffix}": data for split in ("train", "val")})
 
 
 def train_archive(root: Path) -> Path:
@@ -271,10 +243,10 @@ def segmented(images: str, masks: str) -> Make:
 
 def captions(suffix: str) -> Make:
     """Images, and a table of what they show."""
-    out = io.StringIO()
-    csv.writer(out).writerows([["image", "caption"], *([f"{n}.jpg", f"picture {n}"] for n in range(6))])
+    lines = "".join(f"{n}.jpg,picture {n}\r\n" for n in range(6))
     return lambda root: fill(
-        root / "set", {f"captions.{suffix}": out.getvalue(), **{f"images/{n}.jpg": jpeg(n) for n in range(6)}}
+        root / "set",
+        {f"captions.{suffix}": f"image,caption\r\n{lines}", **{f"images/{n}.jpg": jpeg(n) for n in range(6)}},
     )
 
 

@@ -11,9 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.makers.annotated import fill, jpeg, mask
-
-Files = dict[str, str | bytes]
+from tests.makers.annotated import Files, fill, jpeg, mask
 
 
 def images(samples: int, folder: str = "", suffix: str = ".jpg") -> Files:
@@ -237,9 +235,14 @@ def crowdhuman(samples: int) -> Files:
 
 def mot(samples: int) -> Files:
     lines = [f"{n + 1},{k + 3},2,3,4,4,1,{k + 1},0.5\n" for n in range(samples) for k in range(n % 3)]
-    files = {f"train/MOT17-02/img1/{n + 1:06}.jpg": jpeg(n) for n in range(samples)}
-    info = "[Sequence]\nname=MOT17-02\nimDir=img1\n"
-    return files | {"train/MOT17-02/gt/gt.txt": "".join(lines), "train/MOT17-02/seqinfo.ini": info}
+    return sequence("MOT17-02", samples, "".join(lines))
+
+
+def sequence(name: str, samples: int, truth: str) -> Files:
+    """A sequence of the MOT challenges."""
+    files: Files = {f"train/{name}/img1/{n + 1:06}.jpg": jpeg(n) for n in range(samples)}
+    info = f"[Sequence]\nname={name}\nimDir=img1\n"
+    return files | {f"train/{name}/gt/gt.txt": truth, f"train/{name}/seqinfo.ini": info}
 
 
 DOG_RUNS = ":4400000f2"
@@ -248,9 +251,7 @@ DOG_RUNS = ":4400000f2"
 
 def mots(samples: int) -> Files:
     lines = [f"{n + 1} {2000 + k} 2 8 16 {DOG_RUNS}\n" for n in range(samples) for k in range(n % 3)]
-    files: Files = {f"train/MOTS20-02/img1/{n + 1:06}.jpg": jpeg(n) for n in range(samples)}
-    info = "[Sequence]\nname=MOTS20-02\nimDir=img1\n"
-    return files | {"train/MOTS20-02/gt/gt.txt": "".join(lines), "train/MOTS20-02/seqinfo.ini": info}
+    return sequence("MOTS20-02", samples, "".join(lines))
 
 
 def kitti_mots(samples: int) -> Files:
@@ -350,36 +351,13 @@ def imglab(samples: int) -> Files:
 
 
 MAKERS: dict[str, Callable[[int], Files]] = {
-    "labelme": labelme,
-    "cvat": cvat,
-    "via": via,
-    "label_studio": label_studio,
-    "kitti": kitti,
-    "createml": createml,
-    "datumaro": datumaro,
-    "fiftyone": fiftyone,
-    "supervisely": supervisely,
-    "vott": vott,
-    "sa1b": sa1b,
-    "dota": dota,
-    "visdrone": visdrone,
-    "widerface": widerface,
-    "bdd100k": bdd100k,
-    "crowdhuman": crowdhuman,
-    "mot": mot,
-    "mots": mots,
-    "icdar": icdar,
-    "funsd": funsd,
-    "mlt": mlt,
-    "sroie": sroie,
-    "cord": cord,
-    "textocr": textocr,
-    "art": art,
-    "line_boxes": line_boxes,
-    "openmmlab": openmmlab,
-    "wildreceipt": wildreceipt,
-    "imglab": imglab,
-}
+    make.__name__: make
+    for make in (
+        labelme, cvat, via, label_studio, kitti, createml, datumaro, fiftyone, supervisely, vott, sa1b, dota, visdrone,
+        widerface, bdd100k, crowdhuman, mot, mots, icdar, funsd, mlt, sroie, cord, textocr, art, line_boxes, openmmlab,
+        wildreceipt, imglab,
+    )
+}  # fmt: skip
 
 
 PATHS = {

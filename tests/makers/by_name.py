@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.makers.annotated import CATS, coco_image, coco_object, fill, jpeg, mask, voc, voc_xml, yolo
-from tests.makers.annotation_formats import MAKERS, Files, kitti_mots, make_folder_set, via_csv
+from tests.makers.annotated import CATS, Files, coco_image, coco_object, fill, jpeg, mask, voc, voc_xml, yolo
+from tests.makers.annotation_formats import MAKERS, kitti_mots, make_folder_set, via_csv
 from tests.makers.images import encode
 from tests.makers.layouts import make_layout
 from tests.makers.published import SETS, make_set
@@ -95,9 +94,7 @@ def coloured(number: int) -> bytes:
 
 def gray(number: int) -> bytes:
     """A mask of the values 0 and 1."""
-    out = io.BytesIO()
-    Image.fromarray((np.arange(number, number + 128) % 2).astype(np.uint8).reshape(8, 16)).save(out, "PNG")
-    return out.getvalue()
+    return encode(Image.fromarray((np.arange(number, number + 128) % 2).astype(np.uint8).reshape(8, 16)), "PNG")
 
 
 def pairs(image: str, masked: str, make: Callable[[int], bytes], **once: str) -> Make:

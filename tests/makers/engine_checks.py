@@ -20,19 +20,13 @@ from PIL import Image
 from tests.internals import _FIELDS, Code, Engine, OutputFormat, Requests, _Form, resample, source_index, step
 from tests.internals import resize_pixels as resize
 from tests.makers.datasets import pixels
-from tests.makers.jpegs import cjpeg, segments
+from tests.makers.jpegs import cjpeg, cut, noisy, segments
 from tests.makers.seek_indexes import HEAD, lengths, outside, pieces, repaired, with_lengths
 
 Box = tuple[int, int, int, int]
 MAX_PIXELS = 1 << 28
 CORPUS = Path(__file__).parents[1] / "corpus" / "engine"
 SAMPLINGS = {"444": 0, "422": 1, "420": 2}
-
-
-def noisy(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
-    """Neighbouring pixels differ much, so that a wrong neighbour shows."""
-    rng = np.random.default_rng(seed)
-    return pixels(height, width, seed) // 2 + rng.integers(0, 120, (height, width, 3), np.uint8)
 
 
 def save(image: NDArray[np.uint8], sampling: str = "420", **options: object) -> bytes:
@@ -64,11 +58,6 @@ def luma(data: bytes) -> NDArray[np.uint8]:
     """As libjpeg gives it, ``(H, W, 1)``."""
     image: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "GRAY", strict=True)
     return image
-
-
-def cut(image: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
-    top, left, height, width = box
-    return image[top : top + height, left : left + width]
 
 
 def run(

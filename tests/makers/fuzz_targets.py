@@ -19,13 +19,14 @@ import zlib
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from packstore.images.engine import Requests, get_engine
-from packstore.sources import open_source
+from packstore.sources import Source, open_source
 from packstore.stores import open_store
 from tests.internals import FORMAT as VOC
 from tests.internals import (
@@ -124,6 +125,26 @@ def clear_scratch() -> None:
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
+
+
+def _read_all(source: Source) -> None:
+    """Surveys a source and reads its samples; some may be bad."""
+    with closing(source):
+        source.survey()
+        for entry in islice(source.entries(), _MAX_RECORDS):
+            with suppress(SampleError):
+                source.read(entry)
+
+
+def _file(name: str, make: Callable[[Path, SourceOptions], Source], **options: Any) -> Callable[[bytes], None]:
+    """The input is the file of a source."""
+
+    def run(data: bytes) -> None:
+        path = _scratch() / name
+        path.write_bytes(data)
+        _read_all(make(path, SourceOptions(max_pixels=1 << 16, **options)))
+
+    return run
 
 
 def _sniff(data: bytes) -> None:
@@ -229,10 +250,7 @@ def _cifar_directory(layout: int) -> Callable[[bytes], None]:
             for _, name in chosen.batches:
                 (folder / name).touch()
         (folder / chosen.batches[-1][1]).write_bytes(data)
-        source = open_source(folder, kind=chosen.kind)
-        source.survey()
-        for entry in source.entries():
-            source.read(entry)
+        _read_all(open_source(folder, kind=chosen.kind))
 
     return run
 
@@ -242,10 +260,7 @@ def _cifar_archive(data: bytes) -> None:
     path = _scratch() / "cifar-10-binary.tar.gz"
     path.write_bytes(data if data[:2] == b"\x1f\x8b" else gzip.compress(data, 1))
     if Cifar10Source.matches(path):
-        with closing(Cifar10Source(path, SourceOptions())) as source:
-            source.survey()
-            for entry in source.entries():
-                source.read(entry)
+        _read_all(Cifar10Source(path, SourceOptions()))
 
 
 def _archive(data: bytes) -> None:
@@ -262,37 +277,6 @@ def _archive(data: bytes) -> None:
                     assert len(tree.read(key, max(size, 0), 0, 1 << 20)) == size
 
 
-def _webdataset(data: bytes) -> None:
-    path = _scratch() / "shard.tar"
-    path.write_bytes(data)
-    with closing(WebDatasetSource(path, SourceOptions(max_pixels=1 << 16))) as source:
-        source.survey()
-        for entry in source.entries():
-            with suppress(SampleError):
-                source.read(entry)
-
-
-def _tfrecord(data: bytes) -> None:
-    """A file of records, plain or compressed, beside other inputs as label maps."""
-    path = _scratch() / "records.tfrecord"
-    path.write_bytes(data)
-    with closing(TfrecordSource(path, SourceOptions(max_pixels=1 << 16, named=True))) as source:
-        source.survey()
-        for entry in source.entries():
-            with suppress(SampleError):
-                source.read(entry)
-
-
-def _recordio(data: bytes) -> None:
-    path = _scratch() / "x.rec"
-    path.write_bytes(data)
-    with closing(RecordioSource(path, SourceOptions(max_pixels=1 << 16, named=True))) as source:
-        source.survey()
-        for entry in source.entries():
-            with suppress(SampleError):
-                source.read(entry)
-
-
 def _mds(data: bytes) -> None:
     """A shard, or what describes it."""
     folder = _scratch() / "mds"
@@ -305,11 +289,7 @@ def _mds(data: bytes) -> None:
     kept = (folder / name).read_bytes()
     (folder / name).write_bytes(data[: len(kept)] + kept[len(data) :] if name != "index.json" else data)
     try:
-        with closing(MdsSource(folder, SourceOptions(max_pixels=1 << 16))) as source:
-            source.survey()
-            for entry in source.entries():
-                with suppress(SampleError):
-                    source.read(entry)
+        _read_all(MdsSource(folder, SourceOptions(max_pixels=1 << 16)))
     finally:
         (folder / name).write_bytes(kept)
 
@@ -322,23 +302,9 @@ def _litdata(data: bytes) -> None:
     name = "index.json" if data.lstrip()[:1] == b"{" else "chunk-0-1.bin"
     (folder / name).write_bytes(data)
     try:
-        with closing(LitdataSource(folder, SourceOptions(max_pixels=1 << 16))) as source:
-            source.survey()
-            for entry in source.entries():
-                with suppress(SampleError):
-                    source.read(entry)
+        _read_all(LitdataSource(folder, SourceOptions(max_pixels=1 << 16)))
     finally:
         shutil.copy(CORPUS / "litdata" / name, folder / name)
-
-
-def _beton(data: bytes) -> None:
-    path = _scratch() / "x.beton"
-    path.write_bytes(data)
-    with closing(BetonSource(path, SourceOptions(max_pixels=1 << 16))) as source:
-        source.survey()
-        for entry in source.entries():
-            with suppress(SampleError):
-                source.read(entry)
 
 
 def _tfds(data: bytes) -> None:
@@ -352,11 +318,7 @@ def _tfds(data: bytes) -> None:
     for name in names:
         (folder / name).write_bytes(data)
         try:
-            with closing(TfdsSource(folder, SourceOptions(max_pixels=1 << 16))) as source:
-                source.survey()
-                for entry in source.entries():
-                    with suppress(SampleError):
-                        source.read(entry)
+            _read_all(TfdsSource(folder, SourceOptions(max_pixels=1 << 16)))
         finally:
             shutil.copy(written / name, folder / name)
 
@@ -393,17 +355,6 @@ def _repair_tfrecord(data: bytes, rng: random.Random) -> bytes:
     return bytes(out)
 
 
-def _npz(data: bytes) -> None:
-    """An npz or npy file."""
-    path = _scratch() / "arrays.npz"
-    path.write_bytes(data)
-    with closing(NpzSource(path, SourceOptions(max_pixels=1 << 16, named=True))) as source:
-        if source.survey().records < _MAX_RECORDS:
-            for entry in source.entries():
-                with suppress(SampleError):
-                    source.read(entry)
-
-
 def _hf_imagefolder(data: bytes) -> None:
     """The name of a file of metadata, or of the card, and what is in it; beside two images."""
     folder = _scratch() / "images"
@@ -414,11 +365,7 @@ def _hf_imagefolder(data: bytes) -> None:
         (folder / name).unlink(missing_ok=True)
     name, _, content = data.partition(b"\n")
     (folder / next((each for each in _HF_FILES if each.encode() == name), _HF_FILES[0])).write_bytes(content)
-    with closing(open_image_folder(folder, SourceOptions(max_pixels=1 << 16))) as source:
-        source.survey()
-        for entry in source.entries():
-            with suppress(SampleError):
-                source.read(entry)
+    _read_all(open_image_folder(folder, SourceOptions(max_pixels=1 << 16)))
 
 
 def _hf_features(data: bytes) -> None:
@@ -483,11 +430,7 @@ def _idx(data: bytes) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "train-labels-idx1-ubyte").write_bytes(b"\0\0\x08\1\0\0\0\3\1\2\3")
     (folder / "train-images-idx3-ubyte").write_bytes(data)
-    with closing(IdxSource(folder, SourceOptions(max_pixels=1 << 16))) as source:
-        source.survey()
-        for entry in source.entries():
-            with suppress(SampleError):
-                source.read(entry)
+    _read_all(IdxSource(folder, SourceOptions(max_pixels=1 << 16)))
 
 
 def _medical(make: type[DicomSource | NiftiSource], name: str, *columns: str) -> Callable[[bytes], None]:
@@ -498,11 +441,7 @@ def _medical(make: type[DicomSource | NiftiSource], name: str, *columns: str) ->
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
         chosen = columns[zlib.crc32(data) % len(columns)]
-        with closing(make(folder, SourceOptions(max_pixels=1 << 16, columns=(chosen,)))) as source:
-            source.survey()
-            for entry in source.entries():
-                with suppress(SampleError):
-                    source.read(entry)
+        _read_all(make(folder, SourceOptions(max_pixels=1 << 16, columns=(chosen,))))
 
     return run
 
@@ -541,11 +480,7 @@ def _export(data: bytes) -> None:
     head, _, lines = data.partition(b"\n")
     (folder / "packstore.json").write_bytes(head)
     (folder / "packstore.rows.jsonl").write_bytes(lines)
-    with closing(ExportedFiles(folder, SourceOptions(max_pixels=1 << 16))) as source:
-        source.survey()
-        for entry in source.entries():
-            with suppress(SampleError):
-                source.read(entry)
+    _read_all(ExportedFiles(folder, SourceOptions(max_pixels=1 << 16)))
 
 
 def _repair_export(data: bytes, rng: random.Random) -> bytes:
@@ -710,10 +645,10 @@ TARGETS = (
         (PackstoreError,),
         ("archives/index.py", "archives/tar.py", "archives/zip.py"),
     ),
-    Target("webdataset", _webdataset, (PackstoreError,), ("sources/webdataset.py",)),
+    Target("webdataset", _file("shard.tar", WebDatasetSource), (PackstoreError,), ("sources/webdataset.py",)),
     Target(
         "tfrecord",
-        _tfrecord,
+        _file("records.tfrecord", TfrecordSource, named=True),
         (PackstoreError,),
         ("records/wire.py", "records/examples.py", "records/facts.py", "records/tfrecord.py"),
         _repair_tfrecord,
@@ -723,15 +658,20 @@ TARGETS = (
         _beside,
         (PackstoreError,),
         (
-            *("coco/documents.py", "sources/yolo/__init__.py", "yolo/layout.py"),
+            "coco/documents.py",
+            "sources/yolo/__init__.py",
+            "yolo/layout.py",
             "sources/annotation_formats/voc.py",
-            *("sources/captions.py", "annotation_formats/parsing.py", "sources/yamltext.py", "training/coco_masks.py"),
+            "sources/captions.py",
+            "annotation_formats/parsing.py",
+            "sources/yamltext.py",
+            "training/coco_masks.py",
         ),
         words=(b"\n", b" ", b"0.5", b"1e9", b"-1", b"[", b"{", b'"', b"../", b"nan", b"<object>", b"</object>", b"NaN"),
     ),
     Target("mat", _mat, (PackstoreError,), ("named/mat.py", "arrays/files.py")),
-    Target("npz", _npz, (PackstoreError,), ("arrays/files.py", "inflating.py")),
-    Target("recordio", _recordio, (PackstoreError,), ("records/recordio.py",)),
+    Target("npz", _file("arrays.npz", NpzSource, named=True), (PackstoreError,), ("arrays/files.py", "inflating.py")),
+    Target("recordio", _file("x.rec", RecordioSource, named=True), (PackstoreError,), ("records/recordio.py",)),
     Target(
         "hf_imagefolder",
         _hf_imagefolder,
@@ -759,7 +699,7 @@ TARGETS = (
         ("huggingface/__init__.py", "huggingface/columns.py"),
         _repair_json,
     ),
-    Target("beton", _beton, (PackstoreError,), ("records/beton.py", "records/typed.py")),
+    Target("beton", _file("x.beton", BetonSource), (PackstoreError,), ("records/beton.py", "records/typed.py")),
     Target(
         "litdata",
         _litdata,
@@ -810,4 +750,4 @@ TARGETS = (
         ("lmdb/nodes.py", "lmdb/pages.py", "lmdb/store.py"),
     ),
     Target("hdf5", _store("s.h5"), (PackstoreError,), ("hdf5/file.py", "hdf5/heap.py", "hdf5/store.py"), _repair_hdf5),
-)
+)  # fmt: skip

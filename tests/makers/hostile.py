@@ -12,19 +12,16 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tests.makers.command import run_program
 from tests.makers.images import encode, picture
+from tests.makers.metadata import png_chunk
 
 NOBODY = 65534
 
 
 def bombs() -> dict[str, bytes]:
     """Small files that claim an enormous image, one of each kind that packstore reads."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
     head = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
-    rows = chunk(b"IDAT", zlib.compress(bytes(1 << 20), 9))
-    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + rows + chunk(b"IEND", b"")
+    rows = png_chunk(b"IDAT", zlib.compress(bytes(1 << 20), 9))
+    png = b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", head) + rows + png_chunk(b"IEND", b"")
     rgb = picture()
     jpegs = {}
     for name, options in (("jpeg", {}), ("jpeg-progressive", {"progressive": True})):

@@ -10,26 +10,21 @@ import io
 import json
 import pickle
 import tarfile
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.makers.annotated import jpeg, mask, voc_xml
+from tests.makers.annotated import Files, fill, jpeg, mask, voc_xml
 from tests.makers.images import tiny
-
-Files = dict[str, bytes | str]
 
 
 def make_layout(kind: str, root: Path, samples: int = 12) -> Path:
     """Makes about ``samples`` images in the layout of ``kind`` in ``root``. Returns the data set's own folder."""
     folder, files = MAKERS[kind](samples)
-    for name, content in files.items():
-        path = root / folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return root / folder
+    return fill(root / folder, files)
 
 
 def mat(**variables: Any) -> bytes:
@@ -63,6 +58,15 @@ def tar(files: Mapping[str, bytes] | Iterable[tuple[str, bytes]], prefix: str = 
             member = tarfile.TarInfo(prefix + name)
             member.size, member.mtime = len(data), 1_700_000_000
             archive.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
+def zipped(files: Mapping[str, bytes], prefix: str = "", method: int = zipfile.ZIP_STORED) -> bytes:
+    """A zip of files in their order."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, data in files.items():
+            archive.writestr(zipfile.ZipInfo(prefix + name, (2020, 1, 1, 0, 0, 0)), data, method)
     return out.getvalue()
 
 
@@ -420,25 +424,9 @@ def imagenet32(samples: int, npz: bool = False) -> tuple[str, Files]:
 
 
 MAKERS: dict[str, Callable[[int], tuple[str, Files]]] = {
-    "ilsvrc": ilsvrc,
-    "kaggle": kaggle,
-    "tinyimagenet": tinyimagenet,
-    "cub200": cub200,
-    "flowers102": flowers102,
-    "food101": food101,
-    "oxfordpet": oxfordpet,
-    "stanfordcars": stanfordcars,
-    "stanforddogs": stanforddogs,
-    "fgvcaircraft": fgvcaircraft,
-    "visa": visa,
-    "sun397": sun397,
-    "dtd": dtd,
-    "eurosat": eurosat,
-    "places365": places365,
-    "celeba": celeba,
-    "ade20k": ade20k,
-    "gtsrb": gtsrb,
-    "stl10": stl10,
-    "svhn": svhn,
-    "imagenet32": imagenet32,
-}
+    make.__name__: make
+    for make in (
+        ilsvrc, kaggle, tinyimagenet, cub200, flowers102, food101, oxfordpet, stanfordcars, stanforddogs, fgvcaircraft,
+        visa, sun397, dtd, eurosat, places365, celeba, ade20k, gtsrb, stl10, svhn, imagenet32,
+    )
+}  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from tests.makers.images import encode as encode_image
 
 _HUGE = zlib.compress(bytes(3 << 20))
 
@@ -26,19 +27,13 @@ def make_pixels(mode: str) -> Image.Image:
 
 def encode(mode: str, format: str, **options: Any) -> bytes:
     """Encodes the picture."""
-    out = io.BytesIO()
-    make_pixels(mode).save(out, format, **options)
-    return out.getvalue()
+    return encode_image(make_pixels(mode), format, **options)
 
 
 def png_chunk(name: bytes, data: bytes, checksum: int | None = None) -> bytes:
     """Makes a chunk of a PNG."""
-    return (
-        struct.pack(">I", len(data))
-        + name
-        + data
-        + struct.pack(">I", zlib.crc32(name + data) if checksum is None else checksum)
-    )
+    crc = zlib.crc32(name + data) if checksum is None else checksum
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", crc)
 
 
 def deep_png() -> bytes:
@@ -191,14 +186,8 @@ def _vary_tiff(clean: bytes) -> Iterator[tuple[str, bytes]]:
         given = sorted([*entries, struct.pack("<HHII", tag, kind, values, at)])
         given.sort(key=lambda entry: struct.unpack_from("<H", entry)[0])
         data = clean + b"\0" * (len(clean) & 1)
-        return (
-            data[:4]
-            + struct.pack("<I", len(data))
-            + data[8:]
-            + struct.pack("<H", len(given))
-            + b"".join(given)
-            + bytes(4)
-        )
+        directory = struct.pack("<H", len(given)) + b"".join(given) + bytes(4)
+        return data[:4] + struct.pack("<I", len(data)) + data[8:] + directory
 
     yield "a private tag beyond the end", extend(65000, 1, 1000, 0xFFFFFF)
     yield "a private tag of an unknown type", extend(65000, 99, 3, 8)

@@ -17,6 +17,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from tests.makers.annotated import fill
+from tests.makers.images import encode
+
 ORIENTATIONS = tuple(range(1, 9))
 FRAMES = ("stored", "upright")
 _WIDTH, _HEIGHT = 64, 40
@@ -60,10 +63,9 @@ def make_photo(kind: str, orientation: int) -> bytes:
     left, top, right, bottom = _BOX
     pixels[top:bottom, left:right] = 230, 30, 30
     upright = Image.fromarray(pixels)
-    out = io.BytesIO()
     if kind == "heic":
-        heif = pytest.importorskip("pillow_heif")
-        heif.from_pillow(upright).save(out, quality=95)
+        out = io.BytesIO()
+        pytest.importorskip("pillow_heif").from_pillow(upright).save(out, quality=95)
         return out.getvalue()
     stored = upright if orientation == 1 else upright.transpose(_INVERSE[orientation])
     exif = Image.Exif()
@@ -72,11 +74,8 @@ def make_photo(kind: str, orientation: int) -> bytes:
     if _KINDS[kind] not in Image.SAVE:
         pytest.skip(f"this Pillow writes no {_KINDS[kind]}")
     options: dict[str, Any] = {"jpg": {"quality": 95, "subsampling": 0}, "webp": {"lossless": True}}.get(kind, {})
-    if kind == "tif":
-        stored.save(out, "TIFF", tiffinfo={0x0112: orientation})
-    else:
-        stored.save(out, _KINDS[kind], exif=exif, **options)
-    return out.getvalue()
+    options |= {"tiffinfo": {0x0112: orientation}} if kind == "tif" else {"exif": exif}
+    return encode(stored, _KINDS[kind], **options)
 
 
 def describe_photo(kind: str, orientation: int, frame: str) -> Photo:
@@ -237,34 +236,27 @@ def pair_twice(photo: Photo, image: bytes, mask: bytes) -> Files:
 
 
 def masks(photo: Photo, image: bytes) -> Files:
-    out = io.BytesIO()
-    Image.fromarray(photo.mask).save(out, "PNG")
-    return pair_twice(photo, image, out.getvalue())
+    return pair_twice(photo, image, encode(Image.fromarray(photo.mask), "PNG"))
 
 
 def palette_masks(photo: Photo, image: bytes) -> Files:
-    out = io.BytesIO()
     mask = Image.fromarray(photo.mask)
     mask.putpalette([0, 0, 0, 200, 100, 50])
-    mask.save(out, "PNG", bits=1)
-    return pair_twice(photo, image, out.getvalue())
+    return pair_twice(photo, image, encode(mask, "PNG", bits=1))
 
 
 FORMATS: Mapping[str, Callable[[Photo, bytes], Files]] = {
     each.__name__: each
     for each in (
-        *(yolo, yolo_polygons, coco, coco_without_sizes, voc, labelme, createml, cvat, datumaro, label_studio),
-        *(csv_with_sizes, csv_without_sizes, csv_of_runs, kitti, supervisely, metadata, masks, palette_masks),
+        yolo, yolo_polygons, coco, coco_without_sizes, voc, labelme, createml, cvat, datumaro, label_studio,
+        csv_with_sizes, csv_without_sizes, csv_of_runs, kitti, supervisely, metadata, masks, palette_masks,
     )
-}
+}  # fmt: skip
 
 
 def make_set(root: Path, name: str, kind: str, orientation: int, frame: str) -> Path:
     """Writes the data set of a format: one photo of a kind, whose annotations count in ``frame``."""
-    for path, data in FORMATS[name](describe_photo(kind, orientation, frame), make_photo(kind, orientation)).items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(data)
-    return root
+    return fill(root, FORMATS[name](describe_photo(kind, orientation, frame), make_photo(kind, orientation)))
 
 
 def find_red(image: Any) -> NDArray[np.bool_]:

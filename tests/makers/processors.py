@@ -22,7 +22,8 @@ from packstore import PackedDataset, PackedLoader
 from packstore.images.engine import Engine, Requests
 from packstore.training.augment import RandomHorizontalFlip, RandomResizedCrop
 from tests.internals import INTERPOLATIONS, Code, join_programs, load_once, pack_warp_flags, step
-from tests.makers.engine_checks import noisy, run, save
+from tests.makers.engine_checks import run, save
+from tests.makers.jpegs import noisy
 
 Lines = Iterator[tuple[str, str]]
 

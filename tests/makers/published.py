@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.makers.annotated import fill, jpeg, mask
+from tests.makers.annotated import Files, fill, jpeg, mask
 from tests.makers.images import encode, picture
-
-Files = dict[str, str | bytes]
 
 
 @functools.cache

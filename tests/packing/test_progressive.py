@@ -20,8 +20,9 @@ from packstore.images.decoders import get_decoder
 from packstore.images.engine import get_engine
 from packstore.stores import open_store
 from tests.internals import UsageError, progressive, sniff, turbojpeg_library
-from tests.makers.engine_checks import good, noisy, save
+from tests.makers.engine_checks import good, save
 from tests.makers.images import whole_images
+from tests.makers.jpegs import noisy
 from tests.makers.stores import content
 
 Need = Callable[[str, bool], None]

@@ -41,8 +41,9 @@ from tests.internals import (
     read_tar,
     read_zip,
 )
+from tests.makers.annotated import fill
 from tests.makers.images import encode, tiny
-from tests.makers.layouts import tar
+from tests.makers.layouts import tar, zipped
 from tests.makers.sources import look, not_packed, prove, refused
 
 FILES = {
@@ -52,14 +53,6 @@ FILES = {
     "__MACOSX/._x.png": b"no image",
     ".DS_Store": b"nothing",
 }
-
-
-def zipped(files: dict[str, bytes], prefix: str = "", method: int = zipfile.ZIP_STORED) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", method) as archive:
-        for name, data in files.items():
-            archive.writestr(zipfile.ZipInfo(prefix + name, (2020, 1, 1, 0, 0, 0)), data, method)
-    return out.getvalue()
 
 
 def zstd(data: bytes) -> bytes:
@@ -93,13 +86,6 @@ KINDS: dict[str, Callable[[dict[str, bytes]], bytes]] = {
     "zip with a folder": lambda files: zipped(files, "set/"),
     "zip behind other bytes": lambda files: b"PK\x03\x04" + zipped(files)[4:],
 }
-
-
-def unpacked(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    return folder
 
 
 class _Archive(SourceSuite):
@@ -136,7 +122,7 @@ class TestZip(_Archive):
 def test_an_archive_is_its_folder(kind: str, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     archive.write_bytes(KINDS[kind](FILES))
-    folder = unpacked(tmp_path / "folder", FILES)
+    folder = fill(tmp_path / "folder", FILES)
     expected = convert(folder, tmp_path / "folder.h5").manifest
     manifest = convert(archive, tmp_path / "archive.h5").manifest
     assert manifest.dataset_digest == expected.dataset_digest
@@ -149,7 +135,7 @@ def test_an_archive_is_its_folder(kind: str, tmp_path: Path) -> None:
 def test_tars_in_a_tar_are_folders(tmp_path: Path) -> None:
     files = {name.removeprefix("train/"): data for name, data in FILES.items() if name.startswith("train/")}
     (tmp_path / "train.tar").write_bytes(tar_of_tars(files))
-    expected = convert(unpacked(tmp_path / "train", files), tmp_path / "folder.h5").manifest
+    expected = convert(fill(tmp_path / "train", files), tmp_path / "folder.h5").manifest
     manifest = convert(tmp_path / "train.tar", tmp_path / "archive.h5").manifest
     assert manifest.classes == ("cat", "dog bär")
     assert manifest.dataset_digest == expected.dataset_digest

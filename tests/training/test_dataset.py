@@ -25,7 +25,8 @@ from tests.internals import open_checked
 from tests.makers import annotated
 from tests.makers.batches import same
 from tests.makers.datasets import CLASSES, make_cifar10, make_folder
-from tests.makers.engine_checks import noisy, save
+from tests.makers.engine_checks import save
+from tests.makers.jpegs import noisy
 
 SUFFIXES = ("lmdb", "h5", "pth")
 SIZE = (20, 24)
