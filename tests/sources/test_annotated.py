@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import re
 import shutil
@@ -47,6 +46,7 @@ from tests.makers.annotation_formats import (
     supervisely,
     via_csv,
 )
+from tests.makers.layouts import tar
 from tests.makers.sources import FileSuite, look, question, refused
 
 CORPUS = Path(__file__).parents[1] / "corpus/annotated"
@@ -239,23 +239,23 @@ def test_ids_and_class_numbers_match_by_value(kind: str, form: str, tmp_path: Pa
     assert any(values["boxes"] for values in found[0].values())
 
 
-@pytest.mark.parametrize("image", [5.0, True, None, [1], 1.5])
-def test_a_word_of_no_image_is_an_error(image: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("listed", "field", "value", "error"),
+    [
+        *(("anns", "image_id", image, "KeyError") for image in (5.0, True, None, 1.5)),
+        ("anns", "image_id", [1], "KeyError"),
+        ("imgs", "set", {"a": 1}, "AttributeError"),
+    ],
+)
+def test_a_word_of_no_image_and_a_split_that_is_no_text(
+    listed: str, field: str, value: Any, error: str, tmp_path: Path
+) -> None:
     files = MAKERS["textocr"](3)
     (name,) = (name for name in files if name.endswith(".json"))
     document = json.loads(files[name])
-    next(iter(document["anns"].values()))["image_id"] = image
-    with pytest.raises(SourceError, match=r"is not in the format of TextOCR and COCO-Text \(KeyError"):
-        open_source(fill(tmp_path, files | {name: json.dumps(document)}))
-
-
-def test_a_split_that_is_no_text_is_an_error(tmp_path: Path) -> None:
-    files = MAKERS["textocr"](3)
-    (name,) = (name for name in files if name.endswith(".json"))
-    document = json.loads(files[name])
-    next(iter(document["imgs"].values()))["set"] = {"a": 1}
-    with pytest.raises(SourceError, match=r"is not in the format of TextOCR and COCO-Text \(AttributeError"):
-        open_source(fill(tmp_path, files | {name: json.dumps(document)}))
+    next(iter(document[listed].values()))[field] = value
+    root = fill(tmp_path, files | {name: json.dumps(document)})
+    refused(SourceError, root, rf"is not in the format of TextOCR and COCO-Text \({error}")
 
 
 @pytest.mark.parametrize(
@@ -307,10 +307,8 @@ HOSTILE = (
 
 
 def test_words_and_tracks_go_with_their_boxes(tmp_path: Path) -> None:
-    found = {
-        kind: read_all(fill(tmp_path / kind, MAKERS[kind](6)))
-        for kind in ("icdar", "funsd", "mot", "mlt", "sroie", "art")
-    }
+    kinds = ("icdar", "funsd", "mot", "mots", "mlt", "sroie", "art")
+    found = {kind: read_all(fill(tmp_path / kind, MAKERS[kind](6))) for kind in kinds}
     assert found["mlt"]["ImagesPart1/tr_img_00001.jpg"]["texts"] == ["a, b", None]
     assert found["sroie"]["train/img/X001.jpg"]["texts"] == ["TOTAL, 1"] * 2
     assert found["sroie"]["train/img/X001.jpg"]["entities"] == {"company": "A", "total": "1"}
@@ -320,13 +318,9 @@ def test_words_and_tracks_go_with_their_boxes(tmp_path: Path) -> None:
     assert found["funsd"]["training_data/images/a00002.png"]["texts"] == ["a b", "a b"]
     assert found["mot"]["train/MOT17-02/img1/000003.jpg"]["track"] == [3, 4]
     assert found["mot"]["train/MOT17-02/img1/000001.jpg"]["boxes"] == []
-
-
-def test_masks_of_tracks_go_with_their_boxes(tmp_path: Path) -> None:
-    found = read_all(fill(tmp_path / "mots", MAKERS["mots"](6)))
-    assert found["train/MOTS20-02/img1/000003.jpg"]["track"] == [2000, 2001]
-    assert found["train/MOTS20-02/img1/000001.jpg"]["boxes"] == []
-    assert coco_masks(found["train/MOTS20-02/img1/000003.jpg"]["segmentations"], 8, 16)[0].sum() == 16
+    masks = found["mots"]["train/MOTS20-02/img1/000003.jpg"]
+    assert masks["track"] == [2000, 2001]
+    assert coco_masks(masks["segmentations"], 8, 16)[0].sum() == 16
 
 
 @pytest.mark.slow
@@ -388,12 +382,9 @@ def test_an_archive_of_a_format_of_a_plug_in_is_no_webdataset(tmp_path: Path) ->
     def kind(content: Any, _: Picture) -> Parts:
         yield box(None, content)
 
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name in (name for n in range(6) for name in (f"{n}.jpg", f"{n}.pts", f"{n}.json")):
-            content = jpeg(0) if name.endswith("jpg") else b"{}" if name.endswith("json") else b"points"
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+    contents = {"jpg": jpeg(0), "pts": b"points", "json": b"{}"}
+    members = {f"{n}.{end}": content for n in range(6) for end, content in contents.items()}
+    (tmp_path / "a.tar").write_bytes(tar(members))
     assert recognise(tmp_path / "a.tar", SourceOptions()) is SOURCES["webdataset"]
     SOURCES.register("points", kind)
     try:
@@ -693,9 +684,9 @@ def test_names_in_several_folders_are_a_question_whose_lines_run(
 def test_names_in_a_folder_of_pictures_and_in_others_of_masks(tmp_path: Path) -> None:
     files = {f"{folder}/{name}": jpeg(n) for folder in ("plots", "plot_masks") for n, name in enumerate(images(4))}
     notes = {name: text for name, text in MAKERS["via"](4).items() if name.endswith(".json")}
-    with closing(open_source(fill(tmp_path, files | notes))) as source:
-        assert (source.kind, source.survey().records) == ("via", 4)
-        assert {entry.key.partition("/")[0] for entry in source.entries() if source.read(entry)} == {"plots"}
+    seen = look(fill(tmp_path, files | notes))
+    assert seen.found == ("via", 4)
+    assert {key.partition("/")[0] for key in seen.samples} == {"plots"}
 
 
 @pytest.mark.parametrize("bitmap", [b"", b"no image, but as long as the start of one"])
@@ -722,11 +713,9 @@ def test_entities_of_receipts_without_words(folder: str, tmp_path: Path) -> None
     files: Files = {f"images/a{n}.jpg": jpeg(n) for n in range(4)}
     texts = [{"company": "A & B", "date": "1/2/2019", "total": f"{n}.00"} for n in range(3)]
     files |= {f"{folder}/a{n}.txt": json.dumps(each) for n, each in enumerate(texts)}
-    with closing(open_source(fill(tmp_path, files))) as source:
-        assert source.kind == "sroie"
-        assert [column.name for column in source.survey().columns] == ["entities", "entities_valid"]
-        found = [source.read(entry).values.get("entities") for entry in source.entries()]
-    assert found == [*texts, None]
+    seen = look(fill(tmp_path, files))
+    assert (seen.kind, [*seen.classes]) == ("sroie", ["entities", "entities_valid"])
+    assert seen.each("entities") == [*texts, None]
 
 
 @pytest.mark.parametrize("count", [2, 40])
@@ -752,13 +741,11 @@ def test_files_of_labelme_are_found_by_the_stems_of_the_images(
     path = fill(tmp_path / "set", made)
     archive = Path(shutil.make_archive(str(tmp_path / "set"), "zip", path))
     for place in (path, archive):
-        with closing(open_source(place)) as source:
-            survey = source.survey()
-            assert (source.kind, survey.ledger.left) == ("labelme", {})
-            assert {*survey.splits} - {"test"} == splits
-            values = {
-                e.key.rpartition("/")[2]: source.read(e).values["boxes"] for e in source.entries() if e.split != "test"
-            }
+        seen = look(place)
+        assert (seen.kind, seen.ledger.left) == ("labelme", {})
+        assert {*seen.splits} - {"test"} == splits
+        named = {entry.key: entry.key.rpartition("/")[2] for entry in seen.entries if entry.split != "test"}
+        values = {name: seen.samples[key]["boxes"] for key, name in named.items()}
         assert values == {f"a{n}.jpg": [[1, 2, 5, 6]] for n in range(count - 1)} | {f"a{count - 1}.jpg": None}
 
 

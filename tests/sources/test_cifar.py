@@ -30,6 +30,7 @@ from tests.internals import (
     published,
     stored,
 )
+from tests.makers.annotated import fill
 from tests.makers.sources import refused
 
 CIFAR10 = [b"airplane", b"automobile", b"bird", b"cat", b"deer", b"dog", b"frog", b"horse", b"ship", b"truck"]
@@ -60,21 +61,10 @@ def dump_python2(value: dict[bytes, Any]) -> bytes:
     return b"\x80\2" + python2(value) + b"."
 
 
-def dump_python3(protocol: int) -> Callable[[dict[bytes, Any]], bytes]:
-    return lambda value: pickle.dumps(value, protocol=protocol)
-
-
-def dump_text_keys(value: dict[bytes, Any]) -> bytes:
-    return pickle.dumps({key.decode(): item for key, item in value.items()}, protocol=4)
-
-
-DUMPS = {
+DUMPS: dict[str, Callable[[dict[bytes, Any]], bytes]] = {
     "python2": dump_python2,
-    "protocol 2": dump_python3(2),
-    "protocol 3": dump_python3(3),
-    "protocol 4": dump_python3(4),
-    "protocol 5": dump_python3(5),
-    "text keys": dump_text_keys,
+    **{f"protocol {n}": lambda value, n=n: pickle.dumps(value, protocol=n) for n in (2, 3, 4, 5)},
+    "text keys": lambda value: pickle.dumps({key.decode(): item for key, item in value.items()}, protocol=4),
 }
 
 
@@ -126,42 +116,31 @@ def binary_files(kind: str, rows: int = ROWS) -> dict[str, bytes]:
     return {"fine_label_names.txt": b"\n".join(FINE), "coarse_label_names.txt": b"\r\n".join(COARSE) + b"\n", **files}
 
 
-def files_of(kind: str, binary: bool, rows: int) -> dict[str, bytes]:
+def files_of(kind: str, binary: bool, rows: int = ROWS) -> dict[str, bytes]:
     return binary_files(kind, rows) if binary else python_files(kind, rows=rows)
 
 
 DIRECTORIES = {
-    ("cifar10", False): "cifar-10-batches-py",
-    ("cifar10", True): "cifar-10-batches-bin",
-    ("cifar100", False): "cifar-100-python",
-    ("cifar100", True): "cifar-100-binary",
+    (kind, binary): f"cifar-{kind[5:]}-" + (last if binary else first)
+    for kind, first, last in (("cifar10", "batches-py", "batches-bin"), ("cifar100", "python", "binary"))
+    for binary in (False, True)
 }
 
 ARCHIVES = {
-    ("cifar10", False): "cifar-10-python.tar.gz",
-    ("cifar10", True): "cifar-10-binary.tar.gz",
-    ("cifar100", False): "cifar-100-python.tar.gz",
-    ("cifar100", True): "cifar-100-binary.tar.gz",
+    (kind, binary): f"cifar-{kind[5:]}-{'binary' if binary else 'python'}.tar.gz" for kind, binary in DIRECTORIES
 }
 
 
 def make(parent: Path, kind: str, binary: bool = False, files: dict[str, bytes] | None = None) -> Path:
     """The directory of a layout below ``parent``."""
-    root = parent / DIRECTORIES[kind, binary]
-    root.mkdir(parents=True)
-    for name, data in (files or (binary_files(kind) if binary else python_files(kind))).items():
-        (root / name).write_bytes(data)
-    return root
+    return fill(parent / DIRECTORIES[kind, binary], files or files_of(kind, binary))
 
 
-def pack(directory: Path, path: Path, shuffled: bool = True) -> Path:
+def pack(directory: Path, path: Path) -> Path:
     """The ``.tar.gz`` of a directory; the published ones have their members in no order."""
     with tarfile.open(path, "w:gz") as tar:
         tar.add(directory, directory.name, recursive=False)
-        names = (
-            sorted(os.listdir(directory), key=lambda name: name[::-1]) if shuffled else sorted(os.listdir(directory))
-        )
-        for name in names:
+        for name in sorted(os.listdir(directory), key=lambda name: name[::-1]):
             tar.add(directory / name, f"{directory.name}/{name}")
     return path
 
@@ -330,26 +309,19 @@ def test_missing_files_are_named(tmp_path: Path, kind: str, binary: bool, archiv
         assert f"is {kind} without {name}" in text
 
 
-@pytest.mark.parametrize("binary", [False, True])
-def test_labels_out_of_range_are_named_with_their_row(tmp_path: Path, binary: bool) -> None:
-    files = binary_files("cifar10") if binary else python_files("cifar10")
-    if binary:
-        rows = bytearray(files["data_batch_3.bin"])
-        rows[2 * 3073] = 10
-        files["data_batch_3.bin"] = bytes(rows)
-    else:
-        batch = {b"data": np.zeros((3, 3072), np.uint8), b"labels": [0, 9, 10]}
-        files["data_batch_3"] = dump_python2(batch)
-    text = failure(make(tmp_path, "cifar10", binary, files))
-    assert "data_batch_3" in text
-    assert "row 2: label 10 is out of range from 0 to 9" in text
-
-
-def test_a_negative_label(tmp_path: Path) -> None:
-    files = python_files("cifar100")
-    zeros = np.zeros((2, 3072), np.uint8)
-    files["test"] = dump_python2({b"data": zeros, b"fine_labels": [0, 1], b"coarse_labels": [0, -1]})
-    assert "row 1: coarse_label -1 is out of range" in failure(make(tmp_path, "cifar100", files=files))
+def test_labels_out_of_range_are_named_with_their_row(tmp_path: Path) -> None:
+    rows = bytearray(binary_files("cifar10")["data_batch_3.bin"])
+    rows[2 * 3073] = 10
+    high = {b"data": zeros(3), b"labels": [0, 9, 10]}
+    low = {b"data": zeros(3), b"fine_labels": [0, 1, 1], b"coarse_labels": [0, 1, -1]}
+    for kind, binary, name, content, said in (
+        ("cifar10", True, "data_batch_3.bin", bytes(rows), "label 10 is out of range from 0 to 9"),
+        ("cifar10", False, "data_batch_3", dump_python2(high), "label 10 is out of range from 0 to 9"),
+        ("cifar100", False, "test", dump_python2(low), "coarse_label -1 is out of range"),
+    ):
+        text = failure(make(tmp_path / f"{kind} {name}", kind, binary, {**files_of(kind, binary), name: content}))
+        assert name in text
+        assert f"row 2: {said}" in text
 
 
 def test_a_binary_file_that_is_cut_off(tmp_path: Path) -> None:
@@ -414,7 +386,7 @@ class Runs:
 def hostile() -> dict[str, bytes]:
     """Pickles that try to do something, as the value of ``data``."""
     touch = "touch /tmp/packstore-was-here"
-    protocol_2 = b"\x80\2}U\4data"
+    protocol_2, far = b"\x80\2}U\4data", b"\x8a\x08\0\0\0\0\0\0\0\x40"
     dtype = b"cnumpy\ndtype\n(U\2u1tR"
     array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\0\x85U\1btR"
     return {
@@ -430,13 +402,7 @@ def hostile() -> dict[str, bytes]:
         "object array": protocol_2 + array + b"(K\1K\1\x85cnumpy\ndtype\n(U\2O8tR\x89]K\1atbs.",
         "huge shape": protocol_2 + array + b"(K\1\x8a\x08" + b"\0" * 7 + b"\x10\x85" + dtype + b"\x89U\1atbs.",
         "negative shape": protocol_2 + array + b"(K\1J\xff\xff\xff\xff\x85" + dtype + b"\x89U\1atbs.",
-        "overflowing shape": protocol_2
-        + array
-        + b"(K\1"
-        + b"\x8a\x08\0\0\0\0\0\0\0\x40" * 2
-        + b"\x86"
-        + dtype
-        + b"\x89U\0tbs.",
+        "overflowing shape": protocol_2 + array + b"(K\1" + far * 2 + b"\x86" + dtype + b"\x89U\0tbs.",
         "huge item": protocol_2 + array + b"(K\1K\1\x85" + dtype + b"(K\3U\1|NNNJ\0\0\0\x40K\1K\0tb\x89U\1atbs.",
         "subarray dtype": protocol_2 + dtype + b"(K\3U\1|" + dtype + b"NNK\1K\1K\0tbs.",
         "fields dtype": protocol_2 + dtype + b"(K\3U\1|N}}K\1K\1K\0tbs.",
@@ -590,21 +556,16 @@ def test_an_archive_with_broken_headers(tmp_path: Path, header: dict[str, str]) 
 
 
 def test_an_archive_of_nothing_but_headers_of_headers(tmp_path: Path) -> None:
+    """And a header that asks for more than there is."""
     header = tarfile.TarInfo("././@LongLink")
-    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 10
-    block = header.tobuf(tarfile.GNU_FORMAT) + b"x" * 512
-    for number, data in enumerate((block * 5000, tarfile.TarInfo("a").tobuf() + block * 5000)):
+    header.type = tarfile.GNUTYPE_LONGNAME
+    blocks = []
+    for header.size in (10, 1 << 40):
+        blocks.append(header.tobuf(tarfile.GNU_FORMAT) + b"x" * 512)
+    for number, data in enumerate((blocks[0] * 5000, tarfile.TarInfo("a").tobuf() + blocks[0] * 5000, blocks[1])):
         path = tmp_path / f"{number}.tar.gz"
         path.write_bytes(gzip.compress(data))
         assert "is not a readable tar, or is damaged" in failure(path)
-
-
-def test_a_header_that_asks_for_more_than_there_is(tmp_path: Path) -> None:
-    header = tarfile.TarInfo("././@LongLink")
-    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
-    path = tmp_path / "c.tar.gz"
-    path.write_bytes(gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + b"x" * 512))
-    assert "is not a readable tar, or is damaged" in failure(path)
 
 
 def test_a_gzip_file_is_read_in_full_wherever_its_chunks_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -614,10 +575,7 @@ def test_a_gzip_file_is_read_in_full_wherever_its_chunks_end(tmp_path: Path, mon
 
 
 def test_an_archive_of_something_else(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    for number in range(100):
-        (tmp_path / "folder" / f"{number}.txt").write_bytes(b"x")
-    path = pack(tmp_path / "folder", tmp_path / "x.tar.gz")
+    path = pack(fill(tmp_path / "folder", {f"{n}.txt": b"x" for n in range(100)}), tmp_path / "x.tar.gz")
     assert "holds no images (passed over: 100 not images (.txt))" in failure(path)
     path.write_bytes(gzip.compress(b"not a tar at all" * 100))
     assert "is not a readable tar, or is damaged" in failure(path)

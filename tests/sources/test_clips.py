@@ -14,10 +14,8 @@ from PIL import Image
 
 from packstore import PackedDataset, PackedLoader, append, convert, verify
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.sources import Source, open_source
-from packstore.testing import SourceSuite
 from tests.internals import AmbiguousSourceError, SampleError, SourceError, UsageError
-from tests.makers.sources import not_packed, prove, question
+from tests.makers.sources import FramesSuite, not_packed, prove, question
 
 
 def frames_of(seed: int, count: int, channels: int = 3, dtype: str = "uint8") -> NDArray[Any]:
@@ -32,8 +30,8 @@ def save(folder: Path, frames: NDArray[Any], name: str = "frame_{:04}.png", firs
         Image.fromarray(frame).save(folder / name.format(number))
 
 
-class TestClips(SourceSuite):
-    kind = "imagefolder"
+class TestClips(FramesSuite):
+    frames = recorded = "clips"
     exact_sizes = False
     many = 300
     bytes_per_sample = 600  # the frames of a clip
@@ -43,18 +41,8 @@ class TestClips(SourceSuite):
             save(folder / f"class {number % 2}" / f"clip \udcfe{number:04}", frames_of(number, 1 + number % 3))
         return folder
 
-    def open(self, path: Path, **more: Any) -> Source:
-        return open_source(path, frames="clips", **more)
-
     def change(self, path: Path) -> None:
         save(path / "class 0" / "clip \udcfe0000", frames_of(99, 5))
-
-    def test_it_packs_and_the_store_holds_it(self, path: Path, tmp_path: Path) -> None:
-        report = prove(path, tmp_path / "packed.h5", frames="clips", decode=True)
-        assert report.manifest.options["frames"] == "clips"
-
-    def test_an_interrupted_conversion_goes_on_to_the_same_bytes(self) -> None:  # type: ignore[override]
-        pytest.skip("convert is told of clips")
 
 
 @pytest.mark.parametrize("form", ["lmdb", "h5", "pth"])

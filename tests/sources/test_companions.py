@@ -6,6 +6,7 @@ import cProfile
 import io
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def archives(path: Path) -> list[Path]:
 MASKS = {
     "{s}_mask.png": ("a{}.jpg", "a{}_mask.png"),
     "{s}.png": ("x/a{}.jpg", "x/a{}.png"),
+    "{s}_m.png": ("a{}.JPG", "a{}_m.PNG"),
     "GT{s}.png": ("a{}.jpg", "GTa{}.png"),
     "masks/{s}.png": ("images/a{}.jpg", "masks/a{}.png"),
     "truth/{s}.png": ("photos/2020/a{}.jpg", "truth/2020/a{}.png"),
@@ -102,11 +104,6 @@ def test_a_mask_goes_with_the_longest_name(tmp_path: Path) -> None:
     assert read(fill(tmp_path, files), masks="{s}_*.png") == {
         f"{name}.jpg": {"masks": [mask(10 * n + k) for k in range(2)]} for n, name in enumerate(images)
     }
-
-
-def test_suffixes_in_upper_case(tmp_path: Path) -> None:
-    path = fill(tmp_path, {f"a{n}.JPG": jpeg(n) for n in range(3)} | {f"a{n}_m.PNG": mask(n) for n in range(3)})
-    assert read(path, masks="{s}_m.png") == {f"a{n}.JPG": {"mask": mask(n)} for n in range(3)}
 
 
 def npy(array: Any) -> bytes:
@@ -296,12 +293,6 @@ FOUND_MASKS = (
 )
 
 
-def test_grey_photos_come_before_their_pictures_in_colour(tmp_path: Path) -> None:
-    files = {f"x{n}.jpg": encode(photo(n).convert("L"), "JPEG") for n in range(4)}
-    files |= {f"x{n}_overlay.png": encode(photo(n), "PNG") for n in range(4)}
-    assert ("--pair", "{s}.jpg={s}_overlay.png") in offers(fill(tmp_path, files))
-
-
 @pytest.mark.parametrize("count", [2, 3, 29])
 @pytest.mark.parametrize("names", FOUND_MASKS)
 @pytest.mark.parametrize("stem", ["{}", "tile_{}", "n{}x"])
@@ -367,15 +358,6 @@ def test_equal_texts_in_each_folder_are_no_companions(tmp_path: Path) -> None:
     assert look(tmp_path).kind == "imagefolder"
 
 
-def test_poses_are_a_question_and_kept_by_its_first_answer(tmp_path: Path) -> None:
-    files: dict[str, str | bytes] = {f"frame-{n:06}.color.jpg": jpeg(n) for n in range(9)}
-    files |= {f"frame-{n:06}.pose.txt": f"1 0 {n}\n0 1 2.5\n" for n in range(8)} | {"camera.txt": "585 0 320"}
-    path = fill(tmp_path, files)
-    answer = ("--sidecar", "{s}.color.jpg={s}.pose.txt=numbers")
-    assert answer in offers(path)
-    assert look(path, sidecar=answer[1]).records == 9
-
-
 @pytest.mark.parametrize("text", [".txt", ".json"])
 @pytest.mark.parametrize("folders", [("", "", ""), ("images/", "masks/", "notes/")])
 def test_masks_and_texts_are_read_by_one_answer(folders: tuple[str, str, str], text: str, tmp_path: Path) -> None:
@@ -389,17 +371,6 @@ def test_masks_and_texts_are_read_by_one_answer(folders: tuple[str, str, str], t
     for n, each in enumerate(values.values()):
         assert outline(n) in each.values()
         assert (f"seen {n}" if text == ".txt" else {"seen": n}) in each.values()
-
-
-def test_forms_of_pictures_that_several_folders_hold(tmp_path: Path) -> None:
-    files = {}
-    for scale in (2, 3, 4):
-        for n in range(5):
-            image = photo(n, 96 + 12 * (n % 2), 72)
-            small = image.resize((image.width // scale, image.height // scale))
-            files[f"by_{scale}/{n:03}_by_{scale}_full.png"] = encode(image, "PNG")
-            files[f"by_{scale}/{n:03}_by_{scale}_reduced.png"] = encode(small, "PNG")
-    assert ("--pair", "{s}_full.png={s}_reduced.png") in offers(fill(tmp_path, files))
 
 
 PAIRS = {
@@ -438,17 +409,6 @@ def test_two_forms_of_a_picture_are_a_question(name: str, count: int, tmp_path: 
         answers = [answer for answer in offers(place) if answer[0] == option]
         assert answers
         assert look(place, pair=answers[0][1::2]).records == count
-
-
-def test_words_are_no_common_parts_of_pairs(tmp_path: Path) -> None:
-    words = ("amber", "birch", "cloud")
-    files = {
-        f"s{k}/{word}.{end}.png": encode(photo(9 * k + n).resize(size), "PNG")
-        for k in (2, 3)
-        for n, word in enumerate(words)
-        for end, size in (("Hi", (64, 48)), ("Lo", (32, 24)))
-    }
-    assert offers(fill(tmp_path, files))[0] == ("--pair", "{s}.Hi.png={s}.Lo.png")
 
 
 def test_each_scale_is_a_column(tmp_path: Path) -> None:
@@ -490,25 +450,14 @@ def test_depth_of_16_bits_is_asked_about_and_kept_by_an_option(names: tuple[str,
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 @pytest.mark.parametrize("mode", ["1", "L"])
-def test_scans_of_two_classes_are_no_masks_of_each_other(suffix: str, mode: str, tmp_path: Path) -> None:
-    files = {f"{c}/{n:03}.{suffix}": scan(50 * k + n, suffix, mode) for k, c in enumerate("ab") for n in range(9)}
-    assert look(fill(tmp_path, files)).found == ("imagefolder", 18)
-
-
-def test_scans_of_two_classes_with_words_as_names_are_no_masks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["{0}/{1:03}", "{0}/{2}_{0}"])
+def test_scans_of_two_classes_are_no_masks_of_each_other(form: str, suffix: str, mode: str, tmp_path: Path) -> None:
     files = {
-        f"{c}/{name}_{c}.jpg": scan(50 * k + n, "jpg", "L") for k, c in enumerate("ab") for n, name in enumerate(NAMES)
-    }
-    assert look(fill(tmp_path, files)).found == ("imagefolder", 18)
-
-
-def test_two_images_of_each_class_are_no_pair(tmp_path: Path) -> None:
-    files = {
-        f"{c}/img_{name}.png": encode(photo(9 * k + n), "PNG")
+        f"{form.format(c, n, NAMES[n])}.{suffix}": scan(50 * k + n, suffix, mode)
         for k, c in enumerate("ab")
-        for n, name in enumerate(NAMES[:2])
+        for n in range(9)
     }
-    assert look(fill(tmp_path, files)).found == ("imagefolder", 4)
+    assert look(fill(tmp_path, files)).found == ("imagefolder", 18)
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
@@ -673,21 +622,71 @@ def test_numbered_drawings_of_small_classes_are_no_masks(tmp_path: Path) -> None
     assert seen.found == ("imagefolder", 5)
 
 
-def test_folders_of_two_unlike_pictures_are_classes(tmp_path: Path) -> None:
-    files = {f"{c}/{k}.jpg": encode(photo(2 * n + k), "JPEG") for n, c in enumerate("abc") for k in range(2)}
-    assert look(fill(tmp_path, files)).found == ("imagefolder", 6)
+UNLIKE: dict[str, list[str]] = {
+    "letters": [f"{n}_{k}.jpg" for n in range(6) for k in "ab"],
+    "letters first": [f"{k}{n}.jpg" for n in range(6) for k in "ab"],
+    "second numbers": [f"{n:03}_{k}.jpg" for n in range(6) for k in range(3)],
+    "cameras": [f"cam{k}_{n:03}.jpg" for n in range(6) for k in range(3)],
+    "versions": [f"{n:03}_v{k}.jpg" for n in range(6) for k in range(3)],
+    "versions first": [f"v{k}-f{n:03}.jpg" for n in range(6) for k in range(3)],
+    "two of each class": [f"{c}/{k}.jpg" for c in "abc" for k in range(2)],
+    "two words of each class": [f"{c}/{name}.jpg" for c in "ab" for name in ("anna", "bob")],
+    "one name without a number": [f"{c}/{n}.jpg" for c in "ab" for n in (*range(11), "example")],
+    **{
+        f"classes {' '.join(classes)}": [f"{name}/{n:04}.jpg" for name in classes for n in range(9)]
+        for classes in (("ant", "bee"), ("ant", "bee", "cow", "dog"), ("left", "right"), ("mask", "nomask"))
+    },
+}
 
 
-@pytest.mark.parametrize("names", ["{}_{}.jpg", "{1}{0}.jpg"])
-def test_letters_in_names_of_unlike_pictures_are_no_pairs(names: str, tmp_path: Path) -> None:
-    files = {names.format(n, k): encode(photo(2 * n + (k == "b")), "JPEG") for n in range(6) for k in "ab"}
-    assert look(fill(tmp_path, files)).records == 12
+@pytest.mark.parametrize("name", UNLIKE)
+def test_unlike_pictures_are_no_pairs_whatever_their_names(name: str, tmp_path: Path) -> None:
+    names = UNLIKE[name]
+    kind = "imagefolder" if "/" in names[0] else "flat"
+    files = {file: encode(photo(n), "JPEG") for n, file in enumerate(names)}
+    assert look(fill(tmp_path, files)).found == (kind, len(names))
 
 
-@pytest.mark.parametrize("names", ["{:03}_{}.jpg", "cam{1}_{0:03}.jpg", "{:03}_v{}.jpg", "v{1}-f{0:03}.jpg"])
-def test_second_numbers_in_names_of_unlike_pictures_are_no_pairs(names: str, tmp_path: Path) -> None:
-    files = {names.format(n, k): encode(photo(3 * n + k), "JPEG") for n in range(6) for k in range(3)}
-    assert look(fill(tmp_path, files)).found == ("flat", 18)
+def forms(names: str, *pictures: tuple[str, Callable[[int], Image.Image]], count: int = 5) -> dict[str, bytes]:
+    """Files of several forms: ``{n}`` in ``names`` is a picture, ``{f}`` its form."""
+    return {names.format(n=n, f=form): encode(make(n), "PNG") for form, make in pictures for n in range(count)}
+
+
+def rounded(number: int) -> tuple[int, int]:
+    return 91 + 7 * number % 23, 70 + 5 * number % 19
+
+
+OFFERED: dict[str, tuple[tuple[str, ...], Callable[[], dict[str, bytes]]]] = {
+    "grey photos and pictures in colour": (("--pair", "{s}.jpg={s}_overlay.png"), lambda: {
+        **{f"x{n}.jpg": encode(photo(n).convert("L"), "JPEG") for n in range(4)},
+        **forms("x{n}_overlay.png", ("", photo), count=4)}),
+    "in colour and grey": (("--pair", "color_{s}.png=range_{s}.png"), lambda: forms(
+        "{f}_{n}.png", ("color", photo), ("range", shade), count=6)),
+    "scales in several folders": (("--pair", "{s}_full.png={s}_reduced.png"), lambda: {
+        f"by_{k}/{n:03}_by_{k}_{form}.png": encode(photo(n, (96 + 12 * (n % 2)) // size, 72 // size), "PNG")
+        for k in (2, 3, 4) for n in range(5) for form, size in (("full", 1), ("reduced", k))}),
+    "words as names": (("--pair", "{s}.Hi.png={s}.Lo.png"), lambda: {
+        f"s{k}/{word}.{end}.png": encode(photo(9 * k + n).resize(size), "PNG")
+        for k in (2, 3) for n, word in enumerate(("amber", "birch", "cloud"))
+        for end, size in (("Hi", (64, 48)), ("Lo", (32, 24)))}),
+    "scaled and rounded sizes": (("--pair", "a/{s}.*=b/{s}.*"), lambda: forms(
+        "{f}/{n:03}.png", ("a", lambda n: photo(n, *rounded(n))),
+        ("b", lambda n: photo(50 + n, rounded(n)[0] // 4, rounded(n)[1] // 4)), count=9)),
+    "pictures without a partner": (("--source", "flat"), lambda: {
+        **forms("x{n}_RGB.png", ("", photo), count=10),
+        **{f"{'xy'[n > 5]}{n}.png": encode(shade(n), "PNG") for n in range(9)}}),
+    "poses": (("--sidecar", "{s}.color.png={s}.pose.txt=numbers"), lambda: {
+        **forms("frame-{n:06}.color.png", ("", photo), count=9), "camera.txt": b"585 0 320",
+        **{f"frame-{n:06}.pose.txt": b"1 0 %d\n0 1 2.5\n" % n for n in range(8)}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OFFERED)
+def test_what_goes_together_is_offered(name: str, tmp_path: Path) -> None:
+    answer, make = OFFERED[name]
+    assert answer in offers(fill(tmp_path, make()))
+    if answer[0] == "--sidecar":
+        assert look(tmp_path, sidecar=answer[1]).records == 9
 
 
 def test_the_number_of_an_image_in_its_class_is_no_pair(tmp_path: Path) -> None:
@@ -777,12 +776,6 @@ def test_poses_beside_two_images_belong_to_the_first(tmp_path: Path) -> None:
     assert {*answer[1::2]} == {"{s}.rgb.png={s}.depth.png", "{s}.rgb.png={s}.cam.txt=numbers"}
 
 
-def test_a_name_without_a_number_among_numbered_ones_is_no_evidence(tmp_path: Path) -> None:
-    files = {f"{c}/{n}.jpg": encode(photo(n + 50 * (c == "b")), "JPEG") for c in "ab" for n in range(11)}
-    files |= {"a/example.jpg": encode(photo(98), "JPEG"), "b/example.jpg": encode(photo(99), "JPEG")}
-    assert look(fill(tmp_path, files)).found == ("imagefolder", 24)
-
-
 def chessboard(seed: int, shift: int) -> bytes:
     """A board before a wall, from the left or the right."""
     random = np.random.default_rng(seed)
@@ -802,12 +795,6 @@ def test_pictures_of_a_chessboard_by_two_cameras_are_a_question(names: tuple[str
     assert look(fill(tmp_path / "unlike", unlike)).records == 26
 
 
-def test_pictures_in_colour_and_grey_are_a_question(tmp_path: Path) -> None:
-    files = {f"color_{n}.png": encode(photo(n), "PNG") for n in range(6)}
-    path = fill(tmp_path, files | {f"range_{n}.png": encode(photo(50 + n).convert("L"), "PNG") for n in range(6)})
-    assert ("--pair", "color_{s}.png=range_{s}.png") in offers(path)
-
-
 @pytest.mark.parametrize("folders", [("mask", "nomask"), ("photo", "xray")])
 def test_pictures_of_unrelated_sizes_are_classes_whatever_their_colours(
     folders: tuple[str, str], tmp_path: Path
@@ -821,23 +808,6 @@ def test_pictures_of_unrelated_sizes_are_classes_whatever_their_colours(
     }
     path = fill(tmp_path, {name: encode(image, "JPEG") for name, image in pictures.items()})
     assert look(path).found == ("imagefolder", 18)
-
-
-def test_sizes_that_are_scaled_and_rounded_are_evidence(tmp_path: Path) -> None:
-    sizes = [(91 + 7 * n % 23, 70 + 5 * n % 19) for n in range(9)]
-    files = {f"a/{n:03}.png": encode(photo(n, *size), "PNG") for n, size in enumerate(sizes)}
-    files |= {f"b/{n:03}.png": encode(photo(50 + n, w // 4, h // 4), "PNG") for n, (w, h) in enumerate(sizes)}
-    assert ("--pair", "a/{s}.*=b/{s}.*") in offers(fill(tmp_path, files))
-
-
-@pytest.mark.parametrize(
-    "folders", [("ant", "bee"), ("ant", "bee", "cow", "dog"), ("left", "right"), ("mask", "nomask")]
-)
-def test_pictures_that_only_have_equal_names_are_classes(folders: tuple[str, ...], tmp_path: Path) -> None:
-    files = {
-        f"{name}/{n:04}.jpg": encode(photo(100 * k + n), "JPEG") for k, name in enumerate(folders) for n in range(9)
-    }
-    assert look(fill(tmp_path, files)).found == ("imagefolder", 9 * len(folders))
 
 
 def shade(seed: int) -> Image.Image:
@@ -859,12 +829,6 @@ def test_plain_names_may_be_those_of_the_companions(stem: str, images: int, file
     path = fill(tmp_path / "depth", colour | depth)
     assert offers(path)[0] == ("--pair", "{s}_RGB.png={s}.png")
     assert len(read(path, pair="{s}_RGB.png={s}.png")) == images
-
-
-def test_an_answer_keeps_pictures_without_a_partner(tmp_path: Path) -> None:
-    files = {f"x{n}_RGB.png": encode(photo(n), "PNG") for n in range(10)}
-    files |= {f"{'xy'[n > 5]}{n}.png": encode(shade(n), "PNG") for n in range(9)}
-    assert ("--source", "flat") in offers(fill(tmp_path, files))
 
 
 @pytest.mark.slow
@@ -915,11 +879,10 @@ def test_folders_of_few_images_with_masks_are_kept(folders: int, column: str, tm
 
 @pytest.mark.parametrize("clip", ["clip_{}", "147{}"])
 def test_folders_of_clips_with_masks_are_a_text(clip: str, tmp_path: Path) -> None:
-    files = {f"{clip.format(k)}/a{n}.jpg": encode(photo(9 * k + n), "JPEG") for k in range(3) for n in range(4)}
-    files |= {f"{clip.format(k)}/a{n}.png": outline(9 * k + n) for k in range(3) for n in range(4)}
-    assert [each["folder"] for each in read(fill(tmp_path, files)).values()] == [
-        clip.format(k) for k in range(3) for _ in range(4)
-    ]
+    clips = [clip.format(k) for k in range(3) for _ in range(4)]
+    files = {f"{name}/a{n}.jpg": encode(photo(n), "JPEG") for n, name in enumerate(clips)}
+    files |= {f"{name}/a{n}.png": outline(n) for n, name in enumerate(clips)}
+    assert sorted(each["folder"] for each in read(fill(tmp_path, files)).values()) == clips
 
 
 @pytest.mark.slow

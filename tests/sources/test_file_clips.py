@@ -19,10 +19,9 @@ import packstore
 from packstore import PackedDataset, PackedLoader, append, convert, export, verify
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.cli import cli
-from packstore.sources import Source, open_source
-from packstore.testing import SourceSuite
+from packstore.sources import open_source
 from tests.internals import Sample, SampleError, SourceError, UsageError
-from tests.makers.sources import not_packed, prove
+from tests.makers.sources import FramesSuite, not_packed, prove
 
 tifffile = pytest.importorskip("tifffile")
 imagecodecs = pytest.importorskip("imagecodecs")
@@ -60,8 +59,8 @@ def clips(path: Path, **options: Any) -> dict[str, Sample]:
     return found
 
 
-class TestFileClips(SourceSuite):
-    kind = "imagefolder"
+class TestFileClips(FramesSuite):
+    frames, recorded = "clips", "clips:files"
     exact_sizes = False
 
     def make(self, folder: Path, samples: int) -> Path:
@@ -70,18 +69,8 @@ class TestFileClips(SourceSuite):
             save(folder / f"class {number % 2}" / f"{number:05} \udcfe.webp", frames)
         return folder
 
-    def open(self, path: Path, **more: Any) -> Source:
-        return open_source(path, frames="clips", **more)
-
     def change(self, path: Path) -> None:
         save(path / "class 0" / "00000 \udcfe.webp", pixels_of(99, 5, 6, 8, 3))
-
-    def test_it_packs_and_the_store_holds_it(self, path: Path, tmp_path: Path) -> None:
-        report = prove(path, tmp_path / "packed.h5", frames="clips", decode=True)
-        assert report.manifest.options["frames"] == "clips:files"
-
-    def test_an_interrupted_conversion_goes_on_to_the_same_bytes(self) -> None:  # type: ignore[override]
-        pytest.skip("convert is told of clips")
 
     def test_entries_are_listed_lazily_in_bounded_memory(self, tmp_path: Path) -> None:
         pytest.skip("of the wrapped source")

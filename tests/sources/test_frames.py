@@ -15,12 +15,11 @@ from PIL import Image, ImageSequence
 
 import packstore
 from packstore import PackedDataset, append, convert, export, verify
-from packstore.sources import Source, open_source
+from packstore.sources import open_source
 from packstore.stores import open_store
-from packstore.testing import SourceSuite
 from tests.internals import HeaderError, SampleError, SourceError, UsageError, count_frames, sniff
 from tests.makers.images import encode
-from tests.makers.sources import not_packed, prove, refused
+from tests.makers.sources import FramesSuite, not_packed, prove, refused
 
 
 def frames_of(seed: int, count: int, mode: str = "RGB", size: tuple[int, int] = (9, 7)) -> list[Image.Image]:
@@ -50,8 +49,8 @@ def records(path: Path, **options: Any) -> dict[str, NDArray[Any]]:
     return found
 
 
-class TestFrames(SourceSuite):
-    kind = "imagefolder"
+class TestFrames(FramesSuite):
+    frames = recorded = "all"
 
     def make(self, folder: Path, samples: int) -> Path:
         for number in range(-(-samples // 3)):
@@ -60,20 +59,8 @@ class TestFrames(SourceSuite):
             (place / f"{number}.jpg").write_bytes(encode(frames_of(number, 1)[0], "JPEG"))
         return folder
 
-    def open(self, path: Path, **more: Any) -> Source:
-        return open_source(path, frames="all", **more)
-
     def change(self, path: Path) -> None:
         save(path / "class 0" / "0 \udcfe.webp", frames_of(99, 3), "WEBP", lossless=True)
-
-    def test_it_packs_and_the_store_holds_it(self, path: Path, tmp_path: Path) -> None:
-        report = prove(path, tmp_path / "packed.h5", frames="all", decode=True)
-        with closing(self.open(path)) as source:
-            assert report.manifest.records == source.survey().records
-        assert report.manifest.options["frames"] == "all"
-
-    def test_an_interrupted_conversion_goes_on_to_the_same_bytes(self) -> None:  # type: ignore[override]
-        pytest.skip("convert is told of frames")
 
     def test_entries_are_listed_lazily_in_bounded_memory(self, tmp_path: Path) -> None:
         pytest.skip("of the wrapped source")

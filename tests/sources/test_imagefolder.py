@@ -201,7 +201,6 @@ def test_a_split_without_class_folders_beside_others_needs_a_choice(tmp_path: Pa
     text = failure(root)
     assert "images without in test" in text
     assert "--split" in text
-    assert "--split" in text
     source = open_source(root)
     with pytest.raises(SourceError, match="images without in"):
         source.entries()
@@ -241,15 +240,6 @@ def test_splits_are_not_classes_beside_other_folders_with_images(tmp_path: Path)
     assert samples(forced) == torchvision_samples(str(root))[1]
 
 
-def test_pure_splits_stay_splits_when_forced(tmp_path: Path) -> None:
-    root = fill(tmp_path / "root", ["train/a/1.jpg", "val/a/1.jpg"])
-    assert list(open_source(root, kind="imagefolder").survey().splits) == ["train", "val"]
-
-
-def test_two_folders_of_one_split(tmp_path: Path) -> None:
-    assert "are the same split" in failure(fill(tmp_path / "root", ["train/a/1.jpg", "Train/a/2.jpg"]))
-
-
 def test_an_empty_split_is_an_error_unless_another_is_asked_for(tmp_path: Path) -> None:
     root = fill(tmp_path / "root", ["train/a/1.jpg"])
     (root / "val").mkdir()
@@ -258,11 +248,17 @@ def test_an_empty_split_is_an_error_unless_another_is_asked_for(tmp_path: Path) 
     assert open_source(root).survey("train").records == 1
 
 
-def test_classes_without_images(tmp_path: Path) -> None:
-    root = fill(tmp_path / "root", ["a/1.jpg", "b/notes.txt", "c/1.jpg"])
-    text = failure(root)
-    assert "1 of 3 class folders without images: 'b'" in text
-    assert "passed over in all folders: 1 not images (.txt)" in text
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["train/a/1.jpg", "Train/a/2.jpg"], "are the same split"),
+        (["1.jpg"], "no class folders: pack it with --source flat"),
+        (["a/1.jpg", "b/notes.txt", "c/1.jpg"], "1 of 3 class folders without images: 'b'"),
+        (["a/1.jpg", "b/notes.txt", "c/1.jpg"], "passed over in all folders: 1 not images (.txt)"),
+    ],
+)
+def test_what_is_no_image_folder(files: list[str], said: str, tmp_path: Path) -> None:
+    assert said in failure(fill(tmp_path / "root", files))
 
 
 def test_a_class_may_be_empty_in_one_split_only(tmp_path: Path) -> None:
@@ -282,10 +278,6 @@ def test_an_empty_source(tmp_path: Path) -> None:
     text = failure(tmp_path)
     assert "holds no images (passed over: 1 not images (" in text
     assert text.endswith("give a folder of images (.jpg, .png …), or another source (see packstore guide sources)")
-
-
-def test_images_without_class_folders_are_no_image_folder(tmp_path: Path) -> None:
-    assert "no class folders: pack it with --source flat" in failure(fill(tmp_path / "root", ["1.jpg"]))
 
 
 def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:

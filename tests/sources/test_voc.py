@@ -14,7 +14,7 @@ from packstore.sources import Entry, ask_about_left, open_source
 from tests.internals import VOC_CLASSES as CLASSES
 from tests.internals import Role, Sample, SampleError, SourceError, load_xml
 from tests.makers.annotated import fill, jpeg, mask, voc, voc_xml
-from tests.makers.sources import FileSuite, look, not_packed, prove, question, refused
+from tests.makers.sources import FileSuite, look, not_packed, question, refused
 from tests.makers.torchvision import import_torchvision
 
 BASE = "VOCdevkit/VOC2012"
@@ -193,21 +193,6 @@ def test_sets_that_cannot_be(listed: str, said: str, tmp_path: Path) -> None:
     voc(tmp_path)
     (tmp_path / BASE / "ImageSets/Main/train.txt").write_text(listed)
     refused(SourceError, tmp_path, said)
-
-
-@pytest.mark.parametrize("repeats", [1, 40])
-def test_a_line_that_a_set_repeats_is_noted_and_packed_once(repeats: int, tmp_path: Path) -> None:
-    voc(tmp_path / "set")
-    file = tmp_path / "set" / BASE / "ImageSets/Main/train.txt"
-    expected = [entry.key for entry in open_source(tmp_path / "set").entries()]
-    file.write_text(file.read_text() + "2007_000001\n" * repeats)
-    survey = look(tmp_path / "set")
-    first = f"{BASE}/JPEGImages/2007_000001.jpg; each image is packed once"
-    lines = f"repeat {repeats} line{'s' if repeats > 1 else ''}, such as {first}"
-    assert [note for note in survey.notes if lines in note] == list(survey.notes)
-    assert survey.splits == {"train": 4, "val": 2}
-    assert survey.keys == expected
-    prove(tmp_path / "set", tmp_path / "x.lmdb")
 
 
 @pytest.mark.slow
