@@ -14,7 +14,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Real
 from operator import index
@@ -150,8 +150,8 @@ def list_options(options: type) -> Iterator[tuple[str, Any, Any, Description]]:
 def check_options(options: Any) -> None:
     """Checks all options by the types and ranges of their fields: flags, choices, numbers and texts.
 
-    Leaves values of other types, and of unions of these, to the options themselves. Raises :class:`UsageError` for a
-    value that is not allowed.
+    Refuses one text for a list of names. Leaves values of other types, and of unions of these, to the options
+    themselves. Raises :class:`UsageError` for a value that is not allowed.
     """
     described = _describe_options(type(options))  # type: ignore[arg-type]  # of mypy, for type[Any]
     values = {name: getattr(options, name) for name in described}
@@ -172,10 +172,12 @@ def check_options(options: Any) -> None:
         elif parts == {int}:
             whole_number(name, value, description.least)
         elif parts == {float}:
-            if not isinstance(value, int | float) or (description.least is not None and value < description.least):
+            if not isinstance(value, int | float):
                 raise UsageError(f"{name} should be a number of at least {description.least or 0}, got {value!r}")
-        elif parts == {str}:
-            check_texts(**{name: value})
+        elif parts == {str} and not isinstance(value, str):
+            raise UsageError(f"{name} should be text{' or None' if optional else ''}, got {show_value(value)}")
+        elif Sequence[str] in parts and str not in parts and isinstance(value, str):
+            raise UsageError(f"{name} should be a list of names, got {show_value(value)}")
 
 
 def check_option_numbers(
@@ -259,7 +261,8 @@ def takes(arguments: Callable[P, Arguments]) -> Callable[[Callable[[Arguments], 
     """Returns a decorator for a function of one argument, the dataclass ``arguments``. The new function takes the
     fields of the dataclass instead.
 
-    Inserts a description of the fields into the docstring. The new function raises :class:`TypeError` for arguments
+    The dataclass checks its values when it is made, see :func:`check_options`. Inserts a description of the fields into
+    the docstring. The new function raises :class:`TypeError` for arguments
     that it does not have.
     """
     return lambda function: cast("Callable[P, Result]", _take(arguments, function, None))
@@ -291,9 +294,7 @@ def _take(
             signature.bind(*values, **keywords)
         except TypeError as error:
             raise TypeError(f"{function.__qualname__}() {error}") from None
-        given = values[len(first) :]
-        check_option_numbers(cast("type", arguments), {**dict(zip(taken, given, strict=False)), **keywords})
-        return function(*values[: len(first)], arguments(*given, **keywords))
+        return function(*values[: len(first)], arguments(*values[len(first) :], **keywords))
 
     call.__signature__ = signature  # type: ignore[attr-defined]
     types = {name: kind for name, kind, _, _ in list_options(cast("type", arguments))}

@@ -18,14 +18,11 @@ from packstore.core.options import (
     overwrite_option,
     show_value,
 )
-from packstore.core.registry import FORMATS
-
-_MAX_SEED = 1 << 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergeOptions:
-    """Options of :func:`packstore.merge`. Raises :class:`UsageError` for invalid values."""
+    """Options of :func:`packstore.merge`. Raises :class:`UsageError` for invalid values; planning checks ``format``."""
 
     format: str | None = format_option()
     on_duplicate: Literal["raise", "skip", "unchecked"] = option(
@@ -45,10 +42,6 @@ class MergeOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if isinstance(self.classes, str):
-            raise UsageError(f"classes should be a list of names in their order, got {self.classes!r}")
-        if self.format is not None:
-            FORMATS.check(self.format)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +54,7 @@ class SelectOptions:
     - ``stratify`` without ``splits`` or ``sample``.
     - ``drop_kinds`` other than the default without ``drop``.
 
-    Planning checks ``where``, ``drop``, ``drop_columns``, ``relabel`` and ``shard_size``.
+    Planning checks ``where``, ``drop``, ``drop_columns``, ``relabel``, ``shard_size`` and ``format``.
     """
 
     where: str | None = option(
@@ -137,11 +130,6 @@ class SelectOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.seed >= _MAX_SEED:
-            raise UsageError(f"seed should be less than 2 ** 64, got {self.seed}")
-        for name in ("drop_columns", "drop_kinds"):
-            if isinstance(getattr(self, name), str):
-                raise UsageError(f"{name} should be a list of names, got {getattr(self, name)!r}")
         if self.drop is None and tuple(self.drop_kinds) != DEFAULT_DROP:
             raise UsageError("drop_kinds chooses findings of an audit: give its report, too, as drop")
         if self.splits is not None:
@@ -163,8 +151,6 @@ class SelectOptions:
             others = (self.sample, self.per_class, self.relabel, self.shard_size, self.stratify, *self.drop_columns)
             if self.drop is not None or any(other not in (None, False) for other in others):
                 raise UsageError("whole_shards takes shards as they are: only where, splits and seed go with it")
-        if self.format is not None:
-            FORMATS.check(self.format)
 
     @property
     def shard_bytes(self) -> int | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 from packstore.core.errors import UsageError
 from packstore.core.modes import parse_mode
 from packstore.core.options import (
-    check_options,
     convert_size,
     format_option,
     option,
@@ -21,13 +20,12 @@ from packstore.core.options import (
     whole_number,
     workers_option,
 )
-from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
+from packstore.core.registry import ENCODINGS
 from packstore.packing.source_arguments import (
     KEEP,
     Answers,
     SourceArguments,
     annotation_frame_option,
-    check_column_options,
     check_mode_options,
     decoder_option,
 )
@@ -208,9 +206,8 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
     """Options of :func:`packstore.convert`.
 
     Raises :class:`UsageError` for invalid values, and for arguments that contradict each other for every source.
-    Planning checks the options of the encoder, such as ``size``, ``quality`` and ``check``, and those of the source.
-
-    Converts ``shard_size`` to a number of bytes; converts ``ignore``, ``splits`` and ``columns`` to tuples.
+    Planning checks ``format``, the options of the encoder, such as ``size``, ``quality`` and ``check``, and those of
+    the source.
     """
 
     split: str | None = option(
@@ -254,23 +251,12 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
     def __post_init__(self) -> None:
         from packstore.images.normalization import parse_normalization
         from packstore.images.reading import OF_SOURCES
-        from packstore.sources.companion_patterns import OPTIONS, check_companions
-        from packstore.sources.ignoring import check_patterns
-        from packstore.sources.splits import check_splits
 
-        check_options(self)
-        if self.format is not None:
-            FORMATS.check(self.format)
+        super().__post_init__()
         if self.encoding is not None and self.encoding not in ENCODINGS:
             raise UsageError(f"unknown encoding {self.encoding!r}; encodings: {', '.join(ENCODINGS)}")
-        object.__setattr__(self, "shard_size", convert_size(self.shard_size))
         if self.shard_size is not None:
-            whole_number("shard_size", self.shard_size)
-        object.__setattr__(self, "ignore", check_patterns(self.ignore))
-        object.__setattr__(self, "splits", check_splits(self.splits))
-        for name in OPTIONS:
-            object.__setattr__(self, name, check_companions(name, getattr(self, name)))
-        object.__setattr__(self, "columns", check_column_options(self.columns))
+            whole_number("shard_size", self.shard_bytes)
         one = None if self.frames in (None, *OF_SOURCES) else str(self.frames)
         check_mode_options(self.mode, self.depth, self.alpha, one)
         others = self.depth, self.alpha, self.frames, None if self.mode == "RGB" else self.mode
@@ -284,8 +270,6 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
             raise UsageError("fit needs a size: give a size too")
         if self.normalize is not None and self.normalize != "auto":
             parse_normalization(self.normalize, parse_mode("F"))  # only a check: the mode is not known yet
-        if self.source_kind is not None:
-            SOURCES.check(self.source_kind)
         if self.cluster is not None and _CLUSTER.fullmatch(self.cluster) is None:
             raise UsageError(
                 f"cluster should be 'processes:N' with N from 1 on, 'ray' or 'ray:ADDRESS', got {self.cluster!r}"
@@ -308,9 +292,9 @@ class ConvertOptions(ReadingOptions, SourceArguments, EncodingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AppendOptions(ReadingOptions, SourceArguments):
-    """Options of :func:`packstore.append`. ``columns`` becomes a tuple.
+    """Options of :func:`packstore.append`.
 
-    Raises :class:`UsageError` for an invalid ``source_kind``, ``columns``, ``split``, ``on_duplicate``, ``key_prefix``,
+    Raises :class:`UsageError` for an invalid ``columns``, ``split``, ``on_duplicate``, ``key_prefix``,
     ``no_new_classes`` or ``restart``. Planning checks the others, some of them only if samples are converted.
     """
 
@@ -349,9 +333,3 @@ class AppendOptions(ReadingOptions, SourceArguments):
         group="Store",
     )
     restart: bool = restart_option()
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        object.__setattr__(self, "columns", check_column_options(self.columns))
-        if not isinstance(self.key_prefix, str):
-            raise UsageError(f"key_prefix should be text, got {self.key_prefix!r}")

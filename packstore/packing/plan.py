@@ -26,6 +26,7 @@ from packstore.sources import add_source_to_questions, ask_about_classes, ask_ab
 from packstore.sources.base import Source, Survey
 from packstore.stores import format_of
 from packstore.stores.format import Format
+from packstore.stores.linked import link_folder
 from packstore.stores.places import place_of
 
 DEFAULT_QUALITY = 90
@@ -46,11 +47,9 @@ class Plan:
         format: Its format.
         encode: Options of the encoder. ``normalization`` is still None if ``auto_normalize`` is set.
         shape: Shape of every record, ``(H, W, 3)`` of its pixels; None if they differ.
-        auto_normalize: Whether mean and standard deviation must be computed before packing.
-        estimate_bytes: Estimated size of the store.
-        free_bytes: Free space at the destination; None at a URL.
         options: Options of the caller, defaults not filled in.
         index: Whether the store gets a seek index.
+        estimate_bytes: Estimated size of the store.
         shards: Rule by which shards are cut; None for a store of one file. A store at a URL always has shards.
         relative_link_folder: Base folder of relative links; None without relative links.
         keeps_receipt: See :class:`packstore.stores.StoreBuilder`.
@@ -62,14 +61,22 @@ class Plan:
     format: str
     encode: EncodeOptions
     shape: tuple[int, ...] | None
-    auto_normalize: bool
-    estimate_bytes: int
-    free_bytes: int | None
     options: ConvertOptions
     index: bool
+    estimate_bytes: int = 0
     shards: ShardRule | None = None
     relative_link_folder: Path | None = None
     keeps_receipt: bool = False
+
+    @property
+    def auto_normalize(self) -> bool:
+        """Whether mean and standard deviation must be computed before packing."""
+        return self.options.normalize == "auto" and self.encode.normalization is None
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Free space at the destination; None at a URL."""
+        return free_bytes(self.destination)
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -123,7 +130,7 @@ def plan_source(
     fails. Raises the errors of :func:`make_plan`.
     """
     try:
-        remote, format = place_of(destination).remote, resolve_format(destination, options.format)
+        format = resolve_format(destination, options.format)
         with add_source_to_questions(opened.path, opened.options, options.source_kind):
             survey = opened.survey(options.split, progress)
             ask_about_left(opened, survey)
@@ -137,7 +144,7 @@ def plan_source(
             question = find_pixel_question(opened, survey, options, headers)
             if question is not None:
                 raise question
-        encode, auto = _resolve_encoding(format, opened.normalization, survey, options, reading)
+        encode = _resolve_encoding(format, opened.normalization, survey, options, reading)
         if options.exif_transpose and survey.store is None and survey.encoding != "original":
             raise UsageError(
                 "exif_transpose turns image files, and this source gives pixels, which have no EXIF: leave it out, and "
@@ -146,25 +153,16 @@ def plan_source(
         survey = state_frames(survey, encode.exif_transpose)
         if options.annotation_frame is not None and not FrameAligner(opened, survey, False, None, None).has_effect:
             raise no_effect_error()
-        link_folder = None
-        if options.link == "relative":
-            from packstore.stores.linked import link_folder as find_link_folder
-
-            link_folder = find_link_folder(destination)
-        shape = resolve_uniform_shape(encode, opened, survey, options.split)
         plan = Plan(
-            source=opened,
-            survey=survey,
-            destination=destination,
-            format=format,
-            encode=encode,
-            shape=shape,
-            auto_normalize=auto,
-            estimate_bytes=0,
-            free_bytes=free_bytes(destination),
-            options=options,
-            index=wants_index(options.index, encode.encoding),
-            relative_link_folder=link_folder,
+            opened,
+            survey,
+            destination,
+            format,
+            encode,
+            resolve_uniform_shape(encode, opened, survey, options.split),
+            options,
+            wants_index(options.index, encode.encoding),
+            relative_link_folder=link_folder(destination) if options.link == "relative" else None,
         )
         encoder = plan.encoder
         if options.decoder != "auto" and encoder.passes_through and options.check != "decode":
@@ -173,7 +171,7 @@ def plan_source(
                 "leave it out, or add --check decode"
             )
         _check_geometry(encode, survey)
-        if auto and not survey.counted:
+        if plan.auto_normalize and not survey.counted:
             raise UsageError("normalize='auto' reads all images first, and an iterable can be read once; give numbers")
         if options.link and (encode.encoding != "original" or not encoder.passes_through):
             raise UsageError(
@@ -181,24 +179,26 @@ def plan_source(
                 "--link out, or choose --encoding original and nothing that changes files"
             )
         sampled = measure_sizes(encoder, opened, survey, options.split)
-        plan = replace(plan, estimate_bytes=_estimate_bytes(plan, encoder, [size for _, size in sampled]))
-        usual = _LINKED_SHARD_BYTES if options.link else REMOTE_SHARD_BYTES
-        shard_bytes = options.shard_bytes or (usual if remote else None)
+        shard_bytes, shards = options.shard_bytes, None
+        if shard_bytes is None and place_of(destination).remote:
+            shard_bytes = _LINKED_SHARD_BYTES if options.link else REMOTE_SHARD_BYTES
         if shard_bytes is not None:
             image = encoder.columns()[0]
             nbytes = image.record_nbytes if image.kind == "fixed" else None
-            plan = replace(plan, shards=ShardRule.for_size(shard_bytes, nbytes, sampled))
+            shards = ShardRule.for_size(shard_bytes, nbytes, sampled)
+        return replace(plan, estimate_bytes=_estimate_bytes(plan, [size for _, size in sampled]), shards=shards)
     except BaseException:
         opened.close()
         raise
-    return plan
 
 
 def resolve_format(destination: Path, format: str | None) -> str:
     """Returns ``format`` if it is given, else the format that the suffix of ``destination`` names.
 
-    Raises :class:`UsageError` for an unknown suffix.
+    Raises :class:`UsageError` for an unknown format or suffix.
     """
+    if format is not None:
+        FORMATS.check(format)
     name = format or format_of(destination)
     if name is None:
         *others, last = (suffix for known in FORMATS.values() for suffix in known.suffixes)
@@ -241,9 +241,8 @@ def check_new_store(destination: Path, options: ConvertOptions) -> None:
 
 def _resolve_encoding(
     format: str, usual: str, survey: Survey, options: ConvertOptions, reading: Reading
-) -> tuple[EncodeOptions, bool]:
-    """Returns the options with all defaults filled in, and whether mean and standard deviation must be computed
-    first."""
+) -> EncodeOptions:
+    """Returns the options with all defaults filled in."""
     source: type[Encoding] = ENCODINGS[survey.encoding]
     store = survey.store
     normalized = source.layout == "CHW"
@@ -277,7 +276,7 @@ def _resolve_encoding(
         normalization = None if normalize == "auto" else parse_normalization(normalize, reading.pixels)
     if normalize == "auto" and normalized:
         raise UsageError(f"the source is normalised already ({survey.encoding}); leave --normalize out to keep it")
-    encode = EncodeOptions(
+    return EncodeOptions(
         encoding=encoding.name,
         size=options.size,
         fit=options.fit or "crop",
@@ -295,13 +294,12 @@ def _resolve_encoding(
         asks=store is None or reading != replace(Reading.restore(store.image.mode, store.options), chosen=True),
         skips_losses=options.on_error == "skip",
     )
-    return encode, normalize == "auto"
 
 
-def _estimate_bytes(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
+def _estimate_bytes(plan: Plan, sampled: list[int]) -> int:
     """Estimates the size of the store on disk."""
     survey, records = plan.survey, plan.survey.records
-    image = encoder.columns()[0]
+    image = plan.encoder.columns()[0]
     columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns)) + survey.value_bytes
     index_share = _GRAY_INDEX_SHARE if reads_gray([image]) else _INDEX_SHARE
     if plan.options.link:
@@ -309,7 +307,7 @@ def _estimate_bytes(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
     container: Format = FORMATS[plan.format]
     if image.kind == "fixed":
         images = records * container.estimate_disk_bytes(image.record_nbytes)
-    elif encoder.passes_through:
+    elif plan.encoder.passes_through:
         padding = (count * (container.estimate_disk_bytes(size) - size) for size, count in survey.size_counts.items())
         images = survey.size_bytes + sum(padding)
     else:

@@ -349,7 +349,7 @@ def with_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Pla
     if not plan.auto_normalize:
         return plan
     normalization = _compute_statistics(plan, workers, progress).normalization()
-    return replace(plan, encode=replace(plan.encode, normalization=normalization), auto_normalize=False)
+    return replace(plan, encode=replace(plan.encode, normalization=normalization))
 
 
 def _compute_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.modes import RGB, parse_mode
-from packstore.core.options import option
+from packstore.core.options import check_options, option
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.sniff import MAX_PIXELS
 
@@ -143,7 +143,8 @@ def decoder_option() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceArguments:
-    """Base of the options of functions that read a source."""
+    """Base of the options of functions that read a source. ``columns`` becomes a tuple. :class:`SourceOptions` checks
+    the other options of the source, when it is opened."""
 
     labels: str | os.PathLike[str] | None = option(
         None,
@@ -242,6 +243,10 @@ class SourceArguments:
         "than 8 bytes per allowed pixel plus 64 MiB. Both are rejected before they are read or decoded. This bounds "
         "the memory: a decoding thread takes up to 20 bytes per allowed pixel (3.6 GB by default)."
     )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        object.__setattr__(self, "columns", check_column_options(self.columns))
 
     @property
     def source_columns(self) -> tuple[str, ...]:

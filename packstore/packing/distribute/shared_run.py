@@ -247,7 +247,7 @@ def join_run(plan: Plan, run: SharedRun, progress: ProgressCallback) -> tuple[Pl
             "fit new ones; resume it with the source and software it was begun with, or drop it with --restart"
         )
     encode = replace(plan.encode, normalization=theirs.normalization)
-    return replace(plan, encode=encode, auto_normalize=False), theirs
+    return replace(plan, encode=encode), theirs
 
 
 def _plan_fingerprint(plan: Plan) -> dict[str, Any]:
