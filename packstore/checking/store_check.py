@@ -38,6 +38,7 @@ from packstore.core.proof import (
     row_columns,
 )
 from packstore.stores import Problem, Reader
+from packstore.stores.batch import BATCH_BYTES, BATCH_RECORDS
 from packstore.stores.keys import digest_keys
 from packstore.stores.linked import LinkError
 from packstore.stores.places import place_of
@@ -50,7 +51,6 @@ COMPARED_RECORDS = 16
 """Most records of a batch that is decoded or compared with a source."""
 ValueGetter = Callable[[str, int], Any]
 """Returns the value of a column for a record."""
-_BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
 _ROWS, _ROW_BYTES = 4096, 64 << 20
 
 
@@ -268,7 +268,7 @@ class StoreCheck:
 
     def _batch_file(self, file: StoreFile) -> Iterator[Batch]:
         """Yields the records of one file in batches, with their numbers in the store."""
-        most = _BATCH_RECORDS if self.check_images is None else COMPARED_RECORDS
+        most = BATCH_RECORDS if self.check_images is None else COMPARED_RECORDS
         for batch in record_batches(file.reader, most):
             yield Batch(range(file.start + batch.start, file.start + batch.stop))
 
@@ -372,11 +372,11 @@ def decode_files(
         yield f"image {number} of {column.name!r}" if column.form == "files" else repr(column.name), data, image
 
 
-def record_batches(reader: Reader, most: int = _BATCH_RECORDS) -> Iterator[range]:
+def record_batches(reader: Reader, most: int = BATCH_RECORDS) -> Iterator[range]:
     """Yields ranges of records with about 8 MiB each, and at most ``most`` records. All but the last have the same
     length."""
     total = len(reader)
-    step = max(1, min(most, _BATCH_BYTES // reader.manifest.mean_nbytes))
+    step = max(1, min(most, BATCH_BYTES // reader.manifest.mean_nbytes))
     return (range(start, min(start + step, total)) for start in range(0, total, step))
 
 

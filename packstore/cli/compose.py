@@ -217,11 +217,8 @@ def merge(stores: tuple[Path, ...], destination: Path, output: Output, **options
 
     started = time.monotonic()
     with output.progress_bar() as progress, ExitStack() as stack:
-        plan, duplicates = plan_merge(stores, destination, MergeOptions(**options), stack)
-        if output.dry_run:
-            rows = plan_rows(plan, duplicates)
-        else:
-            rows = report_rows(write_composition(plan, progress, started, duplicates))
+        plan = plan_merge(stores, destination, MergeOptions(**options), stack)
+        rows = plan_rows(plan) if output.dry_run else report_rows(write_composition(plan, progress, started))
     output.show(rows)
 
 
@@ -261,8 +258,8 @@ def select(store: Path, destination: Path, output: Output, **options: Any) -> No
     output.show(rows)
 
 
-def plan_rows(plan: Composition, duplicates: int = 0) -> Rows:
-    """Makes the rows of ``--dry-run``. ``duplicates``: number of records that are left out.
+def plan_rows(plan: Composition) -> Rows:
+    """Makes the rows of ``--dry-run``.
 
     Raises errors like :meth:`Composition.check_writable`.
     """
@@ -284,7 +281,7 @@ def plan_rows(plan: Composition, duplicates: int = 0) -> Rows:
     )
     size = plan.estimate_bytes
     rows.add("copied", f"{pluralize(copied, 'record')}, about {human_bytes(size)}", copied=copied, estimate_bytes=size)
-    rows.add("duplicates", *if_any(duplicates, "record", " left out"), duplicates=duplicates)
+    rows.add("duplicates", *if_any(plan.duplicates, "record", " left out"), duplicates=plan.duplicates)
     return rows
 
 

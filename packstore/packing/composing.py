@@ -18,7 +18,7 @@ from packstore.core.manifest import Column, Manifest, Origin
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
-from packstore.packing.copying import CopiedCounts, LinkGetter, copy_records
+from packstore.packing.copying import CopiedCounts, CopiedRecords, LinkGetter, copy_records
 from packstore.packing.recorded_options import EXIF_ORIENTED, drop_record_counts, record_counts
 from packstore.stores import Reader, StoreBuilder
 from packstore.stores.assembly import (
@@ -44,30 +44,6 @@ NO_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedRecords:
-    """Piece of a composition: records of one store that are copied into one split.
-
-    Attributes:
-        reader: Reader of the store that contains them.
-        records: ``int64``, their numbers, in order.
-        split: Their split in the new store; ``""`` for none.
-        labels: Maps of class numbers by column, see :func:`packstore.packing.copying.copy_records`.
-        cut: Begin a new shard with them.
-    """
-
-    reader: Reader
-    records: NDArray[np.int64]
-    split: str
-    labels: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    cut: bool = False
-
-    @property
-    def count(self) -> int:
-        """Number of records."""
-        return len(self.records)
-
-
-@dataclass(frozen=True, slots=True)
 class LinkedShards:
     """Piece of a composition: shards of one store that are hard-linked into one split.
 
@@ -85,6 +61,11 @@ class LinkedShards:
     def count(self) -> int:
         """Number of records."""
         return int(self.parts.rows["records"].sum())
+
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """Split in the new store and number of consecutive records."""
+        return [run for runs in self.new_parts.runs for run in runs]
 
     @property
     def new_parts(self) -> ShardList:
@@ -113,6 +94,7 @@ class Composition:
             begins only after a linked shard, and with a piece that is marked ``cut``.
         overwrite: Replace a store at the destination.
         moved: Number of records that change their split, by (old split, new split).
+        duplicates: Number of records left out because another store has their keys.
         links: Returns the links of copied records of a linked store. None keeps the files that they point to.
         stage: Name of the copying in progress reports.
     """
@@ -125,6 +107,7 @@ class Composition:
     shard_size: int | None = None
     overwrite: bool = False
     moved: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    duplicates: int = 0
     links: LinkGetter | None = None
     stage: str = "copy"
 
@@ -147,11 +130,8 @@ class Composition:
         """Counts the records of each split; ``""`` stands for none."""
         counts = Counter[str]()
         for piece in self.pieces:
-            if isinstance(piece, CopiedRecords):
-                counts[piece.split] += piece.count
-            else:
-                for name, count in (run for runs in piece.new_parts.runs for run in runs):
-                    counts[name] += count
+            for name, count in piece.runs:
+                counts[name] += count
         return dict(counts)
 
     @property
@@ -219,8 +199,7 @@ class Composition:
                 if isinstance(piece, CopiedRecords):
                     if piece.cut or isinstance(last, LinkedShards):
                         builder.cut()
-                    copied = piece.reader, piece.records, piece.split, piece.labels
-                    for count, nbytes in copy_records(builder, *copied, links, counts):
+                    for count, nbytes in copy_records(builder, piece, links, counts):
                         done, done_bytes = done + count, done_bytes + nbytes
                         progress(Progress(self.stage, done, total, done_bytes))
                 last = piece

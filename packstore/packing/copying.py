@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,40 @@ from packstore.images.orientation import count_oriented
 from packstore.images.seek_index import index_values, reads_gray
 from packstore.packing.recorded_options import EXIF_ORIENTED
 from packstore.stores import Reader, StoreBuilder
+from packstore.stores.batch import BATCH_BYTES, BATCH_RECORDS
 from packstore.stores.proven import DamagedCopies
 
-_RECORDS, _BYTES = 1024, 8 << 20
 LinkGetter = Callable[[Reader, NDArray[np.int64]], dict[str, Any]]
 """Returns the links of some records of a store, as values by column."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRecords:
+    """Piece of a composition: records of one store that are copied into one split.
+
+    Attributes:
+        reader: Reader of the store that contains them.
+        records: ``int64``, their numbers, in order.
+        split: Their split in the new store; ``""`` for none.
+        labels: By column, an array that maps old class numbers to new ones; missing values become 0.
+        cut: Begin a new shard with them.
+    """
+
+    reader: Reader
+    records: NDArray[np.int64]
+    split: str
+    labels: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    cut: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return len(self.records)
+
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """Split in the new store and number of consecutive records."""
+        return [(self.split, self.count)]
 
 
 @dataclass(slots=True)
@@ -40,13 +69,7 @@ class CopiedCounts:
 
 
 def copy_records(
-    builder: StoreBuilder,
-    reader: Reader,
-    records: NDArray[np.int64],
-    split: str,
-    labels: Mapping[str, NDArray[np.int64]],
-    links: LinkGetter,
-    counts: CopiedCounts,
+    builder: StoreBuilder, piece: CopiedRecords, links: LinkGetter, counts: CopiedCounts
 ) -> Iterator[tuple[int, int]]:
     """Copies records of an open store to a builder, batch by batch. Yields the number of records and bytes of each.
 
@@ -54,27 +77,24 @@ def copy_records(
     seek index it reads them. Fields of a store without row checksums are not verified.
 
     Args:
-        builder: Receives the records.
-        reader: The store. Columns that the new store does not have are dropped.
-        records: ``int64``, numbers of the records, in their new order.
-        split: Their new split; ``""`` for none.
-        labels: By column, an array that maps old class numbers to new ones; missing values become 0.
+        builder: Receives the records. Columns that its store does not have are dropped.
+        piece: The records.
         links: Returns the links of records; called only if the builder's store is linked.
         counts: Gets the counts of these records.
 
     Raises:
         CorruptRecordError: The image or another value of a record does not match its checksum.
     """
-    own, given = builder.columns, reader.manifest.columns
+    reader, own, given = piece.reader, builder.columns, piece.reader.manifest.columns
     wanted = {column.name for column in row_columns(own)}
     linked = any(column.name == LINK_LENGTH for column in own)
     adds_index = {c.name for c in own} - {c.name for c in given} == {SEEK_INDEX.name}
     unread = linked and not adds_index and reads_gray(own) == reads_gray(given)
     has_oriented = bool(reader.manifest.options.get(EXIF_ORIENTED)) and keeps_exif(reader.manifest)
-    step = max(1, min(_RECORDS, _BYTES // reader.manifest.mean_nbytes))
-    for some in (records[start : start + step] for start in range(0, len(records), step)):
+    step = max(1, min(BATCH_RECORDS, BATCH_BYTES // reader.manifest.mean_nbytes))
+    for some in (piece.records[start : start + step] for start in range(0, piece.count, step)):
         checksums, images, values = _read_proven(reader, some, unread)
-        for name, numbers in labels.items():
+        for name, numbers in piece.labels.items():
             values[name] = renumber_classes(values[name], numbers)
             if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
                 values[name][~values[f"{name}_valid"]] = 0  # missing values have no class
@@ -91,7 +111,7 @@ def copy_records(
         if linked:
             kept |= links(reader, some)
             images, nbytes = [b""] * len(some), sum(kept[LINK_LENGTH].tolist())
-        builder.append(images, kept, split, checksums=checksums)
+        builder.append(images, kept, piece.split, checksums=checksums)
         yield len(some), nbytes
 
 

@@ -105,27 +105,20 @@ def merge(arguments: MergeArguments) -> MergeReport:
     if isinstance(arguments.stores, str | os.PathLike):
         raise UsageError(f"merge takes a list of stores, got {os.fspath(arguments.stores)!r}")
     with progress_callback(arguments.progress) as report, ExitStack() as stack:
-        plan, duplicates = plan_merge(
-            [*map(location, arguments.stores)], location(arguments.destination), arguments, stack
-        )
-        return write_composition(plan, report, started, duplicates)
+        plan = plan_merge([*map(location, arguments.stores)], location(arguments.destination), arguments, stack)
+        return write_composition(plan, report, started)
 
 
-def write_composition(
-    plan: Composition, progress: ProgressCallback, started: float, duplicates: int = 0
-) -> MergeReport:  # fmt: skip
+def write_composition(plan: Composition, progress: ProgressCallback, started: float) -> MergeReport:
     """Writes and publishes the store of a composition; returns the report."""
     manifest = plan.write_store(progress)
     seconds = time.monotonic() - started
-    return MergeReport(
-        plan.destination, manifest, plan.linked_shard_count, plan.copied_count, duplicates, seconds, plan.moved
-    )
+    linked, copied = plan.linked_shard_count, plan.copied_count
+    return MergeReport(plan.destination, manifest, linked, copied, plan.duplicates, seconds, plan.moved)
 
 
-def plan_merge(
-    paths: Sequence[Path], destination: Path, options: MergeOptions, stack: ExitStack
-) -> tuple[Composition, int]:
-    """Plans a merge: returns the composition, and the number of records left out as duplicates.
+def plan_merge(paths: Sequence[Path], destination: Path, options: MergeOptions, stack: ExitStack) -> Composition:
+    """Plans a merge.
 
     The new manifest keeps the options that all stores share, and all options of reading image files. Adds up the
     counts of records. Opens the stores, which ``stack`` closes; writes nothing. Raises the errors of :func:`merge`.
@@ -164,8 +157,15 @@ def plan_merge(
         first, format=format, origin=describe_stores_origin(readers), options=same | answers | counts, skipped=skipped
     )
     size = largest_shard_bytes(first) or NO_LIMIT
-    plan = Composition(destination, base, columns, pieces, shard_size=size, overwrite=options.overwrite)
-    return plan, sum(map(len, left_out))
+    return Composition(
+        destination,
+        base,
+        columns,
+        pieces,
+        shard_size=size,
+        overwrite=options.overwrite,
+        duplicates=sum(map(len, left_out)),
+    )
 
 
 def _merge_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> tuple[Column, ...]:

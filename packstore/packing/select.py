@@ -32,7 +32,6 @@ from packstore.core.progress import Progress, ProgressCallback, progress_callbac
 from packstore.core.urls import check_paths, location
 from packstore.packing.composing import (
     Composition,
-    CopiedRecords,
     LinkedShards,
     Piece,
     describe_stores_origin,
@@ -40,6 +39,7 @@ from packstore.packing.composing import (
     list_linkable_shards,
 )
 from packstore.packing.composing_options import SelectOptions
+from packstore.packing.copying import CopiedRecords
 from packstore.packing.merge import MergeReport, write_composition
 from packstore.packing.plan import resolve_format
 from packstore.packing.recorded_options import EXIF_ORIENTED, drop_record_counts

@@ -14,6 +14,8 @@ from packstore.core.manifest import Column, Split
 from packstore.core.proof import ROW_CHECKSUM, hash_values, row_checksums
 from packstore.stores.spools import ColumnSpool, check_classes
 
+BATCH_RECORDS, BATCH_BYTES = 1024, 8 << 20
+"""Most records, and about the most bytes, of a batch that is read from a store."""
 KEY_HASHES = Column("keyhash", "fixed", "uint64")
 """Hashes of the keys: a column that finds equal keys, and is not stored."""
 
