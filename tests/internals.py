@@ -265,9 +265,8 @@ if TYPE_CHECKING:
     from packstore.packing.distribute.runners import LocalRunner, Outcome, ProcessRunner, RayRunner
     from packstore.packing.distribute.shared_run import SharedJob, SharedRun, TaskReceipt
     from packstore.packing.options import AppendOptions, ConvertOptions
-    from packstore.packing.plan import Plan, make_plan
+    from packstore.packing.plan import Plan, ShardCuts, ShardRule, make_plan
     from packstore.packing.run import Packed, Run, pack_shard
-    from packstore.packing.sizing import ShardCuts, ShardRule
     from packstore.packing.where import parse_where
     from packstore.packing.writer import Writer
     from packstore.seeing import notebook, sheet

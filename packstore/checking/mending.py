@@ -29,7 +29,7 @@ from packstore.core.registry import FORMATS
 from packstore.images.encode.options import keeps_exif
 from packstore.images.orientation import count_oriented
 from packstore.images.seek_index import index_values
-from packstore.packing.recorded_options import EXIF_ORIENTED
+from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.stores import Problem, Reader, StoreBuilder, format_of
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import open_reader

@@ -32,7 +32,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.core.urls import ShardPlace, UrlPath, check_paths, location
 from packstore.objects import MissingObjectError, ObjectStore, open_objects
-from packstore.packing.recorded_options import drop_record_counts
+from packstore.packing.encoding import drop_record_counts
 from packstore.sources.base import Entry
 from packstore.stores import Problem
 from packstore.stores.assembly import list_shards

@@ -21,9 +21,8 @@ from packstore.core.proof import row_checksum, row_columns
 from packstore.images.encode import EncodedImage, Encoder
 from packstore.images.encode.options import readers_transpose
 from packstore.packing.batches import Linker
+from packstore.packing.encoding import make_encoder, restore_encode_options, same_encoding_options
 from packstore.packing.frames import restore_aligner
-from packstore.packing.recorded_options import restore_encode_options, same_encoding_options
-from packstore.packing.sizing import make_encoder
 from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.store import StoreSource

@@ -27,14 +27,14 @@ from packstore.packing.composing import (
     largest_shard_bytes,
     list_linkable_shards,
 )
-from packstore.packing.options import AppendOptions, ConvertOptions, ReadingOptions
-from packstore.packing.plan import Plan, plan_source
-from packstore.packing.recorded_options import (
+from packstore.packing.encoding import (
     drop_record_counts,
     options_to_record,
     read_column_answers,
     restore_encode_options,
 )
+from packstore.packing.options import AppendOptions, ConvertOptions, ReadingOptions
+from packstore.packing.plan import Plan, plan_source
 from packstore.packing.run import Run
 from packstore.sources import add_source_to_questions, ask_about_left, recorded_companions, take_frames
 from packstore.sources.base import Source, Survey

@@ -20,9 +20,8 @@ from packstore.core.manifest import Skipped
 from packstore.core.parallel import ordered_flat_map
 from packstore.core.tally import Tally
 from packstore.images.seek_index import make_indexes
-from packstore.packing.plan import Plan
-from packstore.packing.recorded_options import EXIF_ORIENTED
-from packstore.packing.sizing import ShardCuts
+from packstore.packing.encoding import EXIF_ORIENTED
+from packstore.packing.plan import Plan, ShardCuts
 from packstore.packing.values import (
     FileChecks,
     FileLossError,

@@ -19,7 +19,7 @@ from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
 from packstore.packing.copying import CopiedCounts, CopiedRecords, LinkGetter, copy_records
-from packstore.packing.recorded_options import EXIF_ORIENTED, drop_record_counts, record_counts
+from packstore.packing.encoding import EXIF_ORIENTED, drop_record_counts, record_counts
 from packstore.stores import Reader, StoreBuilder
 from packstore.stores.assembly import (
     ShardList,

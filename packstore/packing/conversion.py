@@ -23,13 +23,12 @@ from packstore.core.tally import Tally
 from packstore.core.urls import check_paths, location
 from packstore.images.encode.options import readers_transpose
 from packstore.images.losses import UNIFIED
+from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.packing.frames import OTHER_SIZE
 from packstore.packing.header_survey import ask_about_lossy_image
 from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import Plan, check_new_store, make_plan, plan_source
-from packstore.packing.recorded_options import EXIF_ORIENTED
+from packstore.packing.plan import Plan, ShardCuts, check_new_store, make_plan, plan_source
 from packstore.packing.run import Packed, Run, refuse_changed_source, with_statistics
-from packstore.packing.sizing import ShardCuts
 from packstore.sources.base import SourceOptions
 from packstore.sources.ledger import Ledger
 from packstore.stores import StoreBuilder

@@ -17,7 +17,7 @@ from packstore.core.proof import ROW_CHECKSUM, Proof, row_columns
 from packstore.images.encode.options import keeps_exif
 from packstore.images.orientation import count_oriented
 from packstore.images.seek_index import index_values, reads_gray
-from packstore.packing.recorded_options import EXIF_ORIENTED
+from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.stores import Reader, StoreBuilder
 from packstore.stores.batch import BATCH_BYTES, BATCH_RECORDS
 from packstore.stores.proven import DamagedCopies

@@ -29,8 +29,8 @@ from packstore.packing.composing import (
     list_linkable_shards,
 )
 from packstore.packing.composing_options import MergeOptions
+from packstore.packing.encoding import record_counts, same_encoding_options
 from packstore.packing.plan import resolve_format
-from packstore.packing.recorded_options import record_counts, same_encoding_options
 from packstore.stores import Reader
 from packstore.stores.assembly import ShardList
 from packstore.stores.keys import find_repeated_keys

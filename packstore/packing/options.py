@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from packstore.core.errors import UsageError
 from packstore.core.modes import parse_mode
 from packstore.core.options import (
+    check_options,
     convert_size,
     format_option,
     option,
@@ -99,7 +100,7 @@ class ReadingOptions:
     shard_size: int | str | None = option(
         None,
         "Approximate bytes of images in a shard, as a number or as text (``2MB``). Shards are cut before packing, by "
-        "the sizes in the source, see :class:`packstore.packing.sizing.ShardRule`. None for a store of one file; "
+        "the sizes in the source, see :class:`packstore.packing.plan.ShardRule`. None for a store of one file; "
         "at a URL, for 256 MiB.",
         "Approximate size of shards, e.g. 1GiB, measured by the images' bytes in SOURCE.",
         group="Store",
@@ -199,6 +200,9 @@ class EncodingOptions:
     )
     format: str | None = format_option()
     overwrite: bool = overwrite_option()
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)

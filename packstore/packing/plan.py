@@ -1,39 +1,101 @@
-"""Plans a conversion: resolves its options against the source, and estimates the size of the store."""
+"""Plans a conversion: resolves its options against the source, estimates the size of the store, and decides where
+shards begin.
+
+A cut does not depend on records: not on their size, and not on whether a bad sample was skipped. So any machine can
+make any shard of a plan, and makes the same bytes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import packstore
 from packstore.core.errors import UsageError, printable
 from packstore.core.files import free_bytes, refuse_nested_paths
-from packstore.core.modes import RGB, parse_mode
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.core.registry import ENCODINGS, FORMATS
+from packstore.core.registry import FORMATS
 from packstore.core.urls import find_bridge
-from packstore.images.encode import EncodeOptions, Encoder, Encoding
-from packstore.images.encode.options import readers_transpose
-from packstore.images.reading import OF_SOURCES, Reading
+from packstore.images.encode import EncodeOptions, Encoder
+from packstore.images.reading import OF_SOURCES
 from packstore.images.seek_index import reads_gray, wants_index
+from packstore.packing.encoding import make_encoder, measure_sizes, resolve_encoding, resolve_uniform_shape
 from packstore.packing.frames import FrameAligner, no_effect_error, state_frames
 from packstore.packing.header_survey import find_pixel_question, survey_headers
 from packstore.packing.modes import resolve_column_modes, resolve_reading
 from packstore.packing.options import ConvertOptions
-from packstore.packing.sizing import ShardRule, make_encoder, measure_sizes, resolve_uniform_shape
 from packstore.sources import add_source_to_questions, ask_about_classes, ask_about_left
-from packstore.sources.base import Source, Survey
+from packstore.sources.base import Entry, Source, Survey
 from packstore.stores import format_of
 from packstore.stores.format import Format
 from packstore.stores.linked import link_folder
 from packstore.stores.places import place_of
 
-DEFAULT_QUALITY = 90
 REMOTE_SHARD_BYTES = 256 << 20
 """Default shard size of a store at a URL: large against the cost of a request, small enough for a cache to hold
 hundreds."""
 _LINKED_SHARD_BYTES = 50 * REMOTE_SHARD_BYTES  # of the source: links and a seek index are some 2% of them
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRule:
+    """Limit on the samples of a shard. A shard contains samples of one split.
+
+    Attributes:
+        by: Unit of the limit: ``samples``, or ``bytes`` of samples in the source.
+        limit: Maximum per shard. A single sample that is larger gets a shard of its own.
+    """
+
+    by: Literal["samples", "bytes"]
+    limit: int
+
+    @classmethod
+    def for_size(cls, shard_size: int, record_nbytes: int | None, sampled: Sequence[tuple[int, int]]) -> ShardRule:
+        """Returns the rule that gives shards about ``shard_size`` bytes of images.
+
+        It limits samples if all records have the same size, else bytes in the source.
+
+        Args:
+            shard_size: Bytes.
+            record_nbytes: Bytes of each record if all have the same size, else None.
+            sampled: (bytes in the source, bytes as a record) of some samples; empty if records are the source's bytes.
+        """
+        if record_nbytes is not None:
+            return cls("samples", max(1, shard_size // max(1, record_nbytes)))
+        before, after = (sum(sizes) for sizes in zip(*sampled, strict=True)) if sampled else (1, 1)
+        return cls("bytes", max(1, shard_size * max(1, before) // max(1, after)))
+
+    def split_entries(self, entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+        """Splits the entries of a source, in order, into one list per shard."""
+        cuts = ShardCuts(self)
+        shard: list[Entry] = []
+        for entry in entries:
+            if cuts.begins_shard(entry) and shard:
+                yield shard
+                shard = []
+            shard.append(entry)
+        if shard:
+            yield shard
+
+
+class ShardCuts:
+    """Tells which entries of a source begin a shard. Takes the entries in order."""
+
+    def __init__(self, rule: ShardRule) -> None:
+        self._rule = rule
+        self._split: str | None = None
+        self._filled = 0
+
+    def begins_shard(self, entry: Entry) -> bool:
+        """Counts ``entry``, and tells if it begins a shard. Call it once for each entry, in order."""
+        weight = entry.size_bytes if self._rule.by == "bytes" else 1
+        begins = entry.split != self._split or self._filled + weight > self._rule.limit
+        self._filled = weight + (0 if begins else self._filled)
+        self._split = entry.split
+        return begins
 
 
 @dataclass(frozen=True)
@@ -144,7 +206,7 @@ def plan_source(
             question = find_pixel_question(opened, survey, options, headers)
             if question is not None:
                 raise question
-        encode = _resolve_encoding(format, opened.normalization, survey, options, reading)
+        encode = resolve_encoding(format, opened.normalization, survey, options, reading)
         if options.exif_transpose and survey.store is None and survey.encoding != "original":
             raise UsageError(
                 "exif_transpose turns image files, and this source gives pixels, which have no EXIF: leave it out, and "
@@ -237,63 +299,6 @@ def check_new_store(destination: Path, options: ConvertOptions) -> None:
         )
     if options.overwrite or not place.was_killed_after_publishing():
         place.check_new_store(overwrite=options.overwrite)
-
-
-def _resolve_encoding(
-    format: str, usual: str, survey: Survey, options: ConvertOptions, reading: Reading
-) -> EncodeOptions:
-    """Returns the options with all defaults filled in."""
-    source: type[Encoding] = ENCODINGS[survey.encoding]
-    store = survey.store
-    normalized = source.layout == "CHW"
-    default = None if normalized else FORMATS[format].default_encoding
-    if default == "float16" and reading.pixels.dtype != "uint8":
-        default = "float32"  # half precision has 11 bits
-    asked = options.encoding or default or survey.encoding
-    # ``original`` becomes the encoding of a source of arrays.
-    encoding: type[Encoding] = ENCODINGS[asked].choose_for_source(source)
-    if options.encoding in (None, "original") and source.layout is not None:
-        mode = parse_mode((survey.mode if store is None else store.image.mode) or RGB.name)
-        if mode.dtype != reading.pixels.dtype == "uint8":  # more bits, which are reduced to 8
-            encoding = ENCODINGS["uint8"]
-    normalize = options.normalize
-    if options.quality is not None and "quality" not in encoding.accepts:
-        raise UsageError(f"quality is for the encoding jpeg, not {encoding.name}; leave it out, or add --encoding jpeg")
-    if "normalization" not in encoding.accepts:
-        if normalize is not None:
-            raise UsageError(
-                f"--normalize is for floating point encodings, not {encoding.name}; add --encoding float16, or leave "
-                "it out and normalise when loading"
-            )
-        normalization = None
-    elif normalized and normalize is None:
-        normalization = store.normalization if store else None
-    else:
-        if normalize is None:
-            normalize = usual if reading.mode == RGB.name else "none"
-        from packstore.images.normalization import parse_normalization
-
-        normalization = None if normalize == "auto" else parse_normalization(normalize, reading.pixels)
-    if normalize == "auto" and normalized:
-        raise UsageError(f"the source is normalised already ({survey.encoding}); leave --normalize out to keep it")
-    return EncodeOptions(
-        encoding=encoding.name,
-        size=options.size,
-        fit=options.fit or "crop",
-        resize=options.resize,
-        max_side=options.max_side,
-        quality=DEFAULT_QUALITY if options.quality is None else options.quality,
-        normalization=normalization,
-        exif_transpose=options.exif_transpose or (store is not None and readers_transpose(store)),
-        check=options.check,
-        decoder=options.decoder,
-        max_pixels=options.max_pixels,
-        progressive=options.progressive,
-        reading=reading,
-        # Do not ask again about files of a store, unless they will be read in another way.
-        asks=store is None or reading != replace(Reading.restore(store.image.mode, store.options), chosen=True),
-        skips_losses=options.on_error == "skip",
-    )
 
 
 def _estimate_bytes(plan: Plan, sampled: list[int]) -> int:

@@ -38,9 +38,8 @@ from packstore.packing.batches import (
     group_entries,
     pack_batches,
 )
-from packstore.packing.plan import Plan
-from packstore.packing.recorded_options import options_to_record
-from packstore.packing.sizing import ShardCuts, make_encoder
+from packstore.packing.encoding import make_encoder, options_to_record
+from packstore.packing.plan import Plan, ShardCuts
 from packstore.packing.values import count_stored_bytes
 from packstore.sources.base import Entry
 from packstore.sources.ledger import file_counts
@@ -326,7 +325,7 @@ def pack_shard(
 
     Args:
         plan: The plan, its normalisation already computed.
-        entries: Entries of the shard, see :meth:`packstore.packing.sizing.ShardRule.split_entries`.
+        entries: Entries of the shard, see :meth:`packstore.packing.plan.ShardRule.split_entries`.
         path: Destination of the shard.
         progress: Called after each batch.
 

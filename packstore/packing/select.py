@@ -40,9 +40,9 @@ from packstore.packing.composing import (
 )
 from packstore.packing.composing_options import SelectOptions
 from packstore.packing.copying import CopiedRecords
+from packstore.packing.encoding import EXIF_ORIENTED, drop_record_counts
 from packstore.packing.merge import MergeReport, write_composition
 from packstore.packing.plan import resolve_format
-from packstore.packing.recorded_options import EXIF_ORIENTED, drop_record_counts
 from packstore.packing.where import Where, parse_where
 from packstore.stores import Reader
 from packstore.stores.assembly import ShardList
