@@ -29,12 +29,11 @@ from packstore.packing.composing import (
 )
 from packstore.packing.encoding import (
     drop_record_counts,
-    options_to_record,
     read_column_answers,
     restore_encode_options,
 )
 from packstore.packing.options import AppendOptions, ConvertOptions, ReadingOptions
-from packstore.packing.plan import Plan, plan_source
+from packstore.packing.plan import Plan, options_to_record, plan_source
 from packstore.packing.run import Run
 from packstore.sources import add_source_to_questions, ask_about_left, recorded_companions, take_frames
 from packstore.sources.base import Source, Survey

@@ -1,13 +1,11 @@
-"""Options by which the images of a source are encoded: resolves them, writes them to the manifest of a store, reads
-them back, and makes the encoder."""
+"""Options by which the images of a source are encoded: resolves them, reads them back from a manifest, and makes the
+encoder."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.manifest import Manifest
@@ -18,16 +16,12 @@ from packstore.images.encode.options import readers_transpose
 from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.options import ConvertOptions
-from packstore.packing.source_arguments import format_answers
 from packstore.sources.base import Entry, Source, Survey
-
-if TYPE_CHECKING:
-    from packstore.packing.plan import Plan
 
 DEFAULT_QUALITY = 90
 EXIF_ORIENTED = "exif_oriented"
 """Name of the option with the number of records whose image has an EXIF orientation."""
-_GEOMETRY = ("size", "fit", "resize", "max_side", "exif_transpose")
+GEOMETRY = ("size", "fit", "resize", "max_side", "exif_transpose")
 _SAMPLED = 24
 """Maximum number of samples that are encoded."""
 
@@ -35,7 +29,10 @@ _SAMPLED = 24
 def resolve_encoding(
     format: str, usual: str, survey: Survey, options: ConvertOptions, reading: Reading
 ) -> EncodeOptions:
-    """Returns the options with all defaults filled in."""
+    """Returns the options of the encoder, with all defaults filled in.
+
+    Raises :class:`UsageError` for options that do not fit the encoding or the source.
+    """
     source: type[Encoding] = ENCODINGS[survey.encoding]
     store = survey.store
     normalized = source.layout == "CHW"
@@ -89,60 +86,6 @@ def resolve_encoding(
     )
 
 
-def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
-    """Returns the options that shaped the records, as the manifest stores them. :func:`restore_encode_options` reads
-    them.
-
-    If the source is a store and nothing is resized, takes over its options of size. Takes over its split unless one is
-    named. If the records stay unchanged, takes over quality and ``progressive``, too.
-    """
-    encode = plan.encode
-    size = encode.size
-    options: dict[str, str | int | float | bool | None] = {
-        "size": None if size is None else f"{size}" if isinstance(size, int) else f"{size[0]}x{size[1]}",
-        "fit": None if size is None else encode.fit,
-        "resize": encode.resize,
-        "max_side": encode.max_side,
-        "exif_transpose": encode.exif_transpose,
-        "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
-        "split": plan.options.split,
-        **({} if plan.options.annotation_frame is None else {"annotation_frame": plan.options.annotation_frame}),
-        **({} if encode.progressive is None else {"progressive": encode.progressive}),
-        **({"link": "absolute" if plan.relative_link_folder is None else "relative"} if plan.options.link else {}),
-        **encode.reading.answers(),
-        **_collect_column_answers(plan),
-        **({} if plan.source.options.frames is None else {"frames": plan.source.options.frames}),
-        **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
-    }
-    for name in ("ignore", "splits", "columns", "pair", "sidecar", "masks"):
-        if given := getattr(plan.source.options, name):
-            options[name] = json.dumps(given)
-    store = plan.survey.store
-    if store is not None and not encode.resizes:
-        # The pixels are unchanged, so the options with which they were made still describe them.
-        options.update({name: store.options.get(name) for name in _GEOMETRY})
-        options["exif_transpose"] = encode.exif_transpose or bool(store.options.get("exif_transpose"))
-        options["split"] = options["split"] or store.options.get("split")
-        if "annotation_frame" in store.options:
-            options.setdefault("annotation_frame", store.options["annotation_frame"])
-        if plan.encoder.passes_through:
-            options["quality"] = store.options.get("quality")
-            if "progressive" in store.options:
-                options["progressive"] = store.options["progressive"]
-    return options
-
-
-def _collect_column_answers(plan: Plan) -> dict[str, str]:
-    """Returns the options of single image columns, including those recorded by a source that is a store."""
-    given = format_answers(plan.options.column_answers)
-    store = plan.survey.store
-    if store is None:
-        return given
-    asked = plan.options.column_answers
-    kept = read_column_answers(store).items()
-    return {name: str(value) for name, value in kept if name.partition(".")[0] not in asked} | given
-
-
 def read_column_answers(manifest: Manifest) -> dict[str, str | int | float | bool | None]:
     """Returns the options of single image columns in a manifest, by ``COLUMN.NAME``."""
     return {name: value for name, value in manifest.options.items() if "." in name and is_reading_option(name)}
@@ -153,7 +96,7 @@ def record_counts(manifest: Manifest) -> dict[str, int]:
 
     These are all options with an integer, except geometry, quality and split.
     """
-    known = (*_GEOMETRY, "quality", "split")
+    known = (*GEOMETRY, "quality", "split")
     return {k: v for k, v in manifest.options.items() if k not in known and type(v) is int}
 
 
@@ -168,7 +111,7 @@ def same_encoding_options(manifest: Manifest, other: Manifest) -> bool:
 
     Then equal images have equal records. For different encodings, compares only resizing and rotation.
     """
-    names = (*_GEOMETRY, "quality", "progressive") if manifest.encoding == other.encoding else _GEOMETRY
+    names = (*GEOMETRY, "quality", "progressive") if manifest.encoding == other.encoding else GEOMETRY
     return all(manifest.options.get(name) == other.options.get(name) for name in names)
 
 

@@ -20,7 +20,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, Sam
 from packstore.core.manifest import Column, Manifest
 from packstore.images.encode.options import keeps_exif
 from packstore.images.orientation import read_annotation_orientation, swaps_sides
-from packstore.images.sniff import HeaderError, sniff
+from packstore.images.sniff import HeaderError, ImageInfo, sniff
 from packstore.sources.base import Sample, Source, Survey
 
 OTHER_SIZE = "other_size_stated"
@@ -138,9 +138,7 @@ class FrameAligner:
             info = sniff(bytes(sample.image))
         except HeaderError:
             return sample  # the encoder reports it
-        swapped = swaps_sides(orientation)
-        # The size of a TIFF is given as decoded, upright.
-        size = (info.height, info.width) if swapped and info.kind == "tiff" else (info.width, info.height)
+        swapped, size = swaps_sides(orientation), _find_stored_size(info, orientation)
         if stated and size not in stated and not (swapped and size[::-1] in stated):
             sample = self._count_other_size(key, sample, stated[0], size)
         if orientation == 1:
@@ -272,11 +270,18 @@ class FrameAligner:
                 if not swaps_sides(orientation):
                     continue
                 info = sniff(bytes(sample.image))
-                size = (info.height, info.width) if info.kind == "tiff" else (info.width, info.height)
                 present = {name: each for name, each in self._columns.items() if _has_annotations(each, sample)}
+                size = _find_stored_size(info, orientation)
                 yield from _find_stated_frames(present, sample, orientation, size).values()
             except (SampleError, HeaderError):
                 continue  # packing reports it
+
+
+def _find_stored_size(info: ImageInfo, orientation: int) -> Size:
+    """Returns width and height of an image as it is stored."""
+    # The size of a TIFF is given as decoded, upright.
+    turned = info.kind == "tiff" and swaps_sides(orientation)
+    return (info.height, info.width) if turned else (info.width, info.height)
 
 
 def _has_annotations(column: Column, sample: Sample) -> bool:
@@ -308,7 +313,7 @@ def _find_stated_frames(columns: Mapping[str, Column], sample: Sample, orientati
 
 def _list_stated_sizes(sample: Sample) -> list[Size]:
     """Returns the sizes of the image that a sample states in its values, or beside them."""
-    return [*walk_stated_sizes(sample.values), *([sample.stated_size] if sample.stated_size is not None else [])]
+    return [*_walk_stated_sizes(sample.values), *([sample.stated_size] if sample.stated_size is not None else [])]
 
 
 def _fits_image(column: Column, value: Any, size: Size) -> bool:
@@ -374,43 +379,37 @@ Size = tuple[int, int]
 
 _SIZES = (("width", "height"), ("@width", "@height"), ("imageWidth", "imageHeight"))
 _PARTS = ("image", "size", "annotation", "asset", "media", "metadata", "item")
-_ANYWHERE = "original_width", "original_height"
-"""Label Studio states the size in each result."""
 
 
-def walk_stated_sizes(values: Any) -> Iterator[Size]:
+def _walk_stated_sizes(values: Any) -> Iterator[Size]:
     """Yields the sizes of the image that values state: numbers or texts named ``width`` and ``height`` in columns and
     in the JSON of files of annotations."""
-    for names in _SIZES if isinstance(values, Mapping) else ():
-        sides = [_to_side(values.get(name)) for name in names]
-        if sides[0] and sides[1]:
-            yield sides[0], sides[1]
-    if isinstance(values, Mapping):
-        for name in (*_PARTS, "json"):
-            yield from walk_stated_sizes(values.get(name))
-        for name in ("image", "media"):
-            if isinstance(part := values.get(name), Mapping):
-                yield from _walk_listed_sizes(part.get("size"))
-        yield from _walk_result_sizes(values.get("json"))
-
-
-def _walk_listed_sizes(size: Any) -> Iterator[Size]:
-    """Yields the size that a list ``[height, width]`` states, as in Datumaro."""
-    if isinstance(size, list) and len(size) == 2:
-        height, width = map(_to_side, size)
-        if height and width:
-            yield width, height
+    if not isinstance(values, Mapping):
+        return
+    for width, height in _SIZES:
+        yield from _to_sizes(values.get(width), values.get(height))
+    for name in (*_PARTS, "json"):
+        yield from _walk_stated_sizes(values.get(name))
+    for part in (values.get("image"), values.get("media")):
+        listed = part.get("size") if isinstance(part, Mapping) else None
+        if isinstance(listed, list) and len(listed) == 2:  # height and width, as in Datumaro
+            yield from _to_sizes(listed[1], listed[0])
+    yield from _walk_result_sizes(values.get("json"))
 
 
 def _walk_result_sizes(value: Any) -> Iterator[Size]:
     """Yields the sizes in the results of Label Studio, at any depth."""
     if isinstance(value, Mapping):
-        sides = [_to_side(value.get(name)) for name in _ANYWHERE]
-        if sides[0] and sides[1]:
-            yield sides[0], sides[1]
+        yield from _to_sizes(value.get("original_width"), value.get("original_height"))
     for each in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
         if isinstance(each, (Mapping, list)):
             yield from _walk_result_sizes(each)
+
+
+def _to_sizes(width: Any, height: Any) -> list[Size]:
+    """Returns the size that two values state, or nothing if one of them is no side in pixels."""
+    sides = _to_side(width), _to_side(height)
+    return [sides] if all(sides) else []
 
 
 def _to_side(value: Any) -> int:

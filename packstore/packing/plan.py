@@ -7,6 +7,7 @@ make any shard of a plan, and makes the same bytes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,16 +18,24 @@ import packstore
 from packstore.core.errors import UsageError, printable
 from packstore.core.files import free_bytes, refuse_nested_paths
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.core.registry import FORMATS
+from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import find_bridge
 from packstore.images.encode import EncodeOptions, Encoder
 from packstore.images.reading import OF_SOURCES
 from packstore.images.seek_index import reads_gray, wants_index
-from packstore.packing.encoding import make_encoder, measure_sizes, resolve_encoding, resolve_uniform_shape
+from packstore.packing.encoding import (
+    GEOMETRY,
+    make_encoder,
+    measure_sizes,
+    read_column_answers,
+    resolve_encoding,
+    resolve_uniform_shape,
+)
 from packstore.packing.frames import FrameAligner, no_effect_error, state_frames
 from packstore.packing.header_survey import find_pixel_question, survey_headers
 from packstore.packing.modes import resolve_column_modes, resolve_reading
 from packstore.packing.options import ConvertOptions
+from packstore.packing.source_arguments import format_answers
 from packstore.sources import add_source_to_questions, ask_about_classes, ask_about_left
 from packstore.sources.base import Entry, Source, Survey
 from packstore.stores import format_of
@@ -213,8 +222,6 @@ def plan_source(
                 "turn PIL images with PIL.ImageOps.exif_transpose before"
             )
         survey = state_frames(survey, encode.exif_transpose)
-        if options.annotation_frame is not None and not FrameAligner(opened, survey, False, None, None).has_effect:
-            raise no_effect_error()
         plan = Plan(
             opened,
             survey,
@@ -226,6 +233,8 @@ def plan_source(
             wants_index(options.index, encode.encoding),
             relative_link_folder=link_folder(destination) if options.link == "relative" else None,
         )
+        if options.annotation_frame is not None and not plan.aligner.has_effect:
+            raise no_effect_error()
         encoder = plan.encoder
         if options.decoder != "auto" and encoder.passes_through and options.check != "decode":
             raise UsageError(
@@ -275,7 +284,7 @@ def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
     """Raises :class:`UsageError` if images would be resized, but not their boxes, keypoints, masks or further
     images."""
     names = [column.name for column in survey.columns if column.traits.moves or column.traits.has_images]
-    if names and (encode.size is not None or encode.resize is not None or encode.max_side is not None):
+    if names and encode.resizes:
         raise UsageError(
             f"size, resize and max_side would change the images and not {', '.join(map(repr, names))}, which belong to "
             "their pixels; leave them out, and crop or resize when loading"
@@ -299,6 +308,49 @@ def check_new_store(destination: Path, options: ConvertOptions) -> None:
         )
     if options.overwrite or not place.was_killed_after_publishing():
         place.check_new_store(overwrite=options.overwrite)
+
+
+def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
+    """Returns the options that shaped the records, as the manifest stores them. :func:`restore_encode_options` reads
+    them.
+
+    If the source is a store and nothing is resized, takes over its options of size. Takes over its split unless one is
+    named. If the records stay unchanged, takes over quality and ``progressive``, too.
+    """
+    encode, size, store = plan.encode, plan.encode.size, plan.survey.store
+    asked, kept = plan.options.column_answers, {} if store is None else read_column_answers(store)
+    options: dict[str, str | int | float | bool | None] = {
+        "size": None if size is None else f"{size}" if isinstance(size, int) else f"{size[0]}x{size[1]}",
+        "fit": None if size is None else encode.fit,
+        "resize": encode.resize,
+        "max_side": encode.max_side,
+        "exif_transpose": encode.exif_transpose,
+        "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
+        "split": plan.options.split,
+        **({} if plan.options.annotation_frame is None else {"annotation_frame": plan.options.annotation_frame}),
+        **({} if encode.progressive is None else {"progressive": encode.progressive}),
+        **({"link": "absolute" if plan.relative_link_folder is None else "relative"} if plan.options.link else {}),
+        **encode.reading.answers(),
+        **{name: str(value) for name, value in kept.items() if name.partition(".")[0] not in asked},
+        **format_answers(asked),
+        **({} if plan.source.options.frames is None else {"frames": plan.source.options.frames}),
+        **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
+    }
+    for name in ("ignore", "splits", "columns", "pair", "sidecar", "masks"):
+        if given := getattr(plan.source.options, name):
+            options[name] = json.dumps(given)
+    if store is not None and not encode.resizes:
+        # The pixels are unchanged, so the options with which they were made still describe them.
+        options.update({name: store.options.get(name) for name in GEOMETRY})
+        options["exif_transpose"] = encode.exif_transpose or bool(store.options.get("exif_transpose"))
+        options["split"] = options["split"] or store.options.get("split")
+        if "annotation_frame" in store.options:
+            options.setdefault("annotation_frame", store.options["annotation_frame"])
+        if plan.encoder.passes_through:
+            options["quality"] = store.options.get("quality")
+            if "progressive" in store.options:
+                options["progressive"] = store.options["progressive"]
+    return options
 
 
 def _estimate_bytes(plan: Plan, sampled: list[int]) -> int:

@@ -38,8 +38,8 @@ from packstore.packing.batches import (
     group_entries,
     pack_batches,
 )
-from packstore.packing.encoding import make_encoder, options_to_record
-from packstore.packing.plan import Plan, ShardCuts
+from packstore.packing.encoding import make_encoder
+from packstore.packing.plan import Plan, ShardCuts, options_to_record
 from packstore.packing.values import count_stored_bytes
 from packstore.sources.base import Entry
 from packstore.sources.ledger import file_counts
