@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.packing.plan import Plan, ShardCuts
 from packstore.packing.values import (
     FileChecks,
-    FileLossError,
-    UnfitValueError,
     ValueConverter,
     count_stored_bytes,
     stack_values,
@@ -109,9 +107,9 @@ class BatchPacker:
 
         Raises:
             SampleError, CorruptRecordError: A sample is bad.
-            FileLossError: An image file beside the main image would lose something that no option allows.
             SourceError: A linked file changed while it was read.
-            UsageError: A sample cannot be linked: it is no plain range of a file's bytes.
+            UsageError: A sample cannot be linked: it is no plain range of a file's bytes. Or an image file beside the
+                main image would lose something that no option allows.
         """
         remaining = zip(entries, self._source.read_together(entries), strict=True)
         while True:
@@ -138,37 +136,32 @@ class BatchPacker:
     ) -> PackedSample:
         """Reads and encodes one sample, and adds it to the counts of ``batch``."""
         convert, linker, tally = self._convert, self._linker, batch.tally
-        listed, number, values = entry, None, None
+        number, values = None, None
         try:
             place = None if linker is None else linker.locate(entry, states)
             # ``together`` is the content, if it was read with others.
             content = self._read(entry) if together is None else together
             if isinstance(content, Sample):
-                number = content.number
+                number, name_file = content.number, partial(self._source.further_file_name, entry)
                 entry = entry._replace(ref=None)  # it may contain the sample: frees its memory
                 key = entry.key if content.key is None else content.key
                 tally.source_bytes += convert.count_further_bytes(content)
                 content = convert.align(key, content)
-                values, image = convert(key, content), content.image
+                values, image = convert(key, content, name_file), content.image
             else:
                 key, image = entry.key, content
             record, shape, kept, turned, unified = self._encoder(key, image)
             if convert.masks and isinstance(content, Sample):
                 sizes = self._encoder.possible_sizes(image, shape)
-                convert.check_masks(key, content, sizes, self._encoder.options.max_pixels)
-        except FileLossError as error:
-            raise error.with_file(self._source.further_file_name(listed, error.column.name, error.number)) from None
+                convert.check_masks(key, content, sizes, self._encoder.options.max_pixels, name_file)
         except (SampleError, CorruptRecordError) as error:
-            bad: SampleError | CorruptRecordError = error
-            if isinstance(error, UnfitValueError):
-                bad = error.with_file(self._source.further_file_name(listed, error.column, 0))
-            reason = bad.reason if isinstance(bad, SampleError) else str(bad)
+            reason = error.reason if isinstance(error, SampleError) else str(error)
             reason = reason if number is None else f"sample {number}: {reason}"
             if self._skips:
                 tally.skipped.append(Skipped(entry.key, reason))
                 return PackedSample(entry._replace(ref=None), skipped=True)
-            if isinstance(bad, SampleError) and (number is not None or bad is not error):
-                raise SampleError(bad.key, reason) from error
+            if isinstance(error, SampleError) and number is not None:
+                raise SampleError(error.key, reason) from error
             raise
         link = None
         if linker is not None and place is not None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -30,7 +31,7 @@ from packstore.packing.frames import FrameAligner, state_frames
 from packstore.packing.modes import resolve_column_modes, resolve_reading
 from packstore.packing.options import ConvertOptions
 from packstore.packing.source_arguments import KEEP
-from packstore.packing.values import FileChecks, FileLossError, ValueConverter
+from packstore.packing.values import FileChecks, ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.tree import Tree
 from packstore.stores.places import place_of
@@ -186,9 +187,7 @@ def find_sample_question(
         try:
             if isinstance(sample := source.read(entry), Sample):
                 key = entry.key if sample.key is None else sample.key
-                converter(key, converter.align(key, sample))
-        except FileLossError as error:
-            return error.with_file(source.further_file_name(entry, error.column.name, error.number))
+                converter(key, converter.align(key, sample), partial(source.further_file_name, entry))
         except SampleError as error:
             if entry.key not in dict(found.bad):
                 found.bad.append((entry.key, error.reason))

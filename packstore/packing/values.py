@@ -23,21 +23,12 @@ from packstore.packing.source_arguments import KEEP, format_answers
 from packstore.sources.base import Sample, Survey
 from packstore.sources.values import nbytes_of
 
+NameFile = Callable[[str, int], str | None]
+"""Returns the name of a file in a sample, by column and number in the column; None if it has no name."""
 
-class UnfitValueError(SampleError):
-    """A value that does not fit its column.
 
-    Attributes:
-        column: Name of the column.
-    """
-
-    def __init__(self, key: str, reason: str, column: str = "") -> None:
-        super().__init__(key, reason)
-        self.column = column
-
-    def with_file(self, file: str | None) -> SampleError:
-        """Returns the error with the path of the file that has the value, if one is known."""
-        return SampleError(self.key, self.reason if file is None else f"its {printable(file)}: {self.reason}")
+def _name_no_file(column: str, number: int) -> None:
+    """Returns None: the files of the sample have no names."""
 
 
 class ValueConverter:
@@ -54,13 +45,13 @@ class ValueConverter:
     def __init__(
         self,
         survey: Survey,
-        check_files: Callable[[str, Mapping[str, Any]], None] | None = None,
+        check_files: Callable[[str, Mapping[str, Any], NameFile], None] | None = None,
         aligner: FrameAligner | None = None,
     ) -> None:
         """
         Args:
             survey: Survey of the source.
-            check_files: Called with the key and the stored values of each sample, and may raise.
+            check_files: Called with the key, the stored values and the names of the files of each sample. May raise.
             aligner: Moves annotations to the frame of the images; None leaves them.
         """
         self.align: Callable[[str, Sample], Sample] = (lambda _, sample: sample) if aligner is None else aligner.align
@@ -82,17 +73,18 @@ class ValueConverter:
         lists = (value if isinstance(value, list) else [value] for value in values if value is not None)
         return sum(nbytes_of(each) for value in lists for each in value)
 
-    def __call__(self, key: str, sample: Sample) -> Mapping[str, Any]:
+    def __call__(self, key: str, sample: Sample, name_file: NameFile = _name_no_file) -> Mapping[str, Any]:
         """Returns the stored values of all columns, of their companion columns (validity, shape) and of ``key``.
 
-        Returns the values of a sample in stored form unchanged. Calls ``check_files`` in both cases.
+        Returns the values of a sample in stored form unchanged. Calls ``check_files`` in both cases. Errors have the
+        names of files that ``name_file`` knows.
 
         Raises :class:`SampleError` if a value does not fit its column, or if boxes and a column that describes them
         differ in rows.
         """
         if sample.at_rest:
             if self._check_files is not None:
-                self._check_files(key, sample.values)
+                self._check_files(key, sample.values, name_file)
             return sample.values
         stored: dict[str, Any] = {"key": key}
         for column, classes in self._columns:
@@ -107,17 +99,19 @@ class ValueConverter:
                 if column.kind == "ragged" and column.layout is not None:
                     stored[column.shape_name] = shape_to_stored(column, value)
             except ValueError as error:
-                raise UnfitValueError(key, str(error), column.name) from error
+                raise _unfit_value_error(key, str(error), name_file(column.name, 0)) from error
             if column.nullable:
                 stored[column.valid_name] = value is not None
         for column, _ in self._columns:
             if column.parallel is not None:
                 self._check_row_count(key, column, stored)
         if self._check_files is not None:
-            self._check_files(key, stored)
+            self._check_files(key, stored, name_file)
         return stored
 
-    def check_masks(self, key: str, sample: Sample, sizes: Sequence[tuple[int, int]], max_pixels: int) -> None:
+    def check_masks(
+        self, key: str, sample: Sample, sizes: Sequence[tuple[int, int]], max_pixels: int, name_file: NameFile
+    ) -> None:
         """Raises :class:`SampleError` if a mask, volume or clip cannot be read, or differs in size from its image.
 
         Skips samples in stored form, and missing values.
@@ -127,6 +121,7 @@ class ValueConverter:
             sample: The sample.
             sizes: Allowed (height, width) pairs; empty if the image's size is not known.
             max_pixels: Size limit of a mask file.
+            name_file: Names of the sample's files, for messages.
         """
         for column in () if sample.at_rest else self.masks:
             value = sample.values[column.name]
@@ -135,11 +130,11 @@ class ValueConverter:
             try:
                 size = _read_mask_size(column, value, max_pixels)
             except DecodeError as error:
-                raise UnfitValueError(key, f"{column.name}: {error}", column.name) from error
+                raise _unfit_value_error(key, f"{column.name}: {error}", name_file(column.name, 0)) from error
             if sizes and size not in sizes:
                 (height, width), (tall, wide) = size, sizes[0]
                 what = f"the {column.type} is {height}x{width}, and its image {tall}x{wide}"
-                raise UnfitValueError(key, f"{column.name}: {what}", column.name)
+                raise _unfit_value_error(key, f"{column.name}: {what}", name_file(column.name, 0))
 
     def _check_row_count(self, key: str, column: Column, stored: Mapping[str, Any]) -> None:
         """Raises :class:`SampleError` if a column that describes boxes does not have one row for each box."""
@@ -150,6 +145,11 @@ class ValueConverter:
             raise SampleError(
                 key, f"{column.name!r} has {rows} rows and {boxes.name!r} has {expected}; expected as many"
             )
+
+
+def _unfit_value_error(key: str, reason: str, file: str | None) -> SampleError:
+    """Returns the error for a value that does not fit its column, with the name of the file that has the value."""
+    return SampleError(key, reason if file is None else f"its {printable(file)}: {reason}")
 
 
 def _read_mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, int]:
@@ -191,27 +191,6 @@ def stack_values(columns: Sequence[Column], values: Sequence[Mapping[str, Any]])
 _EIGHT_BITS = "--depth scale, clip or window:LO,HI (8 bits, of all columns)"
 
 
-class FileLossError(UsageError):
-    """Error for a file beside the main image: reading it would lose something, and no option allows that.
-
-    Attributes:
-        column: The column.
-        number: Number of the file in the value.
-    """
-
-    def __init__(self, key: str, column: Column, number: int, what: str, file: str | None = None) -> None:
-        which = f": image {number}" if column.form == "files" else ""
-        named = "" if file is None else f" ({printable(file)})"
-        super().__init__(f"{printable(key)}: column {column.name!r}{which}{named}: {what}")
-        self.column = column
-        self.number = number
-        self._parts = key, column, number, what
-
-    def with_file(self, file: str | None) -> FileLossError:
-        """Returns this error with the name of the file."""
-        return FileLossError(*self._parts, file)
-
-
 class FileChecks:
     """Checks image files in columns beside the main image. Call it with a sample's values. Thread-safe.
 
@@ -248,12 +227,12 @@ class FileChecks:
     def __bool__(self) -> bool:
         return bool(self._columns)
 
-    def __call__(self, key: str, stored: Mapping[str, Any]) -> None:
-        """Checks the files in the stored values of a sample.
+    def __call__(self, key: str, stored: Mapping[str, Any], name_file: NameFile) -> None:
+        """Checks the files in the stored values of a sample. ``name_file``: their names, for messages.
 
         Raises:
             SampleError: A file is damaged.
-            FileLossError: A file would lose something, and no option allows it.
+            UsageError: A file would lose something, and no option allows it.
         """
         for column, reading, images in self._columns:
             if column.nullable and not stored[column.valid_name]:
@@ -268,7 +247,12 @@ class FileChecks:
                 except DecodeError as error:
                     raise SampleError(key, f"{where}: {error}") from error
                 if losses and info is not None:
-                    raise FileLossError(key, column, number, self._describe_loss(column, reading, losses, data, info))
+                    file, what = (
+                        name_file(column.name, number),
+                        self._describe_loss(column, reading, losses, data, info),
+                    )
+                    named = "" if file is None else f" ({printable(file)})"
+                    raise UsageError(f"{printable(key)}: {where}{named}: {what}")
 
     def _describe_loss(
         self, column: Column, reading: Reading, losses: Mapping[str, str], data: Any, info: ImageInfo
