@@ -18,7 +18,7 @@ from packstore.core.column import LINK_LENGTH
 from packstore.core.columns import Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import device_and_inode, writing
-from packstore.core.manifest import Manifest, Skipped
+from packstore.core.manifest import Column, Manifest, Skipped
 from packstore.core.proof import (
     ROW_CHECKSUM,
     join_records_digests,
@@ -360,17 +360,11 @@ class StoreBuilder:
     def _build_sharded_manifest(self) -> Manifest:
         """Builds the manifest of a sharded store from its sealed shards."""
         shards = self._files.sealed
-        columns = [dataclasses.replace(self.columns[0], nbytes=sum(shard.image_nbytes for shard in shards))]
-        for column in self.columns[1:]:
-            spool = self._spools[column.name]
-            # raises if another program changed the temporary file
-            spool.check_spooled()
-            values = spool.map_values(0, self.records)
-            columns.append(dataclasses.replace(spool.find_hidden_boxes(values), nbytes=spool.nbytes))
+        columns, _ = self._describe_columns(0, self.records, sum(shard.image_nbytes for shard in shards))
         return dataclasses.replace(
             self._base,
             records=self.records,
-            columns=tuple(columns),
+            columns=tuple(dataclasses.replace(column, digest=None) for column in columns),
             splits=tuple(self._splits.ranges),
             records_digest=join_records_digests((shard.records_digest, shard.records) for shard in shards),
             shards=ShardTable.from_shards(shards, self._format.suffixes[0]),
@@ -378,12 +372,7 @@ class StoreBuilder:
 
     def _describe_file(self, file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
         """Returns the manifest of a file of the store, and the file's values of all columns but ``image``."""
-        data: dict[str, WholeColumn] = {}
-        columns = [dataclasses.replace(self.columns[0], nbytes=file.nbytes)]
-        for column in self.columns[1:]:
-            spool = self._spools[column.name]
-            data[column.name] = spool.map_values(file.start, file.stop)
-            columns.append(spool.describe_values(file.start, file.stop, data[column.name]))
+        columns, data = self._describe_columns(file.start, file.stop, file.nbytes)
         manifest = dataclasses.replace(
             self._base,
             records=file.stop - file.start,
@@ -392,3 +381,15 @@ class StoreBuilder:
             records_digest=self.records_digest(file.start, file.stop),
         )
         return manifest, data
+
+    def _describe_columns(
+        self, start: int, stop: int, image_nbytes: int
+    ) -> tuple[list[Column], dict[str, WholeColumn]]:
+        """Returns the columns with size and digest of the records ``start`` to ``stop - 1``, and the values of all
+        columns but ``image``."""
+        columns, data = [dataclasses.replace(self.columns[0], nbytes=image_nbytes)], dict[str, WholeColumn]()
+        for column in self.columns[1:]:
+            spool = self._spools[column.name]
+            data[column.name] = spool.map_values(start, stop)
+            columns.append(spool.describe_values(start, stop, data[column.name]))
+        return columns, data

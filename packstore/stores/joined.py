@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,6 @@ from packstore.core.urls import ShardPlace
 from packstore.stores.lenses import Renumbered, join_columns
 from packstore.stores.parts import Part, Problem, Rows
 from packstore.stores.records import Chain, PartTable, Records
-
-if TYPE_CHECKING:
-    pass
 
 
 class RecordRange(NamedTuple):

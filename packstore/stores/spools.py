@@ -167,21 +167,13 @@ class ColumnSpool:
 
         If these are all records, calls :meth:`check_spooled`, which may raise :class:`StoreError`.
         """
-        column = self.find_hidden_boxes(data)
+        values = data if isinstance(data, Ragged) else ()
+        hides = self.column.traits.find_hidden_boxes(self.column, values)
+        column = dataclasses.replace(self.column, hides_boxes=hides)
         if (start, stop) != (0, self.records):
             return describe_column(column, data)
         self.check_spooled()
         return dataclasses.replace(column, nbytes=self._data.nbytes, digest=self.digest())
-
-    def find_hidden_boxes(self, data: ColumnData) -> Column:
-        """Returns the column with :attr:`Column.hides_boxes` of the values ``data``."""
-        values = data if isinstance(data, Ragged) else ()
-        return dataclasses.replace(self.column, hides_boxes=self.column.traits.find_hidden_boxes(self.column, values))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all values so far."""
-        return self._data.nbytes
 
     def digest(self) -> str:
         """Returns the digest of all values so far."""
