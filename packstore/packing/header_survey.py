@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from packstore.core.errors import (
@@ -50,12 +50,13 @@ _EACH = 16
 _PLAIN = ("jpeg", 8, 3)
 _EXAMPLES, _MOST_BYTES = 4, 64 << 20
 """Files of each combination of losses on which answers are tried, and their largest size."""
-_WHAT = {
-    "depth": "more than 8 bits",
-    "frames": "several frames",
-    "channels": "other channels",
-    "alpha": "transparent pixels",
+_LOSSES = {
+    "depth": ("more than 8 bits", ("--depth", "scale"), "8 bits by the range of each file's bits"),
+    "frames": ("several frames", ("--frames", "first"), "the first frame"),
+    "channels": ("other channels", ("--mode", "RGB"), "the first three channels"),
+    "alpha": ("transparent pixels", ("--alpha", "drop"), "without the alpha"),
 }
+"""By loss: what an image has that it would lose, the option that accepts the loss, and a note on that option."""
 
 
 @dataclass
@@ -115,10 +116,7 @@ def survey_headers(source: Source, survey: Survey, reading: Reading, split: str 
                     continue
             found.oriented += read_orientation(data, info) != 1
             report = examine_losses(data, info, reading)
-        except HeaderError as error:
-            found.bad.append((entry.key, error.reason))
-            continue
-        except PackstoreError as error:
+        except (HeaderError, PackstoreError) as error:
             found.bad.append((entry.key, getattr(error, "reason", str(error))))
             continue
         found.unified.update(report.unified)
@@ -205,7 +203,7 @@ def find_pixel_question(
     if found.first is None or skipped or options.check == "none":
         return None
     key, losses = found.first
-    counts = ", ".join(f"{count:,} with {_WHAT[name]}" for name, count in found.losses.items())
+    counts = ", ".join(f"{count:,} with {_LOSSES[name][0]}" for name, count in found.losses.items())
     bad = ""
     if found.bad:
         bad = f" {len(found.bad):,} cannot be read, such as {printable(found.bad[0][0])}: {printable(found.bad[0][1])}."
@@ -273,19 +271,7 @@ def _try_answers(source: Source, survey: Survey, options: ConvertOptions, found:
 
 def _propose_options(found: HeaderSurvey) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yields options that may answer the question, with a note on what each does."""
-    kinds = [name for name in _WHAT if name in found.losses]
-    plain = {
-        "depth": ("--depth", "scale"),
-        "frames": ("--frames", "first"),
-        "channels": ("--mode", "RGB"),
-        "alpha": ("--alpha", "drop"),
-    }
-    notes = {
-        "depth": "8 bits by the range of each file's bits",
-        "frames": "the first frame",
-        "channels": "the first three channels",
-        "alpha": "without the alpha",
-    }
+    kinds = [name for name in _LOSSES if name in found.losses]
     if {*kinds} & {"depth", "channels"}:
         yield ("--mode", KEEP), "all images in the mode of the first, {mode}"
     if kinds == ["alpha"]:
@@ -298,10 +284,11 @@ def _propose_options(found: HeaderSurvey) -> Iterator[tuple[tuple[str, ...], str
         yield ("--frames", "all"), "each frame is a record"
         if found.losses["frames"] == found.looked_at:
             yield ("--frames", "clips"), "each file is a record, with an array of its frames"
-    yield tuple(word for name in kinds for word in plain[name]), ", ".join(notes[name] for name in kinds)
+    words = {name: _LOSSES[name][1] for name in kinds}
+    yield tuple(chain(*words.values())), ", ".join(_LOSSES[name][2] for name in kinds)
     if "channels" in kinds:
-        others = (word for name in kinds if name != "channels" for word in plain[name])
-        yield ("--mode", "L", *others), "gray, of the first three channels"
+        del words["channels"]
+        yield ("--mode", "L", *chain(*words.values())), "gray, of the first three channels"
 
 
 def _resolve(source: Source, survey: Survey, options: ConvertOptions, given: dict[str, Any]) -> Reading | None:

@@ -262,8 +262,7 @@ class FileChecks:
 
         described = native.describe_image(memoryview(data), info, reading.frame)
         mode = "" if described is None else described.mode.name
-        has = f"it has {'; and '.join(losses.values())}. The images of this column are read as "
-        has += f"{reading.pixels}. "
+        has = f"it has {'; and '.join(losses.values())}. The images of this column are read as {reading.pixels}. "
         own = f"--column {column.name}"
         eight = f"{own}.depth=scale, clip or window:LO,HI (8 bits)" if self._counted else _EIGHT_BITS
         answers = self._options.answers_for(column.name)
@@ -277,13 +276,18 @@ class FileChecks:
         declared = f"fields={{…, {column.name!r}: packstore.{'Images' if column.form == 'files' else 'Image'}"
         keep = f"{declared}(mode={mode!r})}} (values as they are)"
         offered = {
-            "depth": f"{f'{own}.depth=keep (values as they are)' if self._counted else keep}, or {eight}",
-            "frames": f"{own}.frames=first, or the number of a frame from 0" if self._counted else "--frames first",
-            "channels": f"{f'{own}.mode=keep (all channels)' if self._counted else keep}, or {own}.mode=RGB",
-            "alpha": f"{f'{own}.alpha=keep' if self._counted else keep}, or {own}.alpha=drop or over:COLOUR",
+            "depth": f"{keep}, or {eight}",
+            "frames": "--frames first",
+            "channels": f"{keep}, or --mode RGB",
+            "alpha": f"{keep}, or --alpha drop or over:COLOUR",
         }
-        if not self._counted:
-            offered |= {"channels": f"{keep}, or --mode RGB", "alpha": f"{keep}, or --alpha drop or over:COLOUR"}
+        if self._counted:
+            offered = {
+                "depth": f"{own}.depth=keep (values as they are), or {eight}",
+                "frames": f"{own}.frames=first, or the number of a frame from 0",
+                "channels": f"{own}.mode=keep (all channels), or {own}.mode=RGB",
+                "alpha": f"{own}.alpha=keep, or {own}.alpha=drop or over:COLOUR",
+            }
         return (
             f"{has}To pack this file and those like it: {'; '.join(offered[name] for name in losses)}; or leave them "
             "out with --ignore"
