@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -354,6 +355,27 @@ def list_linkable_shards(reader: Reader, format: str, columns: Sequence[Column])
     if manifest.format != format or one_object or relative or not columns_match(manifest.columns, columns):
         return None
     return list_shards(reader.path, manifest, reader.table.places())
+
+
+def link_whole_shards(copied: CopiedRecords, linkable: ShardList | None) -> list[Piece]:
+    """Returns the pieces of some records, in ascending order: links to shards whose records are all among them, copies
+    of the others.
+
+    ``linkable``: all shards of their store; None copies everything.
+    """
+    reader, records, pieces = copied.reader, copied.records, list[Piece]()
+    shards = reader.manifest.shards
+    starts = np.array([0, len(reader)]) if shards is None or linkable is None else shards.starts
+    edges = np.searchsorted(records, starts)
+    whole = (np.diff(edges) == np.diff(starts)).tolist()
+    for linked, run in groupby(range(len(whole)), key=whole.__getitem__):
+        numbers = [*run]
+        some = records[edges[numbers[0]] : edges[numbers[-1] + 1]]
+        if linked and linkable is not None:
+            pieces.append(LinkedShards(linkable.take_shards(numbers), copied.split, reader.manifest))
+        elif len(some):
+            pieces.append(replace(copied, records=some))
+    return pieces
 
 
 def copy_shards(reader: Reader, linked: ShardList | None = None) -> list[Piece]:

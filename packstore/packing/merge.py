@@ -21,18 +21,17 @@ from packstore.core.urls import location
 from packstore.packing.composing import (
     NO_LIMIT,
     Composition,
-    LinkedShards,
     Piece,
     copy_split,
     describe_stores_origin,
     largest_shard_bytes,
+    link_whole_shards,
     list_linkable_shards,
 )
 from packstore.packing.composing_options import MergeOptions
 from packstore.packing.encoding import record_counts, same_encoding_options
 from packstore.packing.plan import resolve_format
 from packstore.stores import Reader
-from packstore.stores.assembly import ShardList
 from packstore.stores.keys import find_repeated_keys
 from packstore.stores.lenses import join_answers, join_columns
 from packstore.stores.opening import open_reader
@@ -133,20 +132,15 @@ def plan_merge(paths: Sequence[Path], destination: Path, options: MergeOptions, 
     left_out = _find_duplicates(readers, options.on_duplicate)
     first = readers[0].manifest
     names = list(dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)) or [""]
-    parts: list[ShardList | None] = []
-    for reader, gone in zip(readers, left_out, strict=True):
-        linkable = None if gone else list_linkable_shards(reader, format, columns)
-        one_split = linkable is not None and all(len(runs) == 1 for runs in linkable.runs)
-        parts.append(linkable if one_split else None)
+    linkable = [
+        None if gone else list_linkable_shards(reader, format, columns)
+        for reader, gone in zip(readers, left_out, strict=True)
+    ]
     pieces: list[Piece] = []
     for name in names:
-        for reader, linkable, gone in zip(readers, parts, left_out, strict=True):
-            if linkable is not None:
-                numbers = [i for i, runs in enumerate(linkable.runs) if runs[0][0] == name]
-                pieces += [LinkedShards(linkable.take_shards(numbers), name, reader.manifest)] if numbers else []
-            elif not name or name in [split.name for split in reader.manifest.splits]:
-                copied = copy_split(reader, name, name, columns, gone)
-                pieces += [copied] if copied.count else []
+        for reader, shards, gone in zip(readers, linkable, left_out, strict=True):
+            if not name or any(split.name == name for split in reader.manifest.splits):
+                pieces += link_whole_shards(copy_split(reader, name, name, columns, gone), shards)
     counts = Counter[str]()
     for reader in readers:
         counts.update(record_counts(reader.manifest))

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from packstore.packing.composing import (
     Piece,
     describe_stores_origin,
     largest_shard_bytes,
+    link_whole_shards,
     list_linkable_shards,
 )
 from packstore.packing.composing_options import SelectOptions
@@ -45,7 +45,6 @@ from packstore.packing.merge import MergeReport, write_composition
 from packstore.packing.plan import resolve_format
 from packstore.packing.where import Where, parse_where
 from packstore.stores import Reader
-from packstore.stores.assembly import ShardList
 from packstore.stores.opening import open_reader
 
 _NEEDED = ("image", "key", "checksum", "row_checksum", "shape", *(column.name for column in LINK_COLUMNS))
@@ -102,7 +101,8 @@ def plan_select(
         chosen = _choose_records(reader, where, gone, options, progress)
         link = manifest.shards is not None and options.shard_size is None
         parts = list_linkable_shards(reader, format, columns) if link else None
-        pieces = _make_pieces(reader, chosen, parts, labels)
+        copies = (CopiedRecords(reader, records, split, labels) for split, records in chosen.items())
+        pieces = [piece for copied in copies for piece in link_whole_shards(copied, parts)]
     kept = sum(piece.count for piece in pieces)
     oriented = {k: v for k, v in manifest.options.items() if k == EXIF_ORIENTED}  # counted again while copying
     base = replace(
@@ -265,30 +265,6 @@ def _draw_sample(reader: Reader, chosen: NDArray[np.int64], options: SelectOptio
     elif options.sample is not None and options.sample > len(chosen):
         raise StoreError(f"a sample of {options.sample:,} records is asked for, and there are {len(chosen):,}")
     return chosen
-
-
-def _make_pieces(
-    reader: Reader,
-    chosen: Mapping[str, NDArray[np.int64]],
-    parts: ShardList | None,
-    labels: Mapping[str, NDArray[np.int64]],
-) -> list[Piece]:
-    """Returns the new store's pieces: links to shards whose records are all chosen, copies of other records."""
-    pieces: list[Piece] = []
-    starts = np.array([0, len(reader)])
-    if parts is not None and reader.manifest.shards is not None:
-        starts = reader.manifest.shards.starts
-    for split, records in chosen.items():
-        edges = np.searchsorted(records, starts)
-        whole = (np.diff(edges) == np.diff(starts)).tolist()
-        for linked, run in groupby(range(len(whole)), key=whole.__getitem__):
-            numbers = [*run]
-            some = records[edges[numbers[0]] : edges[numbers[-1] + 1]]
-            if linked and parts is not None:  # ``parts`` None copies everything
-                pieces.append(LinkedShards(parts.take_shards(numbers), split, reader.manifest))
-            elif len(some):
-                pieces.append(CopiedRecords(reader, some, split, labels))
-    return pieces
 
 
 def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, format: str) -> list[Piece]:
