@@ -94,11 +94,9 @@ class BatchPacker:
         self._source, self._encoder = plan.source, plan.encoder
         self._read = plan.source.read
         self._skips, self._indexes = plan.options.on_error == "skip", plan.index
-        checks = FileChecks(plan.survey, plan.encode, plan.options) or None
+        checks = FileChecks(plan.survey, plan.encode, plan.options)
         self._convert = ValueConverter(plan.survey, checks, plan.aligner)
-        self._linker = None
-        if plan.options.link:
-            self._linker = Linker(plan.source, plan.relative_link_folder)
+        self._linker = Linker(plan.source, plan.relative_link_folder) if plan.options.link else None
 
     def pack(self, entries: list[Entry]) -> Iterator[PackedBatch]:
         """Reads and encodes ``entries``; yields their records in parts of about 4 MiB.

@@ -180,7 +180,7 @@ def find_sample_question(
     survey = state_frames(resolve_column_modes(source, survey, options), options.exif_transpose)
     checks = FileChecks(survey, EncodeOptions(reading=found.reading), options)
     aligner = FrameAligner(source, survey, options.exif_transpose, options.annotation_frame, options.split)
-    converter = ValueConverter(survey, checks or None, aligner)
+    converter = ValueConverter(survey, checks, aligner)
     for entry in source.pick_entries(options.split, survey.records, _READ):
         try:
             if isinstance(sample := source.read(entry), Sample):

@@ -195,27 +195,20 @@ class FileChecks:
     """Checks image files in columns beside the main image. Call it with a sample's values. Thread-safe.
 
     Finds files with a damaged header or end. Finds files that would lose something (depth, channels, alpha, frames)
-    without an option that allows it.
-
-    It is false as a condition if there is nothing to check:
-    - No column has files, or ``check`` is ``none``.
-    - The source is a store, and its files will be read in the same mode.
+    without an option that allows it. Checks nothing if ``check`` is ``none``, and no files of a store that will be read
+    in the same mode.
     """
 
     def __init__(self, survey: Survey, encode: EncodeOptions, options: ConvertOptions) -> None:
         store = survey.store
-        checked = [
-            column
-            for column in find_file_columns(survey.columns)
-            if column.name in survey.sampled
-            and encode.check != "none"
-            # Do not ask again about files of a store, unless they will be read in another way.
-            and (store is None or store.column(column.name).mode != column.mode)
-        ]
         self._options = options
         self._counted = survey.counted
         self._columns = []
-        for column in checked:
+        for column in find_file_columns(survey.columns) if encode.check != "none" else ():
+            if column.name not in survey.sampled:
+                continue
+            if store is not None and store.column(column.name).mode == column.mode:
+                continue  # do not ask again about files of a store, unless they will be read in another way
             recorded = encode.reading.answers() | format_answers(options.column_answers)
             own = options.column_answers.get(column.name, {}).get("mode")
             named = own if own is not None else options.mode
@@ -223,9 +216,6 @@ class FileChecks:
             reading = replace(Reading.of_column(column, recorded), chosen=chosen)
             only_header = EncodeOptions(max_pixels=encode.max_pixels, reading=reading)
             self._columns.append((column, reading, SourceImages(only_header, ENCODINGS["original"])))
-
-    def __bool__(self) -> bool:
-        return bool(self._columns)
 
     def __call__(self, key: str, stored: Mapping[str, Any], name_file: NameFile) -> None:
         """Checks the files in the stored values of a sample. ``name_file``: their names, for messages.
@@ -242,16 +232,12 @@ class FileChecks:
                 try:
                     _, info = images.check_file(key, data if isinstance(data, bytes) else memoryview(data))
                     losses = examine_losses(data, info, reading).losses if info is not None else {}
-                except HeaderError as error:
-                    raise SampleError(key, f"{where}: {error.reason}") from error
-                except DecodeError as error:
-                    raise SampleError(key, f"{where}: {error}") from error
+                except (HeaderError, DecodeError) as error:
+                    raise SampleError(key, f"{where}: {getattr(error, 'reason', error)}") from error
                 if losses and info is not None:
-                    file, what = (
-                        name_file(column.name, number),
-                        self._describe_loss(column, reading, losses, data, info),
-                    )
+                    file = name_file(column.name, number)
                     named = "" if file is None else f" ({printable(file)})"
+                    what = self._describe_loss(column, reading, losses, data, info)
                     raise UsageError(f"{printable(key)}: {where}{named}: {what}")
 
     def _describe_loss(
