@@ -31,10 +31,9 @@ from packstore.images.orientation import count_oriented
 from packstore.images.seek_index import index_values
 from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.stores import Problem, Reader, StoreBuilder, format_of
+from packstore.stores.batch import BATCH_BYTES, BATCH_RECORDS
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import open_reader
-
-_BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
 
 
 def repair_files(
@@ -317,7 +316,7 @@ class RecordWriter:
         if split is None:
             place = bisect_right([each.start for each in self._manifest.splits], found.record) - 1
             split = self._manifest.splits[place].name if place >= 0 else ""
-        if self._pending >= _BATCH_BYTES or len(self._batch) >= _BATCH_RECORDS or split != self._split:
+        if self._pending >= BATCH_BYTES or len(self._batch) >= BATCH_RECORDS or split != self._split:
             self.flush()
         assert found.image is not None
         self._split = split
