@@ -121,14 +121,14 @@ def restore_encode_options(manifest: Manifest, decoder: str = "auto", max_pixels
     Takes defaults for options that the manifest lacks. ``check`` is ``none``.
     """
     o = manifest.options
-    size = o.get("size")
+    size, numbers = o.get("size"), {name: value for name, value in o.items() if type(value) is int}
     return EncodeOptions(
         encoding=manifest.encoding,
         size=None if size is None else parse_size(str(size)),
         fit=str(o.get("fit") or "crop"),
-        resize=_optional_int(o.get("resize")),
-        max_side=_optional_int(o.get("max_side")),
-        quality=_optional_int(o.get("quality")) or DEFAULT_QUALITY,
+        resize=numbers.get("resize"),
+        max_side=numbers.get("max_side"),
+        quality=numbers.get("quality") or DEFAULT_QUALITY,
         normalization=manifest.normalization,
         exif_transpose=bool(o.get("exif_transpose", False)),
         progressive="baseline" if o.get("progressive") == "baseline" else None,
@@ -137,11 +137,6 @@ def restore_encode_options(manifest: Manifest, decoder: str = "auto", max_pixels
         max_pixels=max_pixels,
         reading=Reading.restore(manifest.image.mode, o),
     )
-
-
-def _optional_int(value: object) -> int | None:
-    """Returns the value if it is an integer, but no bool; else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def make_encoder(

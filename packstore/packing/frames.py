@@ -51,6 +51,12 @@ def state_frames(survey: Survey, upright: bool) -> Survey:
     return replace(survey, columns=columns)
 
 
+def list_sampled_columns(survey: Survey) -> list[Column]:
+    """Returns the columns whose values samples have, without their companions, such as shapes."""
+    companions = {each.name for column in survey.columns for each in column.companions}
+    return [column for column in survey.columns if column.name in survey.sampled and column.name not in companions]
+
+
 def no_effect_error() -> UsageError:
     """Returns the error for an answer about the frame of annotations without annotations that move with the image."""
     return UsageError(
@@ -102,16 +108,9 @@ class FrameAligner:
             answer: The user's answer, ``stored`` or ``upright``; None for none.
             split: The split of the source that is packed; None for all.
         """
-        companions = {each.name for column in survey.columns for each in column.companions}
-        self._columns = {
-            column.name: column
-            for column in survey.columns
-            if column.name in survey.sampled and column.name not in companions and is_moved(column)
-        }
-        # Such as masks in colours.
-        self._pictures = [
-            column for column in survey.columns if column.name in survey.sampled and column.holds_one_image
-        ]
+        sampled = list_sampled_columns(survey)
+        self._columns = {column.name: column for column in sampled if is_moved(column)}
+        self._pictures = [column for column in sampled if column.holds_one_image]  # such as masks in colours
         self.has_effect = bool(self._columns or self._pictures)
         self._source, self._survey, self._upright = source, survey, upright
         self._answer, self._split = answer, split

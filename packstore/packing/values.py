@@ -17,7 +17,7 @@ from packstore.images.encode import EncodeOptions, SourceImages
 from packstore.images.losses import examine_losses
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo, check_header
-from packstore.packing.frames import FrameAligner
+from packstore.packing.frames import FrameAligner, list_sampled_columns
 from packstore.packing.options import ConvertOptions
 from packstore.packing.source_arguments import KEEP, format_answers
 from packstore.sources.base import Sample, Survey
@@ -55,13 +55,10 @@ class ValueConverter:
             aligner: Moves annotations to the frame of the images; None leaves them.
         """
         self.align: Callable[[str, Sample], Sample] = (lambda _, sample: sample) if aligner is None else aligner.align
-        sampled = [column for column in survey.columns if column.name in survey.sampled]
-        companions = {each.name for column in sampled for each in column.companions}
         # Each with its number of classes; 0 if a value is no class number.
         self._columns = [
             (column, len(column.classes or range(1 << 62)) if column.holds_class else 0)
-            for column in sampled
-            if column.name not in companions
+            for column in list_sampled_columns(survey)
         ]
         self._images = [column.name for column, _ in self._columns if column.holds_images]
         self._check_files = check_files
