@@ -58,10 +58,9 @@ DIFFICULT = "difficult"
 """Column of flags of boxes, as Pascal VOC has them: 1 for an object that is hard to recognise."""
 FLAGS = (CROWD, DIFFICULT)
 """Columns of class numbers that are flags of boxes, not their classes."""
-INTERNAL = (
-    *("image", "key", "checksum", "row_checksum", "seek_index", "shape"),
-    *(column.name for column in LINK_COLUMNS),
-)
+DERIVED = (SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS))
+"""Names of the columns that follow from the image files and their places."""
+INTERNAL = ("image", "key", "checksum", "row_checksum", "shape", *DERIVED)
 """Names of the columns that are not the user's own: the image, the key, and columns that packing creates."""
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from packstore.core.column import (
     CHECKSUM,
+    DERIVED,
     ITEM_SIZE,
     KEY,
     LINK_COLUMNS,
@@ -28,7 +29,7 @@ from packstore.core.column import (
 from packstore.core.column import Column as Column
 from packstore.core.errors import ManifestError
 from packstore.core.modes import MAX_CHANNELS
-from packstore.core.plainjson import build_unique_dict, from_plain, load_json, sha256_json, to_canonical_json, to_plain
+from packstore.core.plainjson import build_unique_dict, encode_with_digest, from_plain, load_json, sha256_json, to_plain
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.shards import MAX_RECORDS, RECORDS_DIGEST, ShardTable
 
@@ -301,11 +302,10 @@ class Manifest:
         """
         d = to_plain(self)
         names = ("encoding", "records", "splits", "normalization", "records_digest")
-        derived = {SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS)}
         columns = [
             {k: v for k, v in column.items() if k not in ("nbytes", "digest", "frame", "hides_boxes")}
             for column in d["columns"]
-            if column["name"] not in derived
+            if column["name"] not in DERIVED
         ]
         return sha256_json({k: d[k] for k in names} | {"columns": columns})
 
@@ -319,8 +319,7 @@ class Manifest:
 
         Raises :class:`ManifestError` if the text exceeds 64 MiB.
         """
-        plain = to_plain(self)
-        text = to_canonical_json(plain | {"digest": sha256_json(plain)})
+        text = encode_with_digest(to_plain(self)).decode("ascii")
         if len(text) > MAX_JSON_BYTES:
             raise ManifestError(f"the manifest would have {len(text)} bytes, more than {MAX_JSON_BYTES}")
         return text

@@ -14,6 +14,7 @@ import inspect
 import re
 import sys
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -139,7 +140,7 @@ def list_options(options: type) -> Iterator[tuple[str, Any, Any, Description]]:
     A field without a default has ``dataclasses.MISSING``. In a type, ``Any`` replaces names that are imported for type
     checkers alone.
     """
-    names = _TypeNamespace(vars(builtins))
+    names = defaultdict(lambda: Any, vars(builtins))
     for base in reversed(options.__mro__):
         names.update(vars(sys.modules[base.__module__]))
     types = get_type_hints(options, localns=names)
@@ -248,13 +249,6 @@ def _describe_options(options: type) -> dict[str, tuple[Any, Description]]:
 def split_union(kind: Any) -> tuple[Any, ...]:
     """Returns the types of a union; of another type, the type alone."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-class _TypeNamespace(dict[str, Any]):
-    """Names for evaluating types; a missing name means ``Any``."""
-
-    def __missing__(self, name: str) -> Any:
-        return Any
 
 
 def takes(arguments: Callable[P, Arguments]) -> Callable[[Callable[[Arguments], Result]], Callable[P, Result]]:

@@ -38,12 +38,12 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.column import LINK_COLUMNS, SEEK_INDEX, Column
+from packstore.core.column import DERIVED, Column
 from packstore.core.column import ROW_CHECKSUM as ROW_CHECKSUM
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, LazyArray, LazyRagged, Ragged
 from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError
 
-_NOT_IN_ROWS = ("image", "checksum", ROW_CHECKSUM.name, SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS))
+_NOT_IN_ROWS = ("image", "checksum", ROW_CHECKSUM.name, *DERIVED)
 _IMAGE_NOUN = "checksum of its image"
 _PRIME = (1 << 127) - 1
 _BASE = int.from_bytes(hashlib.sha256(b"packstore").digest()[:15], "big")

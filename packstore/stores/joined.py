@@ -135,7 +135,6 @@ class _Joined(Chain):
         starts, firsts = [run.start for run in ranges], [run.first for run in ranges]
         super().__init__(table.path, table.manifest, (starts, firsts), lambda number: stores[ranges[number].store])
         self._stores = stores
-        self.checks_records = any(rows.checks_records for rows in stores)
         self.converts_images = any(rows.converts_images for rows in stores)
 
     def read_stored_image(self, index: int) -> Buffer:

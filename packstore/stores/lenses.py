@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import LINK_COLUMNS, SEEK_INDEX
+from packstore.core.column import DERIVED, SEEK_INDEX
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
@@ -22,7 +22,6 @@ from packstore.stores.assembly import merge_classes
 from packstore.stores.parts import Lens, Rows
 from packstore.stores.records import Records
 
-_DERIVED = (SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS))
 _NETPBM = {1: b"P5", 3: b"P6"}
 _EXIF = "exif_transpose"
 _SIZES = ("size", "resize", "max_side")
@@ -110,17 +109,15 @@ def join_columns(readers: Sequence[Records]) -> tuple[Column, ...]:
     first = readers[0]
     for reader in readers[1:]:
         mine, other = first.manifest, reader.manifest
-        both = f"{printable(str(first.path))} and {printable(str(reader.path))}"
+        both = _name_both(first, reader)
         if mine.encoding != other.encoding:
             raise StoreError(f"{both} differ in encoding: {mine.encoding}, {other.encoding}; convert one of them first")
-        exif = "exif_transpose"
-        if (mine.normalization, bool(mine.options.get(exif))) != (other.normalization, bool(other.options.get(exif))):
+        if (mine.normalization, bool(mine.options.get(_EXIF))) != (other.normalization, bool(other.options.get(_EXIF))):
             raise StoreError(f"the images of {both} differ in normalisation or EXIF rotation; convert one of them")
         if bool(mine.splits) != bool(other.splits):
             raise StoreError(f"one of {both} has splits and the other has none; give it some with packstore select")
         names, other_names = ([column.name for column in _list_underived(each)] for each in (mine, other))
-        if set(names) != set(other_names):
-            odd = ", ".join(name for name in (*names, *other_names) if (name in names) != (name in other_names))
+        if odd := ", ".join(name for name in (*names, *other_names) if (name in names) != (name in other_names)):
             raise StoreError(f"{both} have different columns: only one of them has {odd}")
         for a in _list_underived(mine):
             b = other.column(a.name)
@@ -143,7 +140,7 @@ def join_columns(readers: Sequence[Records]) -> tuple[Column, ...]:
 
 def _list_underived(manifest: Manifest) -> list[Column]:
     """Returns all columns but the links to image files and the seek index."""
-    return [column for column in manifest.columns if column.name not in _DERIVED]
+    return [column for column in manifest.columns if column.name not in DERIVED]
 
 
 def map_class_numbers(column: Column, merged: Column) -> NDArray[np.int64] | None:

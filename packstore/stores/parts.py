@@ -80,12 +80,10 @@ class Rows(ABC):
     Attributes:
         path: Path or URL, for messages.
         manifest: Describes the records as they are read.
-        checks_records: Whether each record is compared with its checksums when it is read.
         converts_images: Whether :meth:`view` converts images. Checksums cover images as stored.
         has_image_array: Whether :meth:`column` also returns ``image``, without a copy.
     """
 
-    checks_records = False
     converts_images = False
     has_image_array = False
 
@@ -166,7 +164,7 @@ class Rows(ABC):
         """Checks the values of some records in the columns ``names``, but no images. Returns the first fault of each
         faulty record, by its number.
 
-        A class number without a class is a fault. With :attr:`checks_records`, damaged values are faults, too.
+        A class number without a class is a fault. For a lens that compares checksums, damaged values are faults, too.
         """
         errors: dict[int, StoreError] = {}
         for name in names:
@@ -185,13 +183,13 @@ class Rows(ABC):
     def check_fields(self, index: int) -> None:
         """Raises :class:`CorruptRecordError` if a record's label, key or other fields do not match its row checksum.
 
-        Does nothing without :attr:`checks_records`. :meth:`view` checks the image.
+        Does nothing by default. :meth:`view` checks the image.
         """
         return
 
     def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
         """Raises :class:`CorruptRecordError` if one of ``images``, the stored arrays of ``records``, does not match its
-        checksum. Does nothing without :attr:`checks_records`.
+        checksum. Does nothing by default.
 
         For a caller that took the images from the array of all images.
         """
@@ -200,7 +198,7 @@ class Rows(ABC):
     def verify_column(self, name: str) -> None:
         """Proves that a column is undamaged: raises :class:`StoreError` if it does not match its digest.
 
-        Does nothing without :attr:`checks_records`.
+        Does nothing by default.
         """
         return
 
@@ -273,7 +271,6 @@ class Lens(Rows):
         """``manifest`` describes the records as this lens shows them. None takes that of ``rows``."""
         super().__init__(rows.path, rows.manifest if manifest is None else manifest)
         self.rows = rows
-        self.checks_records = rows.checks_records
         self.converts_images = rows.converts_images
         self.has_image_array = rows.has_image_array
 

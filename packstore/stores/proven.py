@@ -84,7 +84,7 @@ class Proven(Lens):
 
     def __init__(self, store: Records) -> None:
         super().__init__(store.rows)
-        self.checks_records, self.has_image_array = True, False
+        self.has_image_array = False
         self._table = store.table
         self._proof = Proof(self.manifest.columns, self.rows.value)
         self._sound: set[str] = set()
@@ -460,8 +460,8 @@ class DamagedCopies:
                 record = getattr(error, "record", None)
                 damaged = records if record is None else np.array([record])
                 parts |= set(self._table.find(damaged).tolist())
-        for part in parts - self._seen:
+        new = parts - self._seen
+        for part in new:
             self._table.mark_suspect(part)
-        new = bool(parts - self._seen)
-        self._seen |= parts
-        return new
+        self._seen |= new
+        return bool(new)

@@ -366,7 +366,6 @@ def test_one_item_opens_one_shard(pack: Pack) -> None:
 def test_readers_say_what_they_are(pack: Pack) -> None:
     path = pack("lmdb")
     with open_store(path, "auto") as checked, open_store(path) as plain:
-        assert checked.checks_records
         assert checked.unchecked_reader.unchecked_reader is checked.unchecked_reader
         assert checked.key(3) == plain.key(3)
         assert checked.fixed_column("label").tolist() == plain.fixed_column("label").tolist()

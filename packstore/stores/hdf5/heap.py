@@ -109,7 +109,9 @@ class Heap:
         powers = all(n and not n & (n - 1) for n in (self._first, self._largest))
         if filters or not powers or not self._first <= self._largest <= _MAX_BLOCK or not 0 < bits <= 64:
             raise UnsupportedHdf5Error("it has a heap of a form that packstore does not write")
-        if not 0 < self._width <= 64 or self._rows > self._count_direct_rows():
+        # Later rows would hold addresses of blocks, not objects.
+        direct_rows = int(self._largest // self._first).bit_length() + 1
+        if not 0 < self._width <= 64 or self._rows > direct_rows:
             raise UnsupportedHdf5Error("it has a larger heap than packstore writes")
         self._offset_size = (bits + 7) // 8
         self._length_size = (min(self._largest, largest).bit_length() + 7) // 8
@@ -196,11 +198,6 @@ class Heap:
         if bytes(block[:5]) != b"FHIB\0" or hash_lookup3(block[:size]) != int.from_bytes(block[size:], "little"):
             raise Hdf5Error(f"the heap's root block at byte {self._root} is broken")
         return int.from_bytes(block[head + 8 * place : head + 8 * place + 8], "little")
-
-    def _count_direct_rows(self) -> int:
-        """Returns how many rows of blocks hold objects."""
-        # later rows would hold only addresses of blocks
-        return int(self._largest // self._first).bit_length() + 1
 
     def _read_tree_records(self, tree: int) -> Iterator[tuple[int, memoryview]]:
         """Yields (type of the B-tree, record) of each record in order."""

@@ -105,21 +105,17 @@ class Hdf5Writer(FileWriter):
     def _write_skeleton(self, file: Any, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> int:
         """Writes everything but the images to ``file``, and returns the offset where the images belong."""
         with _create_file(file) as h5:
-            if self._ends is None:
-                image = _create_dataset(h5, "image", self.image.dtype, (manifest.records, *self.image.shape))
-            else:
-                group = _create_group(h5, "image")
-                image = _create_dataset(group, "bytes", "uint8", (self._nbytes,))
-                _write_dataset(group, "offsets", "int64", self._ends.offsets())
+            datasets = _create_datasets(h5, manifest)
+            if self._ends is not None:
+                _write_data(datasets["image/offsets"], self._ends.offsets())
             for name, data in columns.items():
                 if isinstance(data, Ragged):
-                    group = _create_group(h5, name)
-                    _write_dataset(group, "bytes", "uint8", data.data)
-                    _write_dataset(group, "offsets", "int64", data.offsets)
+                    _write_data(datasets[f"{name}/bytes"], data.data)
+                    _write_data(datasets[f"{name}/offsets"], data.offsets)
                 else:
-                    _write_dataset(h5, name, manifest.column(name).dtype, data)
+                    _write_data(datasets[name], data)
             h5.attrs.create("manifest", np.bytes_(manifest.to_json().encode("ascii")))
-            return int(image.id.get_offset() or 0)
+            return _find_offset(datasets[manifest.image.array_names[0]])
 
 
 def compute_dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
@@ -128,18 +124,21 @@ def compute_dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
     The names are such as ``label``, ``key/bytes`` and ``key/offsets``. Lets h5py write an HDF5 file without data to
     ``file``, with holes for the datasets.
     """
-    offsets: dict[str, int] = {}
     with _create_file(file) as h5:
-        for column in manifest.container_columns:
-            if column.kind == "fixed":
-                datasets = [_create_dataset(h5, column.name, column.dtype, (manifest.records, *column.shape))]
-            else:
-                group = _create_group(h5, column.name)
-                datasets = [_create_dataset(group, "bytes", "uint8", (column.nbytes,))]
-                datasets.append(_create_dataset(group, "offsets", "int64", (manifest.records + 1,)))
-            for dataset in datasets:
-                offsets[dataset.name.lstrip("/")] = int(dataset.id.get_offset() or 0)
-    return offsets
+        return {name: _find_offset(dataset) for name, dataset in _create_datasets(h5, manifest).items()}
+
+
+def _create_datasets(h5: Any, manifest: Manifest) -> dict[str, Any]:
+    """Creates the datasets of all columns without writing data, and returns them by :attr:`Column.array_names`."""
+    datasets: dict[str, Any] = {}
+    for column in manifest.container_columns:
+        if column.kind == "fixed":
+            datasets[column.name] = _create_dataset(h5, column.name, column.dtype, (manifest.records, *column.shape))
+        else:
+            group, (data, offsets) = _create_group(h5, column.name), column.array_names
+            datasets[data] = _create_dataset(group, "bytes", "uint8", (column.nbytes,))
+            datasets[offsets] = _create_dataset(group, "offsets", "int64", (manifest.records + 1,))
+    return datasets
 
 
 def _create_file(file: Any) -> Any:
@@ -184,11 +183,15 @@ def _create_dataset(group: Any, name: str, dtype: str, shape: tuple[int, ...]) -
     return dataset
 
 
-def _write_dataset(group: Any, name: str, dtype: str, data: NDArray[Any]) -> None:
-    """Creates a dataset and writes its data."""
-    dataset = _create_dataset(group, name, dtype, data.shape)
+def _write_data(dataset: Any, data: NDArray[Any]) -> None:
+    """Writes all data of a dataset."""
     if data.size:
         dataset.write_direct(np.ascontiguousarray(data))
+
+
+def _find_offset(dataset: Any) -> int:
+    """Returns the offset of a dataset in its file; 0 if it is empty."""
+    return int(dataset.id.get_offset() or 0)
 
 
 def _copy_range(source: IO[bytes], target: IO[bytes], start: int, stop: int) -> None:

@@ -210,16 +210,6 @@ class _Machine:
             raise UnsupportedPickleError("a pickle that looks up a name that is not text")
         self.stack.append(self.find(module, name))
 
-    def push_named_by_lines(self) -> None:
-        """Pushes the object whose module and name are the next two lines."""
-        module = self.read_line()
-        self.push_found(module, self.read_line())
-
-    def push_named_by_stack(self) -> None:
-        """Pops module and name, and pushes their object."""
-        name, module = self.stack.pop(), self.stack.pop()
-        self.push_found(module, name)
-
     def extend_list(self, values: list[Any]) -> None:
         """Appends values to the list at the top of the stack. Raises :class:`UnsupportedPickleError` for another
         object."""
@@ -332,8 +322,8 @@ _BY_OPCODE: dict[bytes, _Operation] = {
     b"\x94": lambda m: m.memo.__setitem__(len(m.memo), m.stack[-1]),  # MEMOIZE
     b"h": _push_from_memo(1),  # BINGET
     b"j": _push_from_memo(4),  # LONG_BINGET
-    b"c": _Machine.push_named_by_lines,  # GLOBAL
-    b"\x93": _Machine.push_named_by_stack,  # STACK_GLOBAL
+    b"c": lambda m: m.push_found(m.read_line(), m.read_line()),  # GLOBAL
+    b"\x93": lambda m: m.push_found(*m.pop_last(2)),  # STACK_GLOBAL
     b"Q": _Machine.resolve_persistent_id,  # BINPERSID
     b"R": _Machine.call_function,  # REDUCE
     b"b": _Machine.set_state,  # BUILD

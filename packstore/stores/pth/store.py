@@ -97,9 +97,6 @@ class PthWriter(FileWriter):
             storages.append(array)
             return Tensor(str(len(storages)), dtype, array.shape)
 
-        def add_ragged(data: Ragged) -> dict[str, Tensor]:
-            return {"bytes": tensor("uint8", data.data), "offsets": tensor("int64", data.offsets)}
-
         content: dict[str, Any] = {}
         if self._ends is not None:
             offsets = tensor("int64", self._ends.offsets())
@@ -107,7 +104,10 @@ class PthWriter(FileWriter):
         else:
             content["image"] = Tensor("0", self.image.dtype, (manifest.records, *self.image.shape))
         for name, data in columns.items():
-            content[name] = add_ragged(data) if isinstance(data, Ragged) else tensor(manifest.column(name).dtype, data)
+            if isinstance(data, Ragged):
+                content[name] = {"bytes": tensor("uint8", data.data), "offsets": tensor("int64", data.offsets)}
+            else:
+                content[name] = tensor(manifest.column(name).dtype, data)
         content["manifest"] = manifest.to_json()
         self._file = open_file(self.path, "r+b")
         self._zip = zipfile.ZipFile(self._file, "a", allowZip64=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -136,11 +136,14 @@ class RemoteShards(Shards):
         Without ``quick``, fetches all shards, and also yields wrong SHA-256 and faults in each shard. Raises
         :class:`UnreachableError` if a shard cannot be fetched now.
         """
-        shards, sizes = self._table, self._list_sizes()
-        done_bytes = 0
+        shards, done_bytes = self._table, 0
+        find_size: Callable[[str], int | None] = self._find_object_size  # HTTP lists no objects
+        if self._objects.can_list:
+            prefix = SHARDS if self._head.version is not None else "shard-"
+            find_size = {info.name: info.nbytes for info in self._objects.list(prefix)}.get
         for number, shard in enumerate(shards):
             name = self.names[number]
-            size = sizes.get(name) if sizes is not None else self._find_object_size(name)
+            size = find_size(name)
             if size is None:
                 yield Problem(f"{name} is missing", shard=shard.name, lost=True)
             elif size != shard.nbytes:
@@ -165,13 +168,6 @@ class RemoteShards(Shards):
             yield Problem(str(error), shard=shard.name, lost=True)
             return
         yield from self._check_part(number, False, progress)
-
-    def _list_sizes(self) -> dict[str, int] | None:
-        """Returns the sizes of all shards' objects by name, or None over HTTP."""
-        if not self._objects.can_list:
-            return None  # HTTP lists no objects
-        prefix = SHARDS if self._head.version is not None else "shard-"
-        return {info.name: info.nbytes for info in self._objects.list(prefix)}
 
     def _find_object_size(self, name: str) -> int | None:
         """Returns the size of an object, or None if it does not exist."""
