@@ -11,9 +11,10 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragged
 from packstore.core.errors import ManifestError, PackstoreError, StoreError
 from packstore.core.manifest import Column, Manifest
+from packstore.stores.mapped import map_column
 from packstore.stores.parts import Rows
 
 
@@ -87,9 +89,8 @@ def scavenge_arrays(data: memoryview, recovered: RecoveredManifest, starts: Mapp
             arrays[name] = data[starts[name] : starts[name] + size]
     columns: dict[str, ColumnData] = {}
     for column in manifest.columns:
-        parts = [arrays.get(name) for name in column.array_names]
-        if all(part is not None for part in parts):
-            columns[column.name] = view_column(column, manifest.records, cast("list[memoryview]", parts))
+        with suppress(KeyError):  # an array reaches past the end
+            columns[column.name] = view_column(column, manifest.records, arrays)
     image = columns.pop("image", None)
     width = manifest.image.record_nbytes
 
@@ -114,24 +115,24 @@ def list_array_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
         yield from zip(column.array_names, sizes, strict=False)
 
 
-def view_column(column: Column, records: int, parts: list[memoryview]) -> ColumnData:
-    """Returns a column as a view of the bytes of its arrays, see :attr:`Column.array_names`.
+def view_column(column: Column, records: int, arrays: Mapping[str, memoryview]) -> ColumnData:
+    """Returns a column as a view of the bytes of its arrays, which ``arrays`` has by their :attr:`Column.array_names`.
 
-    If the first or last offset of a ragged column is wrong, corrects both in a copy of the offsets.
+    If the first or last offset of a ragged column is wrong, corrects both in a copy of the offsets. Raises
+    :class:`KeyError` if an array is missing.
     """
-    if column.kind == "ragged":
-        data, offsets = _view_array(parts[0], np.dtype("u1"), (-1,)), _view_array(parts[1], OFFSET, (records + 1,))
-        if (int(offsets[0]), int(offsets[-1])) != (0, len(data)):  # the manifest knows these two
-            offsets = offsets.copy()
-            offsets[0], offsets[-1] = 0, len(data)
-        return Ragged(offsets, data)
-    return _view_array(parts[0], NUMPY_DTYPE[column.dtype], (records, *column.shape))
 
+    def view_array(name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        raw = arrays[name]
+        array: NDArray[Any] = np.frombuffer(raw, NUMPY_DTYPE[dtype]) if len(raw) else np.empty(0, NUMPY_DTYPE[dtype])
+        return array.reshape(shape)
 
-def _view_array(raw: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Views bytes as an array of a dtype and shape."""
-    array: NDArray[Any] = np.frombuffer(raw, dtype) if len(raw) else np.empty(0, dtype)
-    return array.reshape(shape)
+    data = map_column(column, records, view_array)
+    if not isinstance(data, Ragged) or (int(data.offsets[0]), int(data.offsets[-1])) == (0, len(data.data)):
+        return data
+    offsets = data.offsets.copy()
+    offsets[0], offsets[-1] = 0, len(data.data)  # the manifest knows these two
+    return Ragged(offsets, data.data)
 
 
 _ANCHORS = ((b'{"columns"', 0), (b':[{"classes"', 10))

@@ -13,7 +13,7 @@ import struct
 from array import array
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -143,12 +143,9 @@ class _PageScan:
                     break
             else:
                 # Its entry, or the pointer to it, is damaged: only the digest identifies the array.
-                for data in islice(
-                    self._build_column_candidates(column, records, loose=True), _MAX_TRIED if column.digest else 0
-                ):
-                    if column_digest(data) == column.digest:
-                        chosen = data
-                        break
+                loose = self._build_column_candidates(column, records, loose=True)
+                tried = islice(loose, _MAX_TRIED if column.digest else 0)
+                chosen = next((data for data in tried if column_digest(data) == column.digest), chosen)
             if chosen is not None:
                 columns[column.name] = chosen
         return columns
@@ -232,9 +229,8 @@ class _PageScan:
             ]
             for name, size in zip(column.array_names, expected, strict=False)
         ]
-        for first in pieces[0]:
-            for second in pieces[1] if len(pieces) > 1 else [first]:
-                yield view_column(column, records, [first, second])
+        for arrays in product(*pieces):
+            yield view_column(column, records, dict(zip(column.array_names, arrays, strict=True)))
 
     def _find_arrays(self, name: str, size: int) -> Iterator[memoryview]:
         """Yields candidates for the array ``name`` of ``size`` bytes, with their ``.npy`` headers."""
