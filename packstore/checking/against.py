@@ -28,7 +28,7 @@ _CAPPED = 256
 """Most suffixes that a ledger counts."""
 
 
-class Comparison(SourceRecords):
+class SourceComparison(SourceRecords):
     """Compares the records of an open store with the entries of a source; also their order, columns, classes, and
     lists and counts of files.
 

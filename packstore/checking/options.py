@@ -16,17 +16,24 @@ from packstore.packing.source_arguments import (
 )
 
 
-def _annotation_frame_option() -> Literal["stored", "upright"] | None:
-    """Makes the option ``annotation_frame`` for the source of a store."""
-    return annotation_frame_option(
+@dataclass(frozen=True, kw_only=True)
+class PackedSourceOptions(SourceArguments):
+    """Options of functions that read the source of a store. Raises :class:`UsageError` for a value out of range."""
+
+    annotation_frame: Literal["stored", "upright"] | None = annotation_frame_option(
         "Frame of annotations of the source's turned photos that do not tell it, as for :func:`packstore.convert`. "
         "None for the answer that the store records.",
         "For turned photos of SOURCE that do not tell: frame of their boxes and masks.  [default: as in the store]",
     )
+    workers: int | None = workers_option()
+    decoder: str = decoder_option()
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyOptions(SourceArguments):
+class VerifyOptions(PackedSourceOptions):
     """Options of :func:`packstore.verify`.
 
     Raises :class:`UsageError` for a value out of range, and for ``quick`` with ``decode`` or ``against``. ``decoder``
@@ -51,23 +58,20 @@ class VerifyOptions(SourceArguments):
         "Also compare images, labels, keys and splits with the source, or with another store.",
         metavar="SOURCE",
     )
-    annotation_frame: Literal["stored", "upright"] | None = _annotation_frame_option()
     max_pixels: int = max_pixels_option(
         "An image whose header claims more pixels is not decoded and counts as damaged. This bounds the memory, as in "
         ":func:`packstore.convert`.",
         "Report images that",
     )
-    workers: int | None = workers_option()
-    decoder: str = decoder_option()
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if self.quick and (self.decode or self.against is not None):
             raise UsageError("quick reads no images, so it can neither decode nor compare them: leave one out")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepairOptions(SourceArguments):
+class RepairOptions(PackedSourceOptions):
     """Options of :func:`packstore.repair`.
 
     Raises :class:`UsageError` for a value out of range. ``decoder`` and the other options of the source are checked
@@ -79,15 +83,9 @@ class RepairOptions(SourceArguments):
         "If some records are lost, write the store without them.",
         "If records are lost, write FIXED without them, and exit with 3.",
     )
-    annotation_frame: Literal["stored", "upright"] | None = _annotation_frame_option()
     max_pixels: int = max_pixels_option(
         "An image of the source whose header says more pixels is refused.", "Refuse images of SOURCE that"
     )
-    workers: int | None = workers_option()
-    decoder: str = decoder_option()
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.options import RepairOptions, VerifyOptions
+from packstore.checking.options import PackedSourceOptions
 from packstore.core.column import Link
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, StoreError, UsageError, printable
@@ -64,7 +64,7 @@ class SourceRecords:
         converter: Makes stored values of the source's values.
     """
 
-    def __init__(self, source: Source, manifest: Manifest, options: VerifyOptions | RepairOptions) -> None:
+    def __init__(self, source: Source, manifest: Manifest, options: PackedSourceOptions) -> None:
         """Surveys the source. Raises :class:`UsageError` if its images cannot become records of the store."""
         self.source = source
         self.manifest = manifest
@@ -126,7 +126,7 @@ class Donor(SourceRecords):
     of damaged records, not with the source.
     """
 
-    def __init__(self, source: Source, manifest: Manifest, options: VerifyOptions | RepairOptions) -> None:
+    def __init__(self, source: Source, manifest: Manifest, options: PackedSourceOptions) -> None:
         super().__init__(source, manifest, options)
         self._entries: dict[int, Entry] = {}
         self._question: AmbiguousSourceError | None = None  # about a sample of the source

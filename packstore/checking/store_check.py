@@ -25,6 +25,7 @@ from packstore.checking.reports import CheckReport, try_key
 from packstore.core.column import Column
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import DecodeError, PackstoreError, StoreError, UnreachableError, printable
+from packstore.core.manifest import Manifest
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.proof import (
@@ -358,6 +359,14 @@ def open_files(reader: Reader) -> Iterator[StoreFile]:
         else:
             yield StoreFile(reader, number, start, shard.name)
         start += shard.records
+
+
+def make_decoder(manifest: Manifest, column: Column, max_pixels: int, name: str = "auto") -> Decoder:
+    """Makes the decoder called ``name`` for a column's image files, which decodes them to the column's mode."""
+    from packstore.images.decoders import get_decoder
+    from packstore.images.reading import Reading
+
+    return get_decoder(name, max_pixels=max_pixels, reading=Reading.of_column(column, manifest.options))
 
 
 def decode_files(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from packstore.checking.options import VerifyOptions
 from packstore.checking.reports import MOST_LISTED, CheckReport, VerifyReport, try_key
-from packstore.checking.store_check import Batch, StoreCheck, ValueGetter, decode_files
+from packstore.checking.store_check import Batch, StoreCheck, ValueGetter, decode_files, make_decoder
 from packstore.core.column import SEEK_INDEX, Column, find_file_columns
 from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
@@ -26,7 +26,7 @@ from packstore.stores.opening import read_manifest
 from packstore.stores.places import place_of
 
 if TYPE_CHECKING:
-    from packstore.checking.against import Comparison
+    from packstore.checking.against import SourceComparison
     from packstore.images.decoders import Decoder
 
 _TRIES = 3
@@ -104,7 +104,7 @@ class _Verification:
     against: Path | None
     progress: ProgressCallback
     report: CheckReport = field(default_factory=CheckReport)
-    comparison: Comparison | None = None
+    comparison: SourceComparison | None = None
     decoders: list[tuple[Column, Decoder]] = field(default_factory=list)
     index_fault: str | None = None  # why seek indexes are not compared
 
@@ -115,7 +115,9 @@ class _Verification:
             self.index_fault = engine_problem()
             manifest = self.reader.manifest
             main = [manifest.image] if manifest.holds_files else []
-            self.decoders = [(c, self.make_decoder(c)) for c in [*main, *find_file_columns(manifest.columns)]]
+            limits = self.options.max_pixels, self.options.decoder
+            columns = [*main, *find_file_columns(manifest.columns)]
+            self.decoders = [(column, make_decoder(manifest, column, *limits)) for column in columns]
         self.compares_indexes = (
             self.options.decode and self.reader.manifest.has_column(SEEK_INDEX.name) and self.index_fault is None
         )
@@ -124,11 +126,11 @@ class _Verification:
         """Opens the source if there is one, makes all checks, and returns the report."""
         with ExitStack() as stack:
             if self.against is not None:
-                from packstore.checking.against import Comparison
+                from packstore.checking.against import SourceComparison
 
                 opened = self.options.open_packed(self.against, self.reader.manifest, self.progress)
                 source = stack.enter_context(closing(opened))
-                self.comparison = Comparison(source, self.reader, self.options)
+                self.comparison = SourceComparison(source, self.reader, self.options)
             return self.run_checks()
 
     def run_checks(self) -> VerifyReport:
@@ -186,14 +188,6 @@ class _Verification:
             key = try_key(self.reader, record) if len(self.report.problems.kept) < MOST_LISTED else None
             self.report.add(Problem(f"record {first} has the same key", record, key), always=True)
         return len(double)
-
-    def make_decoder(self, column: Column) -> Decoder:
-        """Makes the decoder for a column's image files, which decodes them to the column's mode."""
-        from packstore.images.decoders import get_decoder
-        from packstore.images.reading import Reading
-
-        reading = Reading.of_column(column, self.reader.manifest.options)
-        return get_decoder(self.options.decoder, max_pixels=self.options.max_pixels, reading=reading)
 
     def check_images(self, batch: Batch, images: Mapping[int, Buffer]) -> Iterator[Problem]:
         """Yields problems of a batch's records: undecodable images, wrong seek indexes, differences from the source."""

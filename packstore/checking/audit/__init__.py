@@ -34,9 +34,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
-from packstore.images.decoders import get_decoder
 from packstore.images.perceptual import CROPS
-from packstore.images.reading import Reading
 from packstore.stores import Reader, open_store, with_checksums
 from packstore.stores.keys import digest_keys, list_double_keys
 
@@ -114,14 +112,11 @@ class _Audit:
         image, zeros for those that do not decode."""
         options, collector, manifest = self.options, self.collector, self.reader.manifest
         count = len(self.reader)
-        reading = Reading.restore(manifest.image.mode, manifest.options)
-        decoder = get_decoder(max_pixels=options.max_pixels, reading=reading)
         done_bytes = 0
         self.progress(Progress("look", 0, count, 0))
         with closing(RecordHashes(count if options.near else 0, len(CROPS) + options.mirrored)) as hashes:
-            images = ImageInspector(
-                with_checksums(self.reader, "always"), decoder, options, hashes if options.near else None
-            )
+            reader = with_checksums(self.reader, "always")
+            images = ImageInspector(reader, options, hashes if options.near else None)
             workers = options.workers or default_workers()
             for seen in ordered_map(images.inspect_records, record_batches(self.reader, _AT_ONCE), workers):
                 for kind, record, what in seen.found:

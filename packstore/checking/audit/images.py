@@ -13,12 +13,12 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.checking.audit.same import RecordHashes
 from packstore.checking.options import AuditOptions
-from packstore.checking.store_check import decode_files
+from packstore.checking.store_check import decode_files, make_decoder
 from packstore.core.column import find_file_columns
 from packstore.core.columns import Buffer
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UnreachableError, printable
 from packstore.core.manifest import Column, Manifest
-from packstore.images.decoders import Decoder, get_decoder
+from packstore.images.decoders import Decoder
 from packstore.images.display import denormalize, to_display
 from packstore.images.encode.options import readers_transpose
 from packstore.images.losses import find_losses
@@ -95,28 +95,25 @@ class ImageInspector:
         sizes: ``int32 (N, 2)``: height and width as the image is shown; zeros if not decoded.
     """
 
-    def __init__(self, reader: Reader, decoder: Decoder, options: AuditOptions, hashes: RecordHashes | None) -> None:
-        """Makes a decoder for each further column of images.
+    def __init__(self, reader: Reader, options: AuditOptions, hashes: RecordHashes | None) -> None:
+        """Makes a decoder for each column of images.
 
         Args:
             reader: Store that checks the records that it reads.
-            decoder: Decoder of the main images, as the store's options say.
             options: Thresholds of what is reported.
             hashes: Receives the perceptual hashes of the images; None computes none.
         """
         self._reader = reader
         self._manifest: Manifest = reader.manifest
-        self._decoder = decoder
         self._options = options
         self._hashes = hashes
         self._turned = readers_transpose(self._manifest)
         column = self._manifest.image
+        self._decoder = decoder = make_decoder(self._manifest, column, options.max_pixels)
         self._mode = decoder.reading.pixels if column.layout is None else column.pixels
         self._masks = [column for column in self._manifest.columns if column.holds_masks]
-        self._further = []
-        for column in find_file_columns(self._manifest.columns):
-            reading = Reading.of_column(column, self._manifest.options)
-            self._further.append((column, get_decoder(max_pixels=decoder.max_pixels, reading=reading)))
+        further = find_file_columns(self._manifest.columns)
+        self._further = [(column, make_decoder(self._manifest, column, options.max_pixels)) for column in further]
         count = len(reader)
         self.pixels, self.decoded = np.zeros(count, np.uint64), np.zeros(count, np.bool_)
         self.greys, self.sizes = np.zeros(count, np.bool_), np.zeros((count, 2), np.int32)
