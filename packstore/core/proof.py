@@ -178,10 +178,10 @@ def column_digest(values: ColumnData) -> str:
         # The first offset should be 0; adding it changes the digest if it is not.
         _hash_array(offsets, values.offsets[1:], int(values.offsets[0]))
         _hash_array(data, values.data)
-    return ragged_digest(offsets.digest(), data.digest())
+    return digest_ragged(offsets.digest(), data.digest())
 
 
-def ragged_digest(offsets_sha256: bytes, data_sha256: bytes) -> str:
+def digest_ragged(offsets_sha256: bytes, data_sha256: bytes) -> str:
     """Computes the digest of a ragged column from the SHA-256 of its offsets and of its bytes."""
     return hashlib.sha256(offsets_sha256 + data_sha256).hexdigest()
 

@@ -17,7 +17,7 @@ from packstore.core.columns import NUMPY_DTYPE, OFFSET, Buffer, ColumnData, Ragg
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Column
-from packstore.core.proof import column_digest, ragged_digest
+from packstore.core.proof import column_digest, digest_ragged
 
 
 class _HashedFile:
@@ -179,7 +179,7 @@ class ColumnSpool:
         """Returns the digest of all values so far."""
         if self._offsets is None:
             return self._data.sha.hexdigest()
-        return ragged_digest(self._offsets.sha.digest(), self._data.sha.digest())
+        return digest_ragged(self._offsets.sha.digest(), self._data.sha.digest())
 
     def check_spooled(self) -> None:
         """Reads the files again. Raises :class:`StoreError` if they do not hold the appended values any more."""
