@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from packstore.cli.common import BYTE_SIZE, StorePath, progress_bar
-from packstore.cli.options import cache_options, quiet_option
+from packstore.cli.options import cache_options, everything_option, quiet_option
 from packstore.cli.rows import Rows, format_time, human_bytes, pluralize
 from packstore.core.errors import StoreError, UsageError, printable
 
@@ -82,7 +82,7 @@ def prefetch(url: Path, workers: int, quiet: bool) -> None:
 
 
 @cache.command("list", short_help="List the content of the cache.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@everything_option
 @cache_options
 def list_entries(as_json: bool) -> None:
     """List the objects in the cache by last use, the latest at the end: URL, size, time of last use.

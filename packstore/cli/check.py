@@ -200,7 +200,7 @@ def audit_rows(report: AuditReport, only: tuple[str, ...] | None = None, failing
             mark = red(kind) if kind in failing else bold(kind)
             rows.add_lines(f"{mark}  {pluralize(count, 'finding')}: {kinds[kind]}")
             listed = [_format_finding(finding) for finding in report.of(kind)[:_LISTED]]
-            rows.add_some(None, listed, count, _LISTED)
+            rows.add_some(None, listed, count, _LISTED, indent="  ")
     if only is None:
         total = sum(report.counts.values())
         summary = pluralize(total, "finding") if total else "nothing found"

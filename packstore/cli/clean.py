@@ -154,10 +154,11 @@ def _clean_url(url: Path, grace_seconds: float, yes: bool, dry_run: bool, as_jso
     for name in unneeded.foreign[:LISTED]:
         click.echo(f"{url}: {printable(name)} is not packstore's, so it stays", err=True)
     found, nbytes = unneeded.objects, unneeded.nbytes
-    for info in found[:LISTED]:
-        since = format_time(info.modified)
-        rows.add_lines(f"{url}/{printable(info.name)}: {human_bytes(info.nbytes)}, written {since}")
-    rows.add_lines(*([f"… and {len(found) - LISTED:,} more"] if len(found) > LISTED else []))
+    listed = [
+        f"{url}/{printable(info.name)}: {human_bytes(info.nbytes)}, written {format_time(info.modified)}"
+        for info in found[:LISTED]
+    ]
+    rows.add_some(None, listed, len(found), LISTED, others="more")
     total = f"{pluralize(len(found), 'object')} of {human_bytes(nbytes)} that no version needs"
     rows.add_lines(f"{url}: {total}" if found else f"{url}: every object is needed, or too young to be removed")
     rows.values = {"url": str(url), "objects": [info.name for info in found], "bytes": nbytes, "removed": 0}

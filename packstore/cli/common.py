@@ -50,6 +50,17 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class ChartPath(LocalPath):
+    """The path of a chart to draw. Refuses a suffix of no kind of chart, and asks for matplotlib if that is missing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from packstore.seeing.charts import check_chart
+
+        path = super().convert(value, param, ctx)
+        check_chart(path)
+        return path
+
+
 class StorePath(LocalPath):
     """A path or a URL. Refuses an empty one."""
 

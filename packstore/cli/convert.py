@@ -18,14 +18,7 @@ from packstore.cli.common import (
     name_bad_sample,
     shell_quote,
 )
-from packstore.cli.options import (
-    Command,
-    Option,
-    OptionsOf,
-    Output,
-    cache_options,
-    output_options,
-)
+from packstore.cli.options import Command, Option, OptionsOf, Output, cache_options, output_options
 from packstore.cli.rows import (
     LISTED,
     Rows,
@@ -192,9 +185,8 @@ def report_rows(report: ConvertReport) -> Rows:
     rows.add("files", *format_ledger(report.ledger, len(report.skipped)), ledger=ledger_values(report.ledger))
     kept = if_any(sum(report.kept.values()), "progressive file", " that cannot become baseline:")
     rows.add("as is", *kept, kept=dict(report.kept))
-    reasons = [f"    {printable(reason)}: {pluralize(count, 'file')}" for reason, count in report.kept.items()]
-    more = [f"    … and {len(reasons) - LISTED:,} other reasons"] if len(reasons) > LISTED else []
-    rows.add_lines(*reasons[:LISTED], *more)
+    reasons = [f"{printable(reason)}: {pluralize(count, 'file')}" for reason, count in report.kept.items()]
+    rows.add_some(None, reasons, len(reasons), LISTED, indent="    ", others="other reasons")
     _add_palette(rows, report.palette)
     turned = [_format_orientation(report)] if report.oriented else []
     rows.add("EXIF", *turned, oriented=report.oriented, orientation=report.orientation)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.common import LocalPath, StorePath, progress_bar, shell_quote, suggest_packing
-from packstore.cli.options import Command, OptionsOf, cache_options, json_option
+from packstore.cli.options import Command, OptionsOf, cache_options, everything_option, json_option, plot_option
 from packstore.cli.rows import Rows, human_bytes, pluralize, wrap_text, yellow
 from packstore.core.errors import UsageError, printable
 from packstore.core.options import check_numbers
@@ -48,7 +48,7 @@ def demo(directory: Path) -> None:
 @click.command(short_help="Examine the installation and the machine.")
 @click.argument("path", type=LocalPath(), required=False)
 @click.option("--no-disk", is_flag=True, help="Skip the disk measurement, which writes and removes a file of 64 MB.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@everything_option
 def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
     """Examine the installation and the machine, and mark problems that make loading slow or fail.
 
@@ -125,10 +125,19 @@ def doctor_rows(report: Report) -> Rows:
     help="Instead of --target: the model's time for a batch.",
 )  # fmt: skip
 @click.option("--no-tries", is_flag=True, help="Do not try other encodings.")
-@click.option("--plot", type=LocalPath(), metavar="FILE", help="Draw the rates: .png, .svg or .pdf.")
+@plot_option("Draw the rates: .png, .svg or .pdf.")
 @json_option
 @cache_options
-def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_json: bool, **options: Any) -> None:
+def bench(
+    path: Path,
+    recipe: str | None,
+    device: str,
+    step_ms: float | None,
+    no_tries: bool,
+    plot: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Measure what limits training with the store at PATH on this machine, and advise what to change.
 
     Times reading, decoding, augmenting and copying one by one, then the whole loader. Names the slowest
@@ -155,12 +164,6 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
         if options["target"] is not None:
             raise click.UsageError("--target and --step-ms mean the same: give one of them")
         options["target"] = options["batch_size"] / step_ms * 1000
-    picture: Path | None = options.pop("plot")
-    if picture is not None:
-        from packstore.seeing.charts import check_chart
-
-        check_chart(picture)
-    recipe = options.pop("recipe")
     if recipe is not None:
         from packstore.augment import recipe as find_recipe
 
@@ -173,10 +176,10 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
     chosen = BenchOptions(device=_resolve_device(device), tries=not no_tries, **options)
     with progress_bar(as_json, count_stages=True) as progress:
         report = run(path, chosen, progress)
-    if picture is not None:
+    if plot is not None:
         from packstore.diagnose.bench import plot_report
 
-        plot_report(report, picture)
+        plot_report(report, plot)
     bench_rows(report).echo(as_json)
 
 

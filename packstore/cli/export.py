@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.common import StorePath, shell_quote, suggest_packing
-from packstore.cli.options import (
-    Command,
-    OptionsOf,
-    Output,
-    cache_options,
-    output_options,
-)
+from packstore.cli.options import Command, OptionsOf, Output, cache_options, output_options
 from packstore.cli.rows import Rows, bold, human_bytes, if_any, pluralize
 from packstore.core.errors import UsageError, printable
 

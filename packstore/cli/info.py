@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import LocalPath, StorePath, format_source_options, packing_command, progress_bar
-from packstore.cli.options import Command, OptionsOf, cache_options
+from packstore.cli.common import StorePath, format_source_options, packing_command, progress_bar
+from packstore.cli.options import Command, OptionsOf, cache_options, everything_option, plot_option
 from packstore.cli.rows import (
     LISTED,
     Rows,
@@ -37,20 +37,14 @@ _COUNTED_SHARDS = 100
 
 @click.command(cls=Command, short_help="Show the content of a store or a source.")
 @click.argument("path", type=StorePath())
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@everything_option
 @click.option("--counts", is_flag=True, help="Count the records of each class even if that opens many shards.")
-@click.option(
-    "--plot", type=LocalPath(), metavar="FILE",
-    help="For a store: draw classes, sizes and bytes into FILE, a .png, .svg or .pdf.",
-)  # fmt: skip
+@plot_option("For a store: draw classes, sizes and bytes into FILE, a .png, .svg or .pdf.")
 @click.option("--cost", is_flag=True, help="For a store: the requests and bytes of reading it from a URL.")
 @click.option(
-    "--nodes",
-    type=click.IntRange(1),
-    default=1,
-    metavar="N",
+    "--nodes", type=click.IntRange(1), default=1, metavar="N",
     help="With --cost: number of machines, each with a cache.",
-)
+)  # fmt: skip
 @click.option(
     "--batch-size", type=click.IntRange(1), default=256, show_default=True, metavar="N",
     help="With --cost: batch size of each machine.",
@@ -82,10 +76,6 @@ def info(
     from packstore.stores.opening import open_reader
     from packstore.stores.places import place_of
 
-    if plot is not None:
-        from packstore.seeing.charts import check_chart
-
-        check_chart(plot)
     if any(value not in (None, ()) for value in options.values()) or find_bridge(path) is not None:
         _refuse_chart(plot)
         _print_source(path, as_json, options)

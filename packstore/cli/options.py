@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
-from packstore.cli.common import BYTE_SIZE, PIXEL_COUNT, LocalPath, PluginChoice, progress_bar
+from packstore.cli.common import BYTE_SIZE, PIXEL_COUNT, ChartPath, LocalPath, PluginChoice, progress_bar
 from packstore.cli.rows import Rows
 from packstore.core.options import Description, list_options, split_union
 from packstore.core.registry import ENCODINGS, EXPORTS, FORMATS, SOURCES
@@ -38,6 +38,12 @@ class Option(click.Option):
 
 run_option = partial(click.option, cls=Option, group="Run")
 json_option = run_option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+everything_option = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+
+
+def plot_option(help: str) -> Callable[..., Any]:
+    """Makes the option ``--plot`` for the file of a chart."""
+    return click.option("--plot", type=ChartPath(), metavar="FILE", help=help)
 
 
 def quiet_option(help: str = "No progress bar, no summary.") -> Callable[..., Any]:
@@ -47,7 +53,7 @@ def quiet_option(help: str = "No progress bar, no summary.") -> Callable[..., An
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a command prints.
+    """Options of a command's output.
 
     Attributes:
         as_json: Print the report as JSON, and no progress bar.

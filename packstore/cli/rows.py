@@ -67,15 +67,22 @@ class Rows:
         self.add(yellow("skipped"), *if_any(len(skipped), "sample", ":"), skipped=listed)
         self.add_lines(*(f"    {printable(each.key)}: {printable(each.reason)}" for each in skipped))
 
-    def add_some(self, name: str | None, texts: Sequence[str], count: int, most: int = 50) -> None:
+    def add_some(
+        self,
+        name: str | None,
+        texts: Sequence[str],
+        count: int,
+        most: int = 50,
+        *,
+        indent: str = "",
+        others: str = "more (--json lists them)",
+    ) -> None:
         """Adds a row for each of the first ``most`` texts, and one that counts the others of ``count``.
 
-        With None for ``name``, adds lines, indented by two.
+        With None for ``name``, adds lines, after ``indent``. ``others``: what the others are called.
         """
-        indent = "  " if name is None else ""
-        texts = [f"{indent}{text}" for text in texts[:most]]
-        more = [f"{indent}… and {count - most:,} more (--json lists them)"] if count > most else []
-        self._rows += [(name, text) for text in (*texts, *more)]
+        more = [f"… and {count - most:,} {others}"] if count > most else []
+        self._rows += [(name, indent + text) for text in (*texts[:most], *more)]
 
     @property
     def text(self) -> str:

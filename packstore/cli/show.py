@@ -156,14 +156,7 @@ def _read_answer(file: int) -> bytes:
     help="More than 8 bits: values shown as black and as white.  [default: 1st and 99th percentile of each image]",
 )  # fmt: skip
 @cache_options
-def view(
-    store: Path,
-    port: int,
-    no_browser: bool,
-    audit: Path | None,
-    verified: Path | None,
-    window: tuple[float, float] | None,
-) -> None:
+def view(store: Path, no_browser: bool, **options: Any) -> None:
     """Show the store at STORE, a path or a URL, in the browser: its images, records and classes. Changes nothing.
 
     Only this machine can open the page; its address contains a secret. Ctrl-C ends the server. To see a store
@@ -185,9 +178,6 @@ def view(
             store,
             lambda address: click.echo(f"{address}\nCtrl-C ends it."),
             interrupt,
-            port=port,
             browser=not no_browser,
-            audit=audit,
-            verified=verified,
-            window=window,
+            **options,
         )
