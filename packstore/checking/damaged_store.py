@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate, islice
 from pathlib import Path
 
 import numpy as np
@@ -133,18 +134,18 @@ class _ShardedInspection:
         else:
             raise StoreError(f"{printable(str(path))} holds no store: no manifest and no shards of one format")
         files: list[DamagedFile] = []
-        start = 0
         for number, name in enumerate(names):
             row = None if table is None or table.rows is None else table.rows[number]
             expected = row["manifest_digest"].tobytes().hex() if row is not None and proven else None
-            file = self._inspect_shard(name, start, expected)
+            file = self._inspect_shard(name, expected)
             files.append(file if row is None else replace(file, records=int(row["records"])))
             if files[-1].records is None:
                 lost = f"{name} is lost, and its number of records is unknown"
                 notes.append(f"{lost}; later records have lower numbers now")
-            start += files[-1].records or 0
         if not proven:
             files = _order_by_split(files, whole)
+        starts = accumulate((file.records or 0 for file in files), initial=0)
+        files = [replace(file, start=start) for file, start in zip(files, starts, strict=False)]
         manifests = [file.manifest for file in files if file.manifest is not None]
         if whole is None and not manifests:
             raise StoreError(f"{printable(str(path))} holds shards, but nothing in them can be read")
@@ -185,24 +186,24 @@ class _ShardedInspection:
         adds_up = len(rows) == table.length and sum(rows["records"].tolist()) == records
         return (replace(table, rows=rows) if adds_up else table), False
 
-    def _inspect_shard(self, name: str, start: int, expected: str | None) -> DamagedFile:
+    def _inspect_shard(self, name: str, expected: str | None) -> DamagedFile:
         """Recovers the content of a shard, whose manifest should have the digest ``expected`` unless that is None."""
         path = self._path / name
         if not path.exists():
-            return DamagedFile(name, start, None, None, "its shard is missing")
+            return DamagedFile(name, 0, None, None, "its shard is missing")
         try:
             scavenged, note = _read_file(path)
         except StoreError as error:
-            return DamagedFile(name, start, None, None, f"nothing in its shard can be read: {error}")
+            return DamagedFile(name, 0, None, None, f"nothing in its shard can be read: {error}")
         if note:
             self._notes.append(f"{name}: {note}")
         recovered = scavenged.recovered
         if recovered is None:
-            return DamagedFile(name, start, None, None, "the manifest of its shard is lost")
+            return DamagedFile(name, 0, None, None, "the manifest of its shard is lost")
         if expected is not None and recovered.proven and recovered.manifest.digest != expected:
-            return DamagedFile(name, start, None, None, "its shard is another one, or belongs to another store")
+            return DamagedFile(name, 0, None, None, "its shard is another one, or belongs to another store")
         self._note_state(name, recovered)
-        return DamagedFile(name, start, recovered.manifest.records, scavenged)
+        return DamagedFile(name, 0, recovered.manifest.records, scavenged)
 
 
 def _list_shard_names(table: ShardTable, proven: bool, there: Mapping[str, Format]) -> list[str]:
@@ -215,7 +216,7 @@ def _list_shard_names(table: ShardTable, proven: bool, there: Mapping[str, Forma
 
 
 def _order_by_split(files: list[DamagedFile], whole: Manifest | None) -> list[DamagedFile]:
-    """Reorders files to make the records of each split consecutive, and updates the files' first records."""
+    """Reorders files to make the records of each split consecutive."""
     order = [split.name for split in whole.splits] if whole is not None else []
     places: list[int] = []
     for file in files:
@@ -224,11 +225,7 @@ def _order_by_split(files: list[DamagedFile], whole: Manifest | None) -> list[Da
             order.append(name)
         # A file whose split is unknown stays behind the one before it.
         places.append(order.index(name) if name is not None else places[-1] if places else 0)
-    start, ordered = 0, []
-    for _, file in sorted(zip(places, files, strict=True), key=lambda pair: pair[0]):
-        ordered.append(replace(file, start=start))
-        start += file.records or 0
-    return ordered
+    return [files[number] for number in sorted(range(len(files)), key=places.__getitem__)]
 
 
 def _merge_manifests(manifests: list[Manifest], files: list[DamagedFile]) -> Manifest:
@@ -258,15 +255,12 @@ def _infer_manifest(scavenged: ScavengedData, path: Path) -> RecoveredManifest |
     format = directory_format(path)
     if format is None or "shape" in scavenged.columns or not {"key", "checksum"} <= scavenged.columns.keys():
         return None
-    for record in range(scavenged.records):
-        # The first image found tells if the store holds image files.
-        candidates = scavenged.images(record)
-        if candidates:
-            try:
-                sniff(candidates[-1])
-            except HeaderError:
-                return None
-            break
+    # The first image found tells if the store holds image files.
+    for candidates in islice(filter(None, map(scavenged.images, range(scavenged.records))), 1):
+        try:
+            sniff(candidates[-1])
+        except HeaderError:
+            return None
     columns = [Column("image", "ragged", "uint8", type="image")]
     # In the order in which packstore writes columns: row checksums depend on it.
     last = ("key", "checksum", "row_checksum")

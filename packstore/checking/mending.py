@@ -15,7 +15,7 @@ import numpy as np
 
 from packstore.checking.options import RepairOptions
 from packstore.checking.reports import CheckReport, RepairReport, try_key
-from packstore.checking.source_records import DamagedRecord, Donor, LostRecordError
+from packstore.checking.source_records import Donor, LostRecordError
 from packstore.checking.store_check import StoreCheck, open_files
 from packstore.core.column import LINK_COLUMNS, Link
 from packstore.core.columns import Buffer
@@ -203,12 +203,10 @@ class _Repair(RecordWalk):
         link = self._make_link(record) if self.manifest.is_linked else None
         return found._replace(image=image, fields=fields, link=link)
 
-    def _gather_checksums(self, record: int) -> DamagedRecord:
-        """Returns a damaged record with its key, and its possible row checksums if its fields may be damaged."""
+    def _gather_checksums(self, record: int) -> tuple[int, Any, list[int]]:
+        """Returns a damaged record, its key, and its possible row checksums if its fields may be damaged."""
         fields = self.read_fields(record)
-        return DamagedRecord(
-            record, fields["key"], self._list_row_checksums(record, fields) if record in self.rows else []
-        )
+        return record, fields["key"], self._list_row_checksums(record, fields) if record in self.rows else []
 
     def _list_row_checksums(self, record: int, fields: Mapping[str, Any]) -> list[int]:
         """Returns the row checksums that a record may have; none if the store has none."""

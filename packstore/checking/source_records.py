@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -104,21 +104,6 @@ def _restore_encoder(manifest: Manifest, source: Source, survey: Survey, decoder
         raise UsageError(f"{source.path} cannot be compared with the store: {error}") from None
 
 
-class DamagedRecord(NamedTuple):
-    """A damaged record.
-
-    Attributes:
-        record: Its number.
-        key: Its present key; None if that cannot be read.
-        rows: Row checksums; the replacement must have one of them. Empty if only the image is damaged, or if the store
-            has no row checksums.
-    """
-
-    record: int
-    key: Any
-    rows: Sequence[int] = ()
-
-
 class Donor(SourceRecords):
     """Makes replacements of damaged records from the samples of a source.
 
@@ -131,25 +116,28 @@ class Donor(SourceRecords):
         self._entries: dict[int, Entry] = {}
         self._question: AmbiguousSourceError | None = None  # about a sample of the source
 
-    def locate_samples(self, wanted: Iterable[DamagedRecord], progress: ProgressCallback) -> None:
+    def locate_samples(self, wanted: Iterable[tuple[int, Any, Sequence[int]]], progress: ProgressCallback) -> None:
         """Finds and keeps a sample for each damaged record. A record without a sample raises no error here.
 
         Looks for the record's key first. If row checksums are known, the sample with this key must have one of them.
 
         Then computes the row checksums of all samples, for the records that have no sample yet. Stops after the last
         match.
+
+        ``wanted``: number of each record; its present key, None if that cannot be read; and the row checksums that it
+        may have, none if only its image is damaged or if the store has no row checksums.
         """
-        by_key: dict[int, list[DamagedRecord]] = {}
+        by_key: dict[int, list[tuple[int, Sequence[int]]]] = {}
         rows: dict[int, int] = {}
-        for each in wanted:
-            if each.key is not None:
-                by_key.setdefault(xxh3_64_intdigest(each.key), []).append(each)
-            rows.update(dict.fromkeys(each.rows, each.record))
+        for record, key, sums in wanted:
+            if key is not None:
+                by_key.setdefault(xxh3_64_intdigest(key), []).append((record, sums))
+            rows.update(dict.fromkeys(sums, record))
         for entry in self.report_entries(progress) if by_key else ():
-            for each in by_key.get(xxh3_64_intdigest(encode_key(entry.key)), ()):
-                if not each.rows or self._compute_row_checksum(entry) in each.rows:
-                    self._entries[each.record] = entry
-                    for known in each.rows:
+            for record, sums in by_key.get(xxh3_64_intdigest(encode_key(entry.key)), ()):
+                if not sums or self._compute_row_checksum(entry) in sums:
+                    self._entries[record] = entry
+                    for known in sums:
                         rows.pop(known, None)
         for entry in self.report_entries(progress) if rows else ():
             row = self._compute_row_checksum(entry)

@@ -256,16 +256,14 @@ class StoreCheck:
             differing |= compare_rows(manifest.columns, columns, stored[start : start + step], start)
         if not differing:
             return set()
-        if ROW_CHECKSUM.name in damaged and _proves_records(stored, differing, manifest.column(ROW_CHECKSUM.name)):
-            for i, comparison in differing.items():
-                self._report_record(file, i, _name_damaged_checksum("row checksum", comparison))
-            return {ROW_CHECKSUM.name}
+        column = manifest.column(ROW_CHECKSUM.name)
+        proven = column.name in damaged and _proves_records(stored, differing, column)
         label = " or ".join(sorted(damaged.intersection(fields)) or fields)
-        label += " or row checksum" if ROW_CHECKSUM.name in damaged else ""
-        for i, comparison in differing.items():
-            self.report.rows.add(file.start + i)
-            self._report_record(file, i, f"its {label} is damaged: {_name_difference('row checksum', comparison)}")
-        return damaged.intersection((*fields, ROW_CHECKSUM.name))
+        label += " or row checksum" if column.name in damaged else ""
+        self._report_records(
+            file, "row checksum", differing, None if proven else self.report.rows, f"its {label} is damaged: "
+        )
+        return {column.name} if proven else damaged.intersection((*fields, column.name))
 
     def _batch_file(self, file: StoreFile) -> Iterator[Batch]:
         """Yields the records of one file in batches, with their numbers in the store."""
@@ -321,23 +319,33 @@ class StoreCheck:
         described = file.reader.manifest.column
         damaged, stored = "checksum" in columns.damaged, columns.checksums
         proven = damaged and stored is not None and _proves_records(stored, differing, described("checksum"))
-        for i, comparison in differing.items():
-            if proven:
-                what = _name_damaged_checksum("checksum", comparison)
-            else:
-                self.report.images.add(file.start + i)
-                what = "its stored checksum or its image is damaged: " if damaged else ""
-                what += _name_difference("checksum", comparison)
-            self._report_record(file, i, what)
+        damage = "its stored checksum or its image is damaged: " if damaged else ""
+        self._report_records(file, "checksum", differing, None if proven else self.report.images, damage)
         for name in sorted(columns.damaged.keys() - columns.explained - ({"checksum"} if differing else set())):
             self.report.unproven.add(name)
             expected = described(name).digest
             what = f"column {name!r} is damaged: its SHA-256 is {columns.damaged[name]}, expected {expected}"
             self.report.add(Problem(what, shard=file.name))
 
-    def _report_record(self, file: StoreFile, i: int, what: str) -> None:
-        """Adds a problem of a record of the file."""
-        self.report.add(Problem(what, file.start + i, try_key(file.reader, i), file.name))
+    def _report_records(
+        self, file: StoreFile, noun: str, differing: Mapping[int, Comparison], damaged: set[int] | None, damage: str
+    ) -> None:
+        """Adds a problem for each record of a file that differs from its checksum.
+
+        Args:
+            file: The file.
+            noun: Names the checksum.
+            differing: The records, numbered from the file's first.
+            damaged: Receives the records. None if their stored checksums are damaged, and the records are not.
+            damage: Begins the problem of a damaged record.
+        """
+        for i, (found, expected, why) in differing.items():
+            if damaged is None:
+                what = f"its stored {noun} is damaged: {expected:016x}, should be {found or 0:016x}"
+            else:
+                damaged.add(file.start + i)
+                what = damage + (why or f"{noun} {found or 0:016x}, expected {expected:016x}")
+            self.report.add(Problem(what, file.start + i, try_key(file.reader, i), file.name))
 
 
 def open_files(reader: Reader) -> Iterator[StoreFile]:
@@ -397,13 +405,3 @@ def _proves_records(stored: NDArray[Any], differing: Mapping[int, Comparison], c
     for i, comparison in differing.items():
         corrected[i] = comparison.found
     return column_digest(corrected) == column.digest
-
-
-def _name_damaged_checksum(name: str, comparison: Comparison) -> str:
-    """Returns the text of a problem: the stored checksum ``name`` is damaged, the record is not."""
-    return f"its stored {name} is damaged: {comparison.expected:016x}, should be {comparison.found or 0:016x}"
-
-
-def _name_difference(name: str, comparison: Comparison) -> str:
-    """Returns a record's checksum ``name`` and the expected one, or why the record cannot be read."""
-    return comparison.why or f"{name} {comparison.found or 0:016x}, expected {comparison.expected:016x}"
