@@ -12,7 +12,7 @@ import click
 from packstore.cli.common import KINDS, LocalPath, StorePath, progress_bar, shell_quote, suggest_packing
 from packstore.cli.options import Command, OptionsOf, Output, cache_options, output_options, quiet_option
 from packstore.cli.rows import Rows, bold, human_bytes, if_any, pluralize, red
-from packstore.core.errors import MissingStoreError, StoreError, printable
+from packstore.core.errors import MissingStoreError, StoreError, join_first, printable
 
 if TYPE_CHECKING:
     from packstore.checking.audit import AuditReport, Finding
@@ -212,11 +212,10 @@ def audit_rows(report: AuditReport, only: tuple[str, ...] | None = None, failing
 
 def _format_finding(finding: Finding) -> str:
     """Formats a finding on one line, with the first of its records and their keys."""
-    pairs = zip(finding.records[:_KEYS], finding.keys, strict=False)
-    where = ", ".join(f"{record} ({'?' if key is None else printable(key)})" for record, key in pairs)
-    more = f" and {len(finding.records) - _KEYS:,} more" if len(finding.records) > _KEYS else ""
-    what = printable(finding.what)
-    return f"record {where}{more}: {what}" if where else what
+    pairs = zip(finding.records, finding.keys, strict=False)
+    named = (f"{record} ({'?' if key is None else printable(key)})" for record, key in pairs)
+    where, what = join_first(named, len(finding.records), _KEYS), printable(finding.what)
+    return f"record {where}: {what}" if where else what
 
 
 EXIT_LOST, EXIT_PARTIAL = 1, 3

@@ -13,8 +13,8 @@ import click
 
 from packstore.cli.common import StorePath
 from packstore.cli.options import Command, json_option
-from packstore.cli.rows import LISTED, Rows, format_time, human_bytes, join_names, pluralize
-from packstore.core.errors import UsageError, printable
+from packstore.cli.rows import LISTED, Rows, format_time, human_bytes, pluralize
+from packstore.core.errors import UsageError, join_names, printable
 
 if TYPE_CHECKING:
     from packstore.stores.places.leftovers import Leftover

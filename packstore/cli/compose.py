@@ -73,8 +73,7 @@ def append_plan_rows(plan: AppendPlan) -> Rows:
     path, kind = str(plan.source.path), plan.source.kind
     rows.add("source", f"{printable(path)} ({kind})", source=path, kind=kind)
     rows.add("adds", pluralize(sum(plan.added.values()), "record"), added=dict(plan.added))
-    for name, count in plan.added.items():
-        rows.add(f"  {name:<10}", *([f"{count:,}"] if name else []))
+    rows.add_splits(plan.added)
     added = new_classes(plan.manifest.columns, plan.columns)
     rows.add("new classes", *map(format_column_classes, added, added.values()), new_classes=added)
     rows.add("duplicates", *if_any(plan.duplicates, "sample", " left out"), duplicates=plan.duplicates)
@@ -269,8 +268,7 @@ def plan_rows(plan: Composition) -> Rows:
     title = f"{printable(str(plan.destination))} ({FORMATS[base.format].title}, {base.encoding})"
     rows.add("destination", title, destination=str(plan.destination), format=base.format, encoding=base.encoding)
     rows.add("records", f"{plan.records:,}", records=plan.records, splits=splits)
-    for name, count in splits.items():
-        rows.add(f"  {printable(name):<10}", *([f"{count:,}"] if name else []))
+    rows.add_splits(splits)
     _add_moves(rows, "moved", plan.moved)
     _add_classes(rows, plan.columns)
     linked, copied = plan.linked_shard_count, plan.copied_count

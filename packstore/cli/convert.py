@@ -30,13 +30,12 @@ from packstore.cli.rows import (
     format_splits,
     human_bytes,
     if_any,
-    join_names,
     ledger_values,
     pluralize,
     yellow,
 )
 from packstore.cli.source_info import INTERNAL_MEANINGS, format_column, user_columns
-from packstore.core.errors import printable
+from packstore.core.errors import join_names, printable
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS, FORMATS
 
@@ -141,8 +140,7 @@ def plan_rows(plan: Plan) -> Rows:
         rows.add("normalise", format_normalization(encode.normalization))
     splits = {name: count for name, count in survey.splits.items() if name}
     rows.add("records", f"{survey.records:,}", records=survey.records, splits=splits)
-    for name, count in splits.items():
-        rows.add(f"  {name:<10}", f"{count:,}")
+    rows.add_splits(splits)
     for column in user_columns(survey.columns):
         rows.add(column.name, format_column(column))
     rows.add("files", *format_ledger(survey.ledger), ledger=ledger_values(survey.ledger))

@@ -76,9 +76,9 @@ def plan_rows(plan: ExportPlan) -> Rows:
     rows.add("destination", f"{printable(place)} ({kind.name}: {kind.help})", destination=place, kind=kind.name)
     if encode:
         rows.add("encode", f"{encode}{', without loss' if encode == 'png' else ''}")
-    for split in manifest.splits:
-        rows.add(f"  {printable(split.name):<10}", f"{len(split):,}")
-    rows.add("splits", splits={split.name: len(split) for split in manifest.splits})
+    splits = {split.name: len(split) for split in manifest.splits}
+    rows.add_splits(splits)
+    rows.add("splits", splits=splits)
     if plan.shard_bytes is not None:
         rows.add("shards", f"of about {human_bytes(plan.shard_bytes)}, one split each")
     rows.add("not in it", *plan.losses, losses=plan.losses)

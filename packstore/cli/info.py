@@ -21,11 +21,17 @@ from packstore.cli.rows import (
     format_normalization,
     human_bytes,
     if_any,
-    join_names,
     pluralize,
 )
 from packstore.cli.source_info import format_column, user_columns
-from packstore.core.errors import AmbiguousSourceError, MissingStoreError, SourceError, StoreError, printable
+from packstore.core.errors import (
+    AmbiguousSourceError,
+    MissingStoreError,
+    SourceError,
+    StoreError,
+    join_names,
+    printable,
+)
 from packstore.core.registry import FORMATS
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.core.errors import printable
+from packstore.core.errors import join_names, printable
 from packstore.core.registry import FORMATS
 
 if TYPE_CHECKING:
@@ -60,6 +60,10 @@ class Rows:
             "classes": {column.name: column.classes for column in manifest.columns if column.classes is not None},
             "shards": len(manifest.shards or ()) or 1,
         }
+
+    def add_splits(self, splits: Mapping[str, int]) -> None:
+        """Adds a row with the number of records of each named split."""
+        self._rows += [(f"  {printable(name):<10}", f"{count:,}") for name, count in splits.items() if name]
 
     def add_skipped(self, skipped: Sequence[Skipped]) -> None:
         """Adds skipped samples: their number, and a line for each. The text has nothing if there are none."""
@@ -206,11 +210,6 @@ def format_normalization(normalization: Normalization) -> str:
     """Formats mean and standard deviation: ``mean 0.491, 0.482, 0.447, std 0.247, 0.243, 0.262``."""
     mean, std = (", ".join(f"{v:.4g}" for v in values) for values in (normalization.mean, normalization.std))
     return f"mean {mean}, std {std}"
-
-
-def join_names(names: Sequence[str], most: int = LISTED) -> str:
-    """Joins the first ``most`` names, made printable, with an ellipsis if there are more."""
-    return ", ".join(map(printable, names[:most])) + (", …" if len(names) > most else "")
 
 
 def format_classes(classes: Sequence[str]) -> str:

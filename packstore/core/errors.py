@@ -7,8 +7,9 @@ record, what was found, what was expected and what to do next; the CLI prints it
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 WITHOUT_TORCH = (
@@ -214,6 +215,16 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
+
+
+def join_names(names: Sequence[str], most: int = 10) -> str:
+    """Joins the first ``most`` names, made printable, with an ellipsis if there are more."""
+    return ", ".join(map(printable, names[:most])) + (", …" if len(names) > most else "")
+
+
+def join_first(texts: Iterable[str], count: int, most: int) -> str:
+    """Joins the first ``most`` of ``count`` texts, and counts the others: ``1, 2, 3 and 5 more``."""
+    return ", ".join(islice(texts, most)) + (f" and {count - most:,} more" if count > most else "")
 
 
 def _make_printable(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.column import CROWD, SEEK_INDEX
-from packstore.core.errors import SourceError, StoreError, UsageError, printable
+from packstore.core.errors import SourceError, StoreError, UsageError, join_names, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.shards import TABLE_ROW
@@ -235,11 +235,10 @@ def new_classes(before: Sequence[Column], after: Sequence[Column]) -> dict[str, 
 def _refuse_new_classes(added: Mapping[str, tuple[str, ...]], store: str, source: str) -> None:
     """Raises :class:`StoreError` if ``added`` has a class."""
     for name, classes in added.items():
-        some = ", ".join(map(printable, classes[:10])) + (", …" if len(classes) > 10 else "")
         count = "1 class" if len(classes) == 1 else f"{len(classes):,} classes"
         raise StoreError(
-            f"{printable(source)} has {count} of {printable(name)!r} that {printable(store)} lacks ({some}); "
-            "rename them if they are typing errors, or leave out --no-new-classes to add them"
+            f"{printable(source)} has {count} of {printable(name)!r} that {printable(store)} lacks "
+            f"({join_names(classes)}); rename them if they are typing errors, or leave out --no-new-classes to add them"
         )
 
 
@@ -298,7 +297,7 @@ def _copy_records(plan: AppendPlan, reader: Reader) -> Composition:
 
 def _make_duplicates_error(plan: AppendPlan, keys: set[str], same: int) -> SourceError:
     """Makes the error for keys that the store has already; ``same`` of these samples have equal content."""
-    some = ", ".join(printable(key) for key in sorted(keys)[:3]) + (", …" if len(keys) > 3 else "")
+    some = join_names(sorted(keys), 3)
     differ = len(keys) - same
     comparison = (
         f"{same:,} with the same content and {differ:,} with other content" if differ else "all with the same content"

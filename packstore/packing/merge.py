@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from packstore.core.column import LINK_COLUMNS
-from packstore.core.errors import StoreError, UsageError, printable
+from packstore.core.errors import StoreError, UsageError, join_names, printable
 from packstore.core.files import refuse_nested_paths
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import argument, progress_option, takes
@@ -191,8 +191,8 @@ def _check_class_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -
         raise UsageError(f"classes names {printable(repeated)!r} twice")
     missing = [name for name in merged if name not in set(classes)]
     if missing:
-        some = ", ".join(map(printable, missing[:10])) + (", …" if len(missing) > 10 else "")
-        raise UsageError(f"classes should name every class of the stores; it lacks {len(missing):,} ({some})")
+        lacking = f"{len(missing):,} ({join_names(missing)})"
+        raise UsageError(f"classes should name every class of the stores; it lacks {lacking}")
     return tuple(classes)
 
 

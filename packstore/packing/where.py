@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import UsageError, printable
+from packstore.core.errors import UsageError, join_names, printable
 from packstore.core.manifest import Column, Manifest
 
 _MAX_TEXT, _MAX_DEPTH, _MAX_DIGITS = 100_000, 100, 100
@@ -290,5 +290,4 @@ def _make_unknown_message(what: str, name: str, known: Sequence[str]) -> str:
     """Returns the message for an unknown class or split, with similar names or the first ten."""
     near = difflib.get_close_matches(name, known, 3)
     said = f"; did you mean {' or '.join(map(printable, near))}?" if near else ""
-    some = ", ".join(map(printable, known[:10])) + (", …" if len(known) > 10 else "")
-    return f"no {what} {printable(name)!r}{said or '; there are: ' + (some or 'none')}"
+    return f"no {what} {printable(name)!r}{said or '; there are: ' + (join_names(known) or 'none')}"

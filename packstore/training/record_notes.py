@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
-from packstore.core.errors import PackstoreError, printable
+from packstore.core.errors import PackstoreError, join_first, printable
 from packstore.stores import Reader
 from packstore.training.random_draws import MASK, Array
 
@@ -60,11 +59,9 @@ def _describe_records(reader: Reader, records: list[int]) -> str:
     records, where = list(dict.fromkeys(records)), printable(str(reader.path))
     if len(records) == 1:
         return f"This happened with record {_name_record(reader, records[0])} of {where}."
-    names: list[Any] = records[:_MOST]
-    if len(records) <= _WITH_KEYS:
-        names = [_name_record(reader, record) for record in records]
-    more = f" and {len(records) - _MOST:,} more" if len(records) > _MOST else ""
-    return f"This happened with a batch of records of {where}: {', '.join(map(str, names))}{more}."
+    with_keys = len(records) <= _WITH_KEYS
+    names = (_name_record(reader, record) if with_keys else str(record) for record in records)
+    return f"This happened with a batch of records of {where}: {join_first(names, len(records), _MOST)}."
 
 
 def _name_record(reader: Reader, record: int) -> str:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, join_names, printable
 from packstore.sources.beside import join
 from packstore.sources.tree import Tree
 from packstore.sources.yamltext import is_yaml_bool, is_yaml_null, load_yaml, parse_yaml_int
@@ -120,10 +120,9 @@ def _choose_config(configs: list[dict[str, Any]], folder: Path) -> dict[str, Any
     for config, name in zip(configs, names, strict=True):
         if is_yaml_bool(config.get("default"), True) or name == "default":
             return config
-    some = ", ".join(map(printable, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
     raise AmbiguousSourceError(
-        f"{printable(str(folder))} has {len(configs)} configurations ({some}), none of them the default: "
-        "give the folder or the files of one",
+        f"{printable(str(folder))} has {len(configs)} configurations ({join_names(names, _SHOWN)}), none of "
+        "them the default: give the folder or the files of one",
         [Answer(source=folder / name) for name in names[:_SHOWN] if stays_in_folder(name) and (folder / name).is_dir()],
     )
 
