@@ -74,7 +74,7 @@ class SourceRecords:
             self.survey = source.survey(self.split)
             self.encoder = _restore_encoder(manifest, source, self.survey, options.decoder)
         aligner = restore_aligner(manifest, source, self.survey, self.split, options.annotation_frame)
-        self.converter = ValueConverter(self.survey, aligner=aligner)
+        self.converter = ValueConverter(source, self.survey, aligner=aligner)
 
     def convert_sample(self, key: str, content: object) -> Mapping[str, Any]:
         """Returns the stored values of what the source yields: of a sample, its own; of an image alone, none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,8 @@ class BatchPacker:
         self._source, self._encoder = plan.source, plan.encoder
         self._read = plan.source.read
         self._skips, self._indexes = plan.options.on_error == "skip", plan.index
-        checks = FileChecks(plan.survey, plan.encode, plan.options)
-        self._convert = ValueConverter(plan.survey, checks, plan.aligner)
+        checks = FileChecks(plan.source, plan.survey, plan.encode, plan.options)
+        self._convert = ValueConverter(plan.source, plan.survey, checks, plan.aligner)
         self._linker = Linker(plan.source, plan.relative_link_folder) if plan.options.link else None
 
     def pack(self, entries: list[Entry]) -> Iterator[PackedBatch]:
@@ -134,24 +134,24 @@ class BatchPacker:
     ) -> PackedSample:
         """Reads and encodes one sample, and adds it to the counts of ``batch``."""
         convert, linker, tally = self._convert, self._linker, batch.tally
-        number, values = None, None
+        listed, number, values = entry, None, None
         try:
             place = None if linker is None else linker.locate(entry, states)
             # ``together`` is the content, if it was read with others.
             content = self._read(entry) if together is None else together
             if isinstance(content, Sample):
-                number, name_file = content.number, partial(self._source.further_file_name, entry)
+                number = content.number
                 entry = entry._replace(ref=None)  # it may contain the sample: frees its memory
                 key = entry.key if content.key is None else content.key
                 tally.source_bytes += convert.count_further_bytes(content)
                 content = convert.align(key, content)
-                values, image = convert(key, content, name_file), content.image
+                values, image = convert(key, content, listed), content.image
             else:
                 key, image = entry.key, content
             record, shape, kept, turned, unified = self._encoder(key, image)
             if convert.masks and isinstance(content, Sample):
                 sizes = self._encoder.possible_sizes(image, shape)
-                convert.check_masks(key, content, sizes, self._encoder.options.max_pixels, name_file)
+                convert.check_masks(key, content, sizes, self._encoder.options.max_pixels, listed)
         except (SampleError, CorruptRecordError) as error:
             reason = error.reason if isinstance(error, SampleError) else str(error)
             reason = reason if number is None else f"sample {number}: {reason}"

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -178,14 +177,14 @@ def find_sample_question(
     if not survey.sampled or survey.store is not None or not (survey.counted and survey.resumable):
         return None
     survey = state_frames(resolve_column_modes(source, survey, options), options.exif_transpose)
-    checks = FileChecks(survey, EncodeOptions(reading=found.reading), options)
+    checks = FileChecks(source, survey, EncodeOptions(reading=found.reading), options)
     aligner = FrameAligner(source, survey, options.exif_transpose, options.annotation_frame, options.split)
-    converter = ValueConverter(survey, checks, aligner)
+    converter = ValueConverter(source, survey, checks, aligner)
     for entry in source.pick_entries(options.split, survey.records, _READ):
         try:
             if isinstance(sample := source.read(entry), Sample):
                 key = entry.key if sample.key is None else sample.key
-                converter(key, converter.align(key, sample), partial(source.further_file_name, entry))
+                converter(key, converter.align(key, sample), entry)
         except SampleError as error:
             if entry.key not in dict(found.bad):
                 found.bad.append((entry.key, error.reason))

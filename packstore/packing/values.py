@@ -20,15 +20,8 @@ from packstore.images.sniff import HeaderError, ImageInfo, check_header
 from packstore.packing.frames import FrameAligner, list_sampled_columns
 from packstore.packing.options import ConvertOptions
 from packstore.packing.source_arguments import KEEP, format_answers
-from packstore.sources.base import Sample, Survey
+from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.values import nbytes_of
-
-NameFile = Callable[[str, int], str | None]
-"""Returns the name of a file in a sample, by column and number in the column; None if it has no name."""
-
-
-def _name_no_file(column: str, number: int) -> None:
-    """Returns None: the files of the sample have no names."""
 
 
 class ValueConverter:
@@ -44,14 +37,16 @@ class ValueConverter:
 
     def __init__(
         self,
+        source: Source,
         survey: Survey,
-        check_files: Callable[[str, Mapping[str, Any], NameFile], None] | None = None,
+        check_files: Callable[[str, Mapping[str, Any], Entry | None], None] | None = None,
         aligner: FrameAligner | None = None,
     ) -> None:
         """
         Args:
-            survey: Survey of the source.
-            check_files: Called with the key, the stored values and the names of the files of each sample. May raise.
+            source: The source of the samples, which names their files in messages.
+            survey: Its survey.
+            check_files: Called with the key, the stored values and the entry of each sample. May raise.
             aligner: Moves annotations to the frame of the images; None leaves them.
         """
         self.align: Callable[[str, Sample], Sample] = (lambda _, sample: sample) if aligner is None else aligner.align
@@ -61,7 +56,7 @@ class ValueConverter:
             for column in list_sampled_columns(survey)
         ]
         self._images = [column.name for column, _ in self._columns if column.holds_images]
-        self._check_files = check_files
+        self._source, self._check_files = source, check_files
         self.masks = [column for column, _ in self._columns if column.traits.lies_on_image]
 
     def count_further_bytes(self, sample: Sample) -> int:
@@ -70,18 +65,18 @@ class ValueConverter:
         lists = (value if isinstance(value, list) else [value] for value in values if value is not None)
         return sum(nbytes_of(each) for value in lists for each in value)
 
-    def __call__(self, key: str, sample: Sample, name_file: NameFile = _name_no_file) -> Mapping[str, Any]:
+    def __call__(self, key: str, sample: Sample, entry: Entry | None = None) -> Mapping[str, Any]:
         """Returns the stored values of all columns, of their companion columns (validity, shape) and of ``key``.
 
-        Returns the values of a sample in stored form unchanged. Calls ``check_files`` in both cases. Errors have the
-        names of files that ``name_file`` knows.
+        Returns the values of a sample in stored form unchanged. Calls ``check_files`` in both cases. Errors name the
+        file of a value if ``entry``, the sample's, is given.
 
         Raises :class:`SampleError` if a value does not fit its column, or if boxes and a column that describes them
         differ in rows.
         """
         if sample.at_rest:
             if self._check_files is not None:
-                self._check_files(key, sample.values, name_file)
+                self._check_files(key, sample.values, entry)
             return sample.values
         stored: dict[str, Any] = {"key": key}
         for column, classes in self._columns:
@@ -96,18 +91,18 @@ class ValueConverter:
                 if column.kind == "ragged" and column.layout is not None:
                     stored[column.shape_name] = shape_to_stored(column, value)
             except ValueError as error:
-                raise _unfit_value_error(key, str(error), name_file(column.name, 0)) from error
+                raise self._make_unfit_error(key, str(error), entry, column) from error
             if column.nullable:
                 stored[column.valid_name] = value is not None
         for column, _ in self._columns:
             if column.parallel is not None:
                 self._check_row_count(key, column, stored)
         if self._check_files is not None:
-            self._check_files(key, stored, name_file)
+            self._check_files(key, stored, entry)
         return stored
 
     def check_masks(
-        self, key: str, sample: Sample, sizes: Sequence[tuple[int, int]], max_pixels: int, name_file: NameFile
+        self, key: str, sample: Sample, sizes: Sequence[tuple[int, int]], max_pixels: int, entry: Entry
     ) -> None:
         """Raises :class:`SampleError` if a mask, volume or clip cannot be read, or differs in size from its image.
 
@@ -118,7 +113,7 @@ class ValueConverter:
             sample: The sample.
             sizes: Allowed (height, width) pairs; empty if the image's size is not known.
             max_pixels: Size limit of a mask file.
-            name_file: Names of the sample's files, for messages.
+            entry: Its entry, for messages.
         """
         for column in () if sample.at_rest else self.masks:
             value = sample.values[column.name]
@@ -127,11 +122,16 @@ class ValueConverter:
             try:
                 size = _read_mask_size(column, value, max_pixels)
             except DecodeError as error:
-                raise _unfit_value_error(key, f"{column.name}: {error}", name_file(column.name, 0)) from error
+                raise self._make_unfit_error(key, f"{column.name}: {error}", entry, column) from error
             if sizes and size not in sizes:
                 (height, width), (tall, wide) = size, sizes[0]
                 what = f"the {column.type} is {height}x{width}, and its image {tall}x{wide}"
-                raise _unfit_value_error(key, f"{column.name}: {what}", name_file(column.name, 0))
+                raise self._make_unfit_error(key, f"{column.name}: {what}", entry, column)
+
+    def _make_unfit_error(self, key: str, reason: str, entry: Entry | None, column: Column) -> SampleError:
+        """Returns the error for a value that does not fit its column, with the name of the value's file."""
+        file = None if entry is None else self._source.further_file_name(entry, column.name, 0)
+        return SampleError(key, reason if file is None else f"its {printable(file)}: {reason}")
 
     def _check_row_count(self, key: str, column: Column, stored: Mapping[str, Any]) -> None:
         """Raises :class:`SampleError` if a column that describes boxes does not have one row for each box."""
@@ -142,11 +142,6 @@ class ValueConverter:
             raise SampleError(
                 key, f"{column.name!r} has {rows} rows and {boxes.name!r} has {expected}; expected as many"
             )
-
-
-def _unfit_value_error(key: str, reason: str, file: str | None) -> SampleError:
-    """Returns the error for a value that does not fit its column, with the name of the file that has the value."""
-    return SampleError(key, reason if file is None else f"its {printable(file)}: {reason}")
 
 
 def _read_mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, int]:
@@ -196,8 +191,8 @@ class FileChecks:
     in the same mode.
     """
 
-    def __init__(self, survey: Survey, encode: EncodeOptions, options: ConvertOptions) -> None:
-        store = survey.store
+    def __init__(self, source: Source, survey: Survey, encode: EncodeOptions, options: ConvertOptions) -> None:
+        store, self._source = survey.store, source
         self._options = options
         self._counted = survey.counted
         self._columns = []
@@ -214,8 +209,8 @@ class FileChecks:
             only_header = EncodeOptions(max_pixels=encode.max_pixels, reading=reading)
             self._columns.append((column, reading, SourceImages(only_header, ENCODINGS["original"])))
 
-    def __call__(self, key: str, stored: Mapping[str, Any], name_file: NameFile) -> None:
-        """Checks the files in the stored values of a sample. ``name_file``: their names, for messages.
+    def __call__(self, key: str, stored: Mapping[str, Any], entry: Entry | None) -> None:
+        """Checks the files in the stored values of a sample. ``entry``: its entry, for messages.
 
         Raises:
             SampleError: A file is damaged.
@@ -232,7 +227,7 @@ class FileChecks:
                 except (HeaderError, DecodeError) as error:
                     raise SampleError(key, f"{where}: {getattr(error, 'reason', error)}") from error
                 if losses and info is not None:
-                    file = name_file(column.name, number)
+                    file = None if entry is None else self._source.further_file_name(entry, column.name, number)
                     named = "" if file is None else f" ({printable(file)})"
                     what = self._describe_loss(column, reading, losses, data, info)
                     raise UsageError(f"{printable(key)}: {where}{named}: {what}")
