@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -56,7 +57,15 @@ settings.register_profile("dev", _COMMON, max_examples=25)
 # The same examples each time, so that a red CI run means that a change broke something.
 settings.register_profile("ci", _COMMON, max_examples=25, derandomize=True, print_blob=True)
 settings.register_profile("soak", _COMMON, max_examples=1000, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+_PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev")
+settings.load_profile(_PROFILE)
+if _PROFILE != "soak":
+    # Hypothesis tries constants of the modules that happen to be loaded, so examples would depend on the tests before.
+    # It takes 8 s to find them where no earlier run has left them.
+    with contextlib.suppress(ImportError):  # an older version does not
+        from hypothesis.internal.conjecture import providers
+
+        providers._get_local_constants = lambda: providers._local_constants
 
 # A shell that starts the tests in the background may have these ignored, and so would all that the tests start.
 for _number in (signal.SIGHUP, signal.SIGINT):
@@ -73,16 +82,16 @@ def pytest_report_header() -> list[str]:
 def pytest_collection(session: pytest.Session) -> None:
     """Each worker of pytest-xdist begins with another file. Pytest rewrites the assertions of a file once, which takes
     12 s for all of them: each worker rewrites some files, and finds the others in the cache."""
-    if _is_drawing(session.config):
-        import_suites(session.config.args)
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return
+    if session.config.getoption("dist", "no") != "no":
+        return  # the process that starts the workers collects nothing
     gc.disable()  # until tests begin, since what is made here stays: a fifth less time
-    if all(map(os.path.isdir, session.config.args)):
+    if "PYTEST_XDIST_WORKER" in os.environ and all(map(os.path.isdir, session.config.args)):
         files = sorted({str(file) for place in session.config.args for file in Path(place).rglob("test_*.py")})
         worker, workers = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         first = len(files) * worker // workers
         session.config.args = files[first:] + files[:first]
+    if _is_drawing(session.config):
+        import_suites(session.config.args)
 
 
 def _is_drawing(config: pytest.Config) -> bool:

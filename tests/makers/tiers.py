@@ -147,15 +147,16 @@ def assign_tiers(items: Sequence[pytest.Item]) -> None:
         if any(params.get(name) in orders and params[name] != orders[0] for name, orders in ORDERS.items()):
             item.add_marker("soak")
             continue
-        suite = SUITES.get(item.name.partition("[")[0])
+        function = item.name.partition("[")[0]
+        suite = SUITES.get(function)
         if suite or "records" in params:
             item.add_marker(suite or pytest.mark.sampled(3, fast=2))
         test = item.nodeid.partition("[")[0]
         factor = CHANGED_FACTOR if CHANGED & {*test.split("/")[1:2]} else 1
-        if inherited := _suite_of(item):
-            group = grids[inherited, item.name.partition("[")[0]]
+        if inherited := _find_suite(getattr(item, "cls", None), function):
+            group = grids[inherited.__name__, function]
             group.append(item)
-            if _is_beyond(item, len(group), CASES[inherited], factor):
+            if _is_beyond(item, len(group), CASES[inherited.__name__], factor):
                 continue
             if len(group) > FAST_CASES:
                 item.add_marker("slow")
@@ -216,8 +217,14 @@ def is_drawn(cls: type, name: str) -> bool:
 
     Most classes inherit tests that then do not run, and pytest would need 28 s a process to make their cases.
     """
-    suite = next((base for base in cls.__mro__ if base.__name__ in CASES and name in vars(base)), None)
+    suite = _find_suite(cls, name)
     return suite is None or cls in _draw_classes(suite, name)
+
+
+@functools.cache
+def _find_suite(cls: type | None, name: str) -> type | None:
+    """Finds the suite in :data:`CASES` from which a class inherits a test; None for a test of its own."""
+    return next((base for base in getattr(cls, "__mro__", ()) if base.__name__ in CASES and name in vars(base)), None)
 
 
 @functools.cache
@@ -240,18 +247,20 @@ class _Case:
         self.callspec, self.cls = callspec, metafunc.cls
         self.name = f"{metafunc.definition.name}[{callspec.id}]"
         self.nodeid = f"{metafunc.definition.nodeid}[{callspec.id}]"
-        self._marks = [*callspec.marks, *metafunc.definition.iter_markers()]
+        self._marks = [getattr(mark, "mark", mark) for mark in callspec.marks] + [*metafunc.definition.iter_markers()]
 
     def iter_markers(self) -> Iterator[pytest.Mark]:
-        return iter([getattr(mark, "mark", mark) for mark in self._marks])
+        return iter(self._marks)
 
     def add_marker(self, mark: str | pytest.MarkDecorator) -> None:
-        self._marks.insert(0, getattr(pytest.mark, mark) if isinstance(mark, str) else mark)
+        self._marks.insert(0, (getattr(pytest.mark, mark) if isinstance(mark, str) else mark).mark)
 
 
 def drop_soak_cases(metafunc: pytest.Metafunc) -> None:
     """Drops the cases of a test that ``soak`` alone runs, but one if that is all of them: every process of pytest takes
     half a millisecond for a case, even for one that it then leaves out."""
+    if len(metafunc._calls) == 1:
+        return
     cases = [_Case(metafunc, callspec) for callspec in metafunc._calls]
     assign_tiers(cases)  # type: ignore[arg-type]
     kept = [case.callspec for case in cases if all(mark.name != "soak" for mark in case.iter_markers())]
@@ -271,10 +280,3 @@ def longest_first(items: Sequence[pytest.Item], workers: int) -> list[pytest.Ite
         share = (len(items) - len(ordered)) // (workers - worker)
         ordered += [*mine, *islice(others, max(0, share - len(mine)))]
     return [*ordered, *others]
-
-
-def _suite_of(item: pytest.Item) -> str:
-    """The suite in :data:`CASES` from which a test is inherited; none for a test of its own."""
-    name = item.name.partition("[")[0]
-    bases = getattr(getattr(item, "cls", None), "__mro__", ())
-    return next((base.__name__ for base in bases if base.__name__ in CASES and name in vars(base)), "")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from packstore.testing import SourceSuite
 from tests.internals import Sample, SampleError, SourceError, UsageError
 from tests.internals import read_dicom_header as read_header
 from tests.makers.dicom import make_dataset, pixels_of, save
+from tests.makers.lazy import import_on_use
 from tests.makers.medical import image_of, read_samples
 from tests.makers.sources import look, not_packed, prove, refused
 
-pydicom = pytest.importorskip("pydicom")
-PUBLISHED = Path(pytest.importorskip("pydicom.data").__file__).parent / "test_files"
+pydicom = import_on_use("pydicom")
+PUBLISHED = Path(str(find_spec("pydicom").origin)).parent / "data" / "test_files"
 
 
 def records(path: Path, **options: Any) -> dict[str, Sample]:

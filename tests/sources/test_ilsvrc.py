@@ -6,6 +6,7 @@ import gzip
 import os
 import shutil
 import tarfile
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,8 @@ def test_test_images_have_no_labels(tmp_path: Path) -> None:
     assert list(data) == [("test/ILSVRC2012_test_00000001.JPEG", None, None)]
 
 
-BROKEN = {
-    "fewer labels than images": (devkit({"n01000000": "a"}, ["n01000000"]), None, "is unknown"),
+BROKEN: dict[str, tuple[bytes | Callable[[], bytes] | None, bytes | None, str]] = {
+    "fewer labels than images": (lambda: devkit({"n01000000": "a"}, ["n01000000"]), None, "is unknown"),
     "no devkit": (gzip.compress(tar({"x/readme.txt": b"text"})), None, r"meta\.mat cannot be read"),
     "a devkit that ends": (gzip.compress(tar({"x/readme.txt": b"text"}))[:-9], None, "damaged"),
     "an image that is none of them": (None, tar({"ILSVRC2012_val_00000001.JPEG": tiny(1), "b.JPEG": tiny(2)}), "b.JP"),
@@ -164,7 +165,7 @@ def test_what_is_broken_is_one_line(name: str, tmp_path: Path) -> None:
     kit, val, said = BROKEN[name]
     folder = make_layout("ilsvrc", tmp_path)
     if kit is not None:
-        (folder / DEVKIT).write_bytes(kit)
+        (folder / DEVKIT).write_bytes(kit() if callable(kit) else kit)
     if val is not None:
         (folder / VAL).write_bytes(val)
 

@@ -14,9 +14,10 @@ from packstore import PackedDataset
 from packstore.sources import open_source
 from packstore.testing import SourceSuite
 from tests.internals import SourceError
+from tests.makers.lazy import import_on_use
 from tests.makers.sources import prove, question, refused
 
-scipy_io = pytest.importorskip("scipy.io")
+scipy_io = import_on_use("scipy.io")
 IMAGES = np.random.default_rng(3).integers(0, 256, (20, 12, 8), np.uint8)  # N, H, W
 LABELS = np.arange(20, dtype=np.uint8) % 3
 

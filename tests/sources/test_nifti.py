@@ -20,10 +20,11 @@ from packstore.augment import RandomCrop, RandomHorizontalFlip
 from packstore.sources import open_source
 from packstore.testing import SourceSuite
 from tests.internals import Sample, SampleError, SourceError, UsageError
+from tests.makers.lazy import import_on_use
 from tests.makers.medical import image_of, noise, read_samples
 from tests.makers.sources import look, prove, question, refused
 
-nibabel = pytest.importorskip("nibabel")
+nibabel = import_on_use("nibabel")
 PUBLISHED = Path(nibabel.__file__).parent / "tests" / "data"
 SLICES, VOLUMES = "image=slices", "image=volumes"
 

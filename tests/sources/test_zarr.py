@@ -16,9 +16,10 @@ from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
 from tests.internals import AmbiguousSourceError, SampleError, SourceError
 from tests.makers.images import tiny
+from tests.makers.lazy import import_on_use
 from tests.makers.sources import look, not_packed, prove, question, refused
 
-zarr = pytest.importorskip("zarr")
+zarr = import_on_use("zarr")
 pytestmark = pytest.mark.filterwarnings("ignore:.*Zarr V3.*")
 
 RNG = np.random.default_rng(9)

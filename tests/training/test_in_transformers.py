@@ -196,7 +196,6 @@ ACCELERATE = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("launcher", "frameworks"),
     [(TORCHRUN, ["lightning", "accelerate", "transformers"]), (ACCELERATE, ["accelerate"])],

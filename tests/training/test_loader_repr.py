@@ -17,8 +17,6 @@ from tests.conftest import Stores
 from tests.makers.batches import go_on, same
 from tests.makers.torchvision import import_torchvision
 
-T = import_torchvision().transforms
-
 
 @pytest.fixture
 def dataset(stores: Stores) -> PackedDataset:
@@ -118,28 +116,45 @@ def test_another_epoch_begins_at_its_first_step(dataset: PackedDataset) -> None:
         assert loader.step == 0
 
 
-CROP, FLIP, OTHER = T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.RandomPerspective()
-REST = [T.ToTensor(), T.Normalize([0.5] * 3, [0.5] * 3)]
-SMOOTH = T.RandomRotation(9, T.InterpolationMode.BILINEAR)
-PIPELINES: dict[str, tuple[Any, str]] = {
-    "all": (T.Compose([CROP, T.Compose([FLIP]), *REST]), "by the engine: RandomResized, RandomHor, ToTensor, Norm"),
-    "erasing": (T.Compose([CROP, *REST, T.RandomErasing()]), "by the engine: Rand, ToT, Norm; then: RandomErasing"),
-    "colours": (T.Compose([CROP, T.ColorJitter(0.4), *REST]), "by the engine: RandomRes, ColorJ, ToTensor, Norm"),
-    "other": (T.Compose([CROP, OTHER, *REST]), "by the engine: RandomRes; then: RandomPers, ToTensor, Normalize"),
-    "policies": (T.Compose([CROP, T.AugMix(), *REST]), "by the engine: RandomRes, AugMix, ToTensor, Normalize"),
-    "steps": (T.Compose([T.Pad(4), T.RandAugment(), *REST]), "by the engine: Pad, RandA, ToTensor, Normalize"),
-    "filled": (T.Compose([CROP, T.Pad(4, fill=9), *REST]), "by the engine: RandomRes; then: Pad, ToTensor"),
-    "smooth": (T.Compose([CROP, SMOOTH, *REST]), "by the engine: RandomRes; then: RandomRot, ToTensor"),
-    "other first": (T.Compose([OTHER, CROP, *REST]), "then: RandomPers, RandomResizedCrop, ToTensor, Norm"),
-    "unknown": (torch.neg, ""),
-    "tensors": (T.Compose([torch.neg, FLIP]), ""),
+SAID = {
+    "all": "by the engine: RandomResized, RandomHor, ToTensor, Norm",
+    "erasing": "by the engine: Rand, ToT, Norm; then: RandomErasing",
+    "colours": "by the engine: RandomRes, ColorJ, ToTensor, Norm",
+    "other": "by the engine: RandomRes; then: RandomPers, ToTensor, Normalize",
+    "policies": "by the engine: RandomRes, AugMix, ToTensor, Normalize",
+    "steps": "by the engine: Pad, RandA, ToTensor, Normalize",
+    "filled": "by the engine: RandomRes; then: Pad, ToTensor",
+    "smooth": "by the engine: RandomRes; then: RandomRot, ToTensor",
+    "other first": "then: RandomPers, RandomResizedCrop, ToTensor, Norm",
+    "unknown": "",
+    "tensors": "",
 }
-"""Transforms of a dataset, and the beginnings of what its ``repr`` says of each."""
+"""Beginnings of what the ``repr`` of a dataset says of its transform."""
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+def make_pipeline(name: str) -> Any:
+    """Makes the transform of ``SAID``."""
+    t = import_torchvision().transforms
+    crop, flip, other = t.RandomResizedCrop(24), t.RandomHorizontalFlip(), t.RandomPerspective()
+    rest = [t.ToTensor(), t.Normalize([0.5] * 3, [0.5] * 3)]
+    steps = {
+        "all": [crop, t.Compose([flip]), *rest],
+        "erasing": [crop, *rest, t.RandomErasing()],
+        "colours": [crop, t.ColorJitter(0.4), *rest],
+        "other": [crop, other, *rest],
+        "policies": [crop, t.AugMix(), *rest],
+        "steps": [t.Pad(4), t.RandAugment(), *rest],
+        "filled": [crop, t.Pad(4, fill=9), *rest],
+        "smooth": [crop, t.RandomRotation(9, t.InterpolationMode.BILINEAR), *rest],
+        "other first": [other, crop, *rest],
+        "tensors": [torch.neg, flip],
+    }
+    return torch.neg if name == "unknown" else t.Compose(steps[name])
+
+
+@pytest.mark.parametrize("name", SAID)
 def test_a_dataset_says_what_the_engine_runs(stores: Stores, name: str) -> None:
-    transform, said = PIPELINES[name]
+    transform, said = make_pipeline(name), SAID[name]
     for options in ({}, {"output": "pil"}):
         dataset = PackedDataset(stores("cifar.lmdb"), "train", transform=transform, target_transform=float, **options)
         lines = [line.strip() for line in repr(dataset).splitlines()]

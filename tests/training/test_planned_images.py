@@ -15,16 +15,19 @@ from PIL import Image, ImageDraw
 
 from tests.internals import Code, PlannedImage, call_transform, find_order, has_steps, plan_pixels
 from tests.makers.datasets import pixels
+from tests.makers.lazy import Lazy
 from tests.makers.torchvision import import_torchvision
 
-tv = import_torchvision()
-v1, v2 = tv.transforms, tv.transforms.v2
+v1 = Lazy("torchvision.transforms", lambda: import_torchvision().transforms)
+v2 = Lazy("torchvision.transforms.v2", lambda: import_torchvision().transforms.v2)
 pytestmark = pytest.mark.filterwarnings("ignore:The transform `.*` is deprecated:UserWarning")  # torchvision's v2
-WAYS = v1.InterpolationMode
+WAYS = Lazy("InterpolationMode", lambda: v1.InterpolationMode)
 
 
 POLICIES: dict[str, Callable[[Any], Any]] = {
-    **{policy.value: lambda t, policy=policy: t.AutoAugment(policy) for policy in v1.AutoAugmentPolicy},
+    "imagenet": lambda t: t.AutoAugment(v1.AutoAugmentPolicy.IMAGENET),
+    "cifar10": lambda t: t.AutoAugment(v1.AutoAugmentPolicy.CIFAR10),
+    "svhn": lambda t: t.AutoAugment(v1.AutoAugmentPolicy.SVHN),
     "rand": lambda t: t.RandAugment(3, 14),
     "rand, filled": lambda t: t.RandAugment(2, 30, fill=[3, 200, 9]),
     "trivial": lambda t: t.TrivialAugmentWide(),
