@@ -113,7 +113,10 @@ def _repair_at_url(url: UrlPath, source: Path, options: RepairOptions, progress:
     assert table is not None
     damaged, done_bytes = [], 0
     for number, shard in enumerate(table):
-        if not _is_shard_undamaged(objects, shard):
+        digest = None
+        with suppress(MissingObjectError):
+            digest = hash_object(objects, shard_object_name(shard))
+        if digest != shard.digest:
             damaged.append(number)
         done_bytes += shard.nbytes
         progress(Progress("verify", number + 1, len(table), done_bytes))
@@ -209,7 +212,11 @@ class _ShardRepairs:
                 self.progress(Progress("repack", done, len(gone), 0))
                 shard = self.table[number]
                 path, stop = self.folder / shard.name, first + shard.records
-                _pack_shard(donor, _find_template(reader, number, undamaged), entries[first:stop], path)
+                # The nearest undamaged shard has the same origin, options and classes.
+                nearest = min(undamaged, key=lambda other: abs(other - number), default=None)
+                counted = replace(manifest, options=drop_record_counts(manifest))
+                template = counted if nearest is None else reader.part(nearest).manifest
+                _pack_shard(donor, template, entries[first:stop], path)
                 first = stop
                 with self._noting_loss([number]):
                     file = _require_same_bytes(self.format.data_file(path), shard, "packed again from the source")
@@ -250,14 +257,6 @@ class _ShardRepairs:
         return copy
 
 
-def _is_shard_undamaged(objects: ObjectStore, shard: Shard) -> bool:
-    """Reads the object of a shard; returns whether it is there and has the right SHA-256."""
-    try:
-        return hash_object(objects, shard_object_name(shard)) == shard.digest
-    except MissingObjectError:
-        return False
-
-
 def _locate_shards(source: Path) -> dict[str, ShardPlace]:
     """Returns the paths or URLs of a store's shards by digest; empty without a readable store."""
     try:
@@ -276,13 +275,6 @@ def _require_same_bytes(made: Path | None, shard: Shard, how: str) -> Path:
             f"it was {how}, but not with the same bytes: the source has changed, or libraries have other versions"
         )
     return made
-
-
-def _find_template(reader: Records, number: int, undamaged: Sequence[int]) -> Manifest:
-    """Returns the manifest of the nearest undamaged shard, which has the same origin, options and classes."""
-    if undamaged:
-        return reader.part(min(undamaged, key=lambda other: abs(other - number))).manifest
-    return replace(reader.manifest, options=drop_record_counts(reader.manifest))
 
 
 def _pack_shard(donor: Donor, template: Manifest, entries: Sequence[Entry], path: Path) -> None:

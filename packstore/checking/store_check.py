@@ -42,8 +42,8 @@ from packstore.stores import Problem, Reader
 from packstore.stores.batch import BATCH_BYTES, BATCH_RECORDS
 from packstore.stores.keys import digest_keys
 from packstore.stores.linked import LinkError
-from packstore.stores.places import place_of
-from packstore.stores.places.work import find_writer, list_needless_files
+from packstore.stores.places import Place, place_of
+from packstore.stores.places.work import list_needless_files
 
 if TYPE_CHECKING:
     from packstore.images.decoders import Decoder
@@ -139,14 +139,14 @@ class StoreCheck:
         for problem in reader.check_structure(quick=self.quick, progress=self.progress):
             known = problem.record is None or problem.key is not None
             report.add(problem if known else replace(problem, key=try_key(reader, problem.record or 0)))
-        remote = place_of(reader.path).remote
-        if not remote:
-            self._check_surplus_files()
+        place = place_of(reader.path)
+        if not place.remote:
+            self._check_surplus_files(place)
         self.progress(Progress("verify", 0, len(reader), 0))
         reached = 0
         batches = self.batches
         checked: list[_CheckedColumns] = []
-        for file in () if remote and self.quick else open_files(reader):
+        for file in () if place.remote and self.quick else open_files(reader):
             reached += len(file.reader)
             columns = self._check_columns(file)
             if batches is not None:
@@ -154,12 +154,14 @@ class StoreCheck:
             elif self.quick:
                 self._report_images(columns, {})
             else:  # file by file, so that a shard at a URL is fetched once
-                self._report_images(columns, *self._check_images(file.reader, self._batch_file(file), [columns]))
+                own = record_batches(file.reader, BATCH_RECORDS if self.check_images is None else COMPARED_RECORDS)
+                numbered = (Batch(range(file.start + some.start, file.start + some.stop)) for some in own)
+                self._report_images(columns, *self._check_images(file.reader, numbered, [columns]))
         if batches is not None:
             for columns, some in zip(checked, self._check_images(reader, batches(), checked), strict=True):
                 if some or columns.damaged:
                     self._report_images(columns, some)
-        report.checks += self._list_checks(reached, remote)
+        report.checks += self._list_checks(reached, place.remote)
         return report
 
     def _list_checks(self, reached: int, remote: bool) -> list[str]:
@@ -178,12 +180,12 @@ class StoreCheck:
         checks.append(f"checksums of the labels and keys of {count}" if rows and not large else "sizes")
         return [*checks, f"{what} was read (--quick): damage in them is not found"]
 
-    def _check_surplus_files(self) -> None:
+    def _check_surplus_files(self, place: Place) -> None:
         """Adds problems for foreign files and those of a killed append, and notes a running writer."""
-        path = self.reader.path
+        path = place.path
         surplus = self.reader.table.list_surplus_files()
         added = set(list_needless_files(path))  # after surplus, since an append notes its files before it adds them
-        self.report.writer = find_writer(path)
+        self.report.writer = place.find_writer()
         # Listed again: the append may have just ended.
         if self.report.writer is None and (left := list_needless_files(path)):
             what = (
@@ -264,12 +266,6 @@ class StoreCheck:
             file, "row checksum", differing, None if proven else self.report.rows, f"its {label} is damaged: "
         )
         return {column.name} if proven else damaged.intersection((*fields, column.name))
-
-    def _batch_file(self, file: StoreFile) -> Iterator[Batch]:
-        """Yields the records of one file in batches, with their numbers in the store."""
-        most = BATCH_RECORDS if self.check_images is None else COMPARED_RECORDS
-        for batch in record_batches(file.reader, most):
-            yield Batch(range(file.start + batch.start, file.start + batch.stop))
 
     def _check_images(
         self, reader: Reader, batches: Iterable[Batch], files: Sequence[_CheckedColumns]
