@@ -285,7 +285,7 @@ class StoreCheck:
                 try:
                     data = reader.view(record - first)
                 except (PackstoreError, IndexError) as error:
-                    why = error.reason if isinstance(error, LinkError) else f"cannot be read: {error}"
+                    why = error.why if isinstance(error, LinkError) else f"cannot be read: {error}"
                     differing[record] = Comparison(None, expected or 0, why)
                     continue
                 nbytes += memoryview(data).nbytes

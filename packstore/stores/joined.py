@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,10 +142,8 @@ class _Joined(Chain):
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
         errors: dict[int, StoreError] = {}
         names = [*names]
-        numbers, _, local, edges = self._sort(records)
-        for first, last in pairwise(edges):
-            number = int(numbers[first])
-            for record, error in self._open(number).find_faults(local[first:last], names).items():
+        for number, _, local in self._group(records):
+            for record, error in self._open(number).find_faults(local, names).items():
                 self._renumber(error, self._shifts[number])
                 errors[record + self._shifts[number]] = error
         return errors

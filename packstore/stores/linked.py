@@ -175,17 +175,16 @@ class LinkError(Fault):
         record: Number of the record in its store.
         path: Path of the store.
         key: The record's key.
-        reason: Path and fault of the file.
+        why: Path and fault of the file.
     """
 
-    def __init__(self, record: int, path: Path, reason: str, key: str) -> None:
-        super().__init__(record, path, reason)
-        self.args = (record, path, reason, key)
-        self.reason = reason
+    def __init__(self, record: int, path: Path, why: str, key: str) -> None:
+        super().__init__(record, path, why)
+        self.args = (record, path, why, key)
         self.key = key
 
     def __str__(self) -> str:
-        return f"record {self.record} ({printable(self.key)}): {self.reason}"
+        return f"record {self.record} ({printable(self.key)}): {self.why}"
 
 
 class Linked(Lens, Part):

@@ -207,16 +207,14 @@ class Chain(Rows):
         # A file of links opens each linked file only once.
         if len(self._starts) * _FEWEST_TOGETHER > len(records) and not self.manifest.is_linked:
             return super().views(records)
-        numbers, order, local, edges = self._sort(records)
         images: list[Buffer] = [b""] * len(records)
-        for first, last in itertools.pairwise(edges):
-            number = int(numbers[first])
+        for number, places, local in self._group(records):
             try:
-                views = self._open(number).views(local[first:last])
+                views = self._open(number).views(local)
             except StoreError as error:
                 self._renumber(error, self._shifts[number])
                 raise
-            for place, view in zip(order[first:last].tolist(), views, strict=True):
+            for place, view in zip(places.tolist(), views, strict=True):
                 images[place] = bytes(view) if self._copies else view
         return images
 
@@ -239,17 +237,15 @@ class Chain(Rows):
         if column.kind != "fixed" or name == "image":
             return super().values(name, records)
         out: NDArray[Any] | None = None
-        numbers, order, local, edges = self._sort(np.asarray(records, np.int64))
-        for first, last in itertools.pairwise(edges):
-            number = int(numbers[first])
+        for number, places, local in self._group(np.asarray(records, np.int64)):
             try:
-                values = self._open(number).values(name, local[first:last])
+                values = self._open(number).values(name, local)
             except StoreError as error:
                 self._renumber(error, self._shifts[number])
                 raise
             if out is None:  # allocated only after the first read: a manifest may claim any shape
                 out = np.empty((len(records), *column.shape), NUMPY_DTYPE[column.dtype])
-            out[order[first:last]] = values
+            out[places] = values
         return np.empty((0, *column.shape), NUMPY_DTYPE[column.dtype]) if out is None else out
 
     def column(self, name: str) -> ColumnData:
@@ -299,18 +295,17 @@ class Chain(Rows):
             self._renumber(error, index - local)  # errors name a record by its number in the chain
             raise
 
-    def _sort(
-        self, records: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[int]]:
-        """Sorts ``records`` by range; returns ranges, positions, local numbers, and the edges between ranges."""
+    def _group(self, records: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yields for each range that has some of ``records``: its number, their positions, and their numbers in it."""
         if len(records) and not 0 <= int(records.min()) <= int(records.max()) < self._records:
             raise IndexError(f"records {records.min()} to {records.max()} of {self._records}")
         numbers = np.searchsorted(self._numbers, records, "right") - 1
         order = np.argsort(numbers, kind="stable")
         numbers = numbers[order]
+        local = records[order] - self._shift_of[numbers]
         edges = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)] if len(numbers) else []
-        # order: positions in the argument. A range's records are between two edges.
-        return numbers, order, records[order] - self._shift_of[numbers], edges
+        for first, last in itertools.pairwise(edges):
+            yield int(numbers[first]), order[first:last], local[first:last]
 
     def _renumber(self, error: StoreError, shift: int) -> None:
         """Changes the record number in an error to that of the chain."""

@@ -12,7 +12,7 @@ import pickle
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from packstore.stores.pth.pickle_machine import StandIn, UnsupportedPickleError, interpret_pickle
 
@@ -42,11 +42,10 @@ class Call(_Described):
 
 @dataclass(frozen=True, slots=True)
 class Storage(_Described):
-    """Storage of ``numel`` elements of type ``kind`` (``ByteStorage`` …) in the zip entry ``data/KEY``."""
+    """Storage of type ``kind`` (``ByteStorage`` …) in the zip entry ``data/KEY``."""
 
     kind: str
     key: str
-    numel: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,34 +88,27 @@ def unpickle(data: bytes) -> Any:
 def _parse_storage(persistent_id: Any) -> Storage:
     """Returns the storage that torch's persistent id names."""
     match persistent_id:
-        case ("storage", Global(name), str(key), str(), int(numel)):
-            return Storage(name.removeprefix("torch."), key, numel)
+        case ("storage", Global(name), str(key), str(), int()):
+            return Storage(name.removeprefix("torch."), key)
     raise UnsupportedPickleError("a pickle with a persistent id that is not a storage")
 
 
-class _StorageType(NamedTuple):
-    """Torch's name of a storage class, and the dtype of its tensors."""
-
-    name: str
-    dtype: str
-
-
 STORAGE = {
-    "bool": _StorageType("BoolStorage", "bool"),
-    "int8": _StorageType("CharStorage", "int8"),
-    "int16": _StorageType("ShortStorage", "int16"),
-    "int32": _StorageType("IntStorage", "int32"),
-    "int64": _StorageType("LongStorage", "int64"),
-    "uint8": _StorageType("ByteStorage", "uint8"),
-    "uint16": _StorageType("ShortStorage", "int16"),  # the same bits; also in the next two lines
-    "uint32": _StorageType("IntStorage", "int32"),
-    "uint64": _StorageType("LongStorage", "int64"),
-    "float16": _StorageType("HalfStorage", "float16"),
-    "bfloat16": _StorageType("BFloat16Storage", "bfloat16"),
-    "float32": _StorageType("FloatStorage", "float32"),
-    "float64": _StorageType("DoubleStorage", "float64"),
+    "bool": "BoolStorage",
+    "int8": "CharStorage",
+    "int16": "ShortStorage",
+    "int32": "IntStorage",
+    "int64": "LongStorage",
+    "uint8": "ByteStorage",
+    "uint16": "ShortStorage",  # the same bits; also in the next two lines
+    "uint32": "IntStorage",
+    "uint64": "LongStorage",
+    "float16": "HalfStorage",
+    "bfloat16": "BFloat16Storage",
+    "float32": "FloatStorage",
+    "float64": "DoubleStorage",
 }
-"""Storage class and dtype of torch for each column dtype."""
+"""Torch's storage class for each column dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +152,7 @@ def _dump_tensor(tensor: Tensor) -> bytes:
     storage = (
         pickle.MARK
         + _dump_value("storage")
-        + _dump_global("torch", STORAGE[tensor.dtype].name)
+        + _dump_global("torch", STORAGE[tensor.dtype])
         + _dump_value(tensor.key)
         + _dump_value("cpu")
         + _dump_value(math.prod(tensor.shape))

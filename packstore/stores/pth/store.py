@@ -210,9 +210,9 @@ def _map_tensor(
     if not isinstance(tensor, SavedTensor):
         raise StoreError(f"{where} is {_describe_value(tensor)}, not a plain tensor")
     wanted, size, stored = NUMPY_DTYPE[dtype], math.prod(shape), tensor.storage
-    if stored.kind != STORAGE[dtype].name or not _is_contiguous(tensor):
+    if stored.kind != STORAGE[dtype] or not _is_contiguous(tensor):
         kind = printable(stored.kind)
-        raise StoreError(f"{where} is a tensor over a {kind}, not a contiguous one over {STORAGE[dtype].name}")
+        raise StoreError(f"{where} is a tensor over a {kind}, not a contiguous one over {STORAGE[dtype]}")
     if tensor.shape != shape:
         raise StoreError(f"{where} is {dtype} {tensor.shape}, not {shape}")
     raw = archive.view_entry(f"data/{stored.key}")
