@@ -181,21 +181,18 @@ def build_sharded_manifest(
     )
 
 
-def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Path] | None = None) -> int:
+def link_shards(parts: ShardList, directory: Path, format: Format) -> int:
     """Hard-links each shard into ``directory`` under its number. Copies shards that cannot be linked, and downloads
     shards at URLs.
 
-    Returns the number of shards copied or downloaded, which are synced. Appends each path to ``made`` before creating
-    it. Raises :class:`FileExistsError` for a name that is taken, :class:`StoreError` if a download fails, and other
-    :class:`OSError`.
+    Returns the number of shards copied or downloaded, which are synced. Raises :class:`FileExistsError` for a name that
+    is taken, :class:`StoreError` if a download fails, and other :class:`OSError`.
     """
     copied, suffix, inner = 0, format.suffixes[0], format.files[:1]
     root = os.fspath(directory)
     digests = (bytes(digest).hex() for digest in parts.rows["digest"].tolist())
     for number, place, digest in zip(parts.rows["number"].tolist(), parts.places, digests, strict=True):
         name = f"{root}/{shard_name(number, suffix)}"
-        if made is not None:
-            made.append(Path(name))
         for file in inner:
             os.mkdir(name)  # noqa: PTH102 - thousands of times, and a Path takes longer than the call
             name = f"{name}/{file}"

@@ -46,14 +46,14 @@ class RemoteShards(Shards):
 
     can_refetch = True
 
-    def __init__(self, path: UrlPath, objects: ObjectStore, head: RemoteHead, cache: Cache | None = None) -> None:
-        """Reserves open files. Requests nothing. ``cache`` None takes the default cache."""
+    def __init__(self, path: UrlPath, objects: ObjectStore, head: RemoteHead) -> None:
+        """Reserves open files. Requests nothing."""
         table = head.manifest.shards
         assert table is not None
         super().__init__(path, head.manifest, {}, reserve_open_files(table))
         self._head = head
         self.names = head.shards
-        self.cache: Cache = default_cache() if cache is None else cache
+        self.cache: Cache = default_cache()
         self.head = head if head.version is not None else None
         self.counts = FetchCounts()
         self.all_counts = [self.counts]
