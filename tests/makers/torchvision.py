@@ -9,12 +9,15 @@ import inspect
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.internals import Code
 
 
 @functools.cache
@@ -61,6 +64,55 @@ def skip_before(minor: int) -> None:
 
 
 _declared: list[Any] = []  # a library that is collected takes its operators away
+
+
+def photos(count: int, height: int, width: int, seed: int = 0) -> torch.Tensor:
+    """Bytes with large structures and noise, all values among them, ``(count, 3, height, width)``."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randint(-40, 296, (count, 3, 4, 5), generator=generator).float()
+    smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bilinear")
+    noise = torch.randint(-20, 21, (count, 3, height, width), generator=generator)
+    return (smooth + noise).clamp(0, 255).to(torch.uint8)
+
+
+def step_by_torchvision(image: torch.Tensor, code: int, p: Sequence[float]) -> Any:
+    """One step of a program on one image, ``(3, H, W)``, by torchvision's functions."""
+    F = import_torchvision().transforms.v2.functional  # noqa: N806 (everybody's name for it)
+    plain: dict[Code, Callable[[], Any]] = {
+        Code.IDENTITY: lambda: image,
+        Code.BRIGHTNESS: lambda: F.adjust_brightness(image, p[0]),
+        Code.CONTRAST: lambda: F.adjust_contrast(image, p[0]),
+        Code.SATURATION: lambda: F.adjust_saturation(image, p[0]),
+        Code.HUE: lambda: F.adjust_hue(image, p[0]),
+        Code.GRAY: lambda: F.rgb_to_grayscale(image, 3),
+        Code.INVERT: lambda: F.invert(image),
+        Code.POSTERIZE: lambda: F.posterize(image, int(p[0])),
+        Code.SOLARIZE: lambda: F.solarize(image, p[0]),
+        Code.AUTOCONTRAST: lambda: F.autocontrast(image),
+        Code.EQUALIZE: lambda: F.equalize(image),
+        Code.SHARPNESS: lambda: F.adjust_sharpness(image, p[0]),
+        Code.BLUR: lambda: F.gaussian_blur(image, [int(p[0]), int(p[1])], [p[2], p[3]]),
+        Code.PERMUTE: lambda: F.permute_channels(image, [int(n) for n in p[:3]]),
+        Code.ERASE: lambda: F.erase(image, *map(int, p[:4]), torch.tensor(p[4:7]).to(image.dtype)[:, None, None]),
+        Code.MIRROR: lambda: F.horizontal_flip(image),
+        Code.FLIP: lambda: F.vertical_flip(image),
+    }
+    return plain[Code(int(code))]()
+
+
+def agree(found: torch.Tensor, expected: torch.Tensor, share: float) -> None:
+    """Checks that bytes are within 1, and that at most ``share`` of them differ; or one of them if there are few."""
+    assert found.shape == expected.shape
+    difference = (found.int() - expected.int()).abs()
+    assert difference.max() <= 1
+    assert (difference > 0).sum() <= (max(1, share * difference.numel()) if share else 0)
+
+
+def share_equal(found: torch.Tensor, expected: torch.Tensor, interpolation: str) -> None:
+    """Checks that 99.9% are equal; by bilinear interpolation within 1 elsewhere."""
+    difference = (found.int() - expected.int()).abs()
+    assert (difference > (interpolation != "nearest")).sum() <= 0.001 * difference.numel()
+    assert (difference > 0).sum() <= 0.01 * difference.numel()
 
 
 @functools.cache

@@ -35,10 +35,8 @@ from tests.internals import (
 from tests.internals import PUBLISHED_CLASSES as CLASSES
 from tests.makers.all_layouts import LAYOUTS
 from tests.makers.annotated import fill, jpeg, mask
-from tests.makers.annotation_formats import MAKERS, PATHS, make_folder_set
 from tests.makers.annotation_formats import images as make_images
 from tests.makers.by_name import BY_NAME
-from tests.makers.published import SETS, make_set
 
 Generator = Callable[[Files], Iterator[Found]]
 
@@ -219,31 +217,17 @@ def check(path: Path, scratch: Path) -> None:
     assert {form.suffix: unmet(form) for form in each_form(path, scratch) if unmet(form)} == {}
 
 
-@pytest.mark.sampled(30, fast=5)
-@pytest.mark.parametrize("name", LAYOUTS)
+MADE: dict[str, Callable[[Path], Path]] = {
+    **{name: make for name, (_, make) in LAYOUTS.items()},
+    **{f"guide: {name}": lambda root, make=make: make(root, 4) for name, make in BY_NAME.items()},
+}
+
+
+@pytest.mark.sampled(60, fast=10)
+@pytest.mark.parametrize("name", MADE)
 def test_needs_are_met_by_each_layout(name: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    check(LAYOUTS[name][1](tmp_path / "in"), tmp_path)
-
-
-@pytest.mark.sampled(30, fast=5)
-@pytest.mark.parametrize("name", BY_NAME)
-def test_needs_are_met_by_each_layout_of_the_guide(name: str, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    check(BY_NAME[name](tmp_path / "in", 4), tmp_path)
-
-
-@pytest.mark.sampled(15, fast=3)
-@pytest.mark.parametrize("name", [*MAKERS, *PATHS])
-def test_needs_are_met_by_each_annotation_format(name: str, tmp_path: Path) -> None:
-    root = tmp_path / "in"
-    check(fill(root, MAKERS[name](4)) if name in MAKERS else make_folder_set(name, root, 4), tmp_path)
-
-
-@pytest.mark.sampled(15, fast=3)
-@pytest.mark.parametrize("name", SETS)
-def test_needs_are_met_by_each_published_set(name: str, tmp_path: Path) -> None:
-    check(make_set(name, tmp_path / "in", 4), tmp_path)
+    check(MADE[name](tmp_path / "in"), tmp_path)
 
 
 @pytest.mark.slow

@@ -222,15 +222,17 @@ def test_names_tell_the_splits(names: list[str], splits: list[str], tmp_path: Pa
     assert manifest.records == 3 * len(names)
 
 
-def test_files_that_are_missing(tmp_path: Path) -> None:
-    pq.write_table(table(range(3)), tmp_path / "train-00000-of-00003.parquet")
-    refused(SourceError, tmp_path, r"lacks 2 of the shards .* train-00001-of-00003\.parquet among them")
-
-
-def test_a_file_of_two_splits(tmp_path: Path) -> None:
-    for name in ("train_test", "train_1"):
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["train-00000-of-00003"], r"lacks 2 of the shards .* train-00001-of-00003\.parquet among them"),
+        (["train_test", "train_1"], r"train_test\.parquet is of several splits: train and test"),
+    ],
+)
+def test_files_that_are_missing_or_of_two_splits(names: list[str], said: str, tmp_path: Path) -> None:
+    for name in names:
         pq.write_table(table(range(3)), tmp_path / f"{name}.parquet")
-    refused(SourceError, tmp_path, r"train_test\.parquet is of several splits: train and test")
+    refused(SourceError, tmp_path, said)
 
 
 def test_tables_that_differ(tmp_path: Path) -> None:

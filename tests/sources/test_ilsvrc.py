@@ -201,23 +201,16 @@ def test_the_tables_of_kaggle(tmp_path: Path, torchvision: Any) -> None:
     prove(folder, tmp_path / "x.h5")
 
 
-def test_a_table_of_kaggle_that_is_missing_is_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line", ["", "ILSVRC2012_val_00000006", "ILSVRC2012_val_00000006,n09 1 2 3 4", "x,n01000000 1"]
+)
+def test_tables_of_kaggle_that_are_missing_or_broken(line: str, tmp_path: Path) -> None:
     folder = make_layout("kaggle", tmp_path)
+    table = folder / "LOC_val_solution.csv"
+    table.write_text(f"ImageId,PredictionString\n{line}\n") if line else table.unlink()
+    refused(SourceError, folder, r"LOC_val_solution\.csv has (the|no) line" if line else "has no line of")
     (folder / "LOC_synset_mapping.txt").unlink()
     question(folder, r"looks like ILSVRC .*, without .*LOC_synset_mapping\.txt")
-
-
-def test_without_labels_of_kaggles_validation_images_nothing_is_packed(tmp_path: Path) -> None:
-    folder = make_layout("kaggle", tmp_path)
-    (folder / "LOC_val_solution.csv").unlink()
-    refused(SourceError, folder, "has no line of")
-
-
-@pytest.mark.parametrize("line", ["ILSVRC2012_val_00000006", "ILSVRC2012_val_00000006,n09 1 2 3 4", "x,n01000000 1"])
-def test_a_line_of_kaggle_that_is_broken(line: str, tmp_path: Path) -> None:
-    folder = make_layout("kaggle", tmp_path)
-    (folder / "LOC_val_solution.csv").write_text(f"ImageId,PredictionString\n{line}\n")
-    refused(SourceError, folder, r"LOC_val_solution\.csv has (the|no) line")
 
 
 @pytest.mark.slow

@@ -101,11 +101,6 @@ def test_tables_of_which_one_has_no_labels(tmp_path: Path) -> None:
     assert labels == [0, 1, 2, 3, None, None, None]
 
 
-def test_a_table_without_a_header_is_refused(tmp_path: Path) -> None:
-    path = fill(tmp_path, {"mnist_train.csv": wide(9, "")})
-    refused(SourceError, path, "its first line names a column pixels, or columns pixel0", kind="pixel_table")
-
-
 def test_two_tables_of_no_splits_are_asked_about(tmp_path: Path) -> None:
     path = fill(tmp_path, {"a.csv": fer(4), "b.csv": fer(4)})
     question(path, "do not tell different splits")
@@ -122,41 +117,29 @@ def test_beside_images_a_table_of_pixels_is_left(tmp_path: Path) -> None:
     assert look(path).kind == "imagefolder"
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("1," + ",".join(["256"] * 64), "line 5: a pixel is not a whole number from 0 to 255"),
-        ("1," + ",".join(["-1"] * 64), "line 5: a pixel is no"),
-        ("1," + ",".join(["0.5"] * 64), "line 5: a pixel is no"),
-        ("1," + ",".join(["1"] * 63), "line 5: 64 fields, the first line has 65"),
-        ('1,"' + ",".join(["1"] * 64), "a quote is not closed"),
-    ],
-)
-def test_a_damaged_row_is_named(row: str, message: str, tmp_path: Path) -> None:
-    path = fill(tmp_path, {"mnist_train.csv": wide(3) + row + "\n"})
-    refused(SourceError, path, message)
+REFUSED = {
+    "256": ("mnist_train.csv", wide(3) + "1," + ",".join(["256"] * 64), "line 5: a pixel is not a whole number from 0"),
+    "-1": ("mnist_train.csv", wide(3) + "1," + ",".join(["-1"] * 64), "line 5: a pixel is no"),
+    "0.5": ("mnist_train.csv", wide(3) + "1," + ",".join(["0.5"] * 64), "line 5: a pixel is no"),
+    "short": ("mnist_train.csv", wide(3) + "1," + ",".join(["1"] * 63), "line 5: 64 fields, the first line has 65"),
+    "open": ("mnist_train.csv", wide(3) + '1,"' + ",".join(["1"] * 64), "a quote is not closed"),
+    "larger": ("fer.csv", fer(3) + f"1,{' '.join(['7'] * 81)},Training", "line 5: 81 pixels, expected those of a sq"),
+    "twice": ("fer.csv", f"label,label,pixels\n0,1,{' '.join(['7'] * 64)}", "line 1: the header has a column twice"),
+    "no image": ("a.csv", "a,pixels\n1,2", "holds no images"),
+    "signals": ("a.csv", f"time,{','.join(f's{n}' for n in range(64))}\n1{',3' * 64}", "holds no images"),
+    "no square": ("a.csv", f"label,{','.join(f'pixel{n}' for n in range(65))}", "holds no images"),
+}  # fmt: skip
 
 
-def test_a_column_twice_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"fer\.csv, line 1: the header has a column twice"):
-        open_source(fill(tmp_path, {"fer.csv": "label,label,pixels\n" + f"0,1,{' '.join(['7'] * 64)}\n"}))
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_tables_and_damaged_rows_are_named(name: str, tmp_path: Path) -> None:
+    file, text, said = REFUSED[name]
+    refused(SourceError, fill(tmp_path, {file: text + "\n"}), said)
 
 
-def test_images_of_another_size_are_named(tmp_path: Path) -> None:
-    text = fer(3) + f"1,{' '.join(['7'] * 81)},Training\n"
-    refused(SourceError, fill(tmp_path, {"fer.csv": text}), "line 5: 81 pixels, expected those of a square")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a,pixels\n1,2\n",  # no image
-        "time," + ",".join(f"s{n}" for n in range(64)) + "\n" + "1," + ",".join(["3"] * 64) + "\n",
-        "label," + ",".join(f"pixel{n}" for n in range(65)) + "\n",  # no square
-    ],
-)
-def test_other_tables_are_none(text: str, tmp_path: Path) -> None:
-    refused(SourceError, fill(tmp_path, {"a.csv": text}), "holds no images")
+def test_a_table_without_a_header_is_refused(tmp_path: Path) -> None:
+    path = fill(tmp_path, {"mnist_train.csv": wide(9, "")})
+    refused(SourceError, path, "its first line names a column pixels, or columns pixel0", kind="pixel_table")
 
 
 @pytest.mark.slow

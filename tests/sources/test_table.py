@@ -3,6 +3,7 @@ lost silently."""
 
 from __future__ import annotations
 
+import functools
 import json
 from contextlib import closing
 from pathlib import Path
@@ -12,28 +13,26 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from packstore import AmbiguousSourceError, convert, export, verify
 from packstore.sources import open_source
 from packstore.testing import SourceSuite
 from tests.internals import Role, SourceError, UsageError
 from tests.makers.annotated import fill, jpeg, voc_xml
-from tests.makers.images import tiny
+from tests.makers.images import encode, tiny
 from tests.makers.sources import look, not_packed, prove, question, refused
 
 
 def make(folder: Path, images: list[str] | range, tables: dict[str, str | bytes]) -> Path:
     """A folder of images of 32 x 24 pixels and tables."""
     names = [f"im{n:02}.png" for n in images] if isinstance(images, range) else images
-    for n, name in enumerate(names):
-        place = folder / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(tiny(n))
-    for name, text in tables.items():
-        place = folder / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return folder
+    return fill(folder, {name: plain(n) for n, name in enumerate(names)} | tables)
+
+
+@functools.cache
+def plain(number: int) -> bytes:
+    return encode(Image.new("RGB", (32, 24), (number % 256, number // 256, 0)), "PNG")
 
 
 def rows(path: Path, **options: Any) -> dict[str, dict[str, Any]]:
@@ -186,26 +185,95 @@ def test_what_columns_mean(name: str, tmp_path: Path) -> None:
     assert {n: found[f"im{n:02}.png"] for n in expected} == expected
 
 
-def test_names_with_blanks_in_text_lines(tmp_path: Path) -> None:
-    names = ["a b.png", "c.png", "d e f.png"]
-    path = make(tmp_path, names, {"list.txt": "a b.png 0\nc.png 1\nd e f.png 0\n"})
-    assert [each["label"] for each in rows(path).values()] == [0, 1, 0]
+POSITIONS = (
+    "filename,width,height,class,xmin,ymin,xmax,ymax\nim00.png,32,24,cat,1,2,10,12\nim01.png,32,24,dog,0,0,30,20\n"
+)
+CHEST = "Path,Sex,Edema,Fracture,Lesion,Pneumonia\nset/im00.png,M,1.0,,0.0,-1.0\nset/im01.png,M,,,,1.0\n"
+LISTED = [{"image": "im00.png", "bbox": [[1, 2, 3, 4], [0, 0, 2, 2]], "label": ["cat", "dog"]}, {"image": "im01.png"}]
+TABLES: dict[str, tuple[list[str] | range, str, str, dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "names with blanks": (
+        ["a b.png", "c.png", "d e f.png"], "list.txt", "a b.png 0\nc.png 1\nd e f.png 0\n", {},
+        {"a b.png": {"label": 0}, "c.png": {"label": 1}, "d e f.png": {"label": 0}},
+    ),
+    "paths of another machine": (
+        ["pics/im00.png", "pics/im01.png"], "labels.csv", "image,label\nC:\\x\\im00.png,1\nC:\\x\\im01.png,0\n", {},
+        {"pics/im00.png": {"label": 1}, "pics/im01.png": {"label": 0}},
+    ),
+    "numbers beside names": (
+        range(4), "t.csv", "file,label,age\n" + "".join(f"im{n:02}.png,{'7Q'[n == 2]},1\n" for n in range(4)), {},
+        {f"im{n:02}.png": {"label": "7Q"[n == 2], "age": 1} for n in range(4)},
+    ),
+    "numbers beside names of boxes": (
+        range(4), "t.csv", "".join(f"im{n:02}.png,20,10,30,20,{'7Q'[n == 2]}\n" for n in range(4)), {"layout": "xyxy"},
+        {f"im{n:02}.png": {"boxes": [[20, 10, 30, 20]], "labels": ["7Q"[n == 2]]} for n in range(4)},
+    ),
+    "one column a class": (
+        [f"train/im{n:02}.png" for n in range(8)], "train/_classes.csv", "filename, cat, dog, owl\n" + "".join(
+            f"im{n:02}.png, {n & 1}, {n >> 1 & 1}, {n >> 2}\n" for n in range(8)), {},
+        {"train/im03.png": {"labels": ["cat", "dog"], "split": "train"},
+         "train/im00.png": {"labels": [], "split": "train"}},
+    ),
+    "uncertain classes": (
+        range(4), "train.csv", CHEST + "set/im02.png,M,0.0,1.0,-1.0,\nset/im03.png,M,0.0,0.0,0.0,0.0\n", {},
+        {"im00.png": {"labels": ["Edema"], "uncertain": ["Pneumonia"], "unmentioned": ["Fracture"], "sex": "M",
+                      "split": "train"}},
+    ),
+    "rows of boxes": (
+        range(2), "_annotations.csv", POSITIONS + "im00.png,32,24,dog,4,4,9,9\n", {},
+        {"im00.png": {"boxes": [[1, 2, 10, 12], [4, 4, 9, 9]], "labels": ["cat", "dog"], "width": 32, "height": 24},
+         "im01.png": {"boxes": [[0, 0, 30, 20]], "labels": ["dog"], "width": 32, "height": 24}},
+    ),
+    "RetinaNet; the sizes of the images exclude xywh": (
+        range(3), "annotations.csv", "im00.png,20,10,30,20,cat\nim00.png,25,15,31,23,dog\nim01.png,,,,,\n"
+        "im02.png,12,14,31,22,cat\n", {},
+        {"im00.png": {"boxes": [[20, 10, 30, 20], [25, 15, 31, 23]], "labels": ["cat", "dog"]},
+         "im01.png": {"boxes": [], "labels": []}},
+    ),
+    "Open Images, in fractions": (
+        range(2), "train-bbox.csv", "ImageID,LabelName,XMin,XMax,YMin,YMax,IsOccluded\nim00,/m/1,0.25,0.5,0.5,1.0,0\n"
+        "im01,/m/2,0,0.5,0,0.5,1\n", {},
+        {"im00.png": {"boxes": [[8, 12, 16, 24]], "labels": ["/m/1"], "isoccluded": 0, "split": "train"}},
+    ),
+    "boxes and classes in cells": (
+        range(2), "t.csv", "image,where,what\nim00.png,\"[[1,2,3,4],[0,0,2,2]]\",\"['cat', 'dog']\"\nim01.png,[],[]\n",
+        {"columns": ["boxes=where", "label=what"], "layout": "xyxy"},
+        {"im00.png": {"boxes": [[1, 2, 3, 4], [0, 0, 2, 2]], "labels": ["cat", "dog"]},
+         "im01.png": {"boxes": [], "labels": []}},
+    ),
+    "boxes and classes in lines": (
+        range(2), "t.jsonl", "\n".join(map(json.dumps, LISTED)), {"layout": "xyxy"},
+        {"im00.png": {"boxes": [[1, 2, 3, 4], [0, 0, 2, 2]], "labels": ["cat", "dog"]}},
+    ),
+    "several rows an image": (
+        range(2), "t.csv", "image,label,score\nim00.png,a,1\nim01.png,b,2\nim00.png,b,3\nim01.png,b,2\n", {},
+        {"im00.png": {"labels": ["a", "b"], "score": [1, 3]}, "im01.png": {"labels": ["b", "b"], "score": [2, 2]}},
+    ),
+    "y beside x is no label": (
+        range(6), "labels.csv", "image_name,x,y\n" + "".join(f"im{n:02}.png,{n},{n % 2}\n" for n in range(6)), {},
+        {"im03.png": {"x": 3, "y": 1}},
+    ),
+    "columns without a name, as pandas writes an index": (
+        range(6), "points.csv", ",0,1,2\n" + "".join(f"im{n:02}.png,{n},5,{n + 0.5}\n" for n in range(6)), {},
+        {"im03.png": {"column0": 3, "column1": 5, "column2": 3.5}},
+    ),
+}  # fmt: skip
 
 
-def test_paths_of_another_machine(tmp_path: Path) -> None:
-    text = "image,label\n" + "".join(f"C:\\data\\x\\im{n:02}.png,{n % 2}\n" for n in range(5))
-    path = make(tmp_path, [f"pics/im{n:02}.png" for n in range(5)], {"labels.csv": text})
-    assert list(rows(path)) == [f"pics/im{n:02}.png" for n in range(5)]
+@pytest.mark.parametrize("name", TABLES)
+def test_what_tables_say(name: str, tmp_path: Path) -> None:
+    images, file, text, options, expected = TABLES[name]
+    found = rows(make(tmp_path, images, {file: text}), **options)
+    assert len(found) == len(images)
+    assert {key: found[key] for key in expected} == expected
+
+
+def test_columns_without_a_name_are_given_by_their_numbers(tmp_path: Path) -> None:
+    make(tmp_path, range(6), {"points.csv": ",0,1,2\n" + "".join(f"im{n:02}.png,{n},5,{n}.5\n" for n in range(6))})
+    assert rows(tmp_path, columns=["image=column 1", "label=0"])["im03.png"]["label"] == 3
 
 
 def test_numbers_beside_names_are_names(tmp_path: Path) -> None:
-    plates = make(tmp_path / "a", range(4), {"t.csv": "file,label,age\n" + "".join(
-        f"im{n:02}.png,{'7Q'[n == 2]},1\n" for n in range(4))})  # fmt: skip
-    assert [values["label"] for values in rows(plates).values()] == ["7", "7", "Q", "7"]
-    boxes = make(tmp_path / "b", range(4), {"t.csv": "".join(
-        f"im{n:02}.png,20,10,30,20,{'7Q'[n == 2]}\n" for n in range(4))})  # fmt: skip
-    assert [values["labels"] for values in rows(boxes, layout="xyxy").values()] == [["7"], ["7"], ["Q"], ["7"]]
-    missing = make(tmp_path / "c", range(4), {"t.csv": "file,label\n" + "".join(
+    missing = make(tmp_path, range(4), {"t.csv": "file,label\n" + "".join(
         f"im{n:02}.png,{['7', 'NA'][n == 2]}\n" for n in range(4))})  # fmt: skip
     assert [values["label"] for values in rows(missing).values()] == ["7", "7", "NA", "7"]
     assert look(missing).columns[0].classes is None  # the number 10 would become the class of 1
@@ -231,70 +299,9 @@ def test_labels_of_other_digits_are_other_classes(table: str, labels: tuple[str,
     assert tuple(column.classes[int(np.ravel(each)[0])] for each in values) == labels
 
 
-def test_one_column_a_class(tmp_path: Path) -> None:
-    text = "filename, cat, dog, owl\n" + "".join(f"im{n:02}.png, {n & 1}, {n >> 1 & 1}, {n >> 2}\n" for n in range(8))
-    found = rows(make(tmp_path, [f"train/im{n:02}.png" for n in range(8)], {"train/_classes.csv": text}))
-    assert found["train/im03.png"] == {"labels": ["cat", "dog"], "split": "train"}
-    assert found["train/im00.png"]["labels"] == []
-
-
-def test_uncertain_classes(tmp_path: Path) -> None:
-    names = ["Edema", "Fracture", "Lesion", "Pneumonia"]
-    cells = ["1.0,,0.0,-1.0", ",,,1.0", "0.0,1.0,-1.0,", "0.0,0.0,0.0,0.0"]
-    text = f"Path,Sex,{','.join(names)}\n" + "".join(f"set/im{n:02}.png,M,{cell}\n" for n, cell in enumerate(cells))
-    found = rows(make(tmp_path, [f"im{n:02}.png" for n in range(4)], {"train.csv": text}))
-    assert found["im00.png"] == {
-        "labels": ["Edema"], "uncertain": ["Pneumonia"], "unmentioned": ["Fracture"], "sex": "M", "split": "train",
-    }  # fmt: skip
-
-
-def test_rows_of_boxes(tmp_path: Path) -> None:
-    lines = ["im00.png,32,24,cat,1,2,10,12", "im01.png,32,24,dog,0,0,30,20", "im00.png,32,24,dog,4,4,9,9"]
-    text = "filename,width,height,class,xmin,ymin,xmax,ymax\n" + "\n".join(lines)
-    found = rows(make(tmp_path, range(3), {"_annotations.csv": text}))
-    assert found["im00.png"]["boxes"] == [[1, 2, 10, 12], [4, 4, 9, 9]]
-    assert found["im00.png"]["labels"] == ["cat", "dog"]
-    assert found["im00.png"]["width"] == 32
-    assert list(found) == ["im00.png", "im01.png"]
-
-
-def test_boxes_without_a_header(tmp_path: Path) -> None:
-    """RetinaNet; ``xywh`` is excluded by the sizes of the images."""
-    lines = ["im00.png,20,10,30,20,cat", "im00.png,25,15,31,23,dog", "im01.png,,,,,", "im02.png,12,14,31,22,cat"]
-    path = make(tmp_path, range(3), {"annotations.csv": "\n".join(lines)})
-    for n in range(3):
-        (path / f"im{n:02}.png").write_bytes(_sized(32, 24, n))
-    found = rows(path)
-    assert found["im00.png"] == {"boxes": [[20, 10, 30, 20], [25, 15, 31, 23]], "labels": ["cat", "dog"]}
-    assert found["im01.png"] == {"boxes": [], "labels": []}
-
-
-def _sized(width: int, height: int, n: int) -> bytes:
-    import io
-
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.new("RGB", (width, height), (n, n, n)).save(out, "PNG")
-    return out.getvalue()
-
-
-def test_fractions(tmp_path: Path) -> None:
-    """Open Images."""
-    text = "ImageID,LabelName,XMin,XMax,YMin,YMax,IsOccluded\nim00,/m/1,0.25,0.5,0.5,1.0,0\nim01,/m/2,0,0.5,0,0.5,1\n"
-    path = make(tmp_path, range(2), {"train-bbox.csv": text})
-    for n in range(2):
-        (path / f"im{n:02}.png").write_bytes(_sized(32, 24, n))
-    found = rows(path)
-    assert found["im00.png"]["boxes"] == [[8, 12, 16, 24]]
-    assert found["im00.png"]["labels"] == ["/m/1"]
-
-
 def test_convention_is_asked(tmp_path: Path) -> None:
     text = 'file,bbox\nim00.png,"[1, 2, 3, 4]"\nim01.png,"[0, 0, 2, 2]"\n'
     path = make(tmp_path, range(2), {"t.csv": text})
-    for n in range(2):
-        (path / f"im{n:02}.png").write_bytes(_sized(32, 24, n))
     caught = question(path, "--layout")
     assert ("--layout", "xywh") in [answer.options for answer in caught.answers]
     assert rows(path, layout="xywh")["im00.png"]["boxes"] == [[1, 2, 4, 6]]
@@ -324,20 +331,6 @@ def test_boxes_in_a_cell(form: str, tmp_path: Path) -> None:
     }
 
 
-def test_boxes_and_their_classes_in_cells(tmp_path: Path) -> None:
-    text = "image,where,what\nim00.png,\"[[1,2,3,4],[0,0,2,2]]\",\"['cat', 'dog']\"\nim01.png,[],[]\n"
-    path = make(tmp_path, range(2), {"t.csv": text})
-    options: dict[str, Any] = {"columns": ["boxes=where", "label=what"], "layout": "xyxy"}
-    assert rows(path, **options) == {
-        "im00.png": {"boxes": [[1, 2, 3, 4], [0, 0, 2, 2]], "labels": ["cat", "dog"]},
-        "im01.png": {"boxes": [], "labels": []},
-    }
-    boxes = [[1, 2, 3, 4], [0, 0, 2, 2]]
-    lines = [{"image": "im00.png", "bbox": boxes, "label": ["cat", "dog"]}, {"image": "im01.png"}]
-    path = make(tmp_path / "lines", range(2), {"t.jsonl": "\n".join(map(json.dumps, lines))})
-    assert rows(path, layout="xyxy")["im00.png"]["labels"] == ["cat", "dog"]
-
-
 def test_numbers_that_are_no_boxes_are_kept(tmp_path: Path) -> None:
     for n, cell in enumerate(
         ("[1, 2, 3]", "[1, 2, 3, x]", "[[1, 2, 3, 4], 5]", "{'xmin': 1, 'ymin': 2, 'xmax': 3, 'ymax': 4}")
@@ -345,15 +338,6 @@ def test_numbers_that_are_no_boxes_are_kept(tmp_path: Path) -> None:
         text = f'image,bbox\nim00.png,"[1, 2, 3, 4]"\nim01.png,"{cell}"\n'
         found = rows(make(tmp_path / str(n), range(2), {"t.csv": text}))
         assert found["im01.png"] == {"bbox": cell}
-
-
-def test_several_rows_an_image(tmp_path: Path) -> None:
-    text = "image,label,score\nim00.png,a,1\nim01.png,b,2\nim00.png,b,3\nim01.png,b,2\n"
-    found = rows(make(tmp_path, range(2), {"t.csv": text}))
-    assert found == {
-        "im00.png": {"labels": ["a", "b"], "score": [1, 3]},
-        "im01.png": {"labels": ["b", "b"], "score": [2, 2]},  # row by row
-    }
 
 
 def test_a_table_of_each_split(tmp_path: Path) -> None:
@@ -536,13 +520,6 @@ def test_images_of_the_same_names_in_many_folders(tmp_path: Path) -> None:
     assert {name: each["score"] for name, each in found.items()} == {name: n for n, name in enumerate(names)}
 
 
-def test_columns_without_a_name_beside_numbers(tmp_path: Path) -> None:
-    lines = ",0,1,2\n" + "".join(f"im{n:02}.png,{n},5,{n + 0.5}\n" for n in range(6))  # as pandas writes an index
-    found = rows(make(tmp_path, range(6), {"points.csv": lines}))
-    assert found["im03.png"] == {"column0": 3, "column1": 5, "column2": 3.5}
-    assert rows(tmp_path, columns=["image=column 1", "label=0"])["im03.png"]["label"] == 3
-
-
 def test_a_table_of_all_rows_beside_those_of_the_splits_is_a_question(tmp_path: Path) -> None:
     lines = [f"im{n:02}.png,cat,1,2,{3 + n % 9},8\n" for n in range(6)]
     header = "filename,class,xmin,ymin,xmax,ymax\n"
@@ -632,11 +609,6 @@ def test_boxes_of_open_images_have_the_names_of_their_classes(tmp_path: Path) ->
     assert left(path)["not images (.json)"] == 1
 
 
-def test_y_beside_x_is_no_label(tmp_path: Path) -> None:
-    lines = "image_name,x,y\n" + "".join(f"im{n:02}.png,{n},{n % 2}\n" for n in range(6))
-    assert rows(make(tmp_path, range(6), {"labels.csv": lines}))["im03.png"] == {"x": 3, "y": 1}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("samples", [4, 200])
 def test_a_table_of_images_goes_with_one_of_their_boxes(samples: int, tmp_path: Path) -> None:
@@ -697,15 +669,6 @@ def test_lists_of_each_class_are_not_joined(header: str, tmp_path: Path) -> None
     path = make(tmp_path, [*lists["cat"], *lists["dog"]], tables)
     question(path, "names the images")
     assert [each["split"] for each in rows(path, kind="table").values()] == ["cat"] * 4 + ["dog"] * 4
-
-
-def test_tables_of_different_images_with_different_columns_are_not_joined(tmp_path: Path) -> None:
-    tables: dict[str, str | bytes] = {
-        f"{kind}.csv": f"file,{kind}_age\n" + "".join(f"{kind}{n}.png,{n}\n" for n in range(3))
-        for kind in ("cat", "dog")
-    }
-    found = rows(make(tmp_path, [f"{kind}{n}.png" for kind in ("cat", "dog") for n in range(3)], tables))
-    assert found["cat1.png"] == {"cat_age": 1, "dog_age": None, "split": "cat"}
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".csv"])
@@ -791,3 +754,12 @@ def test_lists_of_images_in_class_folders_are_no_tables(tmp_path: Path) -> None:
         for s, r in (("train", (0, 1, 2)), ("test", (3,)))
     }
     question(fill(tmp_path, files | texts), "names the images")
+
+
+def test_tables_of_different_images_with_different_columns_are_not_joined(tmp_path: Path) -> None:
+    tables: dict[str, str | bytes] = {
+        f"{kind}.csv": f"file,{kind}_age\n" + "".join(f"{kind}{n}.png,{n}\n" for n in range(3))
+        for kind in ("cat", "dog")
+    }
+    found = rows(make(tmp_path, [f"{kind}{n}.png" for kind in ("cat", "dog") for n in range(3)], tables))
+    assert found["cat1.png"] == {"cat_age": 1, "dog_age": None, "split": "cat"}
