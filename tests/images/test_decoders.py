@@ -34,6 +34,7 @@ from tests.internals import (
     without_metadata,
 )
 from tests.makers.datasets import pixels
+from tests.makers.images import encode
 from tests.makers.jpegs import jpeg
 
 ORIENTATION = 0x0112
@@ -41,9 +42,7 @@ Need = Callable[[str, bool], None]
 
 
 def save(image: Image.Image | NDArray[np.uint8], format: str, **options: Any) -> bytes:
-    out = io.BytesIO()
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(out, format, **options)
-    return out.getvalue()
+    return encode(image if isinstance(image, Image.Image) else Image.fromarray(image), format, **options)
 
 
 def reference(data: bytes) -> NDArray[np.uint8]:

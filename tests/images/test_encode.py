@@ -39,7 +39,7 @@ from tests.internals import (
     worst_patch,
 )
 from tests.makers.datasets import pixels
-from tests.makers.images import all_images
+from tests.makers.images import all_images, encode
 
 FLOAT_ENCODINGS = ("float16", "bfloat16", "float32")
 IMAGENET = NORMALIZATIONS["imagenet"]
@@ -47,9 +47,7 @@ TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.
 
 
 def file(height: int, width: int, seed: int = 1, kind: str = "JPEG", **options: Any) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(pixels(height, width, seed)).save(out, kind, **options)
-    return out.getvalue()
+    return encode(Image.fromarray(pixels(height, width, seed)), kind, **options)
 
 
 def decoded(data: bytes) -> NDArray[np.uint8]:

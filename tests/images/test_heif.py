@@ -17,6 +17,7 @@ from PIL import Image
 from packstore import convert
 from packstore.images.decoders import get_decoder
 from tests.internals import DecodeError, HeaderError, Reading, SampleError, UsageError, check_header, native, sniff
+from tests.makers.annotated import fill
 from tests.makers.images import avif, heic, tiny
 
 pillow_heif = pytest.importorskip("pillow_heif")
@@ -86,9 +87,7 @@ def test_more_pixels_than_allowed_are_refused_before_decoding() -> None:
 
 
 def test_without_the_library_they_are_bad_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.heic").write_bytes(HEIC)
-    (tmp_path / "photos" / "b.png").write_bytes(tiny(1))
+    fill(tmp_path, {"photos/a.heic": HEIC, "photos/b.png": tiny(1)})
     assert convert(tmp_path / "photos", tmp_path / "x.h5").manifest.records == 2
     monkeypatch.setitem(__import__("sys").modules, "pillow_heif.as_plugin", None)
     with pytest.raises(SampleError, match=r"a\.heic.*pip install pillow-heif"):

@@ -34,9 +34,10 @@ from tests.internals import (
     max_file_bytes,
     sniff,
 )
+from tests.makers.annotated import fill
 from tests.makers.command import run
 from tests.makers.hostile import LESS_MEMORY, LESS_RIGHTS, bombs, in_child, open_folder
-from tests.makers.images import all_images
+from tests.makers.images import all_images, encode
 
 GOOD = all_images()["jpeg-420"]
 
@@ -45,8 +46,7 @@ GOOD = all_images()["jpeg-420"]
 def one_good_image(tmp_path: Path) -> Path:
     """An image folder with one class ``a`` of one good image."""
     path = tmp_path / "source" / "a"
-    path.mkdir(parents=True)
-    (path / "good.jpg").write_bytes(GOOD)
+    fill(path, {"good.jpg": GOOD})
     return path.parent
 
 
@@ -85,9 +85,7 @@ def test_a_bomb_is_refused_by_its_header(name: str, one_good_image: Path) -> Non
 
 def of_many_scans(side: int, count: int) -> bytes:
     """A progressive JPEG whose last scan is there ``count`` times more."""
-    file = io.BytesIO()
-    Image.new("RGB", (side, side), (90, 9, 200)).save(file, "JPEG", progressive=True)
-    data = file.getvalue()
+    data = encode(Image.new("RGB", (side, side), (90, 9, 200)), "JPEG", progressive=True)
     return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * count + data[-2:]
 
 
@@ -230,8 +228,7 @@ def test_odd_things_that_a_labels_file_names(what: str, one_good_image: Path) ->
 def test_links_out_of_the_folder_are_followed(one_good_image: Path, tmp_path: Path) -> None:
     """As ImageFolder does; an image is an image wherever it lies."""
     outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "x.jpg").write_bytes(GOOD)
+    fill(outside, {"x.jpg": GOOD})
     (one_good_image / "b").symlink_to(outside)
     (one_good_image / "a" / "linked.jpg").symlink_to(outside / "x.jpg")
     manifest = packed(one_good_image)
@@ -280,8 +277,7 @@ def test_names_of_any_bytes(what: str, one_good_image: Path) -> None:
 
 def test_paths_of_many_hundred_characters(one_good_image: Path) -> None:
     deep = one_good_image / "a" / ("d" * 120) / ("e" * 120) / ("f" * 120)
-    deep.mkdir(parents=True)
-    (deep / "x.jpg").write_bytes(GOOD)
+    fill(deep, {"x.jpg": GOOD})
     assert packed(one_good_image).records == 2
     (deep / "y.jpg").write_bytes(b"")
     is_left_out_after_overwrite = packed(one_good_image, on_error="skip")

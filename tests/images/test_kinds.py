@@ -31,6 +31,8 @@ from tests.internals import (
     native,
     sniff,
 )
+from tests.makers.annotated import fill
+from tests.makers.images import npy
 
 cv2 = pytest.importorskip("cv2")
 imagecodecs = pytest.importorskip("imagecodecs")
@@ -70,9 +72,7 @@ def to_hdr(pixels: NDArray[np.float32]) -> bytes:
 
 
 def to_npy(array: NDArray[Any]) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array, allow_pickle=False)
-    return stream.getvalue()
+    return npy(array, allow_pickle=False)
 
 
 def to_jp2(pixels: NDArray[Any]) -> bytes:
@@ -133,10 +133,7 @@ def test_a_header_of_jpeg_xl_that_is_cut_off_does_not_decode() -> None:
 
 def test_an_animated_jpeg_xl_is_asked_about(tmp_path: Path) -> None:
     frames = np.stack([noise(3, "uint8") + number for number in range(3)])
-    (tmp_path / "images" / "a").mkdir(parents=True)
-    (tmp_path / "images" / "a" / "0.jxl").write_bytes(
-        imagecodecs.jpegxl_encode(frames, lossless=True, photometric="RGB")
-    )
+    fill(tmp_path, {"images/a/0.jxl": imagecodecs.jpegxl_encode(frames, lossless=True, photometric="RGB")})
     with pytest.raises(UsageError, match="it has 3 frames or pages, and the first is read"):
         convert(tmp_path / "images", tmp_path / "x.lmdb")
     convert(tmp_path / "images", tmp_path / "x.lmdb", frames="first")
@@ -274,8 +271,7 @@ def test_a_file_that_is_cut_off_is_a_bad_sample(kind: str, tmp_path: Path) -> No
     data = FILES[kind]()
     for length in (len(data) - 1, len(data) // 2, 20):
         place = tmp_path / str(length) / "a"
-        place.mkdir(parents=True)
-        (place / f"0.{kind}").write_bytes(data[:length])
+        fill(place, {f"0.{kind}": data[:length]})
         for encoding in ("original", "uint8"):
             with pytest.raises(SampleError, match=r"truncated|damaged"):
                 convert(place.parent, tmp_path / "x.lmdb", encoding=encoding, depth="scale")
@@ -315,8 +311,7 @@ def test_folders_are_recognised_packed_and_read(kind: str, tmp_path: Path) -> No
     if kind == "exr":
         pytest.importorskip("OpenEXR")
     for name in ("cat", "dog"):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        (tmp_path / "images" / name / f"0.{kind.upper()}").write_bytes(FILES[kind]())
+        fill(tmp_path, {f"images/{name}/0.{kind.upper()}": FILES[kind]()})
     pixels, mode = decoded(FILES[kind]())
     with_depth = {} if pixels.dtype == np.uint8 else {"depth": "keep"}
     if with_depth:

@@ -19,6 +19,7 @@ from packstore import DecodeError
 from packstore.images.engine import png_rows
 from tests.internals import compiled, decode_mask, make_mask_file, masks, read_mask_header
 from tests.makers.engine_checks import guarded
+from tests.makers.images import encode
 from tests.makers.sanitizers import build_sanitized
 from tests.makers.typed import png
 
@@ -187,9 +188,7 @@ def test_content_in_many_chunks() -> None:
 
 
 def test_pillows_own_limit_and_missing_memory_are_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.BytesIO()
-    Image.new("1", (40, 30), 1).save(out, "PNG")
-    data = out.getvalue()
+    data = encode(Image.new("1", (40, 30), 1), "PNG")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # a limit of the whole process; a mask has that of its dataset
     assert decode_mask(data, read_mask_header(data)).all()
 

@@ -27,6 +27,7 @@ from tests.internals import (
     sniff,
     strip_metadata,
 )
+from tests.makers.annotated import fill
 from tests.makers.metadata import encode, list_odd_files, png_chunk
 
 NAMES = [*list_odd_files()]
@@ -143,8 +144,7 @@ def test_what_no_decoder_reads_is_found_while_packing(name: str, tmp_path: Path)
     data = damaged_pngs()[name]
     with pytest.raises(HeaderError):
         check_header(data)
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "bad.png").write_bytes(data)
+    fill(tmp_path, {"photos/bad.png": data})
     Image.new("RGB", (4, 4)).save(tmp_path / "photos" / "good.png")
     report = packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb", on_error="skip", alpha="drop")
     assert [skipped.key for skipped in report.skipped] == ["bad.png"]

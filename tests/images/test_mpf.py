@@ -15,14 +15,13 @@ import packstore
 from packstore.images.engine import is_plain_jpeg
 from tests.internals import MAX_PIXELS, UsageError, find_pictures, sniff
 from tests.makers.datasets import pixels
+from tests.makers.images import encode
 
 PRIMARY, GAIN_MAP, PREVIEW, STEREO = 0x20030000, 0, 0x010001, 0x020002
 
 
 def jpeg(seed: int, **options: Any) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels(24, 32, seed)).save(file, "jpeg", **options)
-    return file.getvalue()
+    return encode(Image.fromarray(pixels(24, 32, seed)), "jpeg", **options)
 
 
 def join(kinds: list[int], order: str = "<", **options: Any) -> bytes:

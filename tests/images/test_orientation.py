@@ -31,7 +31,7 @@ from tests.internals import (
     upright_size,
 )
 from tests.internals import orientation as ours
-from tests.makers.images import all_images, avif, heic
+from tests.makers.images import all_images, avif, encode, heic
 from tests.makers.tiffs import LAYOUTS, ORIENTATION, SIZE, TURNS, XMP, Page, Tag, noise, oriented, tiff
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -54,10 +54,8 @@ def exif(orientation: int | None, endian: str = "<") -> Image.Exif:
     return tags
 
 
-def file(mode: str = "RGB", **options: Any) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(picture(20, 31)).convert(mode).save(out, **options)
-    return out.getvalue()
+def file(mode: str = "RGB", *, format: str, **options: Any) -> bytes:
+    return encode(Image.fromarray(picture(20, 31)).convert(mode), format, **options)
 
 
 def pillows(data: bytes) -> int:

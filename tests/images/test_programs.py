@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import subprocess
 from pathlib import Path
@@ -34,6 +33,7 @@ from tests.internals import (
     step,
     warp_as_pillow,
 )
+from tests.makers.images import encode
 from tests.makers.sanitizers import build_sanitized
 from tests.makers.tiers import SEED
 from tests.makers.torchvision import agree, import_torchvision, share_equal, step_by_torchvision
@@ -364,9 +364,7 @@ def test_decoding_runs_programs(planes: bool, dtype: Any) -> None:
 
 
 def save_jpeg(image: Images) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "jpeg", quality=90)
-    return buffer.getvalue()
+    return encode(Image.fromarray(image), "jpeg", quality=90)
 
 
 def test_programs_need_bytes() -> None:

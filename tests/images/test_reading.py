@@ -31,6 +31,7 @@ from tests.internals import (
     native,
     parse_mode,
 )
+from tests.makers.images import encode
 from tests.makers.torchvision import import_image_io
 
 cv2 = pytest.importorskip("cv2")
@@ -44,9 +45,7 @@ WITH_ALPHA = RNG.integers(0, 1 << 16, (23, 31, 4), np.uint16)
 
 
 def pillow(array: NDArray[Any], kind: str, **options: Any) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, kind, **options)
-    return file.getvalue()
+    return encode(Image.fromarray(array), kind, **options)
 
 
 def opencv(array: NDArray[Any], suffix: str = ".png") -> bytes:

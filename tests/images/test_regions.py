@@ -25,6 +25,7 @@ from packstore.images.decoders import UNAVAILABLE, Decoder, available_decoders, 
 from packstore.training.augment import RandomResizedCrop
 from tests.conftest import Need, SharedData
 from tests.internals import DecodeError, UsageError, backends, decoders, load_region, printable
+from tests.makers.annotated import fill
 from tests.makers.jpegs import SAMPLINGS, USUAL, boxes, cut, jpeg
 
 KINDS: list[list[str]] = [[], ["-restart", "1"], ["-restart", "3B"], ["-optimize", "-quality", "95"], ["-progressive"]]
@@ -194,8 +195,7 @@ def test_the_loader_uses_it_and_gives_the_same_batches(tmp_path: Path, monkeypat
     images = tmp_path / "images"
     for number, (kind, sampling) in enumerate((k, s) for k in KINDS for s in USUAL):
         folder = images / f"class{number % 2}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number:03}.jpg").write_bytes(jpeg(90 + number, 150 - number, sampling, *kind, seed=number))
+        fill(folder, {f"{number:03}.jpg": jpeg(90 + number, 150 - number, sampling, *kind, seed=number)})
     packstore.convert(images, tmp_path / "store.lmdb")
     calls: list[tuple[int, int]] = []
     region = Decoder._decode_region

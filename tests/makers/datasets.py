@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import io
 import pickle
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from tests.makers.images import encode
 
 CLASSES = ("ant", "bee", "cat")
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -32,9 +33,7 @@ def write_image(path: Path, height: int, width: int, seed: int) -> None:
 @functools.cache
 def _encoded(suffix: str, height: int, width: int, seed: int) -> bytes:
     options = {"quality": 92} if suffix in (".jpg", ".jpeg") else {}
-    out = io.BytesIO()
-    Image.fromarray(pixels(height, width, seed)).save(out, Image.registered_extensions()[suffix], **options)
-    return out.getvalue()
+    return encode(Image.fromarray(pixels(height, width, seed)), Image.registered_extensions()[suffix], **options)
 
 
 def make_folder(

@@ -34,6 +34,13 @@ def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def npy(array: Any, **options: Any) -> bytes:
+    """An array as the bytes of a file of numpy."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(array), **options)
+    return buffer.getvalue()
+
+
 def tiny(seed: int) -> bytes:
     """A PNG file of a few pixels; another one for each seed."""
     return encode(Image.frombytes("RGB", (3, 2), seed.to_bytes(18, "big")), "PNG")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,21 @@ import numpy as np
 from PIL import Image
 
 from tests.makers.datasets import pixels
+from tests.makers.images import encode
 
 COCO_CLASSES = ("person", "dog", "kite")
 VOC_CLASSES = ("background", "aeroplane", "bicycle", "bird")
 
 
 def jpeg(seed: int, height: int = 24, width: int = 32) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels(height, width, seed)).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
+    return encode(Image.fromarray(pixels(height, width, seed)), "JPEG", quality=90)
 
 
 def palette_png(indices: np.ndarray) -> bytes:
     """A PNG with a palette, whose indices are the values of a mask."""
     image = Image.fromarray(indices.astype(np.uint8), "P")
     image.putpalette([channel for index in range(256) for channel in (index, 255 - index, index // 2)])
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
+    return encode(image, "PNG")
 
 
 def coco(count: int, seed: int = 0) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from PIL import Image
 from packstore import Manifest
 from packstore.stores import StoreBuilder
 from tests.internals import CHECKSUM, KEY, ROW_CHECKSUM, Column, Origin, shape_to_stored, to_stored
+from tests.makers.images import encode
 
 IMAGE = Column("image", "ragged", "uint8", type="image")
 ORIGIN = Origin("made", "typed")
@@ -66,9 +66,7 @@ def png(values: NDArray[Any], palette: bool = False) -> bytes:
     image = Image.fromarray(values)
     if palette:
         image = _with_palette(values)
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
+    return encode(image, "PNG")
 
 
 def _with_palette(values: NDArray[Any]) -> Image.Image:

@@ -168,9 +168,7 @@ def test_a_pdf_has_a_page_for_twenty_classes(tmp_path: Path) -> None:
 
 
 def _png(seed: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.full((8, 8, 3), seed, np.uint8)).save(file, "PNG")
-    return file.getvalue()
+    return encode(Image.fromarray(np.full((8, 8, 3), seed, np.uint8)), "PNG")
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ import packstore
 from packstore.augment import RandomResizedCrop
 from packstore.stores import open_store
 from tests.conftest import Need, Stores
+from tests.makers.images import encode
 from tests.makers.stores import damage
 from tests.makers.typed import make_typed
 from tests.makers.viewing import AVAILABLE, HTML, make_hostile, make_large, served
@@ -314,9 +315,7 @@ def test_html_in_findings_and_json_is_text_on_the_page(browser: Any, tmp_path: P
 
 
 def png(seed: int, size: tuple[int, int] = (10, 10)) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", size, (seed * 40 % 256, 90, 90)).save(file, "PNG")
-    return file.getvalue()
+    return encode(Image.new("RGB", size, (seed * 40 % 256, 90, 90)), "PNG")
 
 
 def test_a_menu_of_a_thousand_classes_is_searched(browser: Any, tmp_path: Path) -> None:

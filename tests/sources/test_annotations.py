@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import os
-import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +11,9 @@ import PIL.Image
 import pytest
 
 from packstore import AmbiguousSourceError
-from packstore.sources import open_source
 from tests.internals import FolderTree, find_all_annotations
 from tests.makers.annotated import fill, jpeg, mask, voc_xml
-from tests.makers.images import encode, picture
+from tests.makers.images import encode, npy, picture
 from tests.makers.sources import look, not_packed, prove, question
 
 Files = dict[str, str | bytes]
@@ -26,65 +22,6 @@ Files = dict[str, str | bytes]
 def phrases(tree: FolderTree) -> list[str]:
     """A phrase for each suspected annotation of the images of a tree."""
     return [each.phrase for each in find_all_annotations(tree)]
-
-
-LAYOUTS: dict[str, tuple[Mapping[str, str | bytes], str]] = {
-    "jsonl": ({"metadata.jsonl": "", "a.jpg": ""}, "metadata.jsonl"),
-    "maps": ({"images/a.png": "", "images/b.png": "", "geojson/Buildings_a.geojson": "{}"}, "Buildings_a.geojson"),
-    "patches": (
-        {f"{place}/{place}_{name}": "" for place in ("one", "two", "six") for name in ("B.png", "C.png", "of.json")},
-        ".json files in 3 of 3 folders of images",
-    ),
-    "as many texts as images": (
-        {f"images/{n}.jpg": "" for n in range(20)} | {f"texts/{n + 100:x}_t.txt": "" for n in range(20)},
-        "a .txt file for each image in texts",
-    ),
-    "cub": (
-        {
-            "images/001.Albatross/Albatross_1.jpg": "",
-            "images/001.Albatross/Albatross_2.jpg": "",
-            "images/002.Auklet/Auklet_1.jpg": "",
-            "images.txt": "1 001.Albatross/Albatross_1.jpg\n2 001.Albatross/Albatross_2.jpg\n"
-            "3 002.Auklet/Auklet_1.jpg\n",
-            "image_class_labels.txt": "1 1\n2 1\n3 2\n",
-        },
-        "images.txt (it names the images)",
-    ),
-    "flowers": (
-        {"jpg/image_1.jpg": "", "jpg/image_2.jpg": "", "imagelabels.mat": "", "setid.mat": ""},
-        "imagelabels.mat",
-    ),
-    "food": (
-        {
-            "images/pie/1005649.jpg": "",
-            "images/pie/1011328.jpg": "",
-            "images/ribs/1000000.jpg": "",
-            "meta/train.txt": "pie/1005649\nribs/1000000\npie/1011328\n",
-            "meta/classes.txt": "pie\nribs\n",
-        },
-        "meta/train.txt (it names the images)",
-    ),
-    "tiny imagenet": (
-        {
-            "train/n01/images/n01_0.JPEG": "",
-            "train/n01/n01_boxes.txt": "n01_0.JPEG\t0\t0\t62\t62\n",
-            "val/images/val_0.JPEG": "",
-            "val/images/val_1.JPEG": "",
-            "val/val_annotations.txt": "val_0.JPEG\tn01\t0\nval_1.JPEG\tn01\t0\n",
-        },
-        "val/val_annotations.txt (it names the images)",
-    ),
-    "two cameras": (
-        {
-            f"{split}/{side}/{number}.png": encode(picture("RGB", 40, 30 + shift, number), "PNG")
-            for split in ("train", "val")
-            for shift, side in enumerate(("Left", "right"))
-            for number in range(3)
-        },
-        "train/right/0.png goes with train/Left/0.png",
-    ),
-    "texts beside": ({"a.jpg": "", "a.txt": "{cat}", "b.jpg": "", "b.txt": "{dog}"}, "a .txt file for each image"),
-}
 
 
 def test_the_look_is_bounded(tmp_path: Path) -> None:
@@ -129,30 +66,6 @@ def test_real_folders(demo_folder: Path, shared_data: Path) -> None:
     assert phrases(FolderTree(shared_data / "imagenet-600")) == []
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_folder_with_annotations_is_a_question(name: str, tmp_path: Path) -> None:
-    """Exit code 2 (a usage error), what was seen, and what packs the images alone: that does."""
-    files, expected = LAYOUTS[name]
-    root = fill(tmp_path, files)
-    caught = question(root)
-    message = str(caught)
-    assert expected.removesuffix(" (it names the images)") in message or "more" in message
-    reading = ("--ignore", "--sidecar", "--pair", "--masks", "--splits")
-    found = [answer for answer in caught.answers if not answer.options or answer.options[0] not in reading]
-    assert re.search("would be packed without|looks like|seem to belong", message)
-    alone = [answer for answer in found if answer.options[1:] not in (("table",),)]
-    sources = [open_source(each.source or root, kind=each.options[1] if each.options else None) for each in alone]
-    if not alone:  # those that leave the annotations out
-        ignoring = [answer.options[1::2] for answer in caught.answers if {*answer.options[::2]} == {"--ignore"}]
-        sources = [open_source(root, ignore=patterns) for patterns in ignoring]
-    assert all(answer.note for answer in alone)
-    assert all(str(answer.options[1] if answer.options else answer.source) in message for answer in alone)
-    packed = [entry.key.rpartition("/")[2] for source in sources for entry in source.entries()]
-    masks = re.compile(r"(^|/)(masks|gt|gtFine)/")
-    images = [file for file in files if file.lower().endswith((".jpg", ".jpeg", ".png")) and not masks.search(file)]
-    assert {*packed} == {image.rpartition("/")[2] for image in images}
-
-
 def test_a_folder_within_an_archive_cannot_be_given(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {f"images/{n}.png": encode(picture(seed=n), "PNG") for n in range(3)}
     files |= {f"depth/{n}.png": encode(picture("L", seed=n), "PNG") for n in range(3)}
@@ -180,8 +93,7 @@ def test_a_folder_called_images_among_classes_is_a_question(tmp_path: Path) -> N
 
 def test_images_that_were_packed_alone_are_verified_against_their_folder(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        (tmp_path / "cub" / "cat").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "cub" / "cat" / f"{name}.jpg").write_bytes(encode(picture(), "JPEG"))
+        fill(tmp_path, {f"cub/cat/{name}.jpg": encode(picture(), "JPEG")})
     (tmp_path / "cub" / "images.txt").write_text("1 cat/a.jpg\n2 cat/b.jpg\n")
     not_packed(AmbiguousSourceError, tmp_path / "cub", tmp_path / "x.lmdb", r"images\.txt \(it names the images\)")
     prove(tmp_path / "cub", tmp_path / "x.lmdb", source_kind="imagefolder")
@@ -229,11 +141,6 @@ def test_texts_of_any_suffix_that_name_images_are_a_question(name: str, size: in
     assert look(root).kind == "imagefolder"
 
 
-def npy(array: list[int]) -> bytes:
-    np.save(file := io.BytesIO(), array)
-    return file.getvalue()
-
-
 LINES = "".join(f"{n % 3}\n" for n in range(24))
 ROWS: dict[str, str | bytes] = {
     "labels.npy": npy([0] * 24),
@@ -278,8 +185,7 @@ def test_masks_whose_names_have_one_word_more_are_no_class(further: tuple[str, .
     halves = encode(PIL.Image.fromarray(np.repeat([[0] * 9 + [255] * 7], 8, axis=0).astype(np.uint8)), "JPEG")
     for n in range(6):
         for folder, name in (("raw", f"{n}-photo"), ("masks", f"{n}-photo_mask"), *((f, f"{n}-{f}") for f in further)):
-            (tmp_path / folder).mkdir(exist_ok=True)
-            (tmp_path / folder / f"{name}.jpg").write_bytes(halves if folder == "masks" else jpeg(n))
+            fill(tmp_path, {f"{folder}/{name}.jpg": halves if folder == "masks" else jpeg(n)})
     if further:
         question(tmp_path, r"0-photo_mask\.jpg goes with raw/0-photo\.jpg")
     else:

@@ -24,6 +24,7 @@ from tests.internals import AmbiguousSourceError, suggest_commands
 from tests.internals import answers as module
 from tests.makers.annotated import fill, jpeg, mask, voc_xml
 from tests.makers.command import run
+from tests.makers.images import encode
 from tests.makers.sources import look, question
 
 Files = dict[str, str | bytes]
@@ -62,9 +63,7 @@ def splits_and_others(splits: tuple[str, ...], other: str) -> Files:
 def photo(number: int, side: int = 48) -> bytes:
     """A picture of its own at any size."""
     pixels = np.random.default_rng(number).integers(0, 256, (6, 8, 3), np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(pixels).resize((side, side), Image.Resampling.BICUBIC).save(out, "PNG")
-    return out.getvalue()
+    return encode(Image.fromarray(pixels).resize((side, side), Image.Resampling.BICUBIC), "PNG")
 
 
 SPLITS, CUP = ("train", "val", "test"), ("cup", (3, 2, 9, 7), 0)

@@ -23,6 +23,7 @@ from tests.internals import (
     UsageError,
     to_corners,
 )
+from tests.makers.annotated import fill
 from tests.makers.images import encode, picture
 from tests.makers.sources import look, not_packed, prove, question, refused
 
@@ -164,8 +165,7 @@ def test_metadata_of_an_image_folder(form: str, convention: str, tmp_path: Path)
     rows = [row(form, as_convention(convention)), row(form, []), row(form, as_convention(convention, CORNERS[:1]), 7)]
     lines = [json.dumps({"file_name": f"{n}.png", **each}) for n, each in enumerate(rows)]
     root = tmp_path / "set"
-    (root / "train").mkdir(parents=True)
-    (root / "train/metadata.jsonl").write_text("\n".join(lines))
+    fill(root, {"train/metadata.jsonl": "\n".join(lines)})
     for number in range(3):
         (root / f"train/{number}.png").write_bytes(encode(picture("RGB", WIDTH, HEIGHT, seed=number), "PNG"))
     prove(root, tmp_path / "x.lmdb", layout=convention)
@@ -178,8 +178,7 @@ def test_metadata_of_an_image_folder(form: str, convention: str, tmp_path: Path)
 
 def test_metadata_with_boxes_of_their_own_and_rows_without(tmp_path: Path) -> None:
     lines = [{"file_name": "0.png", "bbox": as_convention("xywh"), "label": [0, 1, 1]}, {"file_name": "1.png"}]
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set/metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    fill(tmp_path, {"set/metadata.jsonl": "\n".join(map(json.dumps, lines))})
     for number in range(2):
         (tmp_path / f"set/{number}.png").write_bytes(encode(picture("RGB", WIDTH, HEIGHT, seed=number), "PNG"))
     convert(tmp_path / "set", tmp_path / "x.lmdb")  # two of three are no corners

@@ -165,8 +165,7 @@ def test_images_in_several_folders(tmp_path: Path) -> None:
     """No folder has all images that the file names, but two together have each once."""
     for number in range(6):
         place = tmp_path / ("pics/one" if number < 4 else "pics/two")
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"im{number}.png").write_bytes(jpeg(number))
+        fill(place, {f"im{number}.png": jpeg(number)})
     (tmp_path / "captions.csv").write_text("file,caption\n" + "".join(f"im{n}.png,number {n}\n" for n in range(6)))
     seen = look(tmp_path)
     assert seen.kind == "captions"

@@ -20,7 +20,7 @@ from packstore import UsageError
 from packstore.sources import open_source
 from tests.internals import Role, SourceError, parse_pattern
 from tests.makers.annotated import fill, jpeg, mask
-from tests.makers.images import encode, picture, tiny
+from tests.makers.images import encode, npy, picture, tiny
 from tests.makers.sources import FileSuite, look, not_packed, prove, question, refused
 
 
@@ -104,12 +104,6 @@ def test_a_mask_goes_with_the_longest_name(tmp_path: Path) -> None:
     assert read(fill(tmp_path, files), masks="{s}_*.png") == {
         f"{name}.jpg": {"masks": [mask(10 * n + k) for k in range(2)]} for n, name in enumerate(images)
     }
-
-
-def npy(array: Any) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, np.asarray(array))
-    return buffer.getvalue()
 
 
 SIDECARS: dict[str, tuple[str, Any, Any]] = {

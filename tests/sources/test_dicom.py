@@ -23,6 +23,7 @@ from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.internals import Sample, SampleError, SourceError, UsageError
 from tests.internals import read_dicom_header as read_header
+from tests.makers.annotated import fill
 from tests.makers.dicom import make_dataset, pixels_of, save
 from tests.makers.lazy import import_on_use
 from tests.makers.medical import image_of, read_samples
@@ -282,9 +283,7 @@ def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
     claim = bytearray(save(make_dataset(pixels_of(1), NumberOfFrames=100_000), tmp_path / "claim.dcm").read_bytes())
     at = claim.rindex(b"\xe0\x7f\x10\x00") + 8
     claim[at : at + 4] = (1 << 30).to_bytes(4, "little")  # bytes of pixels
-    (tmp_path / "claim.dcm").write_bytes(claim)
-    (tmp_path / "text.dcm").write_text("no DICOM at all")
-    (tmp_path / "empty.dcm").write_bytes(b"")
+    fill(tmp_path, {"claim.dcm": claim, "text.dcm": "no DICOM at all", "empty.dcm": b""})
     stream = bytearray((PUBLISHED / "MR_small_jp2klossless.dcm").read_bytes())
     at = stream.index(b"\xff\x4f\xff\x51") + 8
     stream[at : at + 8] = (60000).to_bytes(4) * 2

@@ -127,14 +127,12 @@ def test_notes_in_another_encoding_are_no_question(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.png").write_bytes(PNG)
     (tmp_path / "train.csv").write_text("image,label\na.png,cat\nb.png,dog\n")
-    (tmp_path / "README.txt").write_bytes("Zürich, café".encode("cp1252"))
-    (tmp_path / "notes.csv").write_bytes("Zürich,café\n".encode("cp1252"))
+    fill(tmp_path, {"README.txt": "Zürich, café".encode("cp1252"), "notes.csv": "Zürich,café\n".encode("cp1252")})
     assert "cat" in texts_of(tmp_path)
 
 
 def test_an_answer_that_cannot_be(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(PNG)
-    (tmp_path / "train.csv").write_bytes("image,label\na.png,Zürich\na.png,dog\n".encode("cp1252"))
+    fill(tmp_path, {"a.png": PNG, "train.csv": "image,label\na.png,Zürich\na.png,dog\n".encode("cp1252")})
     refused(UsageError, tmp_path, "unknown encoding", columns="encoding=klingon")
     refused(SourceError, tmp_path, r"train\.csv, line 2: neither UTF-8 nor ascii", columns="encoding=ascii")
 

@@ -104,8 +104,7 @@ def test_what_machines_and_sites_add_changes_nothing(name: str, tmp_path: Path) 
         if not (root / file).exists():
             (root / file).write_bytes(b"notes\n")
     for folder in [path for path in root.rglob("*") if path.is_dir()][:5]:
-        (folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
-        (folder / "Thumbs.db").write_bytes(b"\xd0\xcf\x11\xe0")
+        fill(folder, {".DS_Store": b"\0\0\0\1Bud1", "Thumbs.db": b"\xd0\xcf\x11\xe0"})
     for path in [path for path in root.rglob("*") if path.is_file()]:
         path.with_name(f"._{path.name}").write_bytes(b"\0\5\x16\7" + bytes(80))
     assert look(root) == before

@@ -21,6 +21,7 @@ from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.cli import cli
 from packstore.sources import open_source
 from tests.internals import Sample, SampleError, SourceError, UsageError
+from tests.makers.annotated import fill
 from tests.makers.sources import FramesSuite, not_packed, prove
 
 tifffile = pytest.importorskip("tifffile")
@@ -127,8 +128,7 @@ def test_frames_of_jpeg_xl_are_imagecodecs(tmp_path: Path) -> None:
     frames = pixels_of(1, 5, 6, 8, 3)
     frames[3] = 0
     data = imagecodecs.jpegxl_encode(frames, lossless=True, photometric="RGB")
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.jxl").write_bytes(data)
+    fill(tmp_path, {"in/a.jxl": data})
     np.testing.assert_array_equal(clips(tmp_path / "in")["a.jxl"].values["clip"], frames.transpose(0, 3, 1, 2))
     convert(tmp_path / "in", tmp_path / "x.lmdb", frames="all")
     np.testing.assert_array_equal(np.stack([*PackedDataset(tmp_path / "x.lmdb")]), frames.transpose(0, 3, 1, 2))
@@ -140,8 +140,7 @@ def test_frames_of_jpeg_xl_are_imagecodecs(tmp_path: Path) -> None:
 def test_frames_of_a_deep_avif_are_imagecodecs(tmp_path: Path) -> None:
     """10 bits: imagecodecs corrupts memory if it is asked for one frame of several."""
     frames = pixels_of(1, 4, 16, 24, 3, dtype="uint16") >> 6
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.avif").write_bytes(imagecodecs.avif_encode(frames, bitspersample=10, level=100))
+    fill(tmp_path, {"in/a.avif": imagecodecs.avif_encode(frames, bitspersample=10, level=100)})
     np.testing.assert_array_equal(clips(tmp_path / "in")["a.avif"].values["clip"], frames.transpose(0, 3, 1, 2))
     convert(tmp_path / "in", tmp_path / "x.lmdb", frames=2, depth="keep")
     np.testing.assert_array_equal(PackedDataset(tmp_path / "x.lmdb")[0], frames[2].transpose(2, 0, 1))

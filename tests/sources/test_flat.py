@@ -260,8 +260,7 @@ def test_columns_have_other_names(images: Path, header: str) -> None:
 
 
 def test_the_labels_file_in_the_folder_is_not_passed_over(images: Path) -> None:
-    (images / "labels.csv").write_text("file,label\na.jpg,1\n")
-    (images / "other.csv").write_text("")
+    fill(images, {"labels.csv": "file,label\na.jpg,1\n", "other.csv": ""})
     ignored = open_source(images, kind="flat", labels=images / "labels.csv").survey().ledger.passed_over
     assert dict(ignored) == {"images that the labels file does not name": 3, "not images (.csv)": 1}
 

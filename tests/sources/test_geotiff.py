@@ -14,6 +14,7 @@ import pytest
 from packstore import PackedDataset
 from packstore.sources import open_source
 from tests.internals import DecodeError, Sample, SampleError, UsageError, decode, list_tiff_pages, read_geotiff
+from tests.makers.annotated import fill
 from tests.makers.images import tiny
 from tests.makers.sources import prove, refused
 
@@ -79,8 +80,7 @@ def test_a_column_that_goes_with_images_to_store_and_proof(tmp_path: Path) -> No
 
 
 def test_images_of_other_kinds_have_none(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "x.jpg").write_bytes(tiny(1))
+    fill(tmp_path, {"a/x.jpg": tiny(1)})
     with closing(open_source(tmp_path, columns=["keep=geo"])) as source:
         source.survey()
         sample = source.read(next(iter(source.entries())))

@@ -17,6 +17,7 @@ from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
 from tests.internals import PackstoreError, SampleError, SourceError, UsageError
 from tests.internals import repair_store as repair
+from tests.makers.annotated import fill
 from tests.makers.images import tiny
 from tests.makers.sources import look, not_packed, prove, question, refused
 
@@ -237,8 +238,7 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
         refused(SourceError, path, said, **options)
     for layout in ("NCHWC", "HWC", "nhwc", "NNHW"):
         refused(UsageError, path, "layout should name the axes", layout=layout)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "a.png").write_bytes(tiny(1))
+    fill(tmp_path, {"folder/a.png": tiny(1)})
     refused(SourceError, tmp_path / "folder", "is of no kind that uses image_key", image_key="x")
 
 

@@ -23,6 +23,7 @@ from packstore import PackedDataset, convert, verify
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.internals import PackstoreError, RowSource, SampleError, SourceError, tables
+from tests.makers.annotated import fill
 from tests.makers.images import encode, tiny
 from tests.makers.sources import look, not_packed, refused
 
@@ -86,8 +87,7 @@ def save(folder: Path, splits: dict[str, list[Any]], *, stream: bool = True) -> 
             with new(str(folder / split / name), part.schema) as writer:
                 writer.write_table(part, max_chunksize=4)
         state = {"_data_files": [{"filename": name} for name in names]}
-        (folder / split / "state.json").write_text(json.dumps(state))
-        (folder / split / "dataset_info.json").write_text("{}")
+        fill(folder, {f"{split}/state.json": json.dumps(state), f"{split}/dataset_info.json": "{}"})
     if "" not in splits:
         (folder / "dataset_dict.json").write_text(json.dumps({"splits": [*splits]}))
     return folder
@@ -257,8 +257,7 @@ def test_images_without_features(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_null_are_read_from_the_path_beside(tmp_path: Path) -> None:
-    (tmp_path / "set" / "images").mkdir(parents=True)
-    (tmp_path / "set" / "images" / "1.png").write_bytes(tiny(1))
+    fill(tmp_path, {"set/images/1.png": tiny(1)})
     (tmp_path / "secret.png").write_bytes(tiny(9))
     paths = ["images/1.png", "images/2.png", "../secret.png", str(tmp_path / "secret.png"), None]
     images = [{"bytes": None, "path": path} for path in paths]
@@ -323,8 +322,7 @@ configs:
     path: [b/1.parquet]
 ---
 """
-    (tmp_path / "set" / "README.md").write_text(card)
-    (tmp_path / "set" / "notes.txt").write_text("of no use")
+    fill(tmp_path, {"set/README.md": card, "set/notes.txt": "of no use"})
     report = convert(tmp_path / "set", tmp_path / "x.h5")
     assert [(split.name, split.stop) for split in report.manifest.splits] == [("train", 6), ("mine", 9)]
     assert report.ledger.passed_over == {"Parquet files of no split": 1, "not images (.txt)": 1}
@@ -487,8 +485,7 @@ def test_a_card_without_a_library_for_yaml(tmp_path: Path, monkeypatch: pytest.M
 
 def test_image_folders_beside_tables_are_not_taken(tmp_path: Path) -> None:
     for label in "ab":
-        (tmp_path / label).mkdir()
-        (tmp_path / label / "1.png").write_bytes(tiny(1))
+        fill(tmp_path, {f"{label}/1.png": tiny(1)})
     pq.write_table(pa.table({"url": ["http://x"], "key": ["1"]}), tmp_path / "00000.parquet")
     refused(SourceError, tmp_path, "would be packed without")
 
@@ -529,8 +526,7 @@ def _texts(folder: Path, kind: str, name: str, texts: Sequence[Any], coded: bool
                 out.write_table(made)
     if kind == "arrow":
         files = [{"filename": f"{number}.arrow"} for number in range(2)]
-        (folder / "state.json").write_text(json.dumps({"_data_files": files}))
-        (folder / "dataset_info.json").write_text("{}")
+        fill(folder, {"state.json": json.dumps({"_data_files": files}), "dataset_info.json": "{}"})
     return folder
 
 

@@ -14,6 +14,7 @@ from packstore import PackedDataset, convert, verify
 from packstore.sources import open_source
 from packstore.testing import SourceSuite
 from tests.internals import PackstoreError, SampleError, SourceError
+from tests.makers.annotated import fill
 from tests.makers.sources import look, not_packed, question, refused
 from tests.makers.torchvision import import_torchvision
 
@@ -122,8 +123,7 @@ def test_classes_go_by_the_folder_and_are_never_guessed(tmp_path: Path) -> None:
 
 def test_names_with_a_dot_as_some_programs_unpack_them(tmp_path: Path) -> None:
     x, y = made(3)
-    (tmp_path / "train-images.idx3-ubyte").write_bytes(idx(x))
-    (tmp_path / "train-labels.idx1-ubyte").write_bytes(idx(y))
+    fill(tmp_path, {"train-images.idx3-ubyte": idx(x), "train-labels.idx1-ubyte": idx(y)})
     seen = look(tmp_path)
     assert seen.kind == "idx"
     assert seen.each("label") == y.tolist()

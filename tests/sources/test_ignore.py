@@ -264,9 +264,7 @@ CASES = {
 
 def make_images(root: Path, flat: bool, name: str, data: bytes) -> Path:
     place = root if flat else root / "cat"
-    place.mkdir(parents=True)
-    (place / "fine.jpg").write_bytes(JPEG)
-    (place / name).write_bytes(data)
+    fill(place, {"fine.jpg": JPEG, name: data})
     return root
 
 

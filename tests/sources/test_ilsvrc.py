@@ -18,6 +18,7 @@ from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
 from tests.internals import SampleError, SourceError
+from tests.makers.annotated import fill
 from tests.makers.command import run
 from tests.makers.images import tiny
 from tests.makers.layouts import devkit, make_layout, tar, train_tar
@@ -137,8 +138,7 @@ def test_archives_without_the_devkit_are_a_question(unpacked: bool, tmp_path: Pa
 
 def test_validation_images_in_folders_of_classes_are_an_image_folder(tmp_path: Path) -> None:
     for n, name in enumerate(("cat", "dog")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / f"ILSVRC2012_val_{n + 1:08}.JPEG").write_bytes(tiny(n))
+        fill(tmp_path, {f"{name}/ILSVRC2012_val_{n + 1:08}.JPEG": tiny(n)})
     seen = look(tmp_path)
     assert (seen.kind, seen.columns[0].classes) == ("imagefolder", ("cat", "dog"))
 

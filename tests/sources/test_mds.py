@@ -18,6 +18,7 @@ from packstore import PackedDataset, convert, verify
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.internals import SampleError, SourceError
+from tests.makers.annotated import fill
 from tests.makers.images import tiny
 from tests.makers.sources import not_packed
 
@@ -45,8 +46,7 @@ def shard(encodings: dict[str, str], samples: list[dict[str, bytes]]) -> tuple[b
 def write(folder: Path, encodings: dict[str, str], values: list[dict[str, bytes]], **change: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     data, said = shard(encodings, values)
-    (folder / "shard.00000.mds").write_bytes(data)
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [said | change]}))
+    fill(folder, {"shard.00000.mds": data, "index.json": json.dumps({"version": 2, "shards": [said | change]})})
     return folder
 
 
@@ -223,6 +223,5 @@ def test_an_index_whose_format_comes_late(tmp_path: Path) -> None:
 
 
 def test_an_index_of_something_else(tmp_path: Path) -> None:
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "index.json").write_text('{"shards": 3}')
+    fill(tmp_path, {"set/index.json": '{"shards": 3}'})
     not_packed(SourceError, tmp_path / "set", tmp_path / "x.h5", "holds no images")

@@ -19,6 +19,7 @@ from packstore import PackedDataset, convert
 from packstore.sources import Source, open_source
 from packstore.testing import SourceSuite
 from tests.internals import Sample, SampleError, SourceError
+from tests.makers.annotated import fill
 from tests.makers.layouts import STL10, Files, imagenet32, make_layout, mat, pixels
 from tests.makers.sources import question, refused
 from tests.makers.torchvision import import_torchvision
@@ -160,8 +161,7 @@ def test_a_pickle_is_not_run(tmp_path: Path) -> None:
 
 def write(folder: Path, files: Files) -> None:
     for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        fill(folder, {name: content})
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from packstore.augment import RandomCrop, RandomHorizontalFlip
 from packstore.sources import open_source
 from packstore.testing import SourceSuite
 from tests.internals import Sample, SampleError, SourceError, UsageError
+from tests.makers.annotated import fill
 from tests.makers.lazy import import_on_use
 from tests.makers.medical import image_of, noise, read_samples
 from tests.makers.sources import look, prove, question, refused
@@ -210,8 +211,7 @@ def test_hostile_files_are_bad_samples(tmp_path: Path) -> None:
     (tmp_path / "many.nii.gz").write_bytes(gzip.compress(many))
     (tmp_path / "complex.nii").write_bytes(plain[:70] + np.array([32, 64], np.int16).tobytes() + plain[74:])
     (tmp_path / "offset.nii").write_bytes(plain[:108] + np.float32(np.nan).tobytes() + plain[112:])
-    (tmp_path / "bomb.nii.gz").write_bytes(gzip.compress(plain + bytes(50 << 20)))
-    (tmp_path / "empty.nii").write_bytes(b"")
+    fill(tmp_path, {"bomb.nii.gz": gzip.compress(plain + bytes(50 << 20)), "empty.nii": b""})
     save(np.full((5, 4, 3), 0.1), tmp_path / "double.nii")
     save(np.ones((5, 4, 3), [(name, "u1") for name in "RGB"]), tmp_path / "colours.nii")
     said, read = {}, set()

@@ -25,10 +25,6 @@ from tests.makers.published import SETS, make_set
 from tests.makers.sources import FileSuite, look, not_packed, question
 
 
-def columns_of(path: Path) -> list[str]:
-    return [column.name for column in look(path).columns if not column.name.endswith("_valid")]
-
-
 class TestPublished(FileSuite):
     """Office-31."""
 
@@ -38,12 +34,9 @@ class TestPublished(FileSuite):
     damages = 10
 
     def make(self, folder: Path, samples: int) -> Path:
-        for n in range(samples):
-            place = folder / f"{'amazon' if n % 2 else 'dslr'}/images/{'ab'[n % 3 > 0]}/frame_{n:04}.jpg"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(jpeg(n))
         (folder / "webcam/images").mkdir(parents=True)
-        return folder
+        names = [f"{('dslr', 'amazon')[n % 2]}/images/{'ab'[n % 3 > 0]}/frame_{n:04}.jpg" for n in range(samples)]
+        return fill(folder, {name: jpeg(n) for n, name in enumerate(names)})
 
     def change(self, path: Path) -> None:
         next(file for file in path.rglob("*.jpg")).write_bytes(jpeg(9999))
@@ -70,22 +63,6 @@ def test_each_is_read_whole(name: str, samples: int, tmp_path: Path) -> None:
         assert survey.records >= samples
         for entry in list(source.entries())[:: max(1, survey.records // 30)]:
             source.read(entry)
-
-
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("suffix", ["zip", "tar"])
-def test_archives_are_read_as_folders(name: str, suffix: str, tmp_path: Path) -> None:
-    path = make_set(name, tmp_path / "set", 3)
-    archive = Path(shutil.make_archive(str(tmp_path / "packed"), suffix, path))
-    with closing(open_source(path)) as folder, closing(open_source(archive)) as packed:
-        # The only folder at the top of an archive is its root: then nothing but a name tells it from an image folder.
-        assert packed.kind == "published" or (
-            packed.kind in ("imagefolder", "companions") and len([*path.iterdir()]) == 1
-        )
-        pairs = list(zip(folder.entries(), packed.entries(), strict=True))
-        assert all(one.key.endswith(other.key) and one.split == other.split for one, other in pairs)
-        for one, other in pairs if len([*path.iterdir()]) > 1 else ():
-            assert repr(folder.read(one)) == repr(packed.read(other))
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -143,34 +120,19 @@ def test_a_hostile_annotation_is_a_bad_sample(text: bytes, tmp_path: Path) -> No
 
 
 def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
-    names = [f"imagenetv2-top-images-format-val/{n}/{n:x}.jpeg" for n in range(12)]
-    for n, name in enumerate(names):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_bytes(jpeg(n))
-    seen = look(tmp_path)
+    seen = look(fill(tmp_path, {f"imagenetv2-top-images-format-val/{n}/{n:x}.jpeg": jpeg(n) for n in range(12)}))
     (label,) = seen.columns
     assert label.classes == tuple(map(str, range(12)))
 
 
 def _of_files(make: Callable[[int], dict[str, str | bytes]]) -> Callable[[Path], Path]:
-    def write(root: Path) -> Path:
-        for name, data in make(6).items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_bytes(data if isinstance(data, bytes) else data.encode())
-        return root
-
-    return write
+    return lambda root: fill(root, make(6))
 
 
 # A faulty annotation, which cannot be parsed; and one that can, with a value that no column takes.
 FAULTS = {
     "labelme": (_of_files(labelme), "a00001.json", '"points": [[1, 2], [5, 6]]', '"points": 7'),
-    "labelme, values": (
-        _of_files(labelme),
-        "a00001.json",
-        '"points": [[1, 2], [5, 6]]',
-        '"points": [[NaN, 2], [5, 6]]',
-    ),
+    "labelme, values": (_of_files(labelme), "a00001.json", '"points": [[1, 2], [5', '"points": [[NaN, 2], [5'),
     "yolo": (yolo, "labels/train/00001.txt", None, "0 .5 .5 .5\n"),
     "yolo, values": (yolo, "labels/train/00001.txt", None, "0 .5 .5 -.5 .5\n"),
     "yolo, classes": (yolo, "labels/train/00001.txt", None, "7 .5 .5 .5 .5\n"),
@@ -224,6 +186,8 @@ LAST: dict[str, dict[str, Any]] = {
 
 
 class FolderSetSuite(FileSuite):
+    """The suite for a kind of :data:`PATHS`."""
+
     bytes_per_sample = 400
     damages = 10
 
@@ -235,20 +199,8 @@ class FolderSetSuite(FileSuite):
         file.write_bytes(jpeg(99))
 
 
-class TestMarket1501(FolderSetSuite):
-    kind = "market1501"
-
-
-class TestDukemtmc(FolderSetSuite):
-    kind = "dukemtmc"
-
-
-class TestMars(FolderSetSuite):
-    kind = "mars"
-
-
-class TestOmniglot(FolderSetSuite):
-    kind = "omniglot"
+for _kind in PATHS:
+    globals()[f"Test_{_kind}"] = type(f"Test_{_kind}", (FolderSetSuite,), {"kind": _kind, "__module__": __name__})
 
 
 @pytest.mark.parametrize("kind", PATHS)

@@ -18,6 +18,7 @@ from tests.makers.all_layouts import LAYOUTS, Make, corpus, without
 from tests.makers.annotated import coco, fill, jpeg, mask, voc, voc_xml, yolo
 from tests.makers.annotation_formats import createml, kitti, labelme
 from tests.makers.by_name import BY_NAME
+from tests.makers.images import encode, picture
 from tests.makers.sources import look, not_packed, prove, question
 
 IMAGES: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(3)}
@@ -97,6 +98,32 @@ def clips(root: Path) -> Path:
     return fill(root, files)
 
 
+BESIDE: dict[str, tuple[dict[str, str | bytes], str]] = {
+    "jsonl": ({"metadata.jsonl": "", "a.jpg": ""}, "metadata.jsonl"),
+    "maps": ({"images/a.png": "", "images/b.png": "", "geojson/Buildings_a.geojson": "{}"}, "Buildings_a.geojson"),
+    "patches": (
+        {f"{place}/{place}_{name}": "" for place in ("one", "two", "six") for name in ("B.png", "C.png", "of.json")},
+        ".json files in 3 of 3 folders of images",
+    ),
+    "as many texts as images": (
+        {f"images/{n}.jpg": "" for n in range(20)} | {f"texts/{n + 100:x}_t.txt": "" for n in range(20)},
+        "a .txt file for each image in texts",
+    ),
+    "lists of stems": (
+        {**dict.fromkeys(("images/pie/1005649.jpg", "images/pie/1011328.jpg", "images/ribs/1000000.jpg"), ""),
+         "meta/train.txt": "pie/1005649\nribs/1000000\npie/1011328\n", "meta/classes.txt": "pie\nribs\n"},
+        "meta/train.txt",
+    ),
+    "two cameras": (
+        {f"{split}/{side}/{number}.png": encode(picture("RGB", 40, 30 + shift, number), "PNG")
+         for split in ("train", "val") for shift, side in enumerate(("Left", "right")) for number in range(3)},
+        "train/right/0.png goes with train/Left/0.png",
+    ),
+    "texts beside": ({"a.jpg": "", "a.txt": "{cat}", "b.jpg": "", "b.txt": "{dog}"}, "a .txt file for each image"),
+}  # fmt: skip
+"""What lies beside images and would be lost with them packed alone, and what is said of it."""
+
+
 ASKED: dict[str, Make] = {
     "configurations": configurations,
     "splits with and without classes": lambda root: fill(root, {"train/a/0.jpg": jpeg(0), "test/1.jpg": jpeg(1)}),
@@ -112,6 +139,7 @@ ASKED: dict[str, Make] = {
         corpus("tfrecord"), "slim-train-00001-of-00002", "plain.tfrec", "detection.tfrecord.zlib"
     ),
     **{make.__name__: make for make in (market, mars, kitti_objects, oscd, digits, clips)},
+    **{f"beside: {name}": lambda root, files=files: fill(root / "set", files) for name, (files, _) in BESIDE.items()},
     **{name: make for name, (kind, make) in LAYOUTS.items() if kind is None},
 }  # fmt: skip
 UNANSWERED = {"STL-10 without labels", "downsampled ImageNet without a batch", "ILSVRC without its devkit"}
@@ -146,6 +174,7 @@ def test_each_answer_packs(name: str, tmp_path: Path) -> None:
     caught = question(path)
     assert caught.source == path
     assert "emove" not in str(caught)  # a label or a class is never to be removed
+    assert BESIDE.get(name.removeprefix("beside: "), ("", ""))[1] in str(caught)
     assert caught.answers or name in UNANSWERED
     for answer in caught.answers:
         place, given, split = opened(answer, path)

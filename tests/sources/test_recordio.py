@@ -19,6 +19,7 @@ from packstore import PackedDataset, convert
 from packstore.sources import Entry
 from packstore.testing import SourceSuite
 from tests.internals import SampleError, SourceError
+from tests.makers.annotated import fill
 from tests.makers.images import tiny
 from tests.makers.sources import not_packed, prove
 
@@ -161,8 +162,7 @@ def test_a_file_that_is_cut_off(left: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["x\t0\ta.png", "0 0 a.png", "0\t0\t", "1\t0\tb.png\n1\t0\tc.png"])
 def test_a_list_that_is_none(line: str, tmp_path: Path) -> None:
-    (tmp_path / "x.rec").write_bytes(rec(packed(tiny(0), 0)))
-    (tmp_path / "x.lst").write_text(f"{line}\n")
+    fill(tmp_path, {"x.rec": rec(packed(tiny(0), 0)), "x.lst": f"{line}\n"})
     not_packed(SourceError, tmp_path / "x.rec", tmp_path / "x.h5", r"x\.lst cannot be read: .* is not a line of a list")
 
 
@@ -235,8 +235,7 @@ def test_images_that_are_empty_are_bad_samples(empty: list[int], tmp_path: Path)
 
 def test_a_list_of_insightface(tmp_path: Path) -> None:
     """Its first column says whether faces are aligned; the record of a line has its number."""
-    (tmp_path / "x.rec").write_bytes(faces())
-    (tmp_path / "x.lst").write_text("".join(f"1\t/data/{n // 3}/{n}.jpg\t{n // 3}\n" for n in range(5)))
+    fill(tmp_path, {"x.rec": faces(), "x.lst": "".join(f"1\t/data/{n // 3}/{n}.jpg\t{n // 3}\n" for n in range(5))})
     assert keys(tmp_path / "x.rec", tmp_path) == [f"data/{n // 3}/{n}.jpg" for n in range(5)]
 
 

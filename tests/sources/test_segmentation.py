@@ -156,8 +156,7 @@ def test_lists_beside_masks_are_a_question(tmp_path: Path) -> None:
 
 def test_folders_beside_are_a_question_and_said(tmp_path: Path) -> None:
     folders(tmp_path)
-    (tmp_path / "depth").mkdir()
-    (tmp_path / "depth/00001.png").write_bytes(mask(1))
+    fill(tmp_path, {"depth/00001.png": mask(1)})
     question(tmp_path, "--masks")
     assert look(tmp_path, masks=["images/{s}.*=masks/{s}.*"]).ledger.left == {}
 

@@ -30,6 +30,7 @@ from tests.internals import (
     convert,
     export,
 )
+from tests.makers.annotated import fill
 from tests.makers.images import tiny
 from tests.makers.sources import not_packed, refused
 
@@ -239,8 +240,7 @@ def test_a_damaged_label_is_told_if_samples_have_no_other_values(tmp_path: Path)
 
 def test_what_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"not LMDB")
-    (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n and nothing more")
-    (tmp_path / "x.pth").write_bytes(b"PK\x03\x04 and nothing more")
+    fill(tmp_path, {"x.h5": b"\x89HDF\r\n\x1a\n and nothing more", "x.pth": b"PK\x03\x04 and nothing more"})
     for path in (tmp_path, tmp_path / "x.h5", tmp_path / "x.pth"):
         refused(StoreError, path)
     (tmp_path / "text").write_text("text")
@@ -248,8 +248,7 @@ def test_what_is_no_store(tmp_path: Path) -> None:
 
 
 def test_an_image_folder_with_a_file_called_manifest_json_is_no_store(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "1.jpg").write_bytes(b"image")
+    fill(tmp_path, {"a/1.jpg": b"image"})
     (tmp_path / "manifest.json").write_text("{}")
     assert open_source(tmp_path).kind == "imagefolder"
 

@@ -20,6 +20,7 @@ from packstore.sources import Entry
 from packstore.testing import SourceSuite
 from tests.internals import SampleError, SourceError, write_example
 from tests.internals import tfrecord_frame_record as frame_record
+from tests.makers.annotated import fill
 from tests.makers.images import encode, picture, tiny
 from tests.makers.sources import look, not_packed, question
 
@@ -233,8 +234,7 @@ def test_a_folder_of_a_version_without_features_is_read_as_tfrecord(tmp_path: Pa
 )
 def test_wrong_descriptions_of_features(features: Any, said: str, tmp_path: Path) -> None:
     path = dataset(tmp_path / "d", {"train": [[example(n) for n in range(3)]]}, {})
-    (path / "features.json").write_text(json.dumps(features))
-    (path / "label.labels.txt").write_text("a\nb\nc\n")
+    fill(path, {"features.json": json.dumps(features), "label.labels.txt": "a\nb\nc\n"})
     not_packed(SourceError, path, tmp_path / "x.h5", said)
 
 

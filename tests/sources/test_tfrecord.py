@@ -24,6 +24,7 @@ from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.internals import AmbiguousSourceError, SampleError, SourceError, masked_crc32c, write_example
 from tests.internals import tfrecord_frame_record as frame_record
+from tests.makers.annotated import fill
 from tests.makers.images import tiny
 from tests.makers.sources import look, not_packed, refused
 
@@ -206,8 +207,7 @@ def test_a_length_that_is_wrong_ends_its_file(tmp_path: Path) -> None:
     one = bytearray(records(*map(plain, range(5))))
     at = len(records(*map(plain, range(3))))
     one[at] ^= 1
-    (folder / "a-00000-of-00002").write_bytes(one)
-    (folder / "a-00001-of-00002").write_bytes(records(*map(plain, range(5, 9))))
+    fill(folder, {"a-00000-of-00002": one, "a-00001-of-00002": records(*map(plain, range(5, 9)))})
     said = f"a-00000-of-00002: byte {at}: the length of a record does not match its checksum; the rest"
     not_packed(SampleError, folder, tmp_path / "x.h5", said)
     report = convert(folder, tmp_path / "x.h5", on_error="skip")

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import random
 from contextlib import closing
 from operator import itemgetter
@@ -20,8 +19,8 @@ from packstore import PackedDataset, convert, verify
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
 from tests.internals import AmbiguousSourceError, Answer, PackstoreError, Role, SampleError, SourceError
-from tests.makers.annotated import jpeg
-from tests.makers.images import tiny
+from tests.makers.annotated import fill, jpeg
+from tests.makers.images import npy, tiny
 from tests.makers.layouts import tar as shard
 from tests.makers.sources import look, not_packed, prove, question, refused
 
@@ -76,8 +75,7 @@ def test_what_the_library_wrote(suffix: str, tmp_path: Path) -> None:
 
 
 def test_classes_beside_the_shards_and_a_shard_alone(tmp_path: Path) -> None:
-    (tmp_path / "0.tar").write_bytes(shard(files(range(6))))
-    (tmp_path / "classnames.txt").write_text("ant\nbee\ncat\n")
+    fill(tmp_path, {"0.tar": shard(files(range(6))), "classnames.txt": "ant\nbee\ncat\n"})
     manifest = convert(tmp_path / "0.tar", tmp_path / "x.h5").manifest
     assert manifest.origin.kind == "webdataset"
     assert manifest.classes == ("ant", "bee", "cat")
@@ -86,8 +84,7 @@ def test_classes_beside_the_shards_and_a_shard_alone(tmp_path: Path) -> None:
 
 
 def test_names_of_classes_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "0.tar").write_bytes(shard(files(range(6))))
-    (tmp_path / "classnames.txt").write_text("crane\nbee\ncrane\n")
+    fill(tmp_path, {"0.tar": shard(files(range(6))), "classnames.txt": "crane\nbee\ncrane\n"})
     assert convert(tmp_path / "0.tar", tmp_path / "x.h5").manifest.classes is None
     assert "names 'crane' twice: classes are packed as numbers alone" in caplog.text
     (tmp_path / "classnames.txt").write_bytes(b"caf\xe9\nbee\ncat\n")
@@ -104,8 +101,7 @@ def test_what_img2dataset_writes_beside_the_shards(tmp_path: Path) -> None:
             key = f"{number:05}{n:04}"
             members |= {f"{key}.png": tiny(10 * number + n), f"{key}.txt": b"a cat", f"{key}.json": b'{"url": "x"}'}
         (folder / f"{number:05}.tar").write_bytes(shard(members))
-        (folder / f"{number:05}.parquet").write_bytes(b"PAR1 and so on PAR1")
-        (folder / f"{number:05}_stats.json").write_text('{"count": 3}')
+        fill(folder, {f"{number:05}.parquet": b"PAR1 and so on PAR1", f"{number:05}_stats.json": '{"count": 3}'})
     (folder / "_info.json").write_text("{}")
     report = convert(folder, tmp_path / "x.h5")
     assert (report.manifest.origin.kind, report.manifest.records) == ("webdataset", 6)
@@ -115,8 +111,7 @@ def test_what_img2dataset_writes_beside_the_shards(tmp_path: Path) -> None:
 def test_folders_are_splits(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     for number, split in enumerate(("val", "train")):
-        (folder / split).mkdir(parents=True)
-        (folder / split / "000.tar.gz").write_bytes(gzip.compress(shard(files(range(4 * number, 4 * number + 4)))))
+        fill(folder, {f"{split}/000.tar.gz": gzip.compress(shard(files(range(4 * number, 4 * number + 4))))})
     report = convert(folder, tmp_path / "x.h5")
     assert [split.name for split in report.manifest.splits] == ["train", "val"]
 
@@ -158,13 +153,12 @@ def test_class_folders_with_captions_are_not_taken_for_shards(tmp_path: Path) ->
 )
 def test_a_bad_sample_is_named(change: dict[str, bytes | None], said: str, tmp_path: Path) -> None:
     names: dict[str, bytes] = {}
-    vector = io.BytesIO()
-    np.save(vector, np.zeros(2))
+    vector = npy(np.zeros(2))
     for n in range(20, 0, -1):
         names |= files(range(n, n + 1)) | {
             f"{n:04}.json": b"1",
             f"{n:04}.txt": b"t",
-            f"{n:04}.v.npy": vector.getvalue(),
+            f"{n:04}.v.npy": vector,
         }
     for name, data in change.items():
         if data is None:
@@ -479,11 +473,10 @@ def test_ordinary_samples_of_several_images_are_not(keys: list[str], images: lis
 )
 def test_samples_of_several_images_raise_no_question(extensions: list[str], tmp_path: Path) -> None:
     files = {}
-    array = io.BytesIO()
-    np.save(array, np.zeros(2))
+    array = npy(np.zeros(2))
     for n in range(4):
         for number, each in enumerate(extensions):
-            values = {"png": tiny(10 * n + number), "cls": b"1", "json": b"{}", "npy": array.getvalue()}
+            values = {"png": tiny(10 * n + number), "cls": b"1", "json": b"{}", "npy": array}
             files[f"{n:03}.{each}"] = values[each.rpartition(".")[2]]
     write_shard(tmp_path / "set/0.tar", [*files.items()])
     assert look(tmp_path / "set").found == ("webdataset", 4)
@@ -493,7 +486,6 @@ def test_the_end_of_keys_is_an_option_of_webdataset_alone(tmp_path: Path) -> Non
     write_shard(tmp_path / "set/0.tar", members_of(range(6), "png", "cls"))
     refused(PackstoreError, tmp_path / "set", "key=first-dot or key=last-dot", columns="key=second-dot")
     for name in ("photos/a/1.png", "photos/b/2.png", "photos/t.csv"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(tiny(1) if name.endswith("png") else b"file,key\na/1.png,x\nb/2.png,y\n")
+        fill(tmp_path, {name: tiny(1) if name.endswith("png") else b"file,key\na/1.png,x\nb/2.png,y\n"})
     for kind in ("imagefolder", "table"):
         refused(PackstoreError, tmp_path / "photos", "kinds that do: webdataset", kind=kind, columns="key=last-dot")
