@@ -19,6 +19,7 @@ from packstore.images.decoders import get_decoder
 from tests.internals import DecodeError, HeaderError, Reading, SampleError, UsageError, check_header, native, sniff
 from tests.makers.annotated import fill
 from tests.makers.images import avif, heic, tiny
+from tests.makers.sources import not_packed
 
 pillow_heif = pytest.importorskip("pillow_heif")
 
@@ -90,8 +91,7 @@ def test_without_the_library_they_are_bad_samples(tmp_path: Path, monkeypatch: p
     fill(tmp_path, {"photos/a.heic": HEIC, "photos/b.png": tiny(1)})
     assert convert(tmp_path / "photos", tmp_path / "x.h5").manifest.records == 2
     monkeypatch.setitem(__import__("sys").modules, "pillow_heif.as_plugin", None)
-    with pytest.raises(SampleError, match=r"a\.heic.*pip install pillow-heif"):
-        convert(tmp_path / "photos", tmp_path / "y.h5")
+    not_packed(SampleError, tmp_path / "photos", tmp_path / "y.h5", r"a\.heic.*pip install pillow-heif")
     manifest = convert(tmp_path / "photos", tmp_path / "y.h5", on_error="skip").manifest
     assert [skipped.key for skipped in manifest.skipped] == ["a.heic"]
     assert convert(tmp_path / "photos", tmp_path / "z.h5", check="none").manifest.records == 2
@@ -154,8 +154,7 @@ def test_alpha_of_8_bits_is_asked_about(make: Any, tmp_path: Path) -> None:
         image.save(path)
     else:
         pillow_heif.from_pillow(image).save(path)
-    with pytest.raises(UsageError, match="--alpha"):
-        convert(tmp_path / "images", tmp_path / "s.lmdb")
+    not_packed(UsageError, tmp_path / "images", tmp_path / "s.lmdb", "--alpha")
     assert convert(tmp_path / "images", tmp_path / "s.lmdb", alpha="keep").manifest.image.mode == "RGBA"
 
 

@@ -33,6 +33,7 @@ from tests.internals import (
 )
 from tests.makers.annotated import fill
 from tests.makers.images import npy
+from tests.makers.sources import not_packed
 
 cv2 = pytest.importorskip("cv2")
 imagecodecs = pytest.importorskip("imagecodecs")
@@ -134,8 +135,7 @@ def test_a_header_of_jpeg_xl_that_is_cut_off_does_not_decode() -> None:
 def test_an_animated_jpeg_xl_is_asked_about(tmp_path: Path) -> None:
     frames = np.stack([noise(3, "uint8") + number for number in range(3)])
     fill(tmp_path, {"images/a/0.jxl": imagecodecs.jpegxl_encode(frames, lossless=True, photometric="RGB")})
-    with pytest.raises(UsageError, match="it has 3 frames or pages, and the first is read"):
-        convert(tmp_path / "images", tmp_path / "x.lmdb")
+    not_packed(UsageError, tmp_path / "images", tmp_path / "x.lmdb", "it has 3 frames or pages, and the first is read")
     convert(tmp_path / "images", tmp_path / "x.lmdb", frames="first")
     np.testing.assert_array_equal(PackedDataset(tmp_path / "x.lmdb")[0][0], frames[0].transpose(2, 0, 1))
     dataset = PackedDataset(tmp_path / "x.lmdb", frames="2")
@@ -315,8 +315,7 @@ def test_folders_are_recognised_packed_and_read(kind: str, tmp_path: Path) -> No
     pixels, mode = decoded(FILES[kind]())
     with_depth = {} if pixels.dtype == np.uint8 else {"depth": "keep"}
     if with_depth:
-        with pytest.raises(UsageError, match="--depth"):
-            convert(tmp_path / "images", tmp_path / "x.lmdb")
+        not_packed(UsageError, tmp_path / "images", tmp_path / "x.lmdb", "--depth")
     report = convert(tmp_path / "images", tmp_path / "x.lmdb", **with_depth)
     assert report.manifest.origin.kind == "imagefolder"
     assert report.manifest.image.mode == (None if mode == "RGB" else mode)

@@ -20,6 +20,7 @@ from tests.internals import PLAIN, UNREAD_BYTES, UsageError, check_header, find_
 from tests.makers.datasets import pixels
 from tests.makers.fuzz_targets import CORPUS
 from tests.makers.images import heic
+from tests.makers.sources import not_packed
 
 RGB = pixels(20, 30, 1)
 OPAQUE = np.dstack([RGB, np.full((20, 30), 255, np.uint8)])
@@ -115,8 +116,7 @@ def test_a_loss_is_asked_about(name: str, encoding: str, tmp_path: Path) -> None
     for answers in ({}, others):
         with pytest.raises(UsageError, match=rf"a/0\..*: it has .*--{option} keep|--frames first.*\(the run resumes"):
             packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, **answers)
-    with pytest.raises(UsageError):  # none would be left
-        packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, on_error="skip")
+    not_packed(UsageError, folder, tmp_path / "s.lmdb", encoding=encoding, on_error="skip")  # none would be left
     answer: dict[str, Any] = {option: ANSWERS[option]}
     manifest = packstore.convert(folder, tmp_path / "s.lmdb", encoding=encoding, **answer).manifest
     assert manifest.options.get(option) == (None if option == "mode" else ANSWERS[option])
@@ -220,8 +220,7 @@ def test_tiffs_of_types_that_a_mode_may_hold(dtype: str, mode: str, tmp_path: Pa
     (tmp_path / "images" / "a").mkdir(parents=True)
     values = np.arange(99.0).reshape(9, 11).astype(dtype)
     tifffile.imwrite(tmp_path / "images" / "a" / "0.tif", values)
-    with pytest.raises(UsageError, match="--depth keep"):
-        packstore.convert(tmp_path / "images", tmp_path / "s.lmdb")
+    not_packed(UsageError, tmp_path / "images", tmp_path / "s.lmdb", "--depth keep")
     manifest = packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", depth="keep").manifest
     assert manifest.image.mode == mode
     np.testing.assert_array_equal(packstore.PackedDataset(tmp_path / "s.lmdb")[0][0][0], values)
@@ -249,8 +248,7 @@ def test_a_tiff_that_no_mode_holds_is_refused(
     (tmp_path / "images" / "a").mkdir(parents=True)
     tifffile.imwrite(tmp_path / "images" / "a" / "0.tif", values, photometric="minisblack", **options)
     for answers in ({}, {"mode": "keep"}, {"frames": "all"}):
-        with pytest.raises(packstore.PackstoreError, match=rf"a/0\.tif{said}"):
-            packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", **answers)
+        not_packed(packstore.PackstoreError, tmp_path / "images", tmp_path / "s.lmdb", rf"a/0\.tif{said}", **answers)
 
 
 @pytest.mark.parametrize(
@@ -273,8 +271,7 @@ def test_questions_after_keep_name_an_answer_that_works(
     made(tmp_path / "images", first)
     second(tmp_path / "images" / "a" / "1")
     kept: dict[str, Any] = {option: "keep"}
-    with pytest.raises(UsageError, match=said):
-        packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", **kept)
+    not_packed(UsageError, tmp_path / "images", tmp_path / "s.lmdb", said, **kept)
     assert packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", **answer).manifest.records == 2
 
 
@@ -337,8 +334,7 @@ def test_colours_that_are_not_converted_are_asked_about(colours: str, dtype: str
     (folder / "a").mkdir(parents=True)
     tifffile.imwrite(folder / "a" / "1.tif", values, photometric=colours)
     deep: dict[str, Any] = {"depth": "clip"} if dtype == "uint16" else {}
-    with pytest.raises(UsageError, match=rf"{said}.*--mode keep"):
-        packstore.convert(folder, tmp_path / "s.lmdb", **deep)
+    not_packed(UsageError, folder, tmp_path / "s.lmdb", rf"{said}.*--mode keep", **deep)
     named = packstore.convert(folder, tmp_path / "s.lmdb", mode="RGB", **deep).manifest
     assert named.image.mode is None
     np.testing.assert_array_equal(packstore.PackedDataset(tmp_path / "s.lmdb", output="numpy")[0][0], values[..., :3])
@@ -400,8 +396,7 @@ def test_the_frame_that_is_read_decides(suffix: str, tmp_path: Path) -> None:
 def test_a_page_of_more_bits_is_asked_about(options: dict[str, Any], tmp_path: Path) -> None:
     deep = Image.fromarray(DEEP)
     made(tmp_path / "images", _save(RGB, ".tif", save_all=True, append_images=[deep]))
-    with pytest.raises(UsageError, match=r"it has values of uint16.*--depth keep"):
-        packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", frames=1)
+    not_packed(UsageError, tmp_path / "images", tmp_path / "s.lmdb", r"it has values of uint16.*--depth keep", frames=1)
     packstore.convert(tmp_path / "images", tmp_path / "s.lmdb", frames=1, **options)
     pixels = packstore.PackedDataset(tmp_path / "s.lmdb", output="numpy")[0][0]
     np.testing.assert_array_equal(pixels[..., 0], DEEP)
@@ -450,8 +445,7 @@ def test_options_that_make_no_sense_are_refused(
     path = tmp_path / (f"{source}.npz" if source in ("npz", "rgba") else "store.lmdb" if source == "store" else source)
     if source == "store":
         packstore.convert(tmp_path / "plain", path)
-    with pytest.raises((UsageError, packstore.SampleError), match=said):
-        packstore.convert(path, tmp_path / "out.lmdb", **options)
+    not_packed((UsageError, packstore.SampleError), path, tmp_path / "out.lmdb", said, **options)
     assert not (tmp_path / "out.lmdb").exists()
 
 
@@ -459,8 +453,7 @@ def test_options_that_make_no_sense_are_refused(
 def test_a_store_of_files_is_asked_about_again_in_another_mode(encoding: str, tmp_path: Path) -> None:
     store = tmp_path / "s.lmdb"
     packstore.convert(made(tmp_path / "deep", _save(DEEP, ".png")), store, depth="keep")
-    with pytest.raises(UsageError, match="--depth"):
-        packstore.convert(store, tmp_path / "t.lmdb", mode="RGB")
+    not_packed(UsageError, store, tmp_path / "t.lmdb", "--depth", mode="RGB")
     packstore.convert(store, tmp_path / "t.lmdb", encoding=encoding)
     packstore.convert(store, tmp_path / "u.lmdb", mode="RGB", depth="window:0,5391")
     shown = packstore.PackedDataset(tmp_path / "u.lmdb")[0][0]

@@ -16,6 +16,7 @@ from packstore.images.engine import is_plain_jpeg
 from tests.internals import MAX_PIXELS, UsageError, find_pictures, sniff
 from tests.makers.datasets import pixels
 from tests.makers.images import encode
+from tests.makers.sources import not_packed
 
 PRIMARY, GAIN_MAP, PREVIEW, STEREO = 0x20030000, 0, 0x010001, 0x020002
 
@@ -84,8 +85,7 @@ def test_previews_and_gain_maps_are_counted(encoding: str, tmp_path: Path) -> No
 def test_views_are_frames(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, join([PRIMARY, STEREO]), jpeg(0))
     wanted = [np.asarray(Image.open(io.BytesIO(jpeg(seed)))) for seed in range(2)]
-    with pytest.raises(UsageError, match=r"a/0\.jpg: it has 2 frames or pages.*--frames first"):
-        packstore.convert(folder, tmp_path / "s.lmdb")
+    not_packed(UsageError, folder, tmp_path / "s.lmdb", r"a/0\.jpg: it has 2 frames or pages.*--frames first")
     packstore.convert(folder, tmp_path / "s.lmdb", frames="first")
     np.testing.assert_array_equal(packstore.PackedDataset(tmp_path / "s.lmdb", output="numpy")[0][0], wanted[0])
     packstore.convert(folder, tmp_path / "all.lmdb", frames="all")

@@ -87,7 +87,7 @@ def save(folder: Path, splits: dict[str, list[Any]], *, stream: bool = True) -> 
             with new(str(folder / split / name), part.schema) as writer:
                 writer.write_table(part, max_chunksize=4)
         state = {"_data_files": [{"filename": name} for name in names]}
-        fill(folder, {f"{split}/state.json": json.dumps(state), f"{split}/dataset_info.json": "{}"})
+        fill(folder / split, {"state.json": json.dumps(state), "dataset_info.json": "{}"})
     if "" not in splits:
         (folder / "dataset_dict.json").write_text(json.dumps({"splits": [*splits]}))
     return folder

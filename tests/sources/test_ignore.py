@@ -33,7 +33,7 @@ from tests.makers.annotated import fill, jpeg, mask
 from tests.makers.command import run
 from tests.makers.images import avif, encode, heic, picture, tiny
 from tests.makers.s3 import Double, upload
-from tests.makers.sources import look, prove, question, refused
+from tests.makers.sources import look, not_packed, prove, question, refused
 
 FILES: dict[str, str | bytes] = {
     **{f"{label}/{number}.png": tiny(number) for label in ("cat", "dog") for number in range(4)},
@@ -275,8 +275,7 @@ def test_it_is_an_error_or_listed(name: str, flat: bool, tmp_path: Path) -> None
     root = make_images(tmp_path / "root", flat, name, data)
     asked = "not by its name" in reason or "by its first bytes" in reason
     said = rf"images without the suffix of one; .*{re.escape(name)}" if asked else re.escape(f"{name}: {reason}")
-    with pytest.raises(AmbiguousSourceError if asked else SampleError, match=said):
-        convert(root, tmp_path / "x.lmdb")
+    not_packed(AmbiguousSourceError if asked else SampleError, root, tmp_path / "x.lmdb", said)
     report = prove(root, tmp_path / "x.lmdb", on_error="skip")
     ((key, why),) = ((skipped.key, skipped.reason) for skipped in report.manifest.skipped)
     assert key == ("" if flat else "cat/") + name

@@ -16,6 +16,7 @@ import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore import augment as A  # noqa: N812
 from tests.internals import UsageError
+from tests.makers.sources import not_packed
 
 tifffile = pytest.importorskip("tifffile")
 
@@ -295,8 +296,8 @@ def test_gray_and_colour_are_loaded_as_asked(tmp_path: Path) -> None:
     assert gray[1][0].shape == (1, 20, 24)
     images, _ = next(iter(PackedLoader(gray, 4, augment=[A.RandomResizedCrop(16)], normalize=([0.5], [0.25]))))
     assert (images.shape, images.dtype) == ((4, 1, 16, 16), torch.float32)
-    with pytest.raises(UsageError, match="3 channels, and 1 is read"):  # the first is gray, and others are not
-        packstore.convert(tmp_path / "images", tmp_path / "kept.lmdb", mode="keep")
+    # The first is gray, and others are not.
+    not_packed(UsageError, tmp_path / "images", tmp_path / "kept.lmdb", "3 channels, and 1 is read", mode="keep")
 
 
 def test_pil_images_have_the_mode(tmp_path: Path) -> None:
@@ -344,6 +345,5 @@ def test_other_types_among_deep_images_are_refused_with_what_helps(tmp_path: Pat
 )
 def test_what_does_not_go_together(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     folder = folder_of(tmp_path / "images", "I;16")
-    with pytest.raises(UsageError, match=message):
-        packstore.convert(folder, tmp_path / "s.h5", **options)
+    not_packed(UsageError, folder, tmp_path / "s.h5", message, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
