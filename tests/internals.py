@@ -392,7 +392,7 @@ if TYPE_CHECKING:
     from packstore.stores.build import StoreBuilder
     from packstore.stores.export_manifest import MANIFEST_FILE as EXPORT_MANIFEST_FILE
     from packstore.stores.folder import Shards
-    from packstore.stores.format import Format, encode_manifest, parse_manifest
+    from packstore.stores.format import FileWriter, Format, encode_manifest, parse_manifest
     from packstore.stores.hdf5 import writer as hdf5_store
     from packstore.stores.hdf5.heap import hash_lookup3
     from packstore.stores.linked import list_linked_files

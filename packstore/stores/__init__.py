@@ -5,35 +5,18 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import MissingStoreError, UsageError
 from packstore.core.urls import location
 from packstore.stores import opening
-from packstore.stores.build import StoreBuilder
-from packstore.stores.format import FileWriter
-from packstore.stores.opening import format_of
-from packstore.stores.parts import Problem
+from packstore.stores.build import StoreBuilder as StoreBuilder
+from packstore.stores.opening import format_of as format_of
+from packstore.stores.parts import Problem as Problem
 from packstore.stores.places import place_of
 from packstore.stores.records import Records
-from packstore.stores.records import Records as Reader
 
+Reader = Records
 Checksums = Literal["auto", "always", "never"]
 """Checks of a record when it is read: those that cost little, all, or none."""
-
-__all__ = [
-    "Buffer",
-    "Checksums",
-    "ColumnData",
-    "FileWriter",
-    "Problem",
-    "Ragged",
-    "Reader",
-    "StoreBuilder",
-    "format_of",
-    "is_store",
-    "open_store",
-    "with_checksums",
-]
 
 
 def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> Reader:

@@ -18,9 +18,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from packstore.core.column import ITEM_SIZE, ROW_CHECKSUM
-from packstore.core.columns import NUMPY_DTYPE
+from packstore.core.columns import NUMPY_DTYPE, Ragged
 from packstore.core.manifest import Column, Manifest, Origin, Skipped
-from packstore.stores import Ragged, Reader, StoreBuilder, format_of
+from packstore.stores import Reader, StoreBuilder, format_of
 
 ORIGIN = Origin("flat", "somewhere")
 CLASSES = ("ant", "bee", "cat")

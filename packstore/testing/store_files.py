@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import xxhash
 
+from packstore.core.columns import Ragged
 from packstore.core.errors import DestinationError, StoreError
 from packstore.core.registry import FORMATS
 from packstore.core.tally import Tally
-from packstore.stores import Ragged, is_store, open_store
+from packstore.stores import is_store, open_store
 from packstore.stores.format import Format
 from packstore.stores.places import resuming as journal
 from packstore.stores.places.leftovers import find_leftovers, remove_leftover

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore import Manifest
-from packstore.stores import Ragged, StoreBuilder, format_of, is_store, open_store
+from packstore.stores import StoreBuilder, format_of, is_store, open_store
 from packstore.testing.records import (
     ORIGIN,
     Records,
@@ -35,6 +35,7 @@ from tests.internals import (
     ColumnSpool,
     DestinationError,
     ManifestError,
+    Ragged,
     StoreError,
     read_owner,
     store_keys,

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packstore.stores import Ragged, is_store, open_store
+from packstore.stores import is_store, open_store
 from packstore.testing import StoreSuite
 from packstore.testing.records import (
     ORIGIN,
@@ -39,6 +39,7 @@ from tests.internals import (
     DestinationError,
     Manifest,
     Pages,
+    Ragged,
     Reader,
     RecordLookup,
     StoreError,

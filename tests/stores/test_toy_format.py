@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import packstore
 from packstore.cli import cli
-from packstore.stores import FileWriter, format_of, is_store
+from packstore.stores import format_of, is_store
 from packstore.testing import StoreSuite
 from packstore.testing.records import Records, make_records
 from tests.internals import (
@@ -31,6 +31,7 @@ from tests.internals import (
     Buffer,
     Column,
     ColumnData,
+    FileWriter,
     Format,
     Manifest,
     MappedPart,
@@ -150,10 +151,7 @@ class ToyPart(MappedPart):
         found = {name: raw[start : start + length] for name, start, length in places(manifest)}
         if sum(map(len, found.values())) != sum(length for _, length in list_array_sizes(manifest)):
             raise StoreError(f"{path} is damaged: it ends before its arrays do")
-        data: dict[str, ColumnData] = {}
-        for column in manifest.columns:
-            parts = [found[name] for name in column.array_names]
-            data[column.name] = view_column(column, manifest.records, parts)
+        data = {column.name: view_column(column, manifest.records, found) for column in manifest.columns}
         super().__init__(path, manifest, data)
 
 

@@ -84,21 +84,18 @@ class Canvas(Protocol):
 
         Stretches the mask over the image.
         """
-        ...
 
     def draw_boxes(self, boxes: NDArray[Any], classes: RowClasses | None = None) -> None:
         """Draws boxes ``(n, 4)``: left, top, right, bottom. Skips boxes that are not finite.
 
         With ``classes``, each class has its own colour, and boxes have names.
         """
-        ...
 
     def draw_points(self, points: NDArray[Any]) -> None:
         """Draws points ``(n, k)`` or ``(n, points, k)``: x, y, and with k = 3 visibility. Each row has its own colour.
 
         Skips points that are not finite, and those of visibility 0. Points of visibility 1 are hollow.
         """
-        ...
 
 
 class RowMoves(Protocol):
@@ -112,7 +109,6 @@ class RowMoves(Protocol):
 
         Boxes are left, top, right, bottom, float32. Boxes smaller than the user's minimum are not kept.
         """
-        ...
 
     def move_points(self, points: NDArray[Any], images: NDArray[np.int64]) -> NDArray[Any]:
         """Moves points ``(N, …, k)``, float32. Does not clip them.
@@ -120,7 +116,6 @@ class RowMoves(Protocol):
         Points are x, y; with k = 3 also visibility. Points with visibility become zeros if they are not visible.
         Mirroring an image of width W maps x to W - 1 - x.
         """
-        ...
 
 
 class RowFaults(NamedTuple):
