@@ -1,4 +1,6 @@
-"""Repairs a store on this machine, and writes the records that repair and salvage have saved."""
+"""Repairs a store on this machine. Walks the records of a damaged store, and writes those that repair and salvage
+save.
+"""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_damaged_records_are_left_out_and_listed(source: Path, tmp_path: Path, s
     store = tmp_path / f"a.{suffix}"
     packstore.convert(source, store, encoding="original")
     good = held(store)
-    damage(store, [1, 9], ["label"])
+    damage(store, [1, 9], ["label"], bits=1)  # another class
     manifest = b'{"columns":[{"classes"'
     raw = data_file(store).read_bytes()
     place = raw.find(manifest)
