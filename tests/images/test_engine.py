@@ -90,9 +90,9 @@ def engines() -> list[Engine]:
     "check",
     [
         *(pytest.param(each, marks=pytest.mark.slow) for each in (check_pixels, check_checkpoints, check_guard_pages)),
-        *(check_resizing, check_brightness, check_together, check_forms, check_wrong_checkpoints, check_refusals),
+        check_resizing, check_brightness, check_together, check_forms, check_wrong_checkpoints, check_refusals,
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("vectors", [True, False], ids=["vectors", "plain"])
 def test_what_every_engine_has_to_do(check: Callable[[Engine], None], vectors: bool) -> None:
     check(engines()[not vectors])

@@ -162,11 +162,11 @@ def test_warps_are_those_of_torchvision(interpolation: str, fill: Any, size: tup
     [
         (0.8, 0.3, 2.3, -0.4, 1.3, -1.1),
         # Along one axis, by numbers that make no sum halfway between two bytes.
-        *((1, 0.2913, 1.7171, 0, 1, 0), (1, 0, -4.3137, 0, 1, 0), (1, 0, 0, 0.2913, 1, -1.7171)),
-        *((1, 0, 0, 0, 1, 4.3137), (1, -3.7219, 0, 0, 1, 0), (1, 0, 0, -3.7219, 1, 0)),
-        *((1, 0, 900.3137, 0, 1, 0), (1, 0, 0, 0, 1, -900.3137), (1, 1e9, 0, 0, 1, 0), (1, 0, 0, 0, 1, 1e9)),
+        (1, 0.2913, 1.7171, 0, 1, 0), (1, 0, -4.3137, 0, 1, 0), (1, 0, 0, 0.2913, 1, -1.7171),
+        (1, 0, 0, 0, 1, 4.3137), (1, -3.7219, 0, 0, 1, 0), (1, 0, 0, -3.7219, 1, 0),
+        (1, 0, 900.3137, 0, 1, 0), (1, 0, 0, 0, 1, -900.3137), (1, 1e9, 0, 0, 1, 0), (1, 0, 0, 0, 1, 1e9),
     ],
-)
+)  # fmt: skip
 def test_warps_are_those_of_torch(interpolation: str, way: str, size: tuple[int, int], matrix: Any) -> None:
     (height, width), fill = size, (7, 130, 255)
     image, matrix = photos(1, *size), np.array(matrix, np.float32)
@@ -197,9 +197,9 @@ STEPS = st.sampled_from(
         *(step(1, code, 1.3) for code in (Code.BRIGHTNESS, Code.CONTRAST, Code.SATURATION, Code.SHARPNESS)),
         *(step(1, code) for code in (Code.MIRROR, Code.FLIP)),
         join_programs([step(1, Code.KEEP, 0.3), step(1, Code.EQUALIZE), step(1, Code.ADD, 0.7), step(1, Code.MIX)], 1),
-        *(step(1, Code.HUE, 0.1), step(1, Code.POSTERIZE, 3), step(1, Code.SOLARIZE, 99)),
-        *(step(1, Code.SOLARIZE_ADD, 40, 128), step(1, Code.PERMUTE, 1, 1, 0), step(1, Code.BLUR, 5, 3, 2, 1)),
-        *(step(1, Code.NOISE, 3, 25, 7, 9, flags=1), step(1, Code.NOISE, 0, 90, 65535, 1)),
+        step(1, Code.HUE, 0.1), step(1, Code.POSTERIZE, 3), step(1, Code.SOLARIZE, 99),
+        step(1, Code.SOLARIZE_ADD, 40, 128), step(1, Code.PERMUTE, 1, 1, 0), step(1, Code.BLUR, 5, 3, 2, 1),
+        step(1, Code.NOISE, 3, 25, 7, 9, flags=1), step(1, Code.NOISE, 0, 90, 65535, 1),
         *(step(1, Code.ERASE, -1, 1, 4, 7, 9, 8, flags=flags) for flags in range(3)),
         *(
             step(1, Code.AFFINE, 0.9, 0.2, 1, -0.2, 1.1, 0, flags=pack_warp_flags(n, (9, 8, 7), "edge"))
@@ -213,7 +213,7 @@ STEPS = st.sampled_from(
         ),
         *(step(1, Code.PERSPECTIVE, 1, 0.1, 0, 0, 1, 2, 1e-3, flags=pack_warp_flags(n, (9, 8, 7))) for n in range(3)),
     ]
-)
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -283,12 +283,12 @@ def test_random_numbers_are_those_of_the_package() -> None:
     "wrong",
     [
         *(step(1, code, np.nan) for code in Code if code != Code.IDENTITY),
-        *(step(1, 99), step(1, -1), step(1, Code.HUE, 0.6), step(1, Code.POSTERIZE, 9), step(1, Code.PERMUTE, 3)),
-        *(step(1, Code.BLUR, 4, 3, 1, 1), step(1, Code.BLUR, 257, 3, 1, 1), step(1, Code.BLUR, 3, 3, 0, 1)),
-        *(step(1, Code.AFFINE, flags=3), step(1, Code.ERASE, flags=3), step(1, Code.NOISE, 0, 1, -1)),
+        step(1, 99), step(1, -1), step(1, Code.HUE, 0.6), step(1, Code.POSTERIZE, 9), step(1, Code.PERMUTE, 3),
+        step(1, Code.BLUR, 4, 3, 1, 1), step(1, Code.BLUR, 257, 3, 1, 1), step(1, Code.BLUR, 3, 3, 0, 1),
+        step(1, Code.AFFINE, flags=3), step(1, Code.ERASE, flags=3), step(1, Code.NOISE, 0, 1, -1),
     ],
     ids=lambda program: str(program["code"][0, 0]) + "-" + str(program["p"][0, 0, 0]),
-)
+)  # fmt: skip
 def test_what_is_out_of_range_is_refused(wrong: Program) -> None:
     images = photos(3, 4, 5)
     program = join_programs([step(3, Code.INVERT), new_program(3)], 3)

@@ -115,11 +115,11 @@ def _layout(page: Page, starts: Sequence[int], parts: Sequence[bytes]) -> list[T
     bits = 1 if pixels.dtype == bool else 8 * pixels.itemsize
     offsets, counts = [int(start) for start in starts], [len(part) for part in parts]
     tags: list[Tag] = [
-        *((256, 4, [width]), (257, 4, [height]), (258, 3, [bits] * channels), (259, 3, [1])),
+        (256, 4, [width]), (257, 4, [height]), (258, 3, [bits] * channels), (259, 3, [1]),
         (262, 3, [2 if channels in (3, 4) else 1]),
-        *((277, 3, [channels]), (284, 3, [2 if page.planar else 1])),
+        (277, 3, [channels]), (284, 3, [2 if page.planar else 1]),
         (339, 3, [{"u": 1, "b": 1, "i": 2, "f": 3}[pixels.dtype.kind]] * channels),
-    ]
+    ]  # fmt: skip
     if extra := {4: [2], 5: [0] * 4}.get(channels):
         tags.append((338, 3, extra))
     if page.tiled:

@@ -185,9 +185,9 @@ def test_class_names_of_published_sets_in_other_encodings(tmp_path: Path) -> Non
 
 
 WORDS = (
-    *("no", "Yes", "on", "OFF", "y", "true", "null", "Null", "~", "007", "010", "0x1F", "1_000", "1e3", "1.50", ".inf"),
-    *(".nan", "12:30", "190:20:30", "2020-01-02", "2001-99-99", "-0", "+1", "=", "<<", "9" * 5000),
-)
+    "no", "Yes", "on", "OFF", "y", "true", "null", "Null", "~", "007", "010", "0x1F", "1_000", "1e3", "1.50", ".inf",
+    ".nan", "12:30", "190:20:30", "2020-01-02", "2001-99-99", "-0", "+1", "=", "<<", "9" * 5000,
+)  # fmt: skip
 """Texts that YAML 1.1 or 1.2 reads as other types."""
 
 
@@ -222,9 +222,9 @@ def test_keys_and_items_are_texts_as_written(word: str) -> None:
 
 def test_whole_numbers_and_words_for_nothing_true_and_false() -> None:
     assert [parse_yaml_int(each) for each in ("3", "007", "-1", "3.0", "1_0", "", "\u0663", "9" * 19, None, ["3"])] == [
-        *(3, 7),
+        3, 7,
         *[None] * 8,
-    ]
+    ]  # fmt: skip
     assert [is_yaml_null(each) for each in (None, "~", "null", "NULL", "", "nil", [])] == [True] * 4 + [False] * 3
     assert [is_yaml_bool(each, True) for each in ("true", "Yes", "ON", "false", "1", None, [])] == [True] * 3 + [
         False

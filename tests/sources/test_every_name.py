@@ -35,18 +35,18 @@ LEFT = {
     "Stanford Dogs": ["file_list.mat"],
     "FGVC-Aircraft": [
         *(f"images_{level}_trainval.txt" for level in ("family", "manufacturer")),
-        *("images_test.txt", "images_train.txt", "images_trainval.txt", "images_val.txt"),
+        "images_test.txt", "images_train.txt", "images_trainval.txt", "images_val.txt",
         "images_variant_trainval.txt",
     ],
     "Caltech-101": ["Annotations/a/annotation_0001.mat"],
     "ImageNet-A": ["imagenet-a/README.txt"],
-}
+}  # fmt: skip
 """What a layout leaves of its files: lists that follow from names, other splits, notes; Cityscapes its drawings."""
 
 
 TOLD_BY_THE_TOP = {
-    *("MVTec AD", "UC Merced", "RESISC45", "ImageNet-A", "ImageNet-Sketch", "ImageNetV2"),
-}
+    "MVTec AD", "UC Merced", "RESISC45", "ImageNet-A", "ImageNet-Sketch", "ImageNetV2",
+}  # fmt: skip
 
 
 def table_after(heading: str) -> list[list[str]]:

@@ -107,10 +107,10 @@ def test_epochs_ranks_and_resuming(stores: Any) -> None:
 
 
 POINTS = [
-    *(A.ColorJitter(0.4), A.RandomInvert(), A.RandomEqualize(), A.RandomPosterize(3), A.RandomSolarize(99)),
-    *(A.RandomErasing(), A.RandomRotation(20), A.RandomVerticalFlip(), A.RandomHorizontalFlip(), A.GaussianBlur(3)),
-    *(A.RandAugment(), A.AugMix(), A.TimmAugment("rand-m9-mstd1"), A.RandomPerspective(), A.CenterCrop(12)),
-]
+    A.ColorJitter(0.4), A.RandomInvert(), A.RandomEqualize(), A.RandomPosterize(3), A.RandomSolarize(99),
+    A.RandomErasing(), A.RandomRotation(20), A.RandomVerticalFlip(), A.RandomHorizontalFlip(), A.GaussianBlur(3),
+    A.RandAugment(), A.AugMix(), A.TimmAugment("rand-m9-mstd1"), A.RandomPerspective(), A.CenterCrop(12),
+]  # fmt: skip
 
 
 @pytest.mark.slow

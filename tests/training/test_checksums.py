@@ -263,10 +263,10 @@ def test_an_altered_label_is_found(pack: Pack, suffix: str, encoding: str, shard
 
     dataset, labels = opened(), PackedDataset(path, columns=("label",))
     reads: list[Callable[[], object]] = [
-        *(lambda: dataset[40], lambda: dataset[39:42], lambda: dataset.targets, lambda: list(dataset.samples)),
-        *(lambda: labels[40], lambda: labels[[1, 40]], lambda: opened()[40], lambda: opened().targets),
+        lambda: dataset[40], lambda: dataset[39:42], lambda: dataset.targets, lambda: list(dataset.samples),
+        lambda: labels[40], lambda: labels[[1, 40]], lambda: opened()[40], lambda: opened().targets,
         lambda: list(PackedLoader(opened(), 16, augment=CROP, resident=False)),
-    ]
+    ]  # fmt: skip
     if encoding == "uint8":
         reads += [lambda mode=mode: list(PackedLoader(opened(), 16, resident=mode)) for mode in (False, True)]
     for read in reads:

@@ -33,9 +33,9 @@ HELD: list[Any] = [
     {"keypoints": {"nose": {"x": 2, "y": 5}}},
 ]
 FREE: list[Any] = [
-    *({"num_boxes": 3, "num_points": 7}, {"box_ids": [1, 2, 3]}, {"width": 60, "height": 40}, {"inbox": "mail"}),
-    *({"caption": "a box at 2 5 12 15"}, {"tags": [1, 2, 3, 4], "score": 0.5}, {"x": 2}, ["boxes", "points"], None),
-]
+    {"num_boxes": 3, "num_points": 7}, {"box_ids": [1, 2, 3]}, {"width": 60, "height": 40}, {"inbox": "mail"},
+    {"caption": "a box at 2 5 12 15"}, {"tags": [1, 2, 3, 4], "score": 0.5}, {"x": 2}, ["boxes", "points"], None,
+]  # fmt: skip
 
 
 def write_folder(folder: Path, values: list[Any], first: int = 0) -> Path:

@@ -206,8 +206,8 @@ def test_views_say_how_a_function_gets_whole_images(root: Path, store: str) -> N
 
 
 MESSAGES: list[list[Any]] = [
-    *([], [A.RandomHorizontalFlip()], [A.ColorJitter(0.3)], [torch.neg], [A.Resize(30)], [A.Pad(2)])
-]
+    [], [A.RandomHorizontalFlip()], [A.ColorJitter(0.3)], [torch.neg], [A.Resize(30)], [A.Pad(2)],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("operations", MESSAGES)

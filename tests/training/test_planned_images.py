@@ -175,8 +175,8 @@ def test_mirroring_after_a_warp_is_a_step() -> None:
     rotation, flips = v1.RandomRotation((30, 30)), [v1.RandomHorizontalFlip(1.0), v1.RandomVerticalFlip(1.0)]
     found = assert_planned([*flips, rotation, *flips, rotation], pixels_of_any_kind(30, 41, 2), 0)
     assert [int(one["code"][0, 0]) for one in found.colours] == [
-        *(Code.FLIP, Code.AFFINE, Code.MIRROR, Code.FLIP, Code.AFFINE)
-    ]
+        Code.FLIP, Code.AFFINE, Code.MIRROR, Code.FLIP, Code.AFFINE,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("module", [v1, v2])

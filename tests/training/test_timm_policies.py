@@ -139,10 +139,10 @@ def test_fills_and_interpolations() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        *("", "randm9", "rand-x3", "rand-m", "rand-tall", "original-m3", "rand-n99", "rand--"),
-        *("augmix-n3", "augmix-w0", "augmix-d21", "augmix-a0", "augmix-inc1"),
+        "", "randm9", "rand-x3", "rand-m", "rand-tall", "original-m3", "rand-n99", "rand--",
+        "augmix-n3", "augmix-w0", "augmix-d21", "augmix-a0", "augmix-inc1",
     ],
-)
+)  # fmt: skip
 def test_what_timm_does_not_know_is_refused(config: str) -> None:
     with pytest.raises(UsageError):
         TimmAugment(config)
