@@ -7,6 +7,7 @@ import gzip
 import importlib
 import io
 import lzma
+import re
 import shutil
 import struct
 import subprocess
@@ -213,7 +214,7 @@ def test_links_in_a_tar(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_names_that_lead_out_are_refused(kind: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(KINDS[kind]({"a/x.png": tiny(0), name: tiny(1)}))
-    refused(SourceError, tmp_path / "a", "leads out of the archive")
+    refused(SourceError, tmp_path / "a", rf"a: {re.escape(name)} leads out of the archive")
 
 
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "tar.xz", "tar.bz2", "tar.zst", "zip"])
@@ -343,8 +344,6 @@ def test_a_zip_of_windows_may_have_backslashes(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "unix.zip", "a") as archive:
         archive.writestr("d/3.png", tiny(3))
     assert convert(tmp_path / "unix.zip", tmp_path / "unix.h5").manifest.classes == ("d",)
-    (tmp_path / "b.zip").write_bytes(zipped({"../a/1.png": tiny(1)}))
-    not_packed(SourceError, tmp_path / "b.zip", tmp_path / "b.h5", r"b\.zip: \.\./a/1\.png leads out of the archive")
 
 
 def _unmarked(tar_file: bytes) -> bytes:
