@@ -363,6 +363,7 @@ def test_dir_lists_public_names_alone() -> None:
         assert {name for name in dir(module) if not name.startswith("_")} == {*module.__all__}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -395,6 +396,7 @@ def test_a_clone_in_the_working_directory_is_not_taken_for_the_package(tmp_path:
     assert done.stdout == "packstore.packing.conversion\n", done.stderr
 
 
+@pytest.mark.slow
 def test_no_test_file_imports_another() -> None:
     """What several need is in ``tests/makers``, or a fixture; suites of tests are in ``packstore/testing``."""
     files = [path for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py"]

@@ -65,6 +65,7 @@ def test_lists_are_means_and_standard_deviations(tmp_path: Path) -> None:
         assert report.manifest.normalization == expected
 
 
+@pytest.mark.slow
 def test_progress_true_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_folder(tmp_path / "photos", splits=())
     store, fixed = tmp_path / "a.lmdb", tmp_path / "b.lmdb"

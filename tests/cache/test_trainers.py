@@ -102,6 +102,7 @@ def test_trainers_in_a_small_cache(
     assert used_bytes(cache) <= cache.budget
 
 
+@pytest.mark.slow
 def test_one_shard_too_large_for_the_cache_is_said(url: UrlPath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "10kB")
     with open_store(url) as reader:
@@ -113,6 +114,7 @@ def test_one_shard_too_large_for_the_cache_is_said(url: UrlPath, monkeypatch: py
             reader.read(0)
 
 
+@pytest.mark.slow
 def test_a_damaged_copy_is_fetched_again(local: Path, url: UrlPath, tmp_path: Path) -> None:
     with open_store(url) as reader, open_store(local) as beside:
         assert bytes(reader.read(0)) == bytes(beside.read(0))

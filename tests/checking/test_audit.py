@@ -130,6 +130,7 @@ def report_key(tmp_path: Path, number: int) -> str:
         return reader.key(number)
 
 
+@pytest.mark.slow
 def test_a_sound_dataset_has_no_findings(tmp_path: Path) -> None:
     store = tmp_path / "x.lmdb"
     packstore.convert(make_folder(tmp_path / "in"), store)

@@ -134,6 +134,7 @@ def test_a_store_that_is_replaced_while_it_is_checked(photos: Path, store: Path,
     assert (report.problems, report.writer) == ((), None)
 
 
+@pytest.mark.slow
 @sharded
 def test_damage_beside_a_writer_is_still_damage(store: Path) -> None:
     shard = max(store.glob("shard-*"))

@@ -246,6 +246,7 @@ def test_a_store_without_row_checksums(tmp_path: Path) -> None:
         reader.read(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_shards_missing_duplicated_and_extra(source: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"a.{suffix}"

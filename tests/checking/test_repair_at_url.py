@@ -15,6 +15,8 @@ from tests.internals import DestinationError, UrlPath, UsageError, upload_store
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
 
+pytestmark = pytest.mark.slow
+
 DAMAGES = ["flipped", "truncated", "missing"]
 
 

@@ -344,6 +344,7 @@ def test_shards_without_the_manifest_of_the_whole(sharded: Path, tmp_path: Path)
     assert content(tmp_path / "fixed") == good
 
 
+@pytest.mark.slow
 def test_a_missing_shard(sharded: Path, tmp_path: Path) -> None:
     good = held(sharded)
     second = sorted(sharded.glob("shard-*"))[1]

@@ -18,6 +18,7 @@ from tests.makers.datasets import make_cifar10, write_image
 SUFFIXES = ("lmdb", "h5", "pth")
 
 
+@pytest.mark.slow
 def test_a_plain_store_is_verified_without_sources_decoders_and_object_stores(tmp_path: Path) -> None:
     write_image(tmp_path / "photos" / "a.png", 9, 9, 1)
     packstore.convert(tmp_path / "photos", tmp_path / "a.lmdb")
@@ -52,6 +53,7 @@ def remove_file(root: Path) -> str:
     return "val/ant/001.png"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["original", "jpeg", "uint8", "float16"])
@@ -70,6 +72,7 @@ def test_against_names_what_differs_from_the_source(
     assert packstore.verify(out).ok
 
 
+@pytest.mark.slow
 def test_against_a_source_with_other_classes_or_labels(photos: Path, tmp_path: Path) -> None:
     packstore.convert(photos, tmp_path / "a.lmdb")
     root = tmp_path / "photos"
@@ -97,6 +100,7 @@ def test_against_labels(tmp_path: Path) -> None:
     assert not packstore.verify(tmp_path / "a.lmdb", against=tmp_path / "photos").ok
 
 
+@pytest.mark.slow
 def test_against_something_that_cannot_be_compared(photos: Path, tmp_path: Path) -> None:
     packstore.convert(make_cifar10(tmp_path), tmp_path / "f.pth")
     packstore.convert(tmp_path / "f.pth", tmp_path / "f.h5")
@@ -117,6 +121,7 @@ def test_decode_finds_what_checksums_cannot(tmp_path: Path) -> None:
     assert [(p.record, p.key) for p in report.problems] == [(0, "a.png")]
 
 
+@pytest.mark.slow
 def test_progress_and_checks_are_reported(photos: Path, tmp_path: Path) -> None:
     packstore.convert(photos, tmp_path / "a.h5", index=False)
     seen: list[Progress] = []
@@ -128,6 +133,7 @@ def test_progress_and_checks_are_reported(photos: Path, tmp_path: Path) -> None:
     assert report.checked_bytes == report.manifest.image.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("shard_size", [None, 20_000])
 def test_each_image_is_read_once(

@@ -99,6 +99,7 @@ def test_what_is_on_this_machine_is_not_cached(tmp_path: Path) -> None:
     assert "is on this machine; only stores at URLs are cached" in done.stderr
 
 
+@pytest.mark.slow
 def test_options_come_before_the_environment(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "none"))
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", "7MB")

@@ -95,6 +95,7 @@ def test_convert_verify_info(photos: Path, tmp_path: Path) -> None:
     assert json.loads(run("verify", out, "--json").stdout)["ok"] is True
 
 
+@pytest.mark.slow
 def test_quiet_says_nothing(photos: Path, tmp_path: Path) -> None:
     done = run("convert", "-q", photos, tmp_path / "a.h5")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -189,6 +190,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
         assert "Traceback" in done.stderr
 
 
+@pytest.mark.slow
 def test_verify_exits_1_and_names_the_damage(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.h5"
     packstore.convert(photos, out)
@@ -262,6 +264,7 @@ def test_a_signal_while_a_class_is_made_ends_as_any_other(
     assert (ended.value.code, capsys.readouterr().err) == (143, "packstore: terminated\n")
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_callback_that_swallows_exceptions_ends_as_any_other() -> None:
     code = """
 import signal, sys, time, types, weakref, packstore.cli
@@ -369,6 +372,7 @@ def test_sizes_as_people_read_them(number: int, expected: str) -> None:
     assert human_bytes(number) == expected
 
 
+@pytest.mark.slow
 def test_a_bad_file_is_named_with_its_path_and_a_way_on(tmp_path: Path) -> None:
     make_folder(tmp_path / "photos", splits=())
     (tmp_path / "photos" / "bee" / "bad.jpg").write_bytes(b"no image")
@@ -570,6 +574,7 @@ def test_a_store_may_lie_about_its_labels(tmp_path: Path) -> None:
     assert json.loads(run("info", tmp_path / "a.h5", "--json").stdout)["class_counts"] == {"a": 1, "b": 1}
 
 
+@pytest.mark.slow
 def test_what_the_library_logs_is_a_line_of_its_own() -> None:
     code = (
         "import logging\nfrom packstore.cli.common import progress_bar\nwith progress_bar(False): pass\n"

@@ -81,6 +81,7 @@ def test_how_a_page_fits() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_an_unknown_topic_is_wrong_usage_and_lists_the_pages() -> None:
     done = run("guide", "cooking")
     assert done.returncode == 2

@@ -63,6 +63,7 @@ def test_a_name_with_any_bytes_is_quoted_for_the_shell(name: bytes) -> None:
 EVIL = "\x1b[31mEVIL\x9b1m\r\x07.lmdb"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -135,6 +136,7 @@ def test_other_sources_where_a_store_is_expected(photos: Path, tmp_path: Path) -
     assert "is a folder of images; pack it first" in run("verify", photos / "train" / "ant").stderr
 
 
+@pytest.mark.slow
 def test_a_damaged_store_is_no_source(photos: Path, tmp_path: Path) -> None:
     packstore.convert(photos, tmp_path / "a.lmdb")
     (tmp_path / "a.lmdb" / "data.mdb").write_bytes(b"")
@@ -143,6 +145,7 @@ def test_a_damaged_store_is_no_source(photos: Path, tmp_path: Path) -> None:
     assert "pack it first" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize(
     "command",
@@ -251,6 +254,7 @@ def test_shard_sizes_that_are_none(text: str, why: str) -> None:
         ConvertOptions(shard_size=text)
 
 
+@pytest.mark.slow
 def test_the_versions_are_one_line() -> None:
     done = run("--version")
     torch = version("torch")
@@ -322,6 +326,7 @@ def test_doctor_lists_the_library_for_heic() -> None:
     assert "pip install pillow-heif" in heif.install
 
 
+@pytest.mark.slow
 def test_a_killed_process_keeps_no_lock_of_messages(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """A forked process that dies while it holds tqdm's lock, which is shared."""
     monkeypatch.setattr(TqdmDefaultWriteLock, "mp_lock", multiprocessing.RLock(), raising=False)

@@ -19,6 +19,8 @@ from tests.makers.annotated import fill, jpeg
 from tests.makers.command import run
 from tests.makers.datasets import make_cifar10, make_folder
 
+pytestmark = pytest.mark.slow
+
 
 def rows(text: str) -> dict[str, str]:
     """The rows by name; those without one go on with the row above, behind a bar."""
@@ -43,7 +45,6 @@ def test_modes_of_a_few_headers(tmp_path: Path) -> None:
         assert found.values["modes_of_some"] == {"L": 1, "I;16": 2}
 
 
-@pytest.mark.slow
 def test_an_image_folder(photos: Path, tmp_path: Path) -> None:
     (photos / "notes.txt").write_text("passed over")
     done = run("info", photos, cwd=tmp_path)

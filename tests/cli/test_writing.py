@@ -64,6 +64,7 @@ def test_what_cannot_be_is_one_line_and_exit_2(store: Path, arguments: tuple[str
     assert not (store.parent / "out").exists()
 
 
+@pytest.mark.slow
 def test_no_export_lies_in_its_store(store: Path) -> None:
     done = run("export", store, store / "out.zip")
     assert (done.returncode, done.stdout) == (1, "")

@@ -375,6 +375,7 @@ def test_recipes_with_views_and_of_many_sizes_are_measured(folder_to_time: Path,
     assert report.rates.loader > 0
 
 
+@pytest.mark.slow
 def test_the_augmentation_is_what_training_would_do(folder_to_time: Path, tmp_path: Path) -> None:
     def of(name: str, options: BenchOptions, **how: Any) -> Any:
         manifest = packstore.convert(folder_to_time, tmp_path / name, overwrite=True, **how).manifest

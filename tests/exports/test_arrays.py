@@ -133,6 +133,7 @@ def test_zarrs_library_reads_it(size: int | None, tmp_path: Path) -> None:
     assert (manifest.origin.kind, manifest.classes, manifest.records) == ("zarr", ("a", "b"), 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allowed", [0, 3000, 5000, 9000, 12000, 14000])
 def test_hdf5_where_the_disk_fills_is_one_line(allowed: int, tmp_path: Path) -> None:
     """The library of HDF5 crashed the process when a write failed while it closed a file."""

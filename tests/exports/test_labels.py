@@ -55,6 +55,7 @@ def samples(path: Path) -> tuple[str, dict[str, dict[str, Any]]]:
     return kind, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", KINDS)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_sets_with_objects_come_back(kind: str, to: str, tmp_path: Path) -> None:
@@ -111,6 +112,7 @@ def test_classes_of_images(to: str, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_classes_of_images_without_names(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"image": "image", "label": packstore.Label(optional=True)}
     with Writer(tmp_path / "in.lmdb", fields=fields) as writer:

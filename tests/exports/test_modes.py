@@ -73,6 +73,7 @@ def test_png_files_hold_up_to_16_bits_and_four_channels(tmp_path: Path, mode: st
     assert back.dataset_digest == manifest.dataset_digest
 
 
+@pytest.mark.slow
 def test_images_of_different_sizes_keep_their_mode(tmp_path: Path) -> None:
     images = [image for height in (7, 9, 11) for image in arrays("RGB;16", height)]
     manifest = store_of(tmp_path / "s.h5", "RGB;16", images)

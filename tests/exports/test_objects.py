@@ -66,6 +66,7 @@ def test_the_bare_files_of_yolo_keep_its_polygons(tmp_path: Path) -> None:
     assert description == {"train": "images/train", "val": "images/val", "names": {"0": "cat", "1": "dog"}}
 
 
+@pytest.mark.slow
 def test_keypoints_of_yolo(tmp_path: Path) -> None:
     root = yolo(tmp_path / "set")
     fill(root, {"data.yaml": "train: images/train\nval: images/val\nnames: [a, b]\nkpt_shape: [2, 3]\n"})

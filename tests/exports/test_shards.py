@@ -77,6 +77,7 @@ def test_the_library_reads_it(typed: Any, tmp_path: Path) -> None:
     assert all(np.array_equal(s["png"], image) for s, image in zip(found, typed.images, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ragged", "typed"])
 def test_strange_keys_stay_in_the_shard_and_apart(tmp_path: Path, kind: str) -> None:
     records = make_records(kind, count=11)

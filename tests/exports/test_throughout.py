@@ -120,6 +120,7 @@ def test_a_run_with_other_options_starts_afresh_and_says_so(
     assert (tmp_path / "out").is_dir()
 
 
+@pytest.mark.slow
 def test_an_export_is_replaced_by_one_of_another_kind(cats_and_dogs: Path, tmp_path: Path) -> None:
     digest = convert(cats_and_dogs, tmp_path / "in.lmdb").manifest.dataset_digest
     for kind in ("zip", "tar", "webdataset", "zip"):

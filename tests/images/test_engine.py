@@ -428,6 +428,7 @@ def test_what_cannot_be_loaded(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_
         get_engine()
 
 
+@pytest.mark.slow
 def test_all_but_loaders_does_without(stores: dict[str, Path], tmp_path: Path, no_engine: Callable[[], None]) -> None:
     photos, indexed, store = stores["indexed"].parent / "photos", stores["indexed"], tmp_path / "a.lmdb"
     no_engine()
@@ -508,6 +509,7 @@ def refuse_all(engine: Engine, requests: Requests, first: int, stop: int, max_pi
     return np.ones(stop - first, np.bool_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operations", OPERATIONS.values(), ids=OPERATIONS)
 @pytest.mark.parametrize("encoding", ["indexed", "original", "uint8"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
@@ -604,6 +606,7 @@ def test_batches_are_finished_as_by_torch(
             torch.testing.assert_close(images.float(), expected.float(), **tolerances, msg=str(way))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("encoding", "resident", "options"),
     [
@@ -650,6 +653,7 @@ def test_gray_batches_are_finished_as_by_torch(
     assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 def test_gray_views_and_lists_are_those_without_the_engine(
     stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -721,6 +725,7 @@ def test_damage_shows_as_with_another_decoder(stores: dict[str, Path], encoding:
     assert all(torch.equal(a, b) for a, b in zip(with_it[0], without_it[0], strict=True))
 
 
+@pytest.mark.slow
 def test_the_default_decoder_is_the_engine(stores: dict[str, Path]) -> None:
     assert get_decoder().name == "engine"
     assert PackedDataset(stores["original"]).decoder.has_engine

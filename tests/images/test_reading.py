@@ -372,6 +372,7 @@ def test_pixels_are_torchvisions(colour: str, bits: int, interlaced: bool, trans
         np.testing.assert_array_equal(decode(data, f"RGB{deep}"), by_torchvision(data, "RGB"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("colour", "bits", "interlaced", "transparent"), KINDS)
 def test_gray_is_torchvisions(colour: str, bits: int, interlaced: bool, transparent: bool) -> None:
     data = make_png(colour, bits, interlaced, transparent)

@@ -23,6 +23,8 @@ from tests.makers.datasets import pixels
 from tests.makers.seek_indexes import outside, repaired, with_changes
 from tests.makers.stores import content
 
+pytestmark = pytest.mark.slow
+
 SUFFIXES = (".lmdb", ".h5", ".pth")
 PROGRESSIVE, OTHER = 5, 11
 COUNT = 20
@@ -172,7 +174,6 @@ def test_without_the_engine(stores: Stores, jpegs_and_png: Path, tmp_path: Path,
     )
 
 
-@pytest.mark.slow
 def test_what_has_it_by_default(jpegs_and_png: Path, tmp_path: Path) -> None:
     """Image files, wherever they come from; neither pixels nor files that were made smaller."""
     arrays = [{"image": pixels(30, 40, i)} for i in range(3)]
@@ -262,7 +263,6 @@ def test_a_forged_index_is_found_by_verify(jpegs_and_png: Path, tmp_path: Path) 
     assert {problem.record for problem in report.problems} == {*range(COUNT)} - {PROGRESSIVE, OTHER}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suffix", "mode"), [*((suffix, None) for suffix in SUFFIXES), pytest.param(".h5", "L", id="gray")]
 )

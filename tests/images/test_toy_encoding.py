@@ -99,6 +99,7 @@ def test_from_the_command_line_to_a_dataset(suffix: str, tmp_path: Path) -> None
             assert label == wanted
 
 
+@pytest.mark.slow
 def test_without_the_plug_in_its_stores_open_all_the_same(tmp_path: Path) -> None:
     source, store = make_folder(tmp_path / "photos"), tmp_path / "x.lmdb"
     ENCODINGS.register("toy", Toy)

@@ -118,7 +118,9 @@ def run(
         assert server.stdin is not None
         assert server.stdout is not None
         print(json.dumps(request), file=server.stdin, flush=True)
-        if not select.select([server.stdout], [], [], 120)[0]:
+        answers = select.poll()  # select refuses descriptors from 1,024 on
+        answers.register(server.stdout, select.POLLIN)
+        if not answers.poll(120_000):
             _stop(server)
             raise subprocess.TimeoutExpired(words, 120)
         code, used = server.stdout.readline().split()

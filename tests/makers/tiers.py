@@ -66,7 +66,7 @@ SUITES = {
     "test_manifest_of_a_megabyte": pytest.mark.slow,
     "test_closed_while_others_read": pytest.mark.sampled(1, fast=0),
     "test_plain_library_reads_it": pytest.mark.sampled(1, fast=0),
-    "test_fork": pytest.mark.sampled(2),
+    "test_fork": pytest.mark.sampled(2, fast=0),
     "test_what_was_handed_out_outlives_close": pytest.mark.sampled(2),
 }
 """Tests of the suites in ``packstore.testing``, which know nothing of our tiers; of others with ``records`` of several

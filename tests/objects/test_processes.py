@@ -75,6 +75,7 @@ def test_everything_works_in_a_forked_child(store: ObjectStore) -> None:
     assert store.get("b") == b"of the child"
 
 
+@pytest.mark.slow
 def test_forked_children_of_forked_ones(store: ObjectStore) -> None:
     assert forked(lambda: (store.get("a"), forked(lambda: store.get("a")), store.get("a"))) == repr(
         (b"hello", repr(b"hello"), b"hello")

@@ -108,6 +108,7 @@ def test_the_same_as_all_at_once(
     assert packstore.open(tmp_path / f"again{suffix}").manifest.dataset_digest == report.manifest.dataset_digest
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_store_of_one_file_becomes_the_first_shard(part: Part, tmp_path: Path, suffix: str) -> None:
@@ -183,6 +184,7 @@ def test_splits_that_do_not_go_together(
     assert not work_path(tmp_path / "x.h5").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize(
     ("own", "given", "split", "added", "splits"),
@@ -208,6 +210,7 @@ def test_splits_that_go_together(
 # Keys that are there, and what does not fit
 
 
+@pytest.mark.slow
 def test_columns_that_do_not_fit(photos: Path, tmp_path: Path) -> None:
     store = tmp_path / "x.h5"
     packstore.convert(photos, store, encoding="uint8", size=16)
@@ -258,6 +261,7 @@ def test_a_link_to_a_store_is_refused(photos: Path, tmp_path: Path) -> None:
 # Shards as they are
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("duplicates", ["raise", "unchecked"])
@@ -333,6 +337,7 @@ def test_without_links_shards_are_copied(photos: Path, tmp_path: Path, monkeypat
 # Interrupted
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("remote", [False, True])
@@ -365,6 +370,7 @@ def test_an_interrupted_run_goes_on(
     assert list(tmp_path.glob("packstore-*/*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remote", [False, True])
 def test_what_is_packed_is_packed_once_if_publishing_fails(
     photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
@@ -473,6 +479,7 @@ def test_other_runs_leave_alone_what_a_killed_append_has_published(
     assert content(store) == whole | {STORE_MANIFEST_FILE: damaged}
 
 
+@pytest.mark.slow
 def test_bad_files(photos: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bad"
     shutil.copytree(photos, folder)
@@ -514,6 +521,7 @@ def other_photos(photos: Path, part: Part, differ: int) -> Path:
     return given
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2, per="options")
 @pytest.mark.parametrize("options", ENCODINGS[:3])
 @pytest.mark.parametrize("differ", [0, 2])
@@ -541,6 +549,7 @@ def test_a_known_key_with_another_label_is_not_the_same(photos: Path, tmp_path: 
         packstore.append(tmp_path / "x.h5", tmp_path / "bee", labels=tmp_path / "bee.csv")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["folder", "store"])
 def test_a_prefix_of_keys(photos: Path, part: Part, tmp_path: Path, source: str) -> None:
     store, other, given = tmp_path / "x.h5", tmp_path / "y.h5", other_photos(photos, part, 2)
@@ -560,6 +569,7 @@ def test_a_prefix_of_keys(photos: Path, part: Part, tmp_path: Path, source: str)
         packstore.append(store, given, key_prefix="week-2/")
 
 
+@pytest.mark.slow
 def test_new_classes_are_said_or_refused(photos: Path, part: Part, tmp_path: Path) -> None:
     store = tmp_path / "x.h5"
     packstore.convert(part("first", lambda key: "/cat/" not in key), store)
@@ -575,6 +585,7 @@ def test_new_classes_are_said_or_refused(photos: Path, part: Part, tmp_path: Pat
     assert again.new_classes == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_double_keys_are_found(photos: Path, part: Part, tmp_path: Path, suffix: str) -> None:
     store = tmp_path / f"x{suffix}"

@@ -151,6 +151,7 @@ def test_a_run_resumes_with_another_answer(tmp_path: Path, monkeypatch: pytest.M
     assert report.manifest.options["depth.alpha"] == "drop"
 
 
+@pytest.mark.slow
 def test_append_does_as_the_store_was_packed_and_asks_the_same(tmp_path: Path) -> None:
     convert(**modalities(tmp_path / "a", depth=deep), destination=tmp_path / "s.lmdb", columns="depth.depth=scale")
     modalities(tmp_path / "b", 5, depth=deep)

@@ -36,6 +36,7 @@ def left_in(directory: Path) -> list[str]:
     return sorted(p.name for p in directory.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_encoding_in_every_format_verifies_against_its_source(
@@ -69,6 +70,7 @@ def test_one_split_alone_keeps_the_class_numbers_of_all(photos: Path, tmp_path: 
         assert set(store.fixed_column("label").tolist()) == {1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("first", SUFFIXES)
 @pytest.mark.parametrize("second", SUFFIXES)
@@ -135,6 +137,7 @@ def test_auto_normalisation_is_that_of_the_training_split(tmp_path: Path) -> Non
     np.testing.assert_allclose(manifest.normalization.std, train.std((0, 1, 2)), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_memory_in_flight_does_not_change_the_result(photos: Path, tmp_path: Path) -> None:
     manifests = [
         packstore.convert(photos, tmp_path / f"{workers}.h5", encoding="uint8", size=20, workers=workers).manifest
@@ -237,6 +240,7 @@ def test_an_existing_destination_is_kept_without_overwrite(photos: Path, tmp_pat
     assert left_in(tmp_path) == [out.name]
 
 
+@pytest.mark.slow
 def test_a_failed_overwrite_keeps_the_old_store(bad_folder: Path, photos: Path, tmp_path: Path) -> None:
     packstore.convert(photos, tmp_path / "out.lmdb")
     with pytest.raises(SampleError):
@@ -323,6 +327,7 @@ def test_a_source_that_shrinks_meanwhile_is_noticed(photos: Path, tmp_path: Path
     assert left_in(tmp_path) == ["photos"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "encoding"), [(s, e) for s in SUFFIXES for e in ("original", "jpeg", "uint8")])
 def test_the_estimate_is_near_the_truth(photos: Path, tmp_path: Path, suffix: str, encoding: str) -> None:
     out = tmp_path / f"out{suffix}"
@@ -351,6 +356,7 @@ def test_manifests_say_how_the_store_was_made(photos: Path, tmp_path: Path) -> N
     assert Manifest.from_json(manifest.to_json()) == manifest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [".", "..", "../..", "/"])
 def test_skipping_passes_a_cycle_of_links(tmp_path: Path, target: str) -> None:
     root = make_folder(tmp_path / "photos", splits=())
@@ -370,6 +376,7 @@ def test_skipping_passes_a_cycle_of_links(tmp_path: Path, target: str) -> None:
     assert left_in(tmp_path) == ["a.lmdb", "photos"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labelled", [True, False])
 def test_a_split_that_is_a_cycle_of_links(tmp_path: Path, labelled: bool) -> None:
     root = tmp_path / "photos"

@@ -81,6 +81,7 @@ def test_samples_like_those_of_coco_come_back(tmp_path: Path, suffix: str, form:
     assert packstore.verify(path, decode=True).ok
 
 
+@pytest.mark.slow
 def test_the_same_samples_give_the_same_store(tmp_path: Path) -> None:
     """However they come, and by the Writer."""
     fields: Any = {"image": "image", "mask": "mask", "boxes": "boxes", "labels": packstore.Labels(VOC_CLASSES)}
@@ -96,6 +97,7 @@ def test_the_same_samples_give_the_same_store(tmp_path: Path) -> None:
     assert digests == {writer.report.manifest.dataset_digest}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["list", "workers", "iterable", "writer"])
 def test_pillow_images_of_other_colours_are_converted_and_said(tmp_path: Path, form: str) -> None:

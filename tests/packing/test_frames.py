@@ -154,6 +154,7 @@ def test_sizes_tell_the_frame(name: str, orientation: int, frame: str, tmp_path:
     assert_item_in_place(tmp_path / "a.lmdb")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(16, fast=1)
 @pytest.mark.parametrize("encoding", ["original", "jpeg", "uint8"])
 @pytest.mark.parametrize("upright", [False, True])
@@ -275,6 +276,7 @@ def make_turned_pair(root: Path) -> Path:
     return source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True])
 def test_selections_and_merges_count_turned_photos_again(sharded: bool, tmp_path: Path) -> None:
     source = make_turned_pair(tmp_path / "set")
@@ -308,6 +310,7 @@ def test_another_answer_is_refused(wrong: Any, tmp_path: Path) -> None:
         Writer(tmp_path / "b.lmdb", annotation_frame=wrong)
 
 
+@pytest.mark.slow
 def test_records_with_another_answer_are_repaired(tmp_path: Path) -> None:
     convert(make_set(tmp_path / "first", "coco", "jpg", 1, "stored"), tmp_path / "a.lmdb")
     added = make_set(tmp_path / "added", "coco_without_sizes", "jpg", 3, "upright")
@@ -401,6 +404,7 @@ def test_a_frame_of_no_annotations_is_refused(kind: str, tmp_path: Path) -> None
         verify(tmp_path / "a.lmdb", against=source, annotation_frame="upright")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["coco_without_sizes", "createml", "kitti", "csv_without_sizes"])
 def test_info_shows_the_question_that_convert_asks(name: str, tmp_path: Path) -> None:
     source = make(tmp_path / "set", name, 3, 1)
@@ -416,6 +420,7 @@ def test_info_shows_the_question_that_convert_asks(name: str, tmp_path: Path) ->
     assert "nothing tells" in json.loads(run("info", source, *layout, "--json").stdout)["question"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["yolo", "voc"])
 def test_info_shows_no_question_that_convert_does_not_ask(name: str, tmp_path: Path) -> None:
     source = make(tmp_path / "set", name, 6, 1)

@@ -141,6 +141,7 @@ def test_what_the_sample_missed_is_a_question_while_packing(tmp_path: Path, monk
     assert not isinstance(once.value, AmbiguousSourceError)  # a generator cannot be read again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["original", "uint8", "jpeg"])
 def test_pixels_are_those_of_pillow(encoding: str, tmp_path: Path) -> None:
     folder = pile(tmp_path, *(name for name in ODD if name != "five.tif"))
@@ -166,6 +167,7 @@ def test_pixels_are_those_of_pillow(encoding: str, tmp_path: Path) -> None:
     assert more.options["pixels"] == "pillow"
 
 
+@pytest.mark.slow
 def test_it_is_recorded_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take_small_steps(monkeypatch)
     monkeypatch.setattr("packstore.packing.header_survey._choose_entries", lambda *_: iter(()))

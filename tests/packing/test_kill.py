@@ -90,6 +90,7 @@ def test_killed_at_system_calls_nothing_is_lost(
     assert killer.tally.losses == []
 
 
+@pytest.mark.slow
 def test_a_loss_is_noticed(killer: Any) -> None:
     killer.reference("hdf5")
     out = killer._scratch / "out.h5"

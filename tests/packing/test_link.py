@@ -30,6 +30,8 @@ from tests.internals import (
 )
 from tests.makers.linked import make_files, make_more, make_source, spoil
 
+pytestmark = pytest.mark.slow
+
 FORMATS = ("lmdb", "h5", "pth")
 CONTAINERS = ("folder", "tar", "zip", "webdataset")
 

@@ -18,6 +18,8 @@ from tests.makers.all_layouts import LAYOUTS
 from tests.makers.linked import make_files, make_source, spoil
 from tests.makers.s3 import Double, upload
 
+pytestmark = pytest.mark.slow
+
 LINKED = (
     *("MDS", "LitData", "FFCV", "WebDataset", "TFRecord, a file", "COCO", "YOLO", "Pascal VOC"),
     *("image folder", "flat", "captions", "images and masks", "ILSVRC of Kaggle", "cub200, .tar", "Arrow"),

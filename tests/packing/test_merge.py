@@ -28,6 +28,8 @@ from tests.makers.command import run
 from tests.makers.datasets import make_folder
 from tests.makers.stores import content, damage
 
+pytestmark = pytest.mark.slow
+
 SUFFIXES = (".lmdb", ".h5", ".pth")
 
 
@@ -85,7 +87,6 @@ def test_merged_is_as_if_converted_at_once(
     assert [p.name for p in tmp_path.iterdir()] == [out.name]
 
 
-@pytest.mark.slow
 def test_shards_are_linked_without_being_opened(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -189,7 +190,6 @@ def keys(path: Path, split: str | None = None) -> list[str]:
         return [reader.key(i) for i in range(chosen.start, chosen.stop)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"sample": 10}, {"per_class": 3}, {"splits": {"a": 0.5, "b": 0.5}}])
 def test_what_is_drawn_depends_on_the_seed_alone(stores: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     found = []
@@ -273,7 +273,6 @@ def test_whole_shards(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             packstore.select(stores / store, tmp_path / "z.h5", whole_shards=True, **options)
 
 
-@pytest.mark.slow
 def test_other_classes(stores: Path, tmp_path: Path) -> None:
     (tmp_path / "map.csv").write_text("old,new\nant,insect\nbee,insect\n")
     packstore.select(stores / "whole_s.h5", tmp_path / "a.h5", relabel=tmp_path / "map.csv")
@@ -328,7 +327,6 @@ def test_comparing_with_a_store_of_the_same_shards_opens_none_of_it(
     assert packstore.verify(tmp_path / "less.h5", against=tmp_path / "same.h5").differences == 1
 
 
-@pytest.mark.slow
 def test_the_order_of_classes(tmp_path: Path, photos: Path) -> None:
     a, b = tmp_path / "a.h5", tmp_path / "b.h5"
     packstore.convert(photos, tmp_path / "all.h5")

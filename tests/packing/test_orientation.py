@@ -138,6 +138,7 @@ def test_from_store_to_store(photos: Path, tmp_path: Path) -> None:
                 np.testing.assert_array_equal(images[i][0], upright(photos, key), f"{made} {key}")
 
 
+@pytest.mark.slow
 def test_a_store_without_the_wish_gets_it(photos: Path, tmp_path: Path) -> None:
     packstore.convert(photos, tmp_path / "a.lmdb")
     report = packstore.convert(tmp_path / "a.lmdb", tmp_path / "b.lmdb", **TURNED)
@@ -169,6 +170,7 @@ def test_repair_and_salvage_keep_the_wish(how: str, photos: Path, tmp_path: Path
     np.testing.assert_array_equal(images[0][0], upright(photos, images.keys[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4, fast=1)
 @pytest.mark.parametrize(("suffix", "encoding"), ENCODINGS)
 @pytest.mark.parametrize("options", [{}, TURNED])

@@ -138,6 +138,7 @@ def test_what_becomes_baseline_has_an_index(progressive_folder: Path, tmp_path: 
             assert bytes(reader.value("seek_index", i)) == engine.make_indexes([reader.read(i)])[0] != b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
 def test_the_same_bytes_each_time(progressive_folder: Path, tmp_path: Path, suffix: str) -> None:
     for name in "ab":
@@ -196,6 +197,7 @@ def test_an_older_library_is_used_as_well(monkeypatch: pytest.MonkeyPatch) -> No
     assert ctypes.sizeof(progressive._Transform) == 40
 
 
+@pytest.mark.slow
 def test_a_store_grows_by_files_that_are_made_baseline(progressive_folder: Path, tmp_path: Path) -> None:
     store, whole = tmp_path / "a.lmdb", tmp_path / "whole.lmdb"
     (tmp_path / "first" / "many").mkdir(parents=True)
@@ -211,6 +213,7 @@ def test_a_store_grows_by_files_that_are_made_baseline(progressive_folder: Path,
     assert files_of(whole) == files_of(store)
 
 
+@pytest.mark.slow
 def test_from_store_to_store(progressive_folder: Path, tmp_path: Path) -> None:
     plain, made, copy = tmp_path / "plain.lmdb", tmp_path / "made.h5", tmp_path / "copy.lmdb"
     packstore.convert(progressive_folder, plain)

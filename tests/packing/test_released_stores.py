@@ -52,6 +52,7 @@ STORES = [(version, name) for version in READ for name in expected(version)]
 stores = pytest.mark.parametrize(("version", "name"), STORES, ids=["-".join(each) for each in STORES])
 
 
+@pytest.mark.slow
 @stores
 def test_it_is_read_as_its_writer_read_it(released: dict[str, Path], version: str, name: str) -> None:
     wanted = expected(version)[name]
@@ -63,6 +64,7 @@ def test_it_is_read_as_its_writer_read_it(released: dict[str, Path], version: st
     assert found == wanted
 
 
+@pytest.mark.slow
 @stores
 def test_it_is_verified(released: dict[str, Path], version: str, name: str) -> None:
     assert packstore.verify(released[version] / name, decode=True).problems == ()
@@ -70,6 +72,7 @@ def test_it_is_verified(released: dict[str, Path], version: str, name: str) -> N
     assert said.exit_code == 0, said.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
 @stores
 def test_it_is_converted(released: dict[str, Path], tmp_path: Path, version: str, name: str, suffix: str) -> None:
@@ -82,6 +85,7 @@ def test_it_is_converted(released: dict[str, Path], tmp_path: Path, version: str
     assert packstore.verify(out, decode=True, against=store).problems == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", expected(REFUSED))
 def test_layout_1_is_refused_with_what_to_do(released: dict[str, Path], name: str) -> None:
     with pytest.raises(ManifestError, match="layout 1, written by an older packstore; pack it again"):

@@ -107,6 +107,7 @@ def test_it_goes_on_and_ends_with_the_same_bytes(
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["photos", f"reference{suffix}", out.name])
 
 
+@pytest.mark.slow
 def test_lmdb_goes_on_from_its_last_transaction(
     photos: Path, tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +121,7 @@ def test_lmdb_goes_on_from_its_last_transaction(
     assert content(tmp_path / "out.lmdb") == expected
 
 
+@pytest.mark.slow
 def test_cut_short_again_and_again(photos: Path, tmp_path: Path, reference: Any) -> None:
     expected, out = reference(".h5"), tmp_path / "out.h5"
     for after in (6, 3, 12, 9, 18):
@@ -147,6 +149,7 @@ def warning(caplog: pytest.LogCaptureFixture) -> str:
     return " ".join(r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
@@ -173,6 +176,7 @@ def test_other_options_start_afresh_and_say_why(
     assert not work_path(out).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [{"workers": 1}, {"on_error": "skip"}, {"overwrite": True}])
 def test_what_does_not_change_the_store_goes_on(photos: Path, tmp_path: Path, second: Any) -> None:
     cut(photos, tmp_path / "out.h5", 6)
@@ -193,6 +197,7 @@ def change(folder: Path, what: str) -> None:
         first.rename(first.with_name(f"zzz{first.suffix}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["touched", "grown", "added", "removed", "renamed"])
 def test_a_changed_source_starts_afresh_and_says_why(
     photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, reference: Any
@@ -206,6 +211,7 @@ def test_a_changed_source_starts_afresh_and_says_why(
     assert content(out) == reference(".pth", encoding="original")
 
 
+@pytest.mark.slow
 def test_files_of_one_size_and_age_that_were_exchanged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As bitmaps out of an archive are: neither their sizes nor their times of modification tell them apart."""
     folder = make_folder(tmp_path / "data", size=(20, 20), suffixes=(".bmp",))
@@ -223,6 +229,7 @@ def test_files_of_one_size_and_age_that_were_exchanged(tmp_path: Path, caplog: p
             assert bytes(reader.read(0)) == one.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_change_behind_what_was_packed_does_not_matter(photos: Path, tmp_path: Path, reference: Any) -> None:
     cut(photos, tmp_path / "out.h5", 6)
     last = sorted(p for p in (photos / "val").rglob("*") if p.is_file())[-1]
@@ -237,6 +244,7 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["journal", "receipt", "owner"])
 def test_damaged_notes_are_not_believed(photos: Path, tmp_path: Path, name: str, reference: Any) -> None:
     out = tmp_path / "out.h5"
@@ -251,6 +259,7 @@ def test_damaged_notes_are_not_believed(photos: Path, tmp_path: Path, name: str,
     assert content(out) == reference(".h5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".h5", ".pth"])
 def test_a_damaged_record_ends_what_is_taken_over(
     photos: Path, tmp_path: Path, suffix: str, reference: Any, caplog: pytest.LogCaptureFixture
@@ -280,6 +289,7 @@ def test_a_damaged_shard_ends_what_is_taken_over(photos: Path, tmp_path: Path, s
     assert content(out) == expected
 
 
+@pytest.mark.slow
 def test_a_shard_of_another_run_is_closed(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut(photos, tmp_path / "out.pth", 20, encoding="original", shard_size=2000)
     other = Mock()
@@ -311,6 +321,7 @@ def test_with_skipped_samples_and_another_policy_it_starts_afresh(
     assert "skipped 1 bad sample" in warning(caplog)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -348,6 +359,7 @@ def test_complete_is_only_what_the_source_still_gives(
             packstore.convert(photos, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_damaged_store_is_not_taken_for_the_one_that_replaces_it(
     photos: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch, reference: Any
@@ -372,6 +384,7 @@ def test_a_damaged_store_is_not_taken_for_the_one_that_replaces_it(
     assert content(out) == reference(suffix, encoding="original")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=2)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("by", ["clean", "convert"])
@@ -426,6 +439,7 @@ def test_leftovers_are_found_and_nothing_else(photos: Path, tmp_path: Path) -> N
     assert (tmp_path / ".other.lmdb.packstore" / "owner").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "value"),
     [("destination", r'"\ud800"'), ("pid", "1e999"), ("started", "1e999"), ("started", "NaN"), ("started", "1e300")],

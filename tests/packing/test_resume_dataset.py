@@ -109,6 +109,7 @@ def make_store(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2, per="name")
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("name", SAMPLES)

@@ -156,6 +156,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join) | st.text(max_size=30))
 def test_whatever_is_written_is_understood_or_refused(text: str) -> None:
     try:

@@ -176,6 +176,7 @@ def test_how_decoded_images_are_kept_is_never_guessed(tmp_path: Path, form: str,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_images_in_gray_are_gray_unless_declared(tmp_path: Path) -> None:
     gray = PIXELS[..., 0]
     for value in (gray, gray[..., None], torch.from_numpy(gray.copy())[None], Image.fromarray(gray)):

@@ -34,6 +34,8 @@ from tests.makers.command import run
 from tests.makers.datasets import make_folder
 from tests.makers.viewing import AVAILABLE, ask, client_of
 
+pytestmark = pytest.mark.slow
+
 SECRETS = {"AWS_ACCESS_KEY_ID": "AKIA-the-key-of-somebody", "AWS_SECRET_ACCESS_KEY": "the-secret-of-somebody"}
 
 
@@ -283,7 +285,6 @@ def test_a_sheet_shows_a_damaged_shard(url: UrlPath, monkeypatch: pytest.MonkeyP
         assert "came damaged" in cell.fault
 
 
-@pytest.mark.slow
 def test_an_audit_of_a_url_finds_what_that_of_the_store_finds(url: UrlPath, local: Path) -> None:
     there, here = packstore.audit(url, pixels=True), packstore.audit(local, pixels=True)
     assert (there.counts, there.findings) == (here.counts, here.findings)
@@ -294,7 +295,6 @@ def test_an_audit_of_a_url_finds_what_that_of_the_store_finds(url: UrlPath, loca
     assert packstore.audit(url).counts["damaged"] == 1
 
 
-@pytest.mark.slow
 def test_the_commands_take_urls(url: UrlPath, tmp_path: Path) -> None:
     assert run("sheet", str(url), tmp_path / "sheet.png").returncode == 0
     audited = run("audit", str(url), "--json", tmp_path / "audit.json", "-q")

@@ -113,6 +113,7 @@ def test_augmented_images_are_those_of_the_loader_bit_for_bit(store: Path, tmp_p
             assert any((windows[y, x] == wanted).all() for y, x in places), record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("augment", [None, AUGMENT])
 def test_a_damaged_record_is_shown_as_such(store: Path, tmp_path: Path, augment: str | None) -> None:
     packstore.convert(make_folder(tmp_path / "photos", per_class=3, suffixes=(".png",)), tmp_path / "x.lmdb")

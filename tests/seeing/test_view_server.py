@@ -161,6 +161,7 @@ def test_a_page_of_rows_is_bounded(tmp_path: Path) -> None:
 # What is shown --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["files.lmdb", "pixels.h5", "square.pth", "cifar.lmdb", "bfloats.h5", "shards.h5"])
 def test_every_kind_of_store_is_shown(stores: Stores, name: str) -> None:
     path = stores(name)
@@ -478,6 +479,7 @@ def test_an_image_is_shown_as_the_loader_gives_it_and_not_as_a_browser_would(tmp
                 assert suffix == f'{key.rpartition(".")[2]}"'
 
 
+@pytest.mark.slow
 def test_a_thumbnail_has_the_side_that_was_asked_for(tmp_path: Path) -> None:
     for name, height, width in (("a", 300, 1000), ("b", 1000, 300), ("c", 640, 640)):
         write_image(tmp_path / "in" / f"{name}.jpg", height, width, 1)
@@ -602,6 +604,7 @@ def test_the_guide_has_small_pictures(name: str) -> None:
     assert f"{name}.png" in (ROOT / "packstore" / "guide" / "seeing.md").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
     done = run("view", tmp_path / "nothing.lmdb", "--no-browser")
     assert done.returncode == 2

@@ -216,6 +216,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINES)
 def test_lines_that_leave_out_least_come_first_and_each_outcome_once(name: str, tmp_path: Path) -> None:
     root = fill(tmp_path / "set", LAYOUTS[name]())
@@ -244,6 +245,7 @@ def test_splits_that_name_some_folders_have_a_line_that_names_the_others(tmp_pat
     assert question.answers[0].note == "12 samples, train 4, val 4, c 4, without labels; leaves out nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scales of splits"])
 def test_info_prints_a_question_as_json(name: str, tmp_path: Path) -> None:
     root = fill(tmp_path / "set", LAYOUTS[name]())
@@ -284,6 +286,7 @@ def test_large_sources_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(answer.note == "not tried: more than 10 files" for answer in caught.answers)
 
 
+@pytest.mark.slow
 def test_no_image_is_read_by_a_trial(tmp_path: Path) -> None:
     root = fill(tmp_path / "set", dict.fromkeys(LAYOUTS["splits and icons"](), b""))
     command = ["convert", str(root), str(tmp_path / "s.lmdb")]
@@ -292,6 +295,7 @@ def test_no_image_is_read_by_a_trial(tmp_path: Path) -> None:
     assert all("leaves out" in answer.note for answer in question.answers)
 
 
+@pytest.mark.slow
 def test_notes_are_comments_above_their_lines(tmp_path: Path) -> None:
     root = fill(tmp_path / "set", LAYOUTS["copies"]())
     lines = run("convert", root, tmp_path / "s.lmdb").stderr.splitlines()[1:]
@@ -321,6 +325,7 @@ def test_a_line_keeps_all_images(name: str, tmp_path: Path) -> None:
             assert split == folder[-2]
 
 
+@pytest.mark.slow
 def test_no_line_drops_a_class_or_makes_one_of_splits(tmp_path: Path) -> None:
     for name in ("copies further down", "unlabelled images beside splits"):
         caught = question(fill(tmp_path / name, LAYOUTS[name]()))
@@ -328,6 +333,7 @@ def test_no_line_drops_a_class_or_makes_one_of_splits(tmp_path: Path) -> None:
         assert not {("--ignore", "/cats"), ("--ignore", "/dogs"), ("--source", "imagefolder")} & {*options}
 
 
+@pytest.mark.slow
 def test_one_stranger_alone_may_be_left_out(tmp_path: Path) -> None:
     caught = question(fill(tmp_path, LAYOUTS["a stranger among faces"]()))
     kept = [answer for answer in caught.answers if answer.options]

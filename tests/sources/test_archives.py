@@ -552,6 +552,7 @@ MANY_TARS: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.slow
 def test_headers_that_the_engine_reads_are_those_of_tarfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read() -> Any:
         try:

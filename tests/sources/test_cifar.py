@@ -288,6 +288,7 @@ def test_which_one_is_meant(tmp_path: Path) -> None:
     assert "holds several of CIFAR" in failure(tmp_path, "cifar10")
 
 
+@pytest.mark.slow
 def test_a_forced_kind_that_is_not_there(tmp_path: Path) -> None:
     directory = make(tmp_path, "cifar10")
     text = failure(directory, "cifar100")
@@ -555,6 +556,7 @@ def test_an_archive_with_broken_headers(tmp_path: Path, header: dict[str, str]) 
     assert text.isprintable()
 
 
+@pytest.mark.slow
 def test_an_archive_of_nothing_but_headers_of_headers(tmp_path: Path) -> None:
     """And a header that asks for more than there is."""
     header = tarfile.TarInfo("././@LongLink")

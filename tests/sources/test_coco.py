@@ -485,6 +485,7 @@ def test_annotations_of_years_whose_images_are_not_there(tmp_path: Path) -> None
     assert set(ledger.names(Role.LEFT)) == {f"annotations/instances_{split}2014.json" for split in ("train", "val")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["annotations.json", "_annotations.coco.json", "instances.json"])
 def test_two_sets_in_folders_of_one_name_are_a_question(name: str, tmp_path: Path) -> None:
     for folder, n in (("one", 0), ("two", 1)):

@@ -214,6 +214,7 @@ def test_patterns_that_match_nothing_or_not_this_kind(tmp_path: Path) -> None:
     refused(SourceError, path, "holds no images", masks="{s}.png")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("type", "content", "reason"),
     [
@@ -521,6 +522,7 @@ def test_depth_and_poses_of_images_are_kept_by_one_answer(scene: str, tmp_path: 
     assert first == ("--pair", "rgb/{s}.*=depth/{s}.*", "--sidecar", "rgb/{s}.*=poses/{s}.txt=numbers")
 
 
+@pytest.mark.slow
 def test_copies_of_a_set_are_read_as_the_set_is(tmp_path: Path) -> None:
     files = {}
     for base in ("DRIVE", "archive/DRIVE"):
@@ -552,6 +554,7 @@ def test_images_without_the_suffix_of_one_are_left_out(tmp_path: Path) -> None:
     assert (survey.records, survey.ledger.count(Role.LEFT)) == (8, 1)
 
 
+@pytest.mark.slow
 def test_few_masks_beside_many_images_are_masks(tmp_path: Path) -> None:
     files = {f"images/{n:05}.jpg": encode(photo(n % 9), "JPEG") for n in range(400)}
     files |= {f"outlines/{n:05}.png": outline(n % 9) for n in range(7, 400, 66)}
@@ -713,6 +716,7 @@ def test_photos_of_one_object_are_one_sample(stem: str, count: int, missing: int
     assert first.note.endswith("; leaves out 1 .txt file (as many lines as samples: YachtsInfo.txt)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 250])
 @pytest.mark.parametrize("ends", ["temp test", "golden val"])
 def test_templates_of_few_shades_and_what_is_tested_are_pairs(ends: str, count: int, tmp_path: Path) -> None:

@@ -324,6 +324,7 @@ def test_a_labels_file_for_a_real_image_folder(shared_data: SharedData, tmp_path
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 300])
 def test_the_only_folder_of_images_is_no_class_if_it_is_called_so(size: int, tmp_path: Path) -> None:
     root = fill(tmp_path / "set", {f"images/{n:04}.jpg": jpeg(n) for n in range(size)} | {"README.md": "# negatives"})

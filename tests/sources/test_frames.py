@@ -171,6 +171,7 @@ def test_pages_of_different_modes_are_refused_and_8_bits_unified(tmp_path: Path)
         records(tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_labels_and_answers_go_with_frames(tmp_path: Path) -> None:
     for label in ("cat", "dog"):
         save(tmp_path / "source" / label / "x.webp", frames_of(len(label), 2, "RGBA"), "WEBP", lossless=True)

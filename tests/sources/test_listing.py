@@ -88,6 +88,7 @@ def test_members_are_those_of_tarfile(form: str, tmp_path: Path) -> None:
     assert (len(found), failed) == (6, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMATS)
 def test_damaged_headers_are_those_of_tarfile(form: str, tmp_path: Path) -> None:
     """Bytes are changed where there are headers, half the time with the checksum made right again."""

@@ -90,6 +90,7 @@ def written(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".lmdb", ".h5", ".pth"])
 def test_what_the_library_wrote(suffix: str, written: Path, tmp_path: Path) -> None:
     pytest.importorskip("zstandard")

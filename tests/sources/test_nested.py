@@ -61,6 +61,7 @@ def test_archives_in_a_folder(tmp_path: Path) -> None:
     assert question(folder).answers == (Answer(source=folder / "set.zip"),)
 
 
+@pytest.mark.slow
 def test_two_data_sets_in_one_folder(tmp_path: Path) -> None:
     coco(tmp_path / "both/first")
     yolo(tmp_path / "both/second")

@@ -46,6 +46,7 @@ def test_every_row_is_made() -> None:
     assert len(SETS) == len([*CLASSES, *MASKS, *PAIRS]) + 1  # one row for ImageNet-A and -Sketch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [3, 300, pytest.param(3000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", SETS)
 def test_each_is_read_whole(name: str, samples: int, tmp_path: Path) -> None:
@@ -79,6 +80,7 @@ def test_a_strange_image_is_asked_about(name: str, tmp_path: Path) -> None:
         assert "strange" in str(error) or "holds" in str(error)  # noqa: PT017
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_other_annotations_are_asked_about(name: str, tmp_path: Path) -> None:
     path = make_set(name, tmp_path / "set", 30)
@@ -146,6 +148,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_file_is_named(fault: str, tmp_path: Path) -> None:
     make, name, old, new = FAULTS[fault]

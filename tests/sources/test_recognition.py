@@ -60,6 +60,7 @@ def test_a_certain_kind_comes_before_a_partial_one(two: dict[str, Certainty], ph
     assert isinstance(open_source(photos), FlatSource)
 
 
+@pytest.mark.slow
 def test_two_that_could_be_are_a_question_with_its_answers(two: dict[str, Certainty], photos: Path) -> None:
     two.update(one=Certainty.PARTIAL, two=Certainty.PARTIAL)
     (photos / "metadata.csv").touch()

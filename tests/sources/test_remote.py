@@ -126,6 +126,7 @@ def test_a_destination_within_its_source(raw: str, out: str) -> None:
     not_packed(DestinationError, raw, out, "one lies in the other", format="lmdb")
 
 
+@pytest.mark.slow
 def test_requests(s3_double: Double, raw: str, tmp_path: Path) -> None:
     """A listing for each folder, whatever the number of kinds that ask; a request for each image, and few more for the
     headers of 16, and for eight pairs of each two folders of equal names."""
@@ -161,6 +162,7 @@ def test_a_whole_bucket(s3_double: Double, folder_to_upload: Path) -> None:
         assert [entry.key for entry in source.entries()] == [entry.key for entry in here.entries()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["503", "cut", "flipped", "slow"])
 def test_faults_cost_time_alone(s3_double: Double, raw: str, folder_to_upload: Path, tmp_path: Path, kind: str) -> None:
     """A flipped bit shows in the MD5 that an ETag is."""
@@ -171,6 +173,7 @@ def test_faults_cost_time_alone(s3_double: Double, raw: str, folder_to_upload: P
     assert report.manifest.dataset_digest == expected
 
 
+@pytest.mark.slow
 def test_etags_that_are_no_digests(s3_double: Double, raw: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with encryption by keys of KMS: what reads the same twice is taken, and from then on read once."""
     monkeypatch.setattr("tests.makers.s3._etag", lambda data: f'"{len(data):032x}"')
@@ -194,6 +197,7 @@ def test_a_store_that_fails_is_no_bad_sample(
     assert not isinstance(caught, SampleError)
 
 
+@pytest.mark.slow
 def test_what_changes_meanwhile_is_a_bad_sample(s3_double: Double, raw: str) -> None:
     with closing(open_source(location(raw))) as source:
         first, second, *_ = source.entries()
@@ -279,6 +283,7 @@ def test_a_web_server_has_archives_and_no_folders(folder_to_upload: Path, cache:
         assert far.manifest.dataset_digest == near.manifest.dataset_digest
 
 
+@pytest.mark.slow
 def test_a_folder_of_which_alone_one_has_the_right(s3_double: Double, raw: str) -> None:
     """Listing the bucket may be forbidden."""
     s3_double.faults.append(Fault("403", "LIST", r"^(raw/)?$", times=ALWAYS))

@@ -94,6 +94,7 @@ def test_cityscapes(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["gtFine/train/bonn", "gtFine/train"])
 def test_files_beside_polygons(place: str, tmp_path: Path) -> None:
     """Files for each image in the folders of polygons are these; a list that names the images is a question."""
@@ -195,6 +196,7 @@ def test_files_beside_masks_are_said(name: str, said: str, tmp_path: Path) -> No
     assert (seen.kind, dict(seen.ledger.passed_over)) == ("companions", {said: 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 300])
 @pytest.mark.parametrize(
     ("image", "masked", "test", "splits"),

@@ -547,6 +547,7 @@ def test_a_folder_of_which_some_images_are_named_is_not_to_be_ignored(tmp_path: 
     assert (answer.options, "leaves out 5 images" in answer.note) == (("--source", "table"), True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [3, 300])
 def test_tables_of_the_same_images_with_other_columns_are_one(samples: int, tmp_path: Path) -> None:
     """ISIC: classes in one table and metadata in another, in another order."""
@@ -586,6 +587,7 @@ def test_a_row_for_each_mask_of_an_image(tmp_path: Path) -> None:
     assert left(path) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [3, 200])
 def test_paths_of_another_machine_go_by_their_ends(samples: int, tmp_path: Path) -> None:
     """CheXpert: the same name in a folder of each study of each patient, and a folder above that is not here."""

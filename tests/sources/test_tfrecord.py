@@ -120,6 +120,7 @@ def test_part_of_imagenet_is_a_question(slim: Path, tmp_path: Path) -> None:
     not_packed(AmbiguousSourceError, shard, tmp_path / "x.h5", r"image/class/label is 2 to 3.*--source tfrecord")
 
 
+@pytest.mark.slow
 def test_ids_of_the_detection_api_are_a_question_or_named_by_a_label_map(tmp_path: Path) -> None:
     file = tmp_path / "set" / "x.tfrecord"
     file.parent.mkdir()

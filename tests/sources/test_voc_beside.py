@@ -258,6 +258,7 @@ def test_other_layouts_are_refused(said: str, tmp_path: Path) -> None:
     refused(UsageError, root, f"layout is {said}, but boxes of Pascal VOC are voc, .* or xyxy", layout=said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_store_records_how_its_files_count(first: int, tmp_path: Path) -> None:
     """Later boxes of the same tool need not be at 0."""
@@ -274,6 +275,7 @@ def test_a_store_records_how_its_files_count(first: int, tmp_path: Path) -> None
     assert differs == ({1} if first == 0 else set())  # not record 0, whose file is the same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_what_is_appended_counts_like_the_store(first: int, tmp_path: Path) -> None:
     root = fill(tmp_path / "set", in_folders("train", "train")([ORDINARY, (first, 2, 9, 7)]))
@@ -285,6 +287,7 @@ def test_what_is_appended_counts_like_the_store(first: int, tmp_path: Path) -> N
     assert boxes == [[3 - first, 2 - first]] * 2
 
 
+@pytest.mark.slow
 def test_a_source_that_counts_otherwise_is_not_appended_unasked(tmp_path: Path) -> None:
     root = fill(tmp_path / "set", in_folders("train", "train")([ORDINARY, ORDINARY]))
     convert(root, tmp_path / "x.h5")

@@ -337,6 +337,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("more", [("cls",), ("json",), ("txt",), ("seg.png",), ("cls", "json", "txt", "seg.png")])
 @pytest.mark.parametrize("place", ["set/0.tar", "set/0.tar.gz", "set/train/00000.tar"])

@@ -196,6 +196,7 @@ def _of_kind(kind: str, folder: Path, x: Any, y: Any) -> tuple[Path, list[str]]:
     return path, [f"{name}/{place.format(separator.join(map(str, at)))}" for name, at in chunks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["2 .", "2 /", "3 .", "3 /", "3 as 2 ."])
 def test_images_and_labels_that_were_never_written_are_a_question(kind: str, tmp_path: Path) -> None:
     x, y = np.maximum(pixels(8, 5, 6, 3), 1), np.arange(1, 9)

@@ -231,6 +231,7 @@ def test_overwrite_never_deletes_what_lies_in_a_store(tmp_path: Path, shard_size
     assert listing(tmp_path) == {"out.lmdb", "out.lmdb/data.mdb"}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=3)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_overwrite_by_all_ways(tmp_path: Path, suffix: str, renames: str) -> None:

@@ -109,6 +109,7 @@ def test_several_readers_of_many_shards_each(photos: Path, tmp_path: Path) -> No
     assert (done.stdout, done.stderr) == (f"{8 * 24} {8 * 24 * 3}\n0\n", "")
 
 
+@pytest.mark.slow
 def test_a_dataset_that_was_pickled_before_its_store_was_replaced_says_so(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.lmdb"
     packstore.convert(photos, out, encoding="uint8", size=8)
@@ -365,6 +366,7 @@ def test_names_of_all_kinds_go_on_and_are_cleaned(
     shutil.rmtree(tmp_path / name, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_threads_that_pack_to_different_names_do_not_meet(photos: Path, tmp_path: Path) -> None:
     results: dict[str, Any] = {}
 

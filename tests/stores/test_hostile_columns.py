@@ -97,6 +97,7 @@ LIES: dict[str, tuple[str, Lie]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(20, fast=2)
 @pytest.mark.parametrize("suffix", [*SUFFIXES, LARGE])
 @pytest.mark.parametrize("lie", LIES)
@@ -127,6 +128,7 @@ VALUES: dict[str, tuple[str, int, bytes, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("what", VALUES)
 def test_values_that_are_not_what_their_type_says(what: str, suffix: str, store: Callable[[str], Path]) -> None:

@@ -43,6 +43,8 @@ from tests.makers.fuzz_targets import _repair_manifest, signed
 from tests.makers.hostile import LESS_MEMORY, in_child
 from tests.makers.hostile_stores import plain_manifest, put_manifest, survives
 
+pytestmark = pytest.mark.slow
+
 SUFFIXES = (".lmdb", ".h5", ".pth")
 ENCODINGS = {
     "original": {"encoding": "original"},
@@ -195,7 +197,6 @@ HARMLESS = {
 }
 
 
-@pytest.mark.slow
 def test_lies_that_are_told_from_the_file_are_refused(store: Callable[[str], Path]) -> None:
     opened, messages = set(), []
     for lie, tell in LIES.items():
@@ -212,7 +213,6 @@ def test_lies_that_are_told_from_the_file_are_refused(store: Callable[[str], Pat
     assert all(message.isprintable() and len(message) < 1000 for message in messages)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [f"{e}{s}" for s in SUFFIXES for e in (*ENCODINGS, "sharded")])
 def test_manifests_with_odd_values_anywhere(name: str, store: Callable[[str], Path]) -> None:
     rng = random.Random(name)
@@ -256,7 +256,6 @@ def test_a_name_twice_is_no_manifest_even_with_its_digest(store: Callable[[str],
         Manifest.from_json(text.replace('"records":6', '"records":7,"records":6'))
 
 
-@pytest.mark.slow
 def test_a_manifest_of_gigabytes_is_not_read(store: Callable[[str], Path]) -> None:
     path = store("sharded.lmdb")
     with (path / "manifest.json").open("wb") as file:
@@ -358,7 +357,6 @@ PICKLES["large tuples, over and over"] = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", PICKLES)
 def test_pickles_that_are_programs(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -437,7 +435,6 @@ def test_zips_that_are_not_as_torch_writes_them(what: str, store: Callable[[str]
 # --- HDF5 -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_reading_hdf5_does_without_the_library(store: Callable[[str], Path]) -> None:
     code = """
 import sys
@@ -742,7 +739,6 @@ def test_offsets_that_lie(what: str, column: str, suffix: str, store: Callable[[
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_command_line_says_it_on_one_line(store: Callable[[str], Path], tmp_path: Path) -> None:
     lying = store("uint8.h5")
     manifest = plain_manifest(lying)

@@ -121,6 +121,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         open_store(path).read(0)
         assert listing(path) == {"data.mdb"}
 
+    @pytest.mark.slow
     def test_it_is_compact_and_without_holes(self, path: Path, tmp_path: Path) -> None:
         records = make_records("ragged", 3000, sizes=[2500 + i % 1500 for i in range(3000)])
         manifest = write(path, records)

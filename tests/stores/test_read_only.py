@@ -73,6 +73,7 @@ for path in sorted(foreign.iterdir()):
         assert {p: p.stat().st_mtime_ns for p in inside.rglob("*")} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_moved_copied_and_linked(name: str, stores: Path, tmp_path: Path) -> None:
     path = tmp_path / name

@@ -168,6 +168,7 @@ def test_every_changed_byte_in_the_table_is_found_and_nothing_is_lost(table: Pat
         flip(table, place)
 
 
+@pytest.mark.slow
 def test_a_lost_shard_and_a_damaged_table(table: Path) -> None:
     """Where the sum of the records is right, the table still tells how many the shard had."""
     flip(table, 40)
@@ -177,6 +178,7 @@ def test_a_lost_shard_and_a_damaged_table(table: Path) -> None:
     assert report.missing[0].record == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["missing", "cut", "longer", "a directory"])
 def test_a_table_that_is_none(table: Path, what: str) -> None:
     content = table.read_bytes()

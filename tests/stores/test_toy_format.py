@@ -221,6 +221,7 @@ def test_unknown_without_the_line(tmp_path: Path) -> None:
     assert format_of("out.toy") is None
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("arguments", [[], ["--shard-size", "3kB"]])

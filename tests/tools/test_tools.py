@@ -198,6 +198,7 @@ def test_through_a_link(clone: Clone, tmp_path: Path) -> None:
     assert clone.steps() == ["venv", PIP]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize("change", SOURCES)
 def test_a_change_of_what_it_depends_on_installs_again(installed: Clone, change: str) -> None:
@@ -286,12 +287,14 @@ def test_first_uses_at_once_install_once(clone: Clone) -> None:
     assert clone.steps() == ["venv", PIP]
 
 
+@pytest.mark.slow
 def test_a_moved_clone_gets_a_new_environment(installed: Clone) -> None:
     moved = installed.root.rename(installed.root.with_name("moved"))
     assert "making .venv anew: it was made in" in installed.ok(script=moved / "tools" / "packstore")
     assert installed.steps() == ["venv", PIP]
 
 
+@pytest.mark.slow
 def test_an_environment_that_another_clone_uses_is_left_alone(installed: Clone) -> None:
     other = installed.root.with_name("other")
     shutil.copytree(installed.root, other, ignore=shutil.ignore_patterns(".venv"), symlinks=True)
@@ -303,6 +306,7 @@ def test_an_environment_that_another_clone_uses_is_left_alone(installed: Clone) 
     installed.ok()
 
 
+@pytest.mark.slow
 def test_an_environment_whose_python_is_gone_is_made_anew(installed: Clone) -> None:
     (installed.venv / "bin" / "python").unlink()
     installed.ok()
@@ -321,6 +325,7 @@ def test_somebody_elses_environment_is_used_and_never_deleted(clone: Clone) -> N
     assert (clone.venv / "theirs").exists()
 
 
+@pytest.mark.slow
 def test_in_an_activated_environment_another_python_makes_it_anew(installed: Clone) -> None:
     shutil.copy2(installed.venv / "bin" / "python", installed.venv / "bin" / "python3")
     (installed.venv / "packstore-installing").touch()
@@ -470,6 +475,7 @@ def test_tools_test_takes_libjpeg_turbo_3_once_or_goes_on_without(installed: Clo
     assert tests.endswith(f" {library}")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(fast=1)
 @pytest.mark.parametrize(
     ("arguments", "lint", "told"),

@@ -29,6 +29,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("encoding", ["uint8", "float16", "bfloat16"])
@@ -46,6 +47,7 @@ def test_arrays_hold_what_tensors_hold(packed: Path, encoding: str, resident: bo
         assert same((found.transpose(0, 3, 1, 2) if channels_last else found, *others), (expected, *values))
 
 
+@pytest.mark.slow
 def test_kept_batches_stay_as_they_are(packed: Path) -> None:
     """Memory of the ring is used again, but only when no array lies in it any more."""
     ds = PackedDataset(packed / "files.lmdb", "train")
@@ -83,6 +85,7 @@ def test_lists_and_tuples_and_dicts(tmp_path: Path) -> None:
     assert images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_what_gives_no_arrays_is_refused(packed: Path) -> None:
     ds = PackedDataset(packed / "uint8.pth", "train")
     with pytest.raises(UsageError, match="output should be 'tensor' or 'numpy', got 'np'"):
@@ -93,6 +96,7 @@ def test_what_gives_no_arrays_is_refused(packed: Path) -> None:
         PackedLoader(PackedDataset(packed / "uint8.pth", "train", output="numpy"))
 
 
+@pytest.mark.slow
 def test_a_dataset_is_a_source_of_grain(packed: Path) -> None:
     grain = pytest.importorskip("grain.python")
     ds = PackedDataset(packed / "uint8.pth", "train", output="numpy")
@@ -102,6 +106,7 @@ def test_a_dataset_is_a_source_of_grain(packed: Path) -> None:
     assert sorted(labels) == sorted(ds.targets)
 
 
+@pytest.mark.slow
 def test_a_dataset_goes_into_nodes_of_torchdata(packed: Path) -> None:
     nodes = pytest.importorskip("torchdata.nodes")
     ds = PackedDataset(packed / "uint8.pth", "train")

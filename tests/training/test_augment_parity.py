@@ -146,6 +146,7 @@ POLICY_NAMES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS[:2])
 @pytest.mark.parametrize(
     "name", [*POLICY_NAMES, "Posterize", "Solarize", "AutoContrast", "Equalize", "Identity", "Invert"]

@@ -89,6 +89,7 @@ def test_other_decoders_give_the_same(stores: Any, decoder: str) -> None:
     assert (difference > 1).float().mean() < 0.02  # equalising and posterising amplify a difference of one
 
 
+@pytest.mark.slow
 def test_what_the_engine_refuses_is_nearly_the_same(stores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = [A.RandomResizedCrop(24), A.ColorJitter(0.4, 0.4, 0.4), A.RandomErasing(0.5, value="color")]
     dataset = PackedDataset(stores("files.lmdb"), "train")
@@ -98,6 +99,7 @@ def test_what_the_engine_refuses_is_nearly_the_same(stores: Any, monkeypatch: py
     assert ((found.int() - expected.int()).abs() > 1).float().mean() < 0.001
 
 
+@pytest.mark.slow
 def test_epochs_ranks_and_resuming(stores: Any) -> None:
     dataset, chain = PackedDataset(stores("files.lmdb"), "train"), operations(CHAINS[0])
     make = partial(PackedLoader, dataset, seed=3, shuffle=True, drop_last=True, augment=chain)

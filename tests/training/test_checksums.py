@@ -349,6 +349,7 @@ def test_columns_are_what_was_packed(
             checked[[4, 3]]
 
 
+@pytest.mark.slow
 def test_one_item_opens_one_shard(pack: Pack) -> None:
     path = pack("h5", shard_size=20_000)
     dataset = PackedDataset(path, columns=("image", "label", "key"))

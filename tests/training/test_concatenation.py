@@ -141,6 +141,7 @@ def test_an_epoch_has_exact_shares_and_every_record_comes_in_turn(root: Path) ->
         assert {count for key, count in sum(epochs, Counter()).items() if key.split("/")[-1][0] == store} <= counts
 
 
+@pytest.mark.slow
 def test_temperature_evens_weights_out(root: Path) -> None:
     assert Mix(paths(root), "train").draws == (10, 6, 4)
     assert Mix(paths(root), "train", temperature=1e9, epoch=30).draws == (10, 10, 10)
@@ -150,6 +151,7 @@ def test_temperature_evens_weights_out(root: Path) -> None:
             Mix(weights, "train", temperature=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_ranks_and_resuming_change_nothing(root: Path, shuffle: bool, resident: bool) -> None:
@@ -313,6 +315,7 @@ AUGMENTS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AUGMENTS)
 def test_a_loader_crops_each_as_a_loader_of_its_store(encodings: dict[str, Path], name: str) -> None:
     """A single batch without shuffling, so that each record has the number it has in the joined dataset."""
@@ -329,6 +332,7 @@ def test_a_loader_crops_each_as_a_loader_of_its_store(encodings: dict[str, Path]
         assert torch.equal(images[first : first + 8], part)
 
 
+@pytest.mark.slow
 def test_order_and_resuming_of_a_mix_of_encodings(encodings: dict[str, Path]) -> None:
     weights = {encodings["files.lmdb"]: 2, encodings["square.h5"]: 1, encodings["pixels.lmdb"]: 1}
 
@@ -340,6 +344,7 @@ def test_order_and_resuming_of_a_mix_of_encodings(encodings: dict[str, Path]) ->
     assert all(images.shape[1:] == (3, 12, 12) and images.dtype == torch.uint8 for images, _ in make(6))
 
 
+@pytest.mark.slow
 def test_damage_is_found_in_pixels_that_are_read_as_files(encodings: dict[str, Path], tmp_path: Path) -> None:
     other = tmp_path / "square.h5"
     other.write_bytes(encodings["square.h5"].read_bytes())
@@ -354,6 +359,7 @@ def test_damage_is_found_in_pixels_that_are_read_as_files(encodings: dict[str, P
     assert sum(len(labels) for _, labels in PackedLoader(trusting, 4, augment=augment)) == 16
 
 
+@pytest.mark.slow
 def test_floats_of_one_normalisation_are_read_as_float32(tmp_path: Path) -> None:
     source = write_jpegs(tmp_path / "photos", "ab", 3)
     names = [f"{encoding}.{suffix}" for encoding, suffix in zip(FLOATS, ("pth", "h5", "lmdb"), strict=True)]
@@ -377,6 +383,7 @@ def test_floats_of_one_normalisation_are_read_as_float32(tmp_path: Path) -> None
 FLOATS = ("float16", "bfloat16", "float32")
 
 
+@pytest.mark.slow
 def test_images_that_would_be_read_in_different_ways_are_refused(encodings: dict[str, Path], tmp_path: Path) -> None:
     gray = write_jpegs(tmp_path / "gray", "ab", 2, gray=True)
     packstore.convert(gray, tmp_path / "gray.lmdb", encoding="uint8", size=8, mode="L")

@@ -37,6 +37,7 @@ def by_name(url: UrlPath, budget: int, nodes: int = 1) -> dict[str, Cost]:
         return {cost.what: cost for cost in compute_costs(reader.manifest, reader.disk_bytes(), budget, nodes)}
 
 
+@pytest.mark.slow
 def test_an_epoch_that_fits_into_the_cache(url: UrlPath) -> None:
     found = by_name(url, 10**9)
     with open_store(url) as reader:

@@ -119,6 +119,7 @@ def test_receiving_does_not_wait_on_the_host(cuda: torch.device) -> None:
     assert int(batch.sum()) == 7 << 20  # the consumer's stream waits for it
 
 
+@pytest.mark.slow
 def test_memory_of_a_batch_is_not_reused_while_the_consumers_kernels_read_it(
     stores: Stores, cuda: torch.device
 ) -> None:

@@ -284,6 +284,7 @@ def test_a_dataset_that_is_refused_closes_its_store(
     assert closed == [True, False, True]
 
 
+@pytest.mark.slow
 def test_float_stores_are_not_pictures(pack: Pack) -> None:
     for options in ({"output": "pil"}, {"dtype": torch.uint8}):
         with pytest.raises(UsageError, match="normalised"):
@@ -432,6 +433,7 @@ def test_masks_are_no_indices(pack: Pack, mask: Any) -> None:
         PackedDataset(pack("h5", "uint8"), "val")[mask]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_store_that_was_replaced_is_not_taken_for_the_old_one(png_folder: Path, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.{suffix}"

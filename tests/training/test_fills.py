@@ -17,6 +17,8 @@ from tests.internals import NORMALIZATIONS, UsageError
 from tests.makers.images import encode, picture
 from tests.makers.torchvision import import_torchvision
 
+pytestmark = pytest.mark.slow
+
 COLOUR = (10, 130, 250)
 ENCODINGS = {"original": 1e-5, "uint8": 1e-5, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}
 """Largest difference of a normalised value from that of bytes normalised in float32."""
@@ -116,7 +118,6 @@ def test_a_colour_is_the_same_in_every_store(root: Path, name: str, way: str, en
 
 @pytest.mark.parametrize("encoding", ["uint8", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in ("zoom", "group")])
-@pytest.mark.slow
 def test_a_colour_is_the_same_on_a_device(root: Path, name: str, encoding: str, cuda: torch.device) -> None:
     expected = load(root / "RGB-uint8.h5", OPERATIONS[name], "cifar10", {"resident": False})
     for resident in (False, True):

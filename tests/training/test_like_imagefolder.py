@@ -97,6 +97,7 @@ def test_pictures_of_normalised_stores(
         ds.show(len(ds))
 
 
+@pytest.mark.slow
 def test_looking_needs_words(png_folder: Path, tmp_path: Path) -> None:
     packstore.convert(png_folder, tmp_path / "a.pth")
     with pytest.raises(UsageError, match="denormalize=True"):
@@ -122,6 +123,7 @@ def test_a_transform_that_makes_arrays_is_given_pil_images(store: Path) -> None:
     PackedDataset(store, "train", transform=only_pil)[0]
 
 
+@pytest.mark.slow
 def test_a_transform_that_wants_pil_images_is_told_how(store: Path) -> None:
     ds = PackedDataset(store, "train", transform=convert_mode)
     for read in (lambda: ds[0], lambda: ds[:2], lambda: next(iter(DataLoader(ds, 4, num_workers=1)))):
@@ -144,6 +146,7 @@ def test_size_error_is_public() -> None:
     assert issubclass(packstore.SizeError, UsageError)
 
 
+@pytest.mark.slow
 def test_reprs_are_short(png_folder: Path, store: Path, tmp_path: Path) -> None:
     report = packstore.convert(png_folder, tmp_path / "a.lmdb")
     whole = packstore.verify(tmp_path / "a.lmdb")

@@ -238,6 +238,7 @@ def test_global_batches_do_not_depend_on_the_ranks(dataset: PackedDataset) -> No
         assert same(join_ranks(lambda **ranks: load(dataset, **ranks), count), whole)
 
 
+@pytest.mark.slow
 def test_an_epoch_goes_on_with_another_number_of_ranks(dataset: PackedDataset) -> None:
     loader = load(dataset, 4)
     epochs = [list(loader) for _ in range(2)]
@@ -250,6 +251,7 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(dataset: PackedDataset) -
     assert same(join_ranks(lambda rank, world_size: four[rank], 4), epochs[1])
 
 
+@pytest.mark.slow
 def test_a_part_of_a_split_with_repetitions(dataset: PackedDataset) -> None:
     indices = [7, 3, 3, 11, 0, 7, 19, 18, 5]
     loader = PackedLoader(dataset, 2, indices=indices, **LANES)
@@ -258,10 +260,12 @@ def test_a_part_of_a_split_with_repetitions(dataset: PackedDataset) -> None:
     assert first != second
 
 
+@pytest.mark.slow
 def test_resident_and_streaming_agree(dataset: PackedDataset) -> None:
     assert same(load(dataset, 4, resident=True), load(dataset, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -288,6 +292,7 @@ def test_a_state_of_other_shards_is_refused(dataset: PackedDataset, tmp_path: Pa
         PackedLoader(other, 4, **LANES).load_state_dict(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -304,6 +309,7 @@ def test_what_does_not_go_together(dataset: PackedDataset, options: dict[str, An
         PackedLoader(dataset, 4, **options)
 
 
+@pytest.mark.slow
 def test_full_is_the_permutation_of_all(dataset: PackedDataset) -> None:
     assert same(PackedLoader(dataset, 4, shuffle="full"), PackedLoader(dataset, 4, shuffle=True))
 

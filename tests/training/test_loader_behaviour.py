@@ -233,6 +233,7 @@ def test_stats_say_where_the_time_goes(stores: Stores) -> None:
     assert loader.stats()["images"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["files.lmdb", "pixels.h5", "cifar.h5", "floats.pth"])
 @pytest.mark.parametrize("resident", [False, "auto"])
 def test_in_inference_mode_as_elsewhere(stores: Stores, name: str, resident: Any) -> None:

@@ -47,6 +47,7 @@ def list_items(loader: Any, most: int = 14) -> list[Any]:
     return list(islice(loader, most))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", [*KINDS, *SAMPLERS])
 def test_a_data_loader_made_of_the_parts_gives_the_same_batches(stores: Stores, kind: str) -> None:

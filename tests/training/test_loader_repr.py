@@ -69,6 +69,7 @@ def test_repr_of_a_subset_and_a_mix(stores: Stores, dataset: PackedDataset) -> N
     assert "\n    shuffle: full" in repr(PackedLoader(mix, 4, shuffle=True))
 
 
+@pytest.mark.slow
 def test_a_loader_says_with_which_step_it_begins(dataset: PackedDataset) -> None:
     make = partial(PackedLoader, dataset, 7, shuffle=True)
     whole = list(make())

@@ -20,6 +20,8 @@ from packstore.testing.encodings import picture
 from tests.makers.batches import images_of
 from tests.makers.images import avif, heic
 
+pytestmark = pytest.mark.slow
+
 JPEGS: tuple[dict[str, Any], ...] = (
     {},
     {"subsampling": 0},
@@ -145,7 +147,6 @@ def test_alone_each_image_has_its_own_size(stores: Stores) -> None:
         assert torch.equal(images[0], dataset[i][0])
 
 
-@pytest.mark.slow
 def test_the_dataset_overrides_what_the_store_wishes(photos: tuple[Path, Path], stores: Stores, tmp_path: Path) -> None:
     packstore.convert(photos[0], tmp_path / "plain.lmdb", source_kind="imagefolder")
     wish = stores("original.lmdb")
@@ -163,7 +164,6 @@ def test_the_dataset_overrides_what_the_store_wishes(photos: tuple[Path, Path], 
         assert torch.equal(one[0], two[0])
 
 
-@pytest.mark.slow
 def test_pixels_cannot_be_turned_any_more(photos: tuple[Path, Path], stores: Stores, tmp_path: Path) -> None:
     for name, wanted, words in (
         ("uint8.h5", False, "were turned when they were packed; pack it again without --exif-transpose"),

@@ -147,6 +147,7 @@ def test_a_function_that_draws_from_torch_alone_may_run_in_the_threads(stores: S
     assert repr(A.PerImage(abs, threads=True)) == "PerImage(<built-in function abs>, threads=True)"
 
 
+@pytest.mark.slow
 def test_functions_that_may_draw_from_other_generators_do_not(stores: Stores) -> None:
     transforms = import_torchvision().transforms
     dataset, v2, names = PackedDataset(stores("files.lmdb"), "train"), transforms.v2, set()

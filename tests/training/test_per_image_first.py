@@ -68,6 +68,7 @@ def load(dataset: PackedDataset, operations: Any, batch_size: int = 4, **options
     return list(PackedLoader(dataset, batch_size, seed=3, augment=operations, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_results_of_one_size_are_a_batch(root: Path, store: str, name: str) -> None:
@@ -85,6 +86,7 @@ def test_results_of_one_size_are_a_batch(root: Path, store: str, name: str) -> N
     assert after == states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_operations_follow(root: Path, store: str, name: str) -> None:
@@ -108,6 +110,7 @@ def test_operations_precede(root: Path, store: str, name: str, before: Any) -> N
     assert images.shape == (4, 3, 40, 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 def test_torchvision_comes_first(root: Path, store: str) -> None:
     import_torchvision()
@@ -123,6 +126,7 @@ def test_torchvision_comes_first(root: Path, store: str) -> None:
     assert torch.equal(images, torch.stack([validation(image) for image, _ in dataset]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_normalisation_dtype_and_mixing_follow(root: Path, store: str, name: str) -> None:
@@ -138,6 +142,7 @@ def test_normalisation_dtype_and_mixing_follow(root: Path, store: str, name: str
     assert load(dataset, floats, dtype=torch.float32)[0][0].dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("threads", [False, True])
 def test_results_of_other_sizes_need_a_form(root: Path, store: str, threads: bool) -> None:
@@ -184,6 +189,7 @@ def test_a_resume_continues(root: Path, name: str) -> None:
     assert same(go_on(make(), make(), 2), list(make())[2:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_on_a_device(root: Path, name: str, cuda: torch.device) -> None:
     ops = [FUNCTIONS[name], A.RandomHorizontalFlip()]

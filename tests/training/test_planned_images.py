@@ -142,6 +142,7 @@ def mix_exactly(module: Any) -> Any:
     return transform
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [v1, v2])
 @given(size=st.tuples(st.integers(1, 70), st.integers(1, 70)), seed=st.integers(0, 2**31))
 def test_augmix_adds_up_its_chains_as_torch(module: Any, size: tuple[int, int], seed: int) -> None:

@@ -118,6 +118,7 @@ def test_a_record_that_fails_is_named_by_its_own_batch(photos: Path, tmp_path: P
     assert [sum(len(images) for images in skipping) for _ in range(2)] == [RECORDS - 1] * 2
 
 
+@pytest.mark.slow
 def test_an_operation_that_refuses_an_image_is_left_to_its_batch(tmp_path: Path, plans: list[bool]) -> None:
     for i in range(RECORDS):
         write_image(tmp_path / "photos" / f"{i:02}.png", 20 if i == 30 else 40, 50, i)

@@ -108,6 +108,7 @@ def neighbours() -> list[tuple[str, NDArray[np.int64], NDArray[np.int64]]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [pytest.param(a, b, id=name) for name, a, b in neighbours()])
 def test_neighbours_are_independent(first: NDArray[np.int64], second: NDArray[np.int64]) -> None:
     n = first.size

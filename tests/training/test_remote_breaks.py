@@ -126,6 +126,7 @@ def test_a_disk_that_others_fill_is_shared(
         trained(local, url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["deleted", "changed", "cut", "swapped"])
 def test_objects_change_on_the_server(
     local: Path, url: UrlPath, shards: list[Path], how: str, monkeypatch: pytest.MonkeyPatch
@@ -171,6 +172,7 @@ def test_a_rotten_copy_is_fetched_again_once_it_is_found(
         assert bytes(reader.read(0)) == expected[0]
 
 
+@pytest.mark.slow
 def test_verify_is_about_the_objects_and_not_about_their_copies(
     url: UrlPath, tmp_path: Path, shards: list[Path]
 ) -> None:

@@ -25,6 +25,8 @@ from tests.makers.simulated_cuda import NONSENSE, Simulation, check_waits
 from tests.makers.stores import damage
 from tests.makers.typed import COLUMNS, make_typed
 
+pytestmark = pytest.mark.slow
+
 HERE = torch.device("cuda", 0)
 SHIFT = [A.RandomCrop(32, padding=4), A.RandomHorizontalFlip(), A.Cutout(8)]
 
@@ -109,7 +111,6 @@ def test_a_page_locked_buffer_is_read_when_the_copy_is_done(late: Simulation) ->
     assert other.unique().tolist() == [1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recorded", [True, False])
 def test_memory_that_another_stream_reads_is_given_away_unless_that_is_recorded(
     late: Simulation, recorded: bool
@@ -172,7 +173,6 @@ DRAWN = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("name", DRAWN)
 def test_the_host_never_waits_for_what_it_draws(root: Path, device: Simulation, name: str, resident: bool) -> None:
@@ -180,7 +180,6 @@ def test_the_host_never_waits_for_what_it_draws(root: Path, device: Simulation, 
     check_waits(device, on(root, "x.pth", 6, **options), staged=None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"shuffle": True, "indices": range(3, 1100)}, {}])
 @pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}])
 def test_the_order_of_a_resident_epoch_is_worked_out_there(
@@ -223,7 +222,6 @@ def test_resident_batches_share_no_memory(root: Path, device: Simulation) -> Non
     assert first.untyped_storage().nbytes() == first.nbytes
 
 
-@pytest.mark.slow
 def test_what_enlarges_is_done_for_fewer_at_once(
     root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +239,6 @@ def test_what_enlarges_is_done_for_fewer_at_once(
     assert max(peaks) < 6 * a_chunk  # of 1,500 images of 96 x 96, resized in float32, it would be 150
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["original", "uint8"])
 def test_columns_of_every_type_come_with_the_images(tmp_path: Path, device: Simulation, encoding: str) -> None:
     names = [column.name for column in COLUMNS]
@@ -260,7 +257,6 @@ def test_columns_of_every_type_come_with_the_images(tmp_path: Path, device: Simu
     check_waits(device, there)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", ["list", "padded", "one size", "mosaic"])
 def test_images_that_differ_in_size_come_as_on_the_cpu(tmp_path: Path, device: Simulation, form: str) -> None:
     names = ("mask", "boxes", "labels", "image_id")
@@ -274,7 +270,6 @@ def test_images_that_differ_in_size_come_as_on_the_cpu(tmp_path: Path, device: S
     check_waits(device, there, 99 if form == "mosaic" else 0)  # which of its boxes are left decides on shapes
 
 
-@pytest.mark.slow
 @pytest.mark.sampled(1, per="each")
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("each", ["batch", "chunk", "epoch"])
@@ -430,7 +425,6 @@ class Sample:
     note: torch.Tensor
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("resident", [True, False])
 def test_what_a_transform_returns_need_not_be_tensors_of_the_device(
     root: Path, device: Simulation, resident: bool
@@ -493,7 +487,6 @@ def test_the_copy_stream_follows_the_consumer_only_where_it_must(root: Path, dev
     assert transport_to(torch.device("cuda")).device == HERE
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x.lmdb", "x.pth"])
 def test_bench_on_the_device(root: Path, device: Simulation, name: str) -> None:
     report = bench(root / name, BenchOptions(seconds=0.01, batch_size=8, device="cuda:0", split="train", tries=False))
@@ -502,7 +495,6 @@ def test_bench_on_the_device(root: Path, device: Simulation, name: str) -> None:
     assert report.verdict.stage in {*stages, "loader"}
 
 
-@pytest.mark.slow
 def test_the_measuring_script_runs(
     root: Path, device: Simulation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

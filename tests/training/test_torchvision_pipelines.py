@@ -144,6 +144,7 @@ ON_TENSORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize(("t", "name"), BOTH)
 def test_images_and_draws_are_those_of_imagefolder(folder: Path, stores: Any, t: Any, name: str) -> None:
@@ -153,6 +154,7 @@ def test_images_and_draws_are_those_of_imagefolder(folder: Path, stores: Any, t:
         assert_alike(items(PackedDataset(stores(), transform=transform), batched=batched), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_TENSORS)
 def test_pipelines_that_begin_with_a_tensor(folder: Path, stores: Any, name: str) -> None:
     transform = v2.Compose([*ON_TENSORS[name], v2.ToDtype(torch.float32, scale=True)])
@@ -160,6 +162,7 @@ def test_pipelines_that_begin_with_a_tensor(folder: Path, stores: Any, name: str
     assert_alike(items(PackedDataset(stores(), transform=transform), batched=True), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["first of all", "bicubic", "plain", "padded", "nested"])
 @pytest.mark.parametrize("dtype", [None, torch.float32])
 def test_tensors_are_transformed_as_before(stores: Any, name: str, dtype: torch.dtype | None) -> None:
@@ -174,6 +177,7 @@ def test_tensors_are_transformed_as_before(stores: Any, name: str, dtype: torch.
         assert {type(image) for image in found} == {torch.Tensor}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["training", "validation", "padded crop", "jitter", "erasing", "flat"])
 @pytest.mark.parametrize(
@@ -212,6 +216,7 @@ def test_workers_draw_as_those_of_imagefolder(folder: Path, stores: Any) -> None
     assert all(map(torch.equal, *batches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -294,6 +299,7 @@ def test_only_crops_are_decoded(stores: Any, monkeypatch: pytest.MonkeyPatch, na
     assert (len(images), len(memory)) == (10, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [v1, v2])
 def test_a_pipeline_with_augmix_is_that_of_the_engine(
     folder: Path, stores: Any, monkeypatch: pytest.MonkeyPatch, module: Any
@@ -327,6 +333,7 @@ def test_colours_and_warps_are_those_of_the_engine(
     assert mixed.transforms[0] is jitter, "the user's objects stay as they are"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [v1, v2])
 def test_blurring_is_nearly_that_of_torchvision(folder: Path, stores: Any, module: Any) -> None:
     """Pipelines that learn without labels. Torch sums a blur in another order, so a few values differ by 1."""
@@ -377,6 +384,7 @@ def test_collation_copies_no_batch(stores: Any, module: Any, name: str) -> None:
     assert type(pickle.loads(pickle.dumps(values[0]))) is tuple
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["training", "training, bytes"])
 def test_workers_share_what_they_make(stores: Any, name: str) -> None:
     data = PackedDataset(stores(), transform=pipelines(v1)[name])
@@ -388,6 +396,7 @@ def test_workers_share_what_they_make(stores: Any, name: str) -> None:
         assert labels.shape == (4,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, torch.float16])
 @pytest.mark.parametrize("options", [{"encoding": "uint8"}, {"encoding": "float32"}, {"encoding": "bfloat16"}], ids=str)
 def test_workers_share_arrays(stores: Any, options: dict[str, Any], dtype: torch.dtype | None) -> None:
@@ -403,6 +412,7 @@ def test_workers_share_arrays(stores: Any, options: dict[str, Any], dtype: torch
     assert rows == len(data)
 
 
+@pytest.mark.slow
 def test_what_the_engine_refuses_is_decoded_otherwise(stores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     transform = pipelines(v1)["training"]
     expected = items(PackedDataset(stores(), transform=transform))
@@ -461,6 +471,7 @@ def hidden(t: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", hidden(v1))
 @pytest.mark.parametrize("module", [v1, v2])
 def test_conversions_inside_functions_are_found(folder: Path, stores: Any, module: Any, name: str) -> None:
@@ -512,6 +523,7 @@ def test_normalised_stores_are_not_normalised_again(stores: Any, step: Any) -> N
     assert PackedDataset(path, output="pil", denormalize=True, transform=whole)[0][0].shape == (3, 20, 20)
 
 
+@pytest.mark.slow
 def test_presets_of_weights_are_planned(folder: Path, stores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The transforms of a classifier's weights, as the dataset's and as the loader's."""
     preset = tv.transforms._presets.ImageClassification(crop_size=40, resize_size=52)
@@ -538,6 +550,7 @@ def test_a_changed_transform_is_used(stores: Any) -> None:
     assert not torch.equal(data[0][0], before)
 
 
+@pytest.mark.slow
 def test_target_transforms_draw_in_between(folder: Path, stores: Any) -> None:
     options = {
         "transform": pipelines(v1)["training"],

@@ -179,6 +179,7 @@ def _narrower(image: torch.Tensor) -> torch.Tensor:
     return image[..., 1:]
 
 
+@pytest.mark.slow
 def test_torchvision_transforms_of_images_beside_targets(one: Typed) -> None:
     import_torchvision()
     from torchvision import transforms as v1

@@ -150,6 +150,7 @@ def test_labels_stay_with_boxes_that_are_not_asked_for(typed_stores: dict[str, T
             assert same(rows(batches, name), rows(with_boxes, name))
 
 
+@pytest.mark.slow
 def test_without_operations_nothing_moves(typed_stores: dict[str, Typed]) -> None:
     made = typed_stores["files"]
     optional: Any = dict.fromkeys(("caption", "weight", "depth"), "optional")
@@ -229,6 +230,7 @@ def test_operations_that_cannot_be_followed(typed_stores: dict[str, Typed]) -> N
     load(typed_stores["files"], ("image", "label"), augment=[rotation])
 
 
+@pytest.mark.slow
 def test_functions_beside_targets(typed_stores: dict[str, Typed]) -> None:
     """One that nobody knows is refused, wherever it is called; one that is said to keep pixels in place is called."""
     one = typed_stores["files"]
@@ -263,6 +265,7 @@ def test_items_are_tuples_unless_asked_otherwise(typed_stores: dict[str, Typed])
         PackedLoader(PackedDataset(typed_stores["files"].path, output="numpy"), 4)
 
 
+@pytest.mark.slow
 def test_further_images_are_normalised_alike(typed_stores: dict[str, Typed]) -> None:
     for kind in ("files", "pixels"):
         batch = load(typed_stores[kind], ("image", "right"), normalize="imagenet", dtype=torch.float16)[0]

@@ -184,6 +184,7 @@ def test_the_end_of_a_list_decides_on_the_form(typed_stores: dict[str, Typed]) -
         load(made, augment=DETR, collate=None)
 
 
+@pytest.mark.slow
 def test_functions_of_the_user_run_image_by_image(typed_stores: dict[str, Typed]) -> None:
     def darker(images: torch.Tensor) -> torch.Tensor:
         assert len(images) == 1
@@ -246,6 +247,7 @@ def test_a_batch_of_damaged_records_makes_no_mosaics(tmp_path: Path, ops: list[A
     assert full["image"].shape == (2, 3, 32, 32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ssd", "detr"])
 def test_recipes_of_detection_load(typed_stores: dict[str, Typed], name: str) -> None:
     columns, found = ("image", "boxes", "labels"), A.recipe(name)

@@ -95,6 +95,7 @@ def test_forms(made: Typed) -> None:
     np.testing.assert_array_equal(arrays["mask"]["small"], plain[0]["mask"]["small"])
 
 
+@pytest.mark.slow
 def test_labels_of_boxes_alone(made: Typed) -> None:
     plain, found = load(made), load(made, columns=("image", "labels"))
     assert same([batch["labels"] for batch in found], [batch["labels"] for batch in plain])

@@ -166,6 +166,7 @@ def test_views_of_floating_point(stores: Any, store: str) -> None:
         load(dataset, {"a": (1, [A.RandomResizedCrop(8), A.ColorJitter(0.4)])})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["files.lmdb", "cifar.h5", "floats.lmdb"])
 def test_ranks_and_resuming(stores: Any, name: str) -> None:
     dataset = PackedDataset(stores(name), "train")

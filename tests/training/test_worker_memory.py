@@ -136,6 +136,7 @@ def test_batches_that_are_kept_stay(keep: int, workers: int) -> None:
             kept = kept[len(kept) - keep :]
 
 
+@pytest.mark.slow
 def test_a_worker_makes_few_files() -> None:
     """Batches that training drops are files again."""
     seen: set[int] = set()

@@ -26,6 +26,7 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_folder(tmp_path_factory.mktemp("photos"), per_class=2)
 
 
+@pytest.mark.slow
 def test_a_dry_run_asks_nothing_of_the_server(small_folder: Path, tmp_path: Path) -> None:
     done = run("convert", small_folder, "s3://bucket/x.h5", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

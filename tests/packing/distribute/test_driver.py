@@ -110,6 +110,7 @@ def begin(folder: Path, url: str, after: int = 1, **options: Any) -> None:
         drive(folder, url, dying(after), **PASSING, **options)
 
 
+@pytest.mark.slow
 def test_the_same_bytes(folder_to_pack: Path, whole: Path, url: str) -> None:
     report = packstore.convert(folder_to_pack, url, **PASSING)
     assert_same(url, whole)
@@ -211,6 +212,7 @@ def test_memory_of_a_worker_is_bounded(tmp_path: Path) -> None:
     assert peak < 32 << 20
 
 
+@pytest.mark.slow
 def test_each_task_twice(folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "LocalRunner", Twice)
     drive(folder_to_pack, url, **PASSING)
@@ -263,6 +265,7 @@ def test_a_driver_is_killed(folder_to_pack: Path, whole: Path, url: str) -> None
     assert committed == objects_at(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [1, 2, -1])
 def test_two_drivers(folder_to_pack: Path, whole: Path, url: str, when: int) -> None:
     """The second runs from its beginning to its end while the first waits for a receipt."""
@@ -282,6 +285,7 @@ def test_two_drivers(folder_to_pack: Path, whole: Path, url: str, when: int) -> 
     assert_same(url, whole)
 
 
+@pytest.mark.slow
 def test_two_drivers_write_the_plan(
     folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,6 +305,7 @@ def test_two_drivers_write_the_plan(
     assert_same(url, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deleted", [False, True], ids=["all is left", "receipts are gone"])
 def test_killed_after_it_had_published(
     folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch, deleted: bool
@@ -322,6 +327,7 @@ def _raise_end(self: SharedRun) -> None:
     raise EndOfDriverError
 
 
+@pytest.mark.slow
 def test_a_receipt_that_differs(folder_to_pack: Path, url: str) -> None:
     """Two machines that compute otherwise: the error names both digests, and nothing is published."""
     begin(folder_to_pack, url)
@@ -343,6 +349,7 @@ def test_a_receipt_that_differs(folder_to_pack: Path, url: str) -> None:
     assert not any(name.startswith("versions/") for name in objects_at(url))
 
 
+@pytest.mark.slow
 def test_other_software_is_refused(
     folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,6 +453,7 @@ def test_skipped_samples_are_raised_by_a_run_that_may_not_skip(tmp_path: Path, u
         drive(folder, url, **PASSING)
 
 
+@pytest.mark.slow
 def test_a_store_is_there(folder_to_pack: Path, whole: Path, url: str) -> None:
     drive(folder_to_pack, url, **PASSING)
     with pytest.raises(DestinationError, match="exists already; choose another URL, or --overwrite"):
@@ -473,6 +481,7 @@ def test_ctrl_c_ends_the_workers(folder_to_pack: Path, whole: Path, url: str, sc
     assert_same(url, whole)
 
 
+@pytest.mark.slow
 def test_progress_counts_samples(folder_to_pack: Path, url: str) -> None:
     reports: list[Progress] = []
     drive(folder_to_pack, url, reports.append, **PASSING)
@@ -498,6 +507,7 @@ def test_what_a_cluster_cannot_do(folder_to_pack: Path, url: str, tmp_path: Path
         packstore.convert(iter([{"image": next(folder_to_pack.rglob("*.jpg"))}]), url)
 
 
+@pytest.mark.slow
 def test_a_damaged_receipt_or_plan(folder_to_pack: Path, whole: Path, url: str) -> None:
     begin(folder_to_pack, url)
     (receipt,) = (name for name in objects_at(url) if "/done/" in name)
@@ -519,6 +529,7 @@ def test_a_damaged_receipt_or_plan(folder_to_pack: Path, whole: Path, url: str) 
     assert_same(url, whole)
 
 
+@pytest.mark.slow
 def test_shards_that_are_gone(folder_to_pack: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of an earlier driver are packed again; one that goes before the end is missed, and nothing is published."""
     begin(folder_to_pack, url, 2)
@@ -555,6 +566,7 @@ def test_receipts_of_other_tasks(folder_to_pack: Path, url: str) -> None:
         drive(folder_to_pack, url, **PASSING)
 
 
+@pytest.mark.slow
 def test_clean_removes_what_an_interrupted_run_left(folder_to_pack: Path, url: str) -> None:
     """A plan, receipts, and shards that nobody needs any more."""
     begin(folder_to_pack, url, 2)

@@ -355,6 +355,7 @@ class TestDamage:
             assert_holds(reader, records)
         assert_holds(opened(url), make_records("uint8", 12, seed=1))
 
+    @pytest.mark.slow
     def test_replaced_and_cleaned_while_it_is_read(
         self, url: UrlPath, shards: list[Path], tmp_path: Path, records: Records
     ) -> None:

@@ -105,6 +105,7 @@ def test_verifying_asks_for_each_object_once(server: Double) -> None:
     assert len(fetched) == len(set(fetched)) == len([name for name in server.objects if "/shards/" in name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied", [False, True])
 def test_reading_by_http(server: Double, path: Path, copied: bool) -> None:
     """Nothing can be listed there, so the hint says which version is the newest; or it is that of a plain copy."""
