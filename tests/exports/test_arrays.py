@@ -108,7 +108,7 @@ def test_what_zarrs_library_leaves_behind_is_not_published(tmp_path: Path, monke
     with pytest.raises(KeyboardInterrupt):
         export(tmp_path / "in.h5", tmp_path / "out.zarr")
     monkeypatch.undo()
-    staged = work_path(tmp_path / "out.zarr") / "run-00001" / "store"
+    staged = work_path(tmp_path / "out.zarr") / "run-00001" / "export"
     (staged / "train" / "images" / ".zarray.0123.partial").write_bytes(b"{")
     assert export(tmp_path / "in.h5", tmp_path / "out.zarr").resumed == 9
     export(tmp_path / "in.h5", tmp_path / "whole.zarr")

@@ -280,7 +280,8 @@ def test_a_pattern_without_a_match_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["train", "=a", "train=", "train=a,val=", "train=[", 3, ["train", 3], "train=a,b=!c"])
 def test_unusable_options(wrong: object, tmp_path: Path) -> None:
-    not_packed(UsageError, tmp_path, tmp_path / "x.lmdb", r"splits|ignore", splits=wrong)
+    fill(tmp_path / "in", {"a.jpg": jpeg(0)})
+    not_packed(UsageError, tmp_path / "in", tmp_path / "x.lmdb", r"splits|ignore", splits=wrong)
 
 
 def test_patterns_are_divided_at_names() -> None:

@@ -213,6 +213,7 @@ class LoaderOptions(BatchOptions):
     views: Views | None = None
 
     def __post_init__(self) -> None:
+        check_options(self)
         for name, least in (
             ("prefetch", 1),
             ("workers", 1),
@@ -225,7 +226,6 @@ class LoaderOptions(BatchOptions):
             value = getattr(self, name)
             if value is not None or name in ("prefetch", "seed"):
                 object.__setattr__(self, name, whole_number(name, value, least))
-        check_options(self)
         check_callables(
             transform=self.transform, target_transform=self.target_transform, pre_transform=self.pre_transform
         )
