@@ -15,6 +15,7 @@ from packstore.checking.options import PackedSourceOptions
 from packstore.core.column import Link
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, StoreError, UsageError, printable
+from packstore.core.files import FileState
 from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.proof import row_checksum, row_columns
@@ -27,7 +28,6 @@ from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.store import StoreSource
 from packstore.stores.keys import encode_key
-from packstore.stores.linked import FileState
 
 _REPORT_EVERY = 4096
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE, ImageData
+from packstore.core.files import Location
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.proof import Proof
@@ -21,7 +22,6 @@ from packstore.sources.store import StoreSource
 from packstore.stores import Reader
 from packstore.stores.keys import KeyIndex, find_repeated_keys, hash_keys
 from packstore.stores.lenses import map_class_numbers
-from packstore.stores.linked import Location
 
 
 class AddedSource(Source):

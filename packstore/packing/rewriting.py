@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from packstore.core.column import LINK_COLUMNS, SEEK_INDEX
 from packstore.core.errors import StoreError, UsageError, printable
+from packstore.core.files import FileState
 from packstore.core.manifest import Column, Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
@@ -24,7 +25,6 @@ from packstore.packing.composing import Composition, copy_shards
 from packstore.packing.copying import LinkGetter
 from packstore.stores import Reader
 from packstore.stores.linked import (
-    FileState,
     LinkedFiles,
     derive_object_state,
     is_url_link,

@@ -16,14 +16,14 @@ from pathlib import Path
 from packstore.cache import Cache, default_cache
 from packstore.core.columns import ImageData
 from packstore.core.errors import SampleError, SourceError, StoreError, printable
-from packstore.core.files import raise_open_file_limit, release_open_files, scratch_folder
+from packstore.core.files import Location, raise_open_file_limit, release_open_files, scratch_folder
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, open_objects
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.remote import RemotePath
 from packstore.sources.wrapped import WrappedSource
-from packstore.stores.linked import Location, derive_object_state
+from packstore.stores.linked import derive_object_state
 from packstore.stores.remote.objects import cached_copy_key, open_cached_copy_of
 
 _AT_ONCE = 4

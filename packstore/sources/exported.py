@@ -21,6 +21,7 @@ from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE, ImageData, shape_to_stored, to_stored
 from packstore.core.errors import ManifestError, SampleError, SourceError, StoreError, printable
 from packstore.core.fields import Field
+from packstore.core.files import Location
 from packstore.core.manifest import MAX_JSON_BYTES, Manifest
 from packstore.core.registry import SOURCES
 from packstore.images.decoders import Decoder, get_decoder
@@ -47,7 +48,6 @@ from packstore.stores.export_manifest import (
     read_export_manifest,
     stays_in_folder,
 )
-from packstore.stores.linked import Location
 
 # Maximum bytes of lines in an archive; larger archives may have as many as their own bytes.
 _MAX_LINES = 1 << 28

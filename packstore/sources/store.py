@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from packstore.core.column import INTERNAL
 from packstore.core.columns import Buffer, ImageData
 from packstore.core.errors import SourceError, printable
+from packstore.core.files import Location
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
@@ -21,7 +22,7 @@ from packstore.sources.base import Certainty, Entry, Kind, Sample, Source, Sourc
 from packstore.sources.refusals import first_bytes
 from packstore.stores import Reader
 from packstore.stores.format import Format
-from packstore.stores.linked import Location, read_link_values
+from packstore.stores.linked import read_link_values
 from packstore.stores.mapped import find_file_offset
 from packstore.stores.opening import START_BYTES, holds_store, looks_like_store, open_reader, recognise_store
 from packstore.stores.parts import as_image_array

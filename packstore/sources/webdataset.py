@@ -24,6 +24,7 @@ import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 from packstore.core.fields import Bytes, Field, Images, Label
+from packstore.core.files import Location
 from packstore.core.plainjson import load_json, parse_float64
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import max_file_bytes
@@ -40,7 +41,6 @@ from packstore.sources.records.facts import read_class_names
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row
 from packstore.stores.export_manifest import StoredBytes
-from packstore.stores.linked import Location
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 _LABELS = frozenset(("cls", "class"))

@@ -21,9 +21,7 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.columns import Buffer, ColumnData
 from packstore.core.errors import CacheFullError, StoreError, printable
-from packstore.core.files import FileState as FileState
-from packstore.core.files import Location as Location
-from packstore.core.files import open_regular
+from packstore.core.files import FileState, open_regular
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.proof import image_checksum

@@ -32,6 +32,7 @@ from typing import Any
 import xxhash
 
 from packstore.core.errors import UsageError, printable
+from packstore.core.files import Location
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
 from packstore.core.urls import BRIDGES, find_bridge
@@ -42,7 +43,6 @@ from packstore.sources.ledger import Claims
 from packstore.sources.rows import in_packing_order
 from packstore.sources.wrapped import WrappedSource
 from packstore.stores.export_manifest import stays_in_folder
-from packstore.stores.linked import Location
 
 # Parameter that chooses a split, and its values, by the name of a torchvision dataset. Splits share no images.
 _SPLITS: Mapping[str, tuple[str, str]] = {

@@ -18,6 +18,7 @@ from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Bytes, Image, Images
+from packstore.core.files import Location
 from packstore.sources import huggingface as hf
 from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -30,7 +31,6 @@ from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.records import read_index, refuse_missing_shards
 from packstore.sources.refusals import first_bytes
 from packstore.stores.export_manifest import MANIFEST_FILE, StoredBytes, stays_in_folder
-from packstore.stores.linked import Location
 
 STEP_BYTES = 16 << 20
 """About the bytes of a group of Parquet that are decoded at a time."""

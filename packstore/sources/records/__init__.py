@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.files import beyond_standard_streams, read_bounded
+from packstore.core.files import Location, beyond_standard_streams, read_bounded
 from packstore.core.plainjson import load_json
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
@@ -29,7 +29,6 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.records.wire import Message
 from packstore.sources.rows import PROBED, Row, RowSource, in_packing_order
 from packstore.sources.splits import find_split, find_split_folders
-from packstore.stores.linked import Location
 
 # Name of the file that names the shards of MDS and LitData.
 INDEX = "index.json"
