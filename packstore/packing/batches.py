@@ -30,7 +30,7 @@ from packstore.packing.values import (
 )
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.stores.build import StoreBuilder
-from packstore.stores.linked import LinkedFiles, is_url_link, make_relative_link, read_file_state
+from packstore.stores.linked import LinkedFiles, is_url_link, make_relative_link, read_file_state, short_reason
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
@@ -296,8 +296,7 @@ class Linker:
             try:
                 states[place.path] = read_file_state(place.path) if place.state is None else place.state
             except (OSError, ValueError) as error:
-                reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-                raise SampleError(entry.key, f"cannot be linked: {reason}") from None
+                raise SampleError(entry.key, f"cannot be linked: {short_reason(error)}") from None
         return place
 
     def make_link(self, key: str, place: Location, record: Buffer, states: Mapping[str, FileState]) -> Link:

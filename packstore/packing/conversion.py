@@ -333,7 +333,7 @@ def _pack_locally(plan: Plan, progress: ProgressCallback) -> Packed:
         small = survey.size_bytes < _SMALL_FILE * survey.records
         workers = options.workers or (1 if small else max(1, workers - (not options.link)))
     stamp, total = source.stamp(), survey.records if survey.counted else None
-    identity = run.identity if survey.resumable and not options.link else None
+    identity = run.conversion_identity if survey.resumable and not options.link else None
     if identity is not None:
         published = place_of(plan.destination).finish_published_run(identity, overwrite=options.overwrite)
         if published is not None:

@@ -34,6 +34,7 @@ from packstore.stores.linked import (
     read_file_state,
     read_link_values,
     relative_link_folder,
+    short_reason,
 )
 from packstore.stores.opening import open_reader
 from packstore.stores.places import place_of
@@ -204,8 +205,7 @@ def _read_file_state(place: str) -> FileState:
         url = UrlPath(place)
         return derive_object_state(open_objects(url.parent).head(url.name))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise StoreError(f"{printable(place)} cannot be read ({reason}); nothing was changed") from None
+        raise StoreError(f"{printable(place)} cannot be read ({short_reason(error)}); nothing was changed") from None
 
 
 def _verify_changed_files(

@@ -152,7 +152,7 @@ class Run:
         }
 
     @property
-    def identity(self) -> ConversionIdentity:
+    def conversion_identity(self) -> ConversionIdentity:
         """Identity by which a later run recognises this one. Threads do not count.
 
         The policy for bad samples counts only if the interrupted run skipped some at which this run would stop.

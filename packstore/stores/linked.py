@@ -258,7 +258,7 @@ class Linked(Lens, Part):
             try:
                 found = read_file_state(place).nbytes
             except (OSError, ValueError) as error:
-                yield Problem(f"{what} cannot be read ({_short_reason(error)}); {_BRING_BACK}")
+                yield Problem(f"{what} cannot be read ({short_reason(error)}); {_BRING_BACK}")
             else:
                 if found < nbytes:
                     yield Problem(f"{what} has {found} bytes, not {nbytes}")
@@ -284,7 +284,7 @@ class Linked(Lens, Part):
                 whole = length == size and not is_url_link(place)
                 file = opened[place] = read_whole_file(place) if whole else self._files.open(place)
             except (OSError, ValueError) as error:
-                why = f"cannot be read ({_short_reason(error)}); {_BRING_BACK}"
+                why = f"cannot be read ({short_reason(error)}); {_BRING_BACK}"
                 raise self._link_error(record, place, why) from None
             except StoreError as error:
                 raise self._link_error(record, place, f"cannot be fetched: {error}") from error
@@ -388,6 +388,6 @@ def _split_bucket(url: str) -> tuple[str, str]:
     return f"{scheme}://{bucket}", f"/{path}"
 
 
-def _short_reason(error: OSError | ValueError) -> object:
+def short_reason(error: OSError | ValueError) -> object:
     """Returns the system's words for an :class:`OSError`, else the error itself, for messages."""
     return error.strerror if isinstance(error, OSError) and error.strerror else error
