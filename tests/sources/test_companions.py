@@ -235,6 +235,13 @@ def test_a_bad_sidecar_is_a_bad_sample(type: str, content: str, reason: str, tmp
             source.read(entry)
 
 
+def test_a_mask_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    dots = {f"a{n}_mask.png": mask(n, 1, 1) for n in range(3)}
+    path = fill(tmp_path / "images", {f"a{n}.jpg": jpeg(n) for n in range(3)} | dots)
+    with pytest.raises(packstore.SampleError, match=r"its a0_mask.png: mask: the mask is 1x1, and its image"):
+        packstore.convert(path, tmp_path / "out.lmdb", masks="{s}_mask.png")
+
+
 def offers(path: Path) -> list[tuple[str, ...]]:
     """The options of each answer to the question that a folder raises."""
     caught = question(path)
