@@ -219,6 +219,13 @@ def test_two_channels_are_not_advised_to_give_the_mode_that_was_given(tmp_path: 
     assert "--mode RGB" not in str(asked.value)
 
 
+def test_gray_is_offered_for_other_channels(tmp_path: Path) -> None:
+    with pytest.raises(AmbiguousSourceError) as asked:
+        packstore.convert(pile(tmp_path, "two.jp2", "five.tif", "deep.png"), tmp_path / "s.lmdb")
+    others = "--depth", "scale", "--alpha", "drop"
+    assert ("--mode", "L", *others) in [answer.options for answer in asked.value.answers]
+
+
 def test_no_image_is_an_error_of_info(tmp_path: Path) -> None:
     folder = pile(tmp_path, photos=2)
     for file in folder.rglob("*.jpg"):
