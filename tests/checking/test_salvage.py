@@ -38,7 +38,7 @@ from tests.internals import (
 from tests.makers.command import run
 from tests.makers.datasets import write_image
 from tests.makers.images import encode, picture
-from tests.makers.stores import content, damage
+from tests.makers.stores import change, content, damage
 from tests.makers.tiers import examples
 
 SUFFIXES = ("lmdb", "h5", "pth")
@@ -375,6 +375,16 @@ def test_shards_that_belong_elsewhere(sharded: Path, source: Path, tmp_path: Pat
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_unproven_records_repeat_no_key(source: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a.h5"
+    packstore.convert(source, store, encoding="original")
+    change(store, b"train/ant/03.png", 11, 1)  # 02.png
+    report = packstore.salvage(store, tmp_path / "fixed", unproven=True)
+    assert [(p.record, p.what) for p in report.missing] == [(3, "another record has the same key")]
+    assert (report.recovered, report.unproven_count) == (11, 0)
+    assert packstore.verify(tmp_path / "fixed").ok
 
 
 def test_what_cannot_be_salvaged(source: Path, tmp_path: Path) -> None:
