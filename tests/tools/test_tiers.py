@@ -276,6 +276,24 @@ def test_more_cases_run_of_a_changed_room(
     assert left >= {*before}
 
 
+def test_each_changed_room_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers_module, "CHANGED", frozenset({"core", "stores", "images"}))
+    sizes = {"core": 4, "stores": 30, "images": 30}
+    names = [
+        f"tests/{room}/test_a.py::t{n}[{case}]" for room, size in sizes.items() for n in range(size) for case in "ab"
+    ]
+    cases = [Case(name, {"case": name[-2]}) for name in names]
+    assign_tiers(cases)  # type: ignore[arg-type]
+    monkeypatch.setattr(tiers_module, "MOST_CASES", sum(sizes.values()) + 24)
+    limit_extra_cases(cases)  # type: ignore[arg-type]
+    left = [case for case in cases if case.get_closest_marker("extra") and not case.get_closest_marker("soak")]
+    assert {room: sum(room in case.nodeid for case in left) for room in sizes} == {
+        "core": 4,
+        "stores": 10,
+        "images": 10,
+    }
+
+
 def test_classes_that_inherit_a_suite_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     class SourceSuite:
         def test_a(self) -> None: ...
