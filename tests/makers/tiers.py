@@ -192,8 +192,10 @@ def _is_beyond(item: pytest.Item, count: int, most: int, factor: int) -> bool:
 
 
 def limit_extra_cases(items: Sequence[pytest.Item]) -> None:
-    """Makes extra cases ``soak`` where more than :data:`MOST_CASES` would run. The rooms add a case each in turn, chosen
-    by their hash."""
+    """Makes extra cases ``soak`` where more than :data:`MOST_CASES` would run.
+
+    The rooms add a case each in turn, chosen by their hash.
+    """
     running = [item for item in items if item.get_closest_marker("soak") is None]
     extra = [item for item in running if item.get_closest_marker("extra")]
     rooms: defaultdict[str, list[pytest.Item]] = defaultdict(list)
