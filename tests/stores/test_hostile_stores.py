@@ -736,6 +736,18 @@ def test_offsets_that_lie(what: str, column: str, suffix: str, store: Callable[[
         assert not verify(path, quick=True).ok
 
 
+@pytest.mark.parametrize("suffix", [".h5", ".pth"])
+def test_offsets_that_begin_elsewhere_are_refused_at_once(suffix: str, store: Callable[[str], Path]) -> None:
+    path = store(f"original{suffix}")
+    with open_store(path) as reader:
+        offsets = np.array(reader.ragged_column("key").offsets)
+    old = offsets.tobytes()
+    offsets[0] = 7
+    path.write_bytes(path.read_bytes().replace(old, offsets.tobytes()))
+    with pytest.raises(StoreError, match=r"column 'key' has offsets from 7 to \d+, not from 0 to \d+"):
+        open_store(path)
+
+
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
