@@ -23,9 +23,14 @@ pytestmark = pytest.mark.slow
 PASSING: dict[str, Any] = {"shard_size": 30_000}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _environment() -> None:
+    """Sets what Ray reads once in a process, when it is first imported."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
+
+
 @pytest.fixture(scope="session")
 def _ray() -> Iterator[Any]:
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
     ray: Any = pytest.importorskip("ray")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:  # a short path: sockets lie in it
