@@ -6,6 +6,7 @@ Each is made as torchvision's class wants it below its ``root``; the images are 
 from __future__ import annotations
 
 import gzip
+import importlib
 import io
 import json
 import pickle
@@ -68,6 +69,11 @@ def zipped(files: Mapping[str, bytes], prefix: str = "", method: int = zipfile.Z
         for name, data in files.items():
             archive.writestr(zipfile.ZipInfo(prefix + name, (2020, 1, 1, 0, 0, 0)), data, method)
     return out.getvalue()
+
+
+def zstd(data: bytes) -> bytes:
+    compressed: bytes = importlib.import_module("zstandard").ZstdCompressor().compress(data)
+    return compressed
 
 
 def train_tar(images: dict[str, bytes]) -> bytes:

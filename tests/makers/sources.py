@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import pytest
 
 from packstore import ConvertReport, convert, verify
@@ -61,6 +62,20 @@ class Seen:
         """A column's value of each sample."""
         return [values[column] for values in self.values]
 
+    @property
+    def named(self) -> dict[str, dict[str, Any]]:
+        """The values of each sample by its key: class numbers as names, arrays as lists."""
+        classes = {name: names for name, names in self.classes.items() if names}
+        found: dict[str, dict[str, Any]] = {}
+        for key, values in self.samples.items():
+            own = found[key] = {}
+            for name, value in values.items():
+                if name in classes and value is not None:
+                    many = isinstance(value, list | tuple | np.ndarray)
+                    value = [classes[name][int(n)] for n in value] if many else classes[name][int(value)]
+                own[name] = value.tolist() if isinstance(value, np.ndarray) else value
+        return found
+
     def of(self, split: str) -> list[Entry]:
         """The entries of a split."""
         return [entry for entry in self.entries if entry.split == split]
@@ -74,6 +89,14 @@ class Seen:
 def look(path: Path | str, **options: Any) -> Seen:
     """Opens a source, surveys and lists it, and closes it."""
     return Seen(path, options)
+
+
+def rows_of_table(path: Path, **options: Any) -> dict[str, dict[str, Any]]:
+    """The named values of each sample of a table, and its split if it has one, by its key."""
+    seen = look(path, **options)
+    assert seen.kind == "table"
+    named = seen.named
+    return {each.key: named[each.key] | ({"split": each.split} if each.split else {}) for each in seen.entries}
 
 
 def ask(path: Path | str, **options: Any) -> None:

@@ -174,9 +174,7 @@ LAYOUTS = {
     "rgb8": Layout(lambda seed: Page(noise(3, seed=seed)), "RGB"),
     "rgba8": Layout(lambda seed: Page(noise(4, seed=seed)), "RGBA"),
     "palette": Layout(
-        lambda seed: Page(
-            noise(seed=seed), [(262, 3, [3]), (320, 3, [257 * int(each) for each in _COLOURS.T.ravel()])]
-        ),
+        lambda seed: Page(noise(seed=seed), [(262, 3, [3]), (320, 3, _COLOUR_MAP)]),
         "RGB",
         lambda pixels: _COLOURS[pixels],
     ),

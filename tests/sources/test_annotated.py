@@ -47,7 +47,7 @@ from tests.makers.annotation_formats import (
     via_csv,
 )
 from tests.makers.layouts import tar
-from tests.makers.sources import FileSuite, look, question, refused
+from tests.makers.sources import FileSuite, ask, look, question, refused
 
 CORPUS = Path(__file__).parents[1] / "corpus/annotated"
 
@@ -75,20 +75,9 @@ for _kind in KINDS:
 
 
 def read_all(path: Path) -> dict[str, Any]:
-    """The values of each sample by key, as lists."""
-    with closing(open_source(path)) as source:
-        survey = source.survey()
-        ask_about_left(source, survey)
-        classes = {column.name: column.classes for column in survey.columns if column.classes}
-        found = {}
-        for entry in source.entries():
-            values = dict(source.read(entry).values)
-            for name, names in classes.items():
-                value = values.get(name)
-                if value is not None:
-                    values[name] = [names[n] for n in value] if isinstance(value, list) else names[value]
-            found[entry.key] = values
-        return found
+    """The named values of each sample by key; the source asks nothing."""
+    ask(path)
+    return look(path).named
 
 
 DOG, CAT, EYE = [1, 2, 5, 6], [0, 0, 4, 3.5], [3, 1]

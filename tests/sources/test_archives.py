@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import importlib
 import io
 import lzma
 import re
@@ -44,7 +43,7 @@ from tests.internals import (
 )
 from tests.makers.annotated import fill
 from tests.makers.images import encode, tiny
-from tests.makers.layouts import tar, zipped
+from tests.makers.layouts import tar, zipped, zstd
 from tests.makers.sources import look, not_packed, prove, refused
 
 FILES = {
@@ -54,11 +53,6 @@ FILES = {
     "__MACOSX/._x.png": b"no image",
     ".DS_Store": b"nothing",
 }
-
-
-def zstd(data: bytes) -> bytes:
-    compressed: bytes = importlib.import_module("zstandard").ZstdCompressor().compress(data)
-    return compressed
 
 
 def tar_of_tars(files: dict[str, bytes]) -> bytes:

@@ -6,7 +6,6 @@ most formats that are read.
 
 from __future__ import annotations
 
-import importlib
 import json
 import struct
 import sys
@@ -22,6 +21,7 @@ from packstore.sources import Entry
 from packstore.testing import SourceSuite
 from tests.internals import SampleError, SourceError
 from tests.makers.images import tiny
+from tests.makers.layouts import zstd
 from tests.makers.sources import not_packed
 
 WRITTEN = Path(__file__).parents[1] / "corpus" / "litdata"
@@ -114,11 +114,6 @@ def test_a_bad_item_is_named(form: str, good: bytes, bad: bytes, said: str, tmp_
     items = [plain(n) | {"x": good if n != 25 else bad} for n in range(30)]
     caught = not_packed(SampleError, write(tmp_path / "set", PLAIN | {"x": form}, items), tmp_path / "x.h5", said)
     assert caught.key == f"{25:010}"
-
-
-def zstd(data: bytes) -> bytes:
-    compressed: bytes = importlib.import_module("zstandard").ZstdCompressor().compress(data)
-    return compressed
 
 
 def compressed(folder: Path, name: str = "zstd", count: int = 10) -> Path:

@@ -20,6 +20,7 @@ from tests.internals import AmbiguousSourceError, SampleError, SourceError, conv
 from tests.makers.annotated import fill, jpeg
 from tests.makers.images import tiny
 from tests.makers.sources import look, question, refused
+from tests.makers.sources import rows_of_table as rows
 
 SIDE = 8
 
@@ -176,22 +177,6 @@ def test_runs_are_masks_and_boxes(mask: Any) -> None:
 def test_runs_out_of_the_image_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not in order, or not within 16 x 8 pixels"):
         convert_runs(text, 16, 8)
-
-
-def rows(path: Path) -> dict[str, dict[str, Any]]:
-    """All samples by key as the table source gives them, classes by name."""
-    with closing(open_source(path)) as source:
-        assert source.kind == "table"
-        classes = {column.name: column.classes for column in source.survey().columns if column.classes}
-        found = {}
-        for entry in source.entries():
-            values = dict(source.read(entry).values)  # type: ignore[union-attr]
-            for name, names in classes.items():
-                values[name] = [names[int(n)] for n in values[name]]
-            found[entry.key] = {
-                name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()
-            } | {"split": entry.split}
-        return found
 
 
 def make(folder: Path, text: str, samples: int = 4) -> Path:

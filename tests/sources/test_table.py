@@ -22,6 +22,7 @@ from tests.internals import Role, SourceError, UsageError
 from tests.makers.annotated import fill, jpeg, voc_xml
 from tests.makers.images import encode, tiny
 from tests.makers.sources import look, not_packed, prove, question, refused
+from tests.makers.sources import rows_of_table as rows
 
 
 def make(folder: Path, images: list[str] | range, tables: dict[str, str | bytes]) -> Path:
@@ -33,24 +34,6 @@ def make(folder: Path, images: list[str] | range, tables: dict[str, str | bytes]
 @functools.cache
 def plain(number: int) -> bytes:
     return encode(Image.new("RGB", (32, 24), (number % 256, number // 256, 0)), "PNG")
-
-
-def rows(path: Path, **options: Any) -> dict[str, dict[str, Any]]:
-    """All samples by key, as the source gives them; classes by name."""
-    with closing(open_source(path, **options)) as source:
-        assert source.kind == "table"
-        columns = {column.name: column for column in source.survey().columns}
-        found = {}
-        for entry in source.entries():
-            values = dict(source.read(entry).values)
-            for name, value in values.items():
-                classes = columns[name].classes if name in columns else None
-                if classes is not None and value is not None:
-                    many = isinstance(value, (list, np.ndarray))
-                    value = [classes[int(n)] for n in value] if many else classes[int(value)]
-                values[name] = value.tolist() if isinstance(value, np.ndarray) else value
-            found[entry.key] = values | ({"split": entry.split} if entry.split else {})
-        return found
 
 
 def left(path: Path, **options: Any) -> dict[str, int]:
