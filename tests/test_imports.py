@@ -264,6 +264,7 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
     return [circle for number, circle in enumerate(found) if circle not in found[:number]]
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other() -> None:
     """Imports inside functions count too. The face is left out: it loads the rooms by name, and gives its version."""
     everything = package_files()

@@ -382,6 +382,7 @@ def test_groups_are_those_of_equal_values() -> None:
     assert list(group_equal(values[:0], valid[:0])) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("queries", "pairs"), [(1 << 16, 1 << 17), (7, 5)])
 def test_hashes_that_are_near_are_found_as_if_all_were_compared(
     queries: int, pairs: int, monkeypatch: pytest.MonkeyPatch
@@ -426,6 +427,7 @@ def test_a_temporary_directory_without_room_is_told_beforehand(tmp_path: Path, m
     assert packstore.audit(store, pixels=True, near=False).counts == {"tiny": 1}
 
 
+@pytest.mark.slow
 def test_a_hash_is_the_signs_of_a_cosine_transform() -> None:
     scipy_fft = pytest.importorskip("scipy.fft")
     small = shrink_to_side(np.asarray(scene(5)))

@@ -171,6 +171,7 @@ def test_a_donor_with_an_unreadable_column_replaces_nothing(source: Path, tmp_pa
     assert report.copied == 4
 
 
+@pytest.mark.slow
 def test_what_cannot_be_repaired(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "a.h5"
     packstore.convert(source, store)

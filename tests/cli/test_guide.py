@@ -37,6 +37,7 @@ def test_a_page_is_printed_as_it_is(topic: str) -> None:
     assert done.stdout.rstrip("\n") == PAGES[topic].read_text("utf-8").rstrip("\n")
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_pager(tmp_path: Path) -> None:
     (tmp_path / "pager").write_text(f'#!/bin/sh\necho "paged by $0"\ncat > {tmp_path}/seen\n')
     (tmp_path / "pager").chmod(0o755)

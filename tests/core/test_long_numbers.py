@@ -33,6 +33,7 @@ from tests.makers.annotated import coco, fill, jpeg, voc, yolo
 LONG = "9" * 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["", "\n\n", '{"a": 1,\n "b": '])
 @pytest.mark.parametrize("form", [str, str.encode])
 def test_json(head: str, form: Callable[[str], str | bytes]) -> None:

@@ -115,6 +115,7 @@ def test_what_zarrs_library_leaves_behind_is_not_published(tmp_path: Path, monke
     assert contents(tmp_path / "out.zarr") == contents(tmp_path / "whole.zarr")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [None, 4])
 def test_zarrs_library_reads_it(size: int | None, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")

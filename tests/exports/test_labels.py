@@ -69,6 +69,7 @@ def test_sets_with_objects_come_back(kind: str, to: str, tmp_path: Path) -> None
     export(tmp_path / "in.lmdb", tmp_path / "out", to=to, overwrite=True)  # all its files are known as its own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", KINDS)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_the_bare_files_say_the_same(kind: str, to: str, tmp_path: Path) -> None:
@@ -192,6 +193,7 @@ def test_a_folder_named_like_a_label_file(tmp_path: Path) -> None:
         assert sorted(values["boxes"][0][3] for values in found.values()) == [4, 5, 6, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", KINDS)
 @pytest.mark.parametrize("count", [3, 300, pytest.param(3000, marks=pytest.mark.soak)])
 def test_bare_files_at_several_sizes(count: int, to: str, tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ def test_values_on_which_the_pixels_of_a_tiff_depend_lie_in_the_file(tag: int, k
     assert sniff(whole).width == 1
 
 
+@pytest.mark.slow
 def test_a_tiff_that_names_its_strips_again_and_again_has_them_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     count, entries = 100_000, 20_000
     start = len(tiff_of(*[(0, 0, 0, 0)] * (entries + 3)))

@@ -229,6 +229,7 @@ def test_columns_that_do_not_fit(photos: Path, tmp_path: Path) -> None:
     assert content(store) == before
 
 
+@pytest.mark.slow
 def test_a_file_in_the_way_stays(part: Part, tmp_path: Path) -> None:
     store = tmp_path / "x.h5"
     packstore.convert(part("first", lambda key: "/ant/" in key), store, shard_size=10**6)
@@ -459,6 +460,7 @@ def test_clean_takes_away_what_a_kill_left_in_the_store(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "second", "x.lmdb"]
 
 
+@pytest.mark.slow
 def test_other_runs_leave_alone_what_a_killed_append_has_published(
     photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

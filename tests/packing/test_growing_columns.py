@@ -140,6 +140,7 @@ def test_a_store_that_is_made_otherwise(images: list[Path], tmp_path: Path) -> N
         packstore.merge([tmp_path / "c.h5", tmp_path / "b.h5"], tmp_path / "d.h5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_select(images: list[Path], tmp_path: Path, suffix: str) -> None:
     store = tmp_path / f"a{suffix}"

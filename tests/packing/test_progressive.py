@@ -97,6 +97,7 @@ def is_progressive(data: bytes) -> bool:
     return data[:2] == b"\xff\xd8" and sniff(data).progressive
 
 
+@pytest.mark.slow
 def test_pixels_and_metadata_stay_and_other_files_are_untouched(progressive_folder: Path, tmp_path: Path) -> None:
     report = pack(progressive_folder, tmp_path / "a.lmdb")
     assert report.manifest.options["progressive"] == "baseline"

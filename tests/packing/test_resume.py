@@ -298,6 +298,7 @@ def test_a_shard_of_another_run_is_closed(photos: Path, tmp_path: Path, monkeypa
     other.close.assert_called_once_with()
 
 
+@pytest.mark.slow
 def test_skipped_samples_stay_skipped(photos: Path, tmp_path: Path) -> None:
     names = sorted(p for p in (photos / "train").rglob("*") if p.is_file())
     names[1].write_bytes(b"no image")
@@ -344,6 +345,7 @@ def test_killed_between_the_name_and_the_cleaning_up(
     assert content(out) == reference(suffix, encoding="original")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_complete_is_only_what_the_source_still_gives(
     photos: Path, tmp_path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch, reference: Any

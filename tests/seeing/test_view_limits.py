@@ -195,6 +195,7 @@ def test_the_limit_counts_bytes(name: str, stores: Stores, monkeypatch: pytest.M
         assert client.get("/api/loaded/1", augment="Resize(41)").status == 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["files", "masks", "floats"])
 @pytest.mark.parametrize("most", [300_000, 1_000_000])
 def test_loaded_records_are_kept_in_bounded_memory(

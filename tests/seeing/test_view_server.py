@@ -184,6 +184,7 @@ def test_every_kind_of_store_is_shown(stores: Stores, name: str) -> None:
         assert [sum(split["counts"]) for split in counts] == [len(split) for split in reader.manifest.splits]
 
 
+@pytest.mark.slow
 def test_every_type_of_column_is_shown(typed: Path) -> None:
     with client_of(typed) as client, open_store(typed) as reader:
         record = ask(client, "/api/record/3")
@@ -519,6 +520,7 @@ def test_what_audit_found_is_marked(tmp_path: Path) -> None:
         assert ask(client, "/api/record/2")["findings"] == [said]
 
 
+@pytest.mark.slow
 def test_findings_about_no_record_are_kept_by_kind(stores: Stores, tmp_path: Path) -> None:
     lacking = [{"kind": "class_split", "what": f"val lacks class {n}", "records": []} for n in range(1200)]
     others = [{"kind": HTML, "what": HTML, "records": []}, {"kind": "flat", "what": "of one colour", "records": [4]}]

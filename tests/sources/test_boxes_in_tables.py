@@ -249,6 +249,7 @@ def test_a_box_that_is_none_is_a_bad_sample(tmp_path: Path) -> None:
     not_packed(SampleError, root, tmp_path / "x.h5", "boxes", layout="xyxy")
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.floats(0, 40), st.floats(0, 20), st.floats(2, 24), st.floats(2, 12)), min_size=1, max_size=9),

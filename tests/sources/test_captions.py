@@ -236,6 +236,7 @@ def test_folders_that_may_be_classes_are_a_question(tmp_path: Path) -> None:
     assert dict(values) == {"caption": "a photo of 3 cats, red", "folder": "dogs"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

@@ -79,6 +79,7 @@ def test_clips_move_with_their_image(tmp_path: Path) -> None:
     assert clips.lengths.tolist() == [[2, 3, 5, 5], [3, 3, 5, 5], [4, 3, 5, 5]]
 
 
+@pytest.mark.slow
 def test_folders_above_clips_are_classes_and_clips_are_appended(tmp_path: Path) -> None:
     for split in ("train", "val"):
         for number in range(4):

@@ -87,6 +87,7 @@ def test_pixels_are_pydicoms(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(image_of(sample).reshape(pixels.shape), pixels)
 
 
+@pytest.mark.slow
 def test_series_are_in_the_order_of_their_planes_and_identity_is_left_out(tmp_path: Path) -> None:
     source = tmp_path / "source"
     axes = [1, 0, 0, 0, 1, 0]

@@ -147,6 +147,7 @@ def test_frames_of_a_deep_avif_are_imagecodecs(tmp_path: Path) -> None:
     not_packed(SampleError, tmp_path / "in", tmp_path / "y.lmdb", "4 frames", frames=4, depth="keep")
 
 
+@pytest.mark.slow
 def test_answers_hold_for_the_frames_of_clips(tmp_path: Path) -> None:
     """Clips and their images are of one mode, and appended ones too."""
     for name in ("one", "two"):

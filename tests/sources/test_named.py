@@ -271,6 +271,7 @@ def test_what_lacks_something_is_a_question(kind: str, name: str, tmp_path: Path
     refused(SourceError, folder, re.escape(name), kind=kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FILE_KINDS)
 def test_a_folder_named_so_that_is_another(kind: str, demo_folder: Path) -> None:
     refused(SourceError, demo_folder, r"is not .*, which has", kind=kind)

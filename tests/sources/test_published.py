@@ -66,6 +66,7 @@ def test_each_is_read_whole(name: str, samples: int, tmp_path: Path) -> None:
             source.read(entry)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_a_strange_image_is_asked_about(name: str, tmp_path: Path) -> None:
     """One image that is named otherwise, the last of all, in a set whose names are not free: another layout may be

@@ -303,6 +303,7 @@ class TestShards(_Exported):
     to = "webdataset"
 
 
+@pytest.mark.slow
 def test_what_the_manifest_says_is_not_taken_on_trust(tmp_path: Path) -> None:
     suite = TestFolder()
     (tmp_path / "x").mkdir()

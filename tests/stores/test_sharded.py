@@ -92,6 +92,7 @@ def test_those_used_longest_ago_are_let_go(tmp_path: Path, few: int) -> None:
         assert set(reader.table._open) == {0, 2}
 
 
+@pytest.mark.slow
 def test_replaced_while_not_all_shards_are_open(tmp_path: Path, few: int) -> None:
     records = make_records("uint8")
     other = dataclasses.replace(records, images=[*records.images[1:], records.images[0]])

@@ -337,6 +337,7 @@ RANGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "ratio"), RANGES)
 def test_random_boxes_are_those_of_torchvision(scale: Any, ratio: Any) -> None:
     sizes = np.random.default_rng(1).integers(1, 900, (3000, 2))

@@ -298,6 +298,7 @@ def encodings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checksums", ["auto", "always", "never"])
 def test_files_and_pixels_are_read_as_by_each_store(encodings: dict[str, Path], checksums: Any) -> None:
     columns = ("image", "label", "key")

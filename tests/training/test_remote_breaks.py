@@ -152,6 +152,7 @@ def test_objects_change_on_the_server(
         trained(local, url, change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checksums", ["always", "auto"])
 def test_a_rotten_copy_is_fetched_again_once_it_is_found(
     local: Path, url: UrlPath, tmp_path: Path, checksums: Any

@@ -93,6 +93,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel", "SolarizeAdd", "Color", "Contrast"]
 )

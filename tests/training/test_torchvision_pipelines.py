@@ -315,6 +315,7 @@ def test_a_pipeline_with_augmix_is_that_of_the_engine(
     assert torch.equal(found_states[0], states[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["jitter", "apply", "order of colours", "policies", "padded by zeros"])
 @pytest.mark.parametrize("module", [v1, v2])
 def test_colours_and_warps_are_those_of_the_engine(
@@ -494,6 +495,7 @@ def test_errors_of_tensors_say_how_to_get_images(stores: Any) -> None:
         assert any("With output='pil' it is given PIL images" in note for note in raised.value.__notes__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "steps",
     [

@@ -246,6 +246,7 @@ def test_functions_beside_targets(typed_stores: dict[str, Typed]) -> None:
         assert same(load(one, ("image", "boxes"), **options), negative)
 
 
+@pytest.mark.slow
 def test_small_columns_stay_resident(typed_stores: dict[str, Typed]) -> None:
     path = typed_stores["pixels"].path
     resident = PackedLoader(PackedDataset(path, columns=("image", "vector", "key", "brain", "label")), 4)
@@ -385,6 +386,7 @@ def test_labels_of_other_numbers_than_boxes_are_named_or_skipped(tmp_path: Path)
     assert loader.stats()["skipped"] == 2
 
 
+@pytest.mark.slow
 def test_masks_of_differing_sizes_make_no_batch(typed_stores: dict[str, Typed], tmp_path: Path) -> None:
     made = spoilt(tmp_path / "a.h5", {1: {"mask": typed.png(np.zeros((9, 9), np.uint8))}}, ["mask"])
     with pytest.raises(SizeError, match="9x9"):

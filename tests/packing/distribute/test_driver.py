@@ -376,6 +376,7 @@ def test_a_machine_with_other_software(folder_to_pack: Path, url: str, monkeypat
         pickle.loads(job)
 
 
+@pytest.mark.slow
 def test_a_source_that_changed_is_refused(tmp_path: Path, url: str) -> None:
     folder = make_folder(tmp_path / "photos")
     begin(folder, url)
@@ -385,6 +386,7 @@ def test_a_source_that_changed_is_refused(tmp_path: Path, url: str) -> None:
         drive(folder, url, **PASSING)
 
 
+@pytest.mark.slow
 def test_a_source_that_changes_meanwhile(tmp_path: Path, url: str) -> None:
     folder = make_folder(tmp_path / "photos")
 
