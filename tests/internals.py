@@ -496,15 +496,17 @@ if TYPE_CHECKING:
     from packstore.training.dataset import PackedDataset, open_checked
     from packstore.training.items import Item
     from packstore.training.lanes import ShardReads, group_by_shard, max_bytes_needed
-    from packstore.training.loader import Padded, planning
+    from packstore.training.loader import Padded
+    from packstore.training.loader import prepared as planning
     from packstore.training.loader.assemble import Assembler
     from packstore.training.loader.checks import ChecksumPolicy
     from packstore.training.loader.job import BatchJob
+    from packstore.training.loader.looks import DrawnLook, Look
     from packstore.training.loader.normalizer import Normalizer
-    from packstore.training.loader.planning import BatchGroup, group_batches
+    from packstore.training.loader.prepared import BatchGroup, group_batches
     from packstore.training.loader.record_assembler import RecordAssembler
     from packstore.training.loader.residence import free_memory
-    from packstore.training.loader.rows import RowWriter, _as_planes, as_numpy
+    from packstore.training.loader.rows import RowFormat
     from packstore.training.loader.shards_ahead import ShardsAhead
     from packstore.training.mixture import FetchedShards, Mixture, apportion
     from packstore.training.order import Order
@@ -521,6 +523,7 @@ if TYPE_CHECKING:
         transport_to,
     )
     from packstore.training.single_threaded import is_single_threaded, make_single_threaded, single_threaded
+    from packstore.training.values import as_numpy
     from packstore.training.worker_memory import allocate, send_by_value, share
 
 HOMES = {

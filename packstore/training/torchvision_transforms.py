@@ -25,11 +25,11 @@ from PIL import Image
 
 from packstore.images.engine import OutputFormat
 from packstore.training.augment.per_image import flatten_transforms, is_of_torchvision
-from packstore.training.loader.rows import as_numpy
 from packstore.training.pictures import ImageReader, has_pil_mode
 from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows, plan_pixels
 from packstore.training.planned_transforms import STEP_TRANSFORMS, call_transform, has_steps
 from packstore.training.record_notes import note_need_of_pil
+from packstore.training.values import as_numpy
 
 _FROM_PIL = {"ToTensor", "PILToTensor", "ToImage", "ToNumpy"}
 """Transforms that take a PIL image and return none; the last is timm's."""

@@ -107,3 +107,9 @@ class ValueReader:
             return fromarray(np.array(values))
         values = np.array(values)
         return values if output == "numpy" else as_tensor(column, values).to(self.device)
+
+
+def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    """Returns a CPU tensor as numpy array over the same memory; bfloat16 as uint16 of the same bits."""
+    array: NDArray[Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array

@@ -207,6 +207,29 @@ def test_channels_are_one_or_three_and_alike() -> None:
         Requests([b"", b""]).set_whole_images(0, [np.empty((2, 2, 1), np.uint8), np.empty((2, 2, 3), np.uint8)])
 
 
+@pytest.mark.parametrize("channels", [3, 1])
+def test_requests_for_one_file_in_a_row_give_what_each_gives_alone(channels: int) -> None:
+    """Of files that the engine takes, damaged ones and progressive ones: whatever is decoded together."""
+    whole = save(noisy(60, 90), "420")
+    files = [whole, save(noisy(40, 40), "444"), whole[: len(whole) // 2], save(noisy(35, 50), "420", progressive=True)]
+    rng = np.random.default_rng(3)
+    chosen = np.repeat([0, 1, 2, 0, 3, 1], [3, 1, 4, 2, 2, 5])
+    boxes = np.stack([rng.integers(0, 15, (len(chosen), 2)), rng.integers(1, 20, (len(chosen), 2))], 1).reshape(-1, 4)
+    sizes = np.where(rng.integers(0, 2, (len(chosen), 1)), boxes[:, 2:], 24)
+    windows = np.tile([0, 0, 12, 12], (len(chosen), 1))
+    together, alone = np.zeros((2, len(chosen), 12, 12, channels), np.uint8)
+    requests = Requests([files[number] for number in chosen])
+    requests.set_outputs(boxes, sizes, windows, None, together)
+    for engine in engines():
+        refused = engine.run(requests, 0, len(chosen), 1 << 20)
+        assert 0 < refused.sum() < len(chosen)
+        for row, number in enumerate(chosen):
+            one, part = Requests([files[number]]), slice(row, row + 1)
+            one.set_outputs(boxes[part], sizes[part], windows[part], None, alone[part])
+            assert engine.run(one, 0, 1, 1 << 20)[0] == refused[row]
+        np.testing.assert_array_equal(together[~refused], alone[~refused])
+
+
 def test_repeated_requests_keep_the_array_of_their_images() -> None:
     images = np.zeros((2, 5, 4, 3), np.uint8)
     array = weakref.ref(images)
@@ -517,13 +540,13 @@ def test_a_loader_gives_the_same_batches(
     stores: dict[str, Path], encoding: str, mode: str, operations: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []
-    original = RecordAssembler._write_row
+    original = RecordAssembler._write_refused
 
-    def counted(assembler: RecordAssembler, prepared: Any, row: int) -> None:
+    def counted(assembler: RecordAssembler, prepared: Any, row: int) -> Any:
         left.append(row)
-        original(assembler, prepared, row)
+        return original(assembler, prepared, row)
 
-    monkeypatch.setattr(RecordAssembler, "_write_row", counted)
+    monkeypatch.setattr(RecordAssembler, "_write_refused", counted)
 
     def epochs() -> tuple[list[torch.Tensor], int]:
         left.clear()

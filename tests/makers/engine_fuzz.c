@@ -212,6 +212,12 @@ static struct file checkpoints(struct decoder *const *decoders, const struct fil
     return exact;
 }
 
+static bool shares(const struct request *requests, int n, int i)
+{
+    return (i > 0 && requests[i - 1].source == requests[i].source) ||
+           (i + 1 < n && requests[i + 1].source == requests[i].source);
+}
+
 int main(int count, char **arguments)
 {
     int64_t tried = 0, accepted = 0, total = atoll(arguments[1]);
@@ -266,8 +272,12 @@ int main(int count, char **arguments)
             }
             requests[i].to = out[1][i];
             run(decoders[0], &requests[i], 1, &form, 1 << 20, refused[1]);
-            if (refused[0][i] != refused[1][0] ||
-                (!refused[0][i] && memcmp(out[0][i], out[1][i], room(&requests[i], channels)))) {
+            /* From the pixels of a file that others share, padding of any kind is made, and no index misleads. */
+            bool pads = form.padding != CONSTANT || form.fill[0] || form.fill[1] || form.fill[2];
+            bool free_of_index = !requests[i].checkpoints || !shares(requests, n, i);
+            if (free_of_index &&
+                ((refused[0][i] != refused[1][0] && !(pads && refused[1][0])) ||
+                 (!refused[0][i] && !refused[1][0] && memcmp(out[0][i], out[1][i], room(&requests[i], channels))))) {
                 printf("input %lld: alone it differs\n", (long long)tried);
                 return 1;
             }

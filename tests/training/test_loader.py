@@ -87,7 +87,7 @@ def test_small_resident_images_without_operations_are_only_gathered(
     if dataset.manifest.holds_floats:  # as they are stored
         options["dtype"] = getattr(torch, dataset.manifest.image.dtype)
     loader = PackedLoader(dataset, 7, resident=True, **options)
-    assert loader.pipeline.kernel is None
+    assert loader.pipeline.resident_look is None
     wanted = torch.channels_last if channels_last else torch.contiguous_format
     streamed = PackedLoader(dataset, 7, resident=False, **options)
     for _ in range(2):

@@ -91,18 +91,20 @@ def test_views_are_normalised(stores: Any) -> None:
 def test_a_record_is_decoded_once(stores: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = PackedDataset(stores("files.lmdb"), "train")
     decoded = []
-    each = Decoder.decode_each
+    decode = Decoder.decode
 
-    def counted(self: Decoder, files: Any, **options: Any) -> Any:
-        decoded.extend(files)
-        return each(self, files, **options)
+    def counted(self: Decoder, file: Any, **options: Any) -> Any:
+        decoded.append(file)
+        return decode(self, file, **options)
 
-    monkeypatch.setattr(Decoder, "decode_each", counted)
-    for name in ("decode", "decode_crop"):
+    # What the engine refuses; consecutive requests for one file share its pixels there.
+    monkeypatch.setattr(Decoder, "decode", counted)
+    for name in ("decode_each", "decode_crop"):
         monkeypatch.setattr(Decoder, name, None)
     loader = PackedLoader(dataset, 4, views=VIEWS)
     list(loader)
-    assert len(decoded) == len(dataset) == loader.stats()["decoded"]
+    assert 0 < len(decoded) == len({*map(bytes, decoded)}) < len(dataset)
+    assert loader.stats()["decoded"] == len(dataset)
 
 
 @pytest.fixture(scope="module")

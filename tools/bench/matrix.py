@@ -45,8 +45,8 @@ from packstore import PackedDataset, PackedLoader
 from packstore.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.core.parallel import default_workers
 from packstore.images.engine import Engine, get_engine
-from packstore.training.loader.rows import as_numpy
 from packstore.training.random_draws import MASK
+from packstore.training.values import as_numpy
 
 BATCH, BARE, COMMON_BARE, DEFAULT = 256, 0.5, 0.8, 0.95
 SECONDS = 0.15  # of a way in a round, at least

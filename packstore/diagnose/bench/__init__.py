@@ -141,7 +141,7 @@ def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: Progress
     how, words = make_augmentation(manifest, options)
     encoded, payload = manifest.holds_files, manifest.image.nbytes / max(1, manifest.records)
     pipeline = make_loader(dataset, options.batch_size, threads, how).pipeline
-    several = () if pipeline.views is None else pipeline.views.plans
+    several = () if pipeline.views is None else pipeline.views.looks
     clock = Clock(options.seconds, 13 + len(pipeline.programs) + len(several), progress)
 
     read = measure_reading(clock, dataset, threads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from packstore.training.augment.detection import BatchBoxes
 from packstore.training.augment.operations import apply_operations, plan_operations
 from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.loader import PackedLoader
-from packstore.training.loader.programs import Programs
+from packstore.training.loader.looks import draw_program
 from packstore.training.random_draws import Draws
 
 
@@ -37,7 +37,7 @@ def measure_augmenting(clock: Clock, loader: PackedLoader, sample: SampledRecord
     here, programs = loader.pipeline.operations_at_decoding, loader.pipeline.programs
     if here or programs:
         crops = _plan_crops(loader, sample)
-        program = _draw_program(programs, sample, crops)
+        program = _draw_program(programs, len(loader.pipeline.division.crops), sample, crops)
         return clock.measure_rate("augment, 1 thread", _make_engine_work(sample, crops, program)[0])
     batch = torch.from_numpy(np.stack(sample.pixels))
     if loader.dataset.manifest.image.dtype == "bfloat16":
@@ -100,16 +100,15 @@ def _make_view_cutters(loader: PackedLoader, sample: SampledRecords) -> list[tup
     cutters: list[tuple[str, Callable[[int], int], int]] = []
     sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
     ids = np.array(sample.records[: len(sizes)], np.int64)
-    for plan in loader.pipeline.views.plans:
-        view, count = plan.view, plan.view.count
-        draws = Draws(view.derive_seed(0), 0, view.all_crop_ids(ids))
-        crops = plan_operations(plan.operations, np.repeat(sizes, count, 0), draws)
+    for look in loader.pipeline.views.looks:
+        count, name = look.count, "" if look.view is None else look.view.name
+        drawn, _ = look.draw(sizes, ids, 0, 0, torch.empty((0, *look.row_shape())))
         several = SampledRecords(
             np.repeat(ids, count).tolist(), [], [image for image in sample.pixels for _ in range(count)]
         )
-        one, _ = _make_engine_work(several, crops, plan.programs.draw_program(draws, plan.size))
+        one, _ = _make_engine_work(several, drawn.crops, drawn.program)
 
-        cutters.append((view.name, partial(_cut_crops, one, count), count))
+        cutters.append((name, partial(_cut_crops, one, count), count))
         for number in range(len(ids)):  # the first write to new memory takes longer
             cutters[-1][1](number)
     return cutters
@@ -134,15 +133,13 @@ def measure_operations(clock: Clock, loader: PackedLoader, sample: SampledRecord
     for number in range(len(crops)):
         one(number)
     rates = []
-    for place, operation in enumerate(programs.operations):
-        alone = Programs((operation,), programs.first + place)
-        rates.append(
-            (type(operation).__name__, _measure_operation(clock, alone, _draw_program(alone, sample, crops), images))
-        )
+    for place, operation in enumerate(programs, len(loader.pipeline.division.crops)):
+        program, name = _draw_program([operation], place, sample, crops), type(operation).__name__
+        rates.append((name, _measure_operation(clock, name, program, images)))
     return rates
 
 
-def _measure_operation(clock: Clock, programs: Programs, program: Program | None, images: NDArray[Any]) -> float:
+def _measure_operation(clock: Clock, name: str, program: Program | None, images: NDArray[Any]) -> float:
     """Measures one pixel operation on fresh copies of ``images``, in images per second with one thread."""
     assert program is not None
     pixels = images.copy()
@@ -151,16 +148,17 @@ def _measure_operation(clock: Clock, programs: Programs, program: Program | None
         # The measured time includes the copy below.
         index = number % len(pixels)
         pixels[index] = images[index]  # fresh pixels: on its own output an operation may have less work
-        programs.run_on_image(pixels[index : index + 1], program[index : index + 1])
+        get_engine().augment(pixels[index : index + 1], program[index : index + 1])
         return 1
 
-    return clock.measure_rate(f"{type(programs.operations[0]).__name__}, 1 thread", one, share=0.5)
+    return clock.measure_rate(f"{name}, 1 thread", one, share=0.5)
 
 
-def _draw_program(programs: Programs, sample: SampledRecords, crops: Crops) -> Program | None:
+def _draw_program(operations: Sequence[Any], first: int, sample: SampledRecords, crops: Crops) -> Program | None:
     """Draws the random values of pixel operations for the sampled records; None if nothing is to run."""
     height, width = crops.window[0, 2:].tolist()
-    return programs.draw_program(Draws(0, 0, np.array(sample.records[: len(crops)], np.int64)), (height, width))
+    draws = Draws(0, 0, np.array(sample.records[: len(crops)], np.int64))
+    return draw_program(operations, first, draws, (height, width))
 
 
 def _make_engine_work(

@@ -260,10 +260,88 @@ static bool is_known(const struct form *form)
            form->padding <= SYMMETRIC && (form->from != UINT8 || has_byte_fill(form));
 }
 
-/* Marks the decoder's request as answered or refused. */
-static void end_request(struct decoder *decoder, enum outcome outcome)
+/* Returns the number of requests, from the first on, that take the same JPEG file; 1 if it is pixels. */
+static int64_t count_sharing(const struct request *requests, int64_t count)
 {
-    *decoder->output.task.refused = outcome != DONE;
+    int64_t number = 1;
+    while (number < count && is_file(requests) && is_file(requests + number) &&
+           requests[number].source == requests->source && requests[number].nbytes == requests->nbytes)
+        number++;
+    return number;
+}
+
+/* Begins to decode the whole file of the decoder's request, for all requests that share it. */
+static enum outcome begin_shared(struct decoder *decoder, struct team *team, int64_t max_pixels)
+{
+    static const struct form bytes = {.from = UINT8, .to = UINT8};
+    const struct headers *headers = &decoder->input.headers;
+    struct task *task = &decoder->output.task;
+    const struct request *first = task->request;
+    if (read_headers(&decoder->input.headers, first->source, first->nbytes) != DONE)
+        return REFUSED;
+    int64_t height = headers->height, width = headers->width;
+    struct box box = {0, 0, height, width};
+    if (height * width > max_pixels ||
+        grow_buffer(&decoder->scratch.shared, (size_t)(task->channels * height * width)) != DONE)
+        return REFUSED;
+    decoder->output.source = (struct request){.source = first->source,
+                                              .nbytes = first->nbytes,
+                                              .box = box,
+                                              .size_height = height,
+                                              .size_width = width,
+                                              .window = box,
+                                              .to = decoder->scratch.shared.at};
+    task->request = &decoder->output.source;
+    task->form = &bytes;
+    return begin_request(decoder, team, max_pixels);
+}
+
+/* Answers one request with this decoder alone. */
+static enum outcome answer_alone(struct decoder *decoder, const struct request *request, const struct form *form,
+                                 int64_t channels, int64_t max_pixels)
+{
+    struct team team = {.count = 0};
+    decoder->output.task = (struct task){.request = request, .form = form, .channels = channels};
+    enum outcome outcome = begin_request(decoder, &team, max_pixels);
+    if (outcome == REFUSED)
+        outcome = begin_again(decoder, &team, max_pixels);
+    while (outcome == BEGUN) {
+        decode_together(&team, &outcome);
+        outcome = outcome == DONE ? end_image(decoder) : begin_again(decoder, &team, max_pixels);
+    }
+    decoder->input.checkpoints = NULL;
+    return outcome;
+}
+
+/* Answers the requests that share the decoder's file: from its pixels if they are decoded, else one by one, since a
+ * flaw may be outside of a request's box. */
+static void answer_sharing(struct decoder *decoder, bool decoded, const struct request *requests,
+                           const struct form *form, int64_t max_pixels, uint8_t *refused)
+{
+    int64_t channels = decoder->output.task.channels, count = decoder->output.task.sharing;
+    int64_t height = decoder->output.source.size_height, width = decoder->output.source.size_width;
+    for (int64_t i = 0; i < count; i++) {
+        struct request request = requests[i];
+        if (decoded) {
+            request.source = decoder->scratch.shared.at;
+            request.height = height, request.width = width;
+            request.nbytes = channels * height * width;
+        }
+        refused[i] = answer_alone(decoder, &request, form, channels, max_pixels) != DONE;
+    }
+}
+
+/* Marks the decoder's request as answered or refused; answers those that share its file. `requests`, `form` and
+ * `refused` are those of all requests. */
+static void end_request(struct decoder *decoder, enum outcome outcome, const struct request *requests,
+                        const struct form *form, int64_t max_pixels, uint8_t *refused)
+{
+    const struct task *task = &decoder->output.task;
+    int64_t number = task->refused - refused;
+    if (task->sharing)
+        answer_sharing(decoder, outcome == DONE, requests + number, form, max_pixels, refused + number);
+    else
+        refused[number] = outcome != DONE;
     decoder->output.task.request = NULL;
     decoder->input.checkpoints = NULL;
 }
@@ -289,7 +367,7 @@ void answer_all(struct decoder *decoder, const struct request *requests, int64_t
                 int64_t channels, int64_t max_pixels, uint8_t *refused)
 {
     struct team team = {.count = 0};
-    int64_t next = 0;
+    int64_t next = 0, shared;
     memset(refused, 1, (size_t)count);
     if (!is_known(form) || (channels != 1 && channels != 3))
         return;
@@ -298,21 +376,28 @@ void answer_all(struct decoder *decoder, const struct request *requests, int64_t
             struct decoder *idle = decoder->output.task.request ? decoder->second : decoder;
             idle->output.task = (struct task){
                 .request = &requests[next], .form = form, .channels = channels, .refused = &refused[next]};
-            next++;
+            shared = form->from == UINT8 ? count_sharing(requests + next, count - next) : 1;
+            next += shared;
             if (next < count)
                 prefetch(&requests[next]);
-            enum outcome outcome = begin_request(idle, &team, max_pixels);
-            if (outcome == REFUSED)
-                outcome = begin_again(idle, &team, max_pixels);
+            enum outcome outcome;
+            if (shared > 1) {
+                idle->output.task.sharing = shared;
+                outcome = begin_shared(idle, &team, max_pixels);
+            } else {
+                outcome = begin_request(idle, &team, max_pixels);
+                if (outcome == REFUSED)
+                    outcome = begin_again(idle, &team, max_pixels);
+            }
             if (outcome != BEGUN)
-                end_request(idle, outcome);
+                end_request(idle, outcome, requests, form, max_pixels, refused);
             continue;
         }
         enum outcome outcome;
         struct decoder *ended = decode_together(&team, &outcome);
         outcome = outcome == DONE ? end_image(ended) : begin_again(ended, &team, max_pixels);
         if (outcome != BEGUN)
-            end_request(ended, outcome);
+            end_request(ended, outcome, requests, form, max_pixels, refused);
     }
     trim_buffers(decoder);
     trim_buffers(decoder->second);

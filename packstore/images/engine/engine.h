@@ -276,6 +276,7 @@ struct task {
     uint8_t *shown;     /* address of the visible part */
     int64_t rows;       /* rows of the box made from a JPEG file's samples so far */
     uint8_t *refused;
+    int64_t sharing; /* requests, with this one, that follow one another and take the same JPEG file; else 0 */
 };
 
 /* Lengths of the coded chroma of all MCUs, in bits; from an index. */
@@ -313,6 +314,7 @@ struct tables {
 /* Samples of an image, and the progress of decoding. */
 struct output {
     struct task task;
+    struct request source;                /* the whole file that several requests share */
     int64_t row0, row1, column0, column1; /* needed MCUs */
     int components, blocks;               /* components that become samples; number of their blocks in an MCU */
     int64_t whole;                        /* complete rows before the first row with missing samples */
@@ -331,6 +333,7 @@ struct scratch {
     struct buffer lengths;                   /* bits of chroma of each MCU, uint16_t */
     struct buffer missing;                   /* number of MCUs without samples, for each row */
     struct buffer plane[COMPONENTS], sums[2], wide[2], pixels, resized, line, made;
+    struct buffer shared; /* pixels of the file that several requests share */
     struct buffer copied, floats, remembered, sum; /* for one step; for several: an image, a sum of images */
 };
 

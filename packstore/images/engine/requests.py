@@ -137,6 +137,20 @@ class Requests:
         requests._fields = np.repeat(self._fields, count, 0)
         return requests
 
+    @classmethod
+    def interleave(cls, parts: Sequence[Requests], counts: Sequence[int]) -> Requests:
+        """Joins requests whose outputs have one format: the first ``counts[0]`` of the first part, the first
+        ``counts[1]`` of the second, and so on, then the next of each.
+
+        Consecutive requests for one JPEG file share its pixels, which are decoded once."""
+        if len(parts) == 1:
+            return parts[0]
+        joined = cls(())
+        joined.__dict__.update(parts[0].__dict__, _kept=[kept for part in parts for kept in part._kept])
+        fields = [part._fields.reshape(-1, count, _FIELDS) for part, count in zip(parts, counts, strict=True)]
+        joined._fields = np.concatenate(fields, 1).reshape(-1, _FIELDS)
+        return joined
+
     def select_rows(self, first: int, stop: int) -> Requests:
         """Returns the requests ``first`` … ``stop - 1``. They share memory with these."""
         requests = Requests(())
@@ -173,6 +187,7 @@ class Requests:
         form: OutputFormat = OutputFormat(),
         programs: Program | None = None,
         sampling: NDArray[np.int64] | None = None,
+        rows: NDArray[np.int64] | None = None,
     ) -> None:
         """Sets crops, sizes and destination of all images. Raises :class:`ValueError` for rows and programs that do not
         fit.
@@ -191,10 +206,12 @@ class Requests:
             programs: Steps ``(N, n)`` to run on the windows' bytes before their conversion; only for RGB bytes.
             sampling: Filter of each image's resizing, ``(N,)``, for bytes: 0 bilinear, 1 nearest, 2 bicubic, 3 box, 4
                 Lanczos, 7 and 8 Pillow's bilinear and bicubic. The engine refuses images with another number.
+            rows: Index in ``out`` of each image's row; None if the rows are in the order of the requests.
         """
         fields = self._fields
         channels, size = (out.shape[1:2], out.shape[2:]) if form.planes else (out.shape[3:], out.shape[1:3])
-        if out.shape[0] not in (len(fields), 0) or (windows[:, 2:] != size).any() or channels not in ((3,), (1,)):
+        count = len(out) if rows is None else len(rows)
+        if count not in (len(fields), 0) or (windows[:, 2:] != size).any() or channels not in ((3,), (1,)):
             raise ValueError(f"rows of {out.shape} for {len(fields)} windows")
         if out.dtype not in _KINDS or (out.dtype == np.uint8 and self._kind != 3) or not out.flags.c_contiguous:
             raise ValueError(f"rows of {out.dtype} that are not contiguous, or cannot hold what is wanted")
@@ -208,8 +225,8 @@ class Requests:
         fields[:, _BOX], fields[:, _RESIZED], fields[:, _WINDOW] = boxes, sizes, windows
         fields[:, _MIRRORED] = 0 if mirrored is None else mirrored
         self._row = out.shape[1:], out.dtype
-        if len(out) == len(fields):
-            self.write_to(out)
+        if count == len(fields):
+            self.write_to(out, rows)
         fields[:, _PROGRAM] = 0
         fields[:, _SAMPLING] = 0 if sampling is None else sampling
         if programs is not None and programs.size:
@@ -222,15 +239,18 @@ class Requests:
             fields[:, _PROGRAM][:, 1] = np.where(used.any(1), used.shape[1] - used[:, ::-1].argmax(1), 0)
             self._kept.append(programs)
 
-    def write_to(self, out: NDArray[Any]) -> None:
-        """Sets the rows to write, after :meth:`set_outputs` has set their format.
+    def write_to(self, out: NDArray[Any], rows: NDArray[np.int64] | None = None) -> None:
+        """Sets the rows to write, after :meth:`set_outputs` has set their format. ``rows``: as there.
 
         Raises :class:`ValueError` for rows of another format or number, and for rows that are not contiguous."""
-        if self._row != (out.shape[1:], out.dtype) or len(out) != len(self) or not out.flags.c_contiguous:
+        places = np.arange(len(out)) if rows is None else rows
+        if self._row != (out.shape[1:], out.dtype) or len(places) != len(self) or not out.flags.c_contiguous:
             raise ValueError(
-                f"{len(out)} rows of {out.shape[1:]}, {out.dtype}; {len(self)} of {self._row} are expected"
+                f"{len(places)} rows of {out.shape[1:]}, {out.dtype}; {len(self)} of {self._row} are expected"
             )
-        self._fields[:, _TO] = out.ctypes.data + np.arange(len(out)) * out.strides[0]
+        if len(places) and not 0 <= places.min() <= places.max() < len(out):
+            raise ValueError(f"rows up to {places.max()} of {len(out)}")
+        self._fields[:, _TO] = out.ctypes.data + places * out.strides[0]
         self._kept.append(out)
         self._row = None
 

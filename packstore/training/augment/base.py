@@ -165,8 +165,8 @@ class Crops:
         """Returns a copy with some attributes replaced."""
         return dataclasses.replace(self, **changes)
 
-    def select_rows(self, rows: slice) -> Crops:
-        """Returns the crops of the images ``rows``, as views of these arrays."""
+    def select_rows(self, rows: slice | Array) -> Crops:
+        """Returns the crops of the images ``rows``; of a slice, as views of these arrays."""
         return Crops(
             *(self.box[rows], self.size[rows], self.window[rows]),
             None if self.flip is None else self.flip[rows],

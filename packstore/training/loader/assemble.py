@@ -1,8 +1,7 @@
 """Writes images of records into the rows of a batch buffer, in worker threads. A class for each way:
 
-- :class:`RecordAssembler`: image files, and arrays that are read one by one. :class:`ViewAssembler`: the same for
-  several crops. :class:`UnequalAssembler`: the same for images that differ in size.
-- :class:`CropAssembler` and :class:`CopyAssembler`: one mapped array of all images.
+- :class:`RecordAssembler`: image files and arrays. :class:`UnequalAssembler`: the same for images that differ in size.
+- :class:`CopyAssembler`: whole images of one mapped array.
 
 Everything except decoding and resizing runs under the GIL, so it is kept short. Values that can be computed for a whole
 batch at once are computed before slices go to the threads. Less Python also means fewer waits between threads, and
@@ -22,9 +21,8 @@ from numpy.typing import NDArray
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError
 from packstore.training.loader.checks import ChecksumPolicy, ImagesByNumber
 from packstore.training.loader.fields import Failures
-from packstore.training.loader.finish import RowFormat
-from packstore.training.loader.planning import GroupShare
-from packstore.training.loader.prepared import PreparedBatch
+from packstore.training.loader.prepared import GroupShare, PreparedBatch
+from packstore.training.loader.rows import RowFormat
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import StoredImages
 from packstore.training.pictures import locate_error
@@ -40,28 +38,28 @@ class Assembler(ABC):
         shape: Shape of a row: ``(H, W, C)``, ``(C, H, W)`` for a floating point store, or the shape of the final
             format.
         dtype: Dtype of a row.
-        planes: Rows have the channels first.
+        form: Format of a row, or of a crop in a row.
+        as_list: Each image is a tensor of its own, in :attr:`PreparedBatch.images`.
+        defers: Threads only decode, and :meth:`run_deferred` runs the operations.
     """
 
     shape: tuple[int, ...]
+    as_list = False
+    defers = False
     _stage = "decode"
 
-    def __init__(
-        self, images: StoredImages, stats: Stats, checks: ChecksumPolicy | None, finish: RowFormat | None
-    ) -> None:
+    def __init__(self, images: StoredImages, stats: Stats, checks: ChecksumPolicy | None, form: RowFormat) -> None:
         """
         Args:
             images: Images of the records.
             stats: Collects the seconds of each stage.
             checks: Policy of checksum verification; None for none.
-            finish: Final format of cropped pixels; None for none.
+            form: Format of a row.
         """
         self._images = images
         self._stats = stats
         self._checks = checks
-        self._finish = finish
-        made = finish or images.stored
-        self.planes, self.dtype = made.planes, made.dtype
+        self.form, self.dtype = form, form.dtype
 
     def row_shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
         """Returns the shape of a row in a batch of ``records``: by default :attr:`shape`.
@@ -71,7 +69,20 @@ class Assembler(ABC):
 
     def as_images(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns the rows of a buffer as a view ``(B, C, H, W)``."""
-        return rows if self.planes else rows.permute(0, 3, 1, 2)
+        return self.form.as_images(rows)
+
+    def split_buffer(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Divides a buffer of B records by look, without copies: by default there is one."""
+        return [buffer]
+
+    def select_sections(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Divides a buffer like :meth:`split_buffer`, and copies the rows of the records ``kept``.
+
+        If ``kept`` is None, returns all rows without a copy."""
+        return [buffer if kept is None else buffer[torch.from_numpy(kept)]]
+
+    def run_deferred(self, prepared: PreparedBatch) -> None:  # noqa: B027 - nothing is deferred
+        """Runs what :attr:`defers` says, in the calling thread."""
 
     def estimate_bytes(self, prepared: PreparedBatch) -> int:
         """Estimates the bytes of pixels that writing a prepared batch makes, for dividing it among threads."""
@@ -108,7 +119,7 @@ class Assembler(ABC):
         """
         start = perf_counter()
         records = ids & MASK
-        prepared = PreparedBatch(out, ids, seed, epoch, records.tolist(), failed=[*absent], finish=self._finish)
+        prepared = PreparedBatch(out, ids, seed, epoch, records.tolist(), failed=[*absent])
         if self._checks is not None:
             prepared.pending = self._checks.choose_checksums(records, epoch, check_all)
             if prepared.pending.faults:

@@ -11,11 +11,10 @@ import torch
 
 from packstore.core.parallel import default_workers
 from packstore.images.engine import Requests, get_engine
-from packstore.training.loader.kernel import EngineKernel
+from packstore.training.loader.looks import Look
 from packstore.training.loader.pipeline import Pipeline
-from packstore.training.loader.rows import as_numpy
-from packstore.training.random_draws import Draws
 from packstore.training.ring import HostTransport
+from packstore.training.values import as_numpy
 
 _LEAST = 1 << 15
 """Minimum number of pixels per thread."""
@@ -30,26 +29,28 @@ class EngineGatherer:
         pixels: Number of pixels of an image, or of its result if that is larger.
     """
 
-    def __init__(self, pipeline: Pipeline, kernel: EngineKernel, images: torch.Tensor) -> None:
+    def __init__(self, pipeline: Pipeline, look: Look, images: torch.Tensor) -> None:
         """``images``: all images, ``(N, C, H, W)``. Bytes are channels-last, floating point is contiguous."""
-        self._kernel = kernel
+        self._look = look
+        self._size = np.array([images.shape[2:]], np.int64)
+        self._shape = look.row_shape((images.shape[2], images.shape[3]))
         self._images = as_numpy(images.permute(0, 2, 3, 1) if images.dtype == torch.uint8 else images)
         self._seed = pipeline.options.draws_seed
         self._threads = pipeline.options.workers or default_workers()
         self._pool: ThreadPoolExecutor | None = None
         self._process = os.getpid()
         self._memory = HostTransport()
-        self.pixels = max(images.shape[2] * images.shape[3], int(np.prod(kernel.shape)) // images.shape[1])
+        self.pixels = max(images.shape[2] * images.shape[3], int(np.prod(self._shape)) // images.shape[1])
 
     def __call__(self, places: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
         """Returns the images at ``places``, int64 ``(B,)``, of records ``ids``, cropped and finished: ``(B, C, h, w)``.
         Raises :class:`MemoryError` if the engine has no memory."""
-        kernel = self._kernel
+        form = self._look.form
         with torch.inference_mode(False):
-            rows = self._memory.allocate((len(places), *kernel.shape), kernel.finish.dtype)
-        draws = Draws(self._seed, epoch, ids.numpy())
-        crops = kernel.plan_crops(draws)[-1]
-        requests = kernel.make_requests(self._images, places.numpy(), crops, rows, draws)
+            rows = self._memory.allocate((len(places), *self._shape), form.dtype)
+        requests = Requests.of_array(self._images, places.numpy())
+        sizes = np.repeat(self._size, len(places), 0)
+        self._look.draw(sizes, ids.numpy(), self._seed, epoch, rows)[0].set_outputs(requests)
         parts = max(1, min(self._threads, len(places), len(places) * self.pixels // _LEAST))
         bounds = [len(places) * part // parts for part in range(parts + 1)]
         if self._pool is None and parts > 1:
@@ -62,7 +63,7 @@ class EngineGatherer:
         _run_requests(requests, bounds[0], bounds[1])
         for other in others:
             other.result()
-        return kernel.finish.as_images(rows)
+        return form.as_images(rows)
 
     def close(self) -> None:
         """Waits for the threads and stops them; larger batches then fail. Does nothing in a forked child."""

@@ -25,10 +25,10 @@ from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.augment.units import Units
 from packstore.training.loader.decoded_fields import pad_to_largest
-from packstore.training.loader.finish import stored_format
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.places import WorkDivision
+from packstore.training.loader.rows import stored_format
 from packstore.training.loader.stats import Stats
 from packstore.training.pictures import TENSOR_DTYPES
 from packstore.training.random_draws import Draws

@@ -24,10 +24,7 @@ from packstore.training.loader.device_steps import DrawnForBatch, ImageSet
 from packstore.training.loader.fields import NewBuffer
 from packstore.training.loader.lost_shards import find_lost_records
 from packstore.training.loader.pipeline import LoadedBatch, Pipeline
-from packstore.training.loader.planning import GroupShare
-from packstore.training.loader.prepared import PreparedBatch
-from packstore.training.loader.unequal_assembler import UnequalAssembler
-from packstore.training.loader.view_assembler import ViewAssembler
+from packstore.training.loader.prepared import GroupShare, PreparedBatch
 from packstore.training.loader.view_columns import ViewColumns
 from packstore.training.random_draws import MASK
 from packstore.training.record_notes import naming_records
@@ -163,7 +160,7 @@ class BatchJob:
         """Returns the images, or the crops of each view, with which threads call user functions. Empty if they call
         none."""
         assembler, views = self._pipeline.assembler, self._pipeline.views
-        if isinstance(assembler, ViewAssembler) and views is not None:
+        if views is not None and views.looks:
             sets = list(views.iterate_image_sets(assembler.split_buffer(self._buffer), self.ids))
         else:
             sets = [ImageSet(self._pipeline.device_steps, assembler.as_images(self._buffer), self.ids)]
@@ -253,19 +250,17 @@ class BatchJob:
         self._slot.shipment, self._torch_modes = None, _torch_modes()
         columns = self._prepared.result()
         failed = [*columns.failed_rows, *self._failed, *(row for future in self._slices for row in future.result())]
-        batch, ids, kept = self._buffer, self.ids, None
+        ids, kept = self.ids, None
         sets, assembler = self._image_sets(), self._pipeline.assembler
         if failed:
             kept = np.setdiff1d(np.arange(len(ids)), failed)
-            if not isinstance(assembler, ViewAssembler):
-                batch = batch[torch.from_numpy(kept)]
             ids = ids[kept]
             for error in (self._errors or {}).values():
                 _log.warning("skipped: %s", error)
             self._errors = None  # logged once, however often the batch is sent
         self._sent, self._sent_ids = len(ids), ids
-        images = assembler.select_sections(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
-        if isinstance(assembler, UnequalAssembler) and assembler.defers and self._planned is not None:
+        images = assembler.select_sections(self._buffer, kept)
+        if assembler.defers and self._planned is not None:
             assembler.run_deferred(self._planned)
         if self._pipeline.form is not None:
             rows = range(len(self._images)) if kept is None else kept.tolist()
@@ -275,8 +270,8 @@ class BatchJob:
                 results = [result for result in self._called[number] if result is not None]
                 images[number] = each.steps.in_decoding[-1].stack_results(results) if results else each.images[:0]
         others = [torch.from_numpy(ids), *columns.host_tensors(kept)]
-        if isinstance(assembler, UnequalAssembler) and assembler.as_list:
-            sizes = [assembler.row_format.image_size(shape) for shape in self._shapes]
+        if assembler.as_list:
+            sizes = [assembler.form.image_size(shape) for shape in self._shapes]
             others.append(torch.tensor(sizes, dtype=torch.int64, device="cpu").view(-1, 2))
         if ring.transport.asynchronous:
             others = [
@@ -328,7 +323,7 @@ class BatchJob:
             host_ids: Ids of these rows' records, on the host.
             tensors: Tensors that were sent: images, ids, columns. If images differ in size, the sizes come last.
         """
-        if self._pipeline.views is not None and (count := len(self._pipeline.views.plans)):
+        if self._pipeline.views is not None and (count := len(self._pipeline.views.looks)):
             ids = tensors[count]
             views = self._pipeline.views.build_from_crops(tensors[:count], ids, self._epoch, host_ids)
             others = columns.build_values(iter(tensors[count + 1 :]), kept, ids)

@@ -15,7 +15,10 @@ from packstore.images.normalization import parse_normalization
 from packstore.training.augment.base import is_channels_last
 from packstore.training.augment.units import Units
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.rows import SERIAL_ELEMENTS
+
+_SERIAL_ELEMENTS = 32768
+"""torch distributes work of more elements over its threads. If that cannot be switched off, work is cut into pieces of
+this size; see :mod:`packstore.training.single_threaded`."""
 
 
 class Normalizer:
@@ -105,7 +108,7 @@ class Normalizer:
         count, height, width, channels = pixels.shape
         line = width * channels
         scales, shifts = self._repeat_factors(width)
-        lines = max(1, SERIAL_ELEMENTS // line)
+        lines = max(1, _SERIAL_ELEMENTS // line)
         source, target = pixels.view(count * height, line), out.view(count * height, line)
         for first in range(0, count * height, lines):
             part, there = source[first : first + lines], target[first : first + lines]

@@ -27,10 +27,9 @@ from packstore.training.items import map_images
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import ChecksumPolicy
 from packstore.training.loader.columns import BatchFields
+from packstore.training.loader.copy_assembler import CopyAssembler
 from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
-from packstore.training.loader.finish import RowFormat, final_format, stored_format
-from packstore.training.loader.kernel import EngineKernel, engine_supports, height_width
-from packstore.training.loader.mapped_assembler import CopyAssembler, CropAssembler
+from packstore.training.loader.looks import Look, engine_takes
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.places import (
@@ -40,13 +39,12 @@ from packstore.training.loader.places import (
     final_image_size,
     operations_at_decoding,
 )
-from packstore.training.loader.programs import NO_PROGRAMS, Programs
 from packstore.training.loader.record_assembler import RecordAssembler
 from packstore.training.loader.residence import SMALL_IMAGE_BYTES
+from packstore.training.loader.rows import RowFormat, engine_supports, final_format, stored_format
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import ArrayImages, FileImages, MappedImages, StoredImages
 from packstore.training.loader.unequal_assembler import UnequalAssembler
-from packstore.training.loader.view_assembler import ViewAssembler
 from packstore.training.loader.view_columns import ViewColumnReader
 from packstore.training.loader.view_steps import ViewSteps
 from packstore.training.values import as_tensor
@@ -84,7 +82,8 @@ class Pipeline:
         programs: Next operations, which the engine runs after the crops.
         division: Where all operations run.
         device_steps: All other steps.
-        kernel: Crops and finishes images that are resident on the CPU; None if torch does.
+        resident_look: Look by which the engine crops and finishes images that are resident on the CPU; None if torch
+            does.
         views: Steps of several views; None without views.
         one_by_one: Decoding threads augment images one by one, since their sizes differ during augmentation.
         form: ``"list"`` or ``"padded"`` if images differ in size in the end; ``"stacked"`` if functions per image
@@ -124,7 +123,7 @@ class Pipeline:
         )
         self.programs = self.division.programs
         self.device_steps = DeviceSteps(dataset.manifest, options, self.stats, self.division, normalizer, mode)
-        self.kernel = self._make_kernel(image) if kernel else None
+        self.resident_look = self._make_resident_look(image) if kernel else None
         self.views = None if options.views is None else ViewSteps(dataset, options, self.stats, whole)
         of_columns = dataset, options, self._new_further_assembler, self._convert_further_images
         self.fields: BatchFields | ViewColumnReader = (
@@ -165,18 +164,18 @@ class Pipeline:
         images."""
         image, division, alone = self.dataset.manifest.image, self.division, not self.fields.carried
         decoder, checks = self.dataset.decoder, self.checks
-        if self.views is not None and self.views.plans:
+        if self.views is not None and self.views.looks:
             images = self._stored_images(image, decoder, mapped=True)
-            return ViewAssembler(self.views.plans, images, (), decoder.max_pixels, self.stats, alone, checks)
+            return RecordAssembler(images, self.views.looks, decoder.max_pixels, self.stats, alone, checks)
         if self.one_by_one:
             assert isinstance(self.fields, BatchFields)
             size = None if self.form is not None else final_image_size(self.dataset, self.options)
             images = self._stored_images(image, decoder)
-            of_records = images, (), decoder.max_pixels, self.stats, alone, checks
-            return UnequalAssembler(self.options.augment, size, self.fields.objects, division.finish, *of_records)
+            form, of_records = division.form or images.stored, (decoder.max_pixels, self.stats, alone, checks)
+            return UnequalAssembler(self.options.augment, size, self.fields.objects, images, form, *of_records)
         if self._resident:
             return self._new_assembler(image, (), alone, checks)
-        return self._new_assembler(image, division.crops, alone, checks, division.finish, division.programs)
+        return self._new_assembler(image, division.crops, alone, checks, division.form, division.programs)
 
     def _at_decoding(self, image: Column) -> tuple[GeometricOperation, ...]:
         """Returns the first operations of ``augment`` that run as crops while images of this column are decoded."""
@@ -186,17 +185,17 @@ class Pipeline:
         """Returns the operations of ``augment``, with the units of a column of images."""
         return with_units(self.options.augment, Units.of_column(column, self.dataset.manifest.normalization))
 
-    def _make_kernel(self, image: Column) -> EngineKernel | None:
-        """Creates the engine's kernel for resident images. Returns None for small images that only have to be
-        gathered, which torch does faster."""
-        crops, programs, finish = self.division.crops, self.division.programs, self.division.finish
+    def _make_resident_look(self, image: Column) -> Look | None:
+        """Returns the look of resident images. Returns None for small images that only have to be gathered, which torch
+        does faster."""
+        crops, programs, form = self.division.crops, self.division.programs, self.division.form
         floats = image.layout == "CHW"
         stored = RowFormat(getattr(torch, image.dtype), floats, channels=image.shape[0 if floats else 2])
-        converts = finish is not None and (finish.normalizer is not None or finish.dtype != stored.dtype)
+        converts = form is not None and (form.normalizer is not None or form.dtype != stored.dtype)
         # Batches of large images need new memory each, whose page faults take torch four times as long as the engine.
         if not (crops or programs or converts) and image.record_nbytes <= SMALL_IMAGE_BYTES:
             return None
-        return EngineKernel(height_width(image), crops, finish or stored, programs)
+        return Look(form or stored, crops, programs)
 
     def _new_assembler(
         self,
@@ -204,25 +203,20 @@ class Pipeline:
         operations: tuple[GeometricOperation, ...],
         alone: bool,
         checks: ChecksumPolicy | None = None,
-        finish: RowFormat | None = None,
-        programs: Programs = NO_PROGRAMS,
+        form: RowFormat | None = None,
+        programs: tuple[Any, ...] = (),
     ) -> Assembler:
         """Creates the assembler of a column of images that come out in one size.
 
         For the main column, it uses the memory-mapped array of a store if possible. Other columns are read record by
         record."""
         decoder, stats = self.dataset.decoder_of(column), self.stats
-        images = self._stored_images(column, decoder)
-        kernel = EngineKernel.for_column(column, operations, finish, programs)
-        if column.name == "image" and (kernel is not None or not operations):
-            images = self._stored_images(column, decoder, mapped=True)
-            if isinstance(images, MappedImages):
-                return (
-                    CopyAssembler(images, stats, checks, finish)
-                    if kernel is None
-                    else CropAssembler(images, kernel, stats, checks, finish)
-                )
-        return RecordAssembler(images, operations, decoder.max_pixels, stats, alone, checks, finish, programs)
+        made = bool(operations or programs or form is not None) and engine_takes(column, operations)
+        images = self._stored_images(column, decoder, mapped=column.name == "image" and (made or not operations))
+        if isinstance(images, MappedImages) and not made:
+            return CopyAssembler(images, stats, checks, form or images.stored)
+        look = Look(form or images.stored, operations, programs)
+        return RecordAssembler(images, [look], decoder.max_pixels, stats, alone, checks)
 
     def _stored_images(self, column: Column, decoder: Decoder, mapped: bool = False) -> StoredImages:
         """Returns the reader of a column's stored images.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
@@ -14,10 +15,9 @@ from packstore.training.augment.operations import HOW_TO_COLLATE, output_size, s
 from packstore.training.augment.per_image import PerImage, as_operations, may_resize
 from packstore.training.augment.unequal import need_one_by_one
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.finish import RowFormat
-from packstore.training.loader.kernel import engine_supports
+from packstore.training.loader.looks import take_programs
 from packstore.training.loader.options import Collate, LoaderOptions
-from packstore.training.loader.programs import NO_PROGRAMS, Programs
+from packstore.training.loader.rows import RowFormat, engine_supports
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,17 +29,17 @@ class WorkDivision:
     Attributes:
         crops: First operations: they run as crops while images are decoded, or in the engine's pass over images in
             memory.
-        programs: Next operations, which the engine runs in the same pass.
+        programs: Next operations, which the engine runs in the same pass, while the image is in the CPU cache.
         per_image: Next operations, which decoding threads call image by image.
         on_batches: The other operations, on batches on the device.
-        finish: Final format that the threads write; None if batches are converted on the device.
+        form: Final format that the threads write; None if batches are converted on the device.
     """
 
     crops: tuple[GeometricOperation, ...]
-    programs: Programs
+    programs: tuple[Any, ...]
     per_image: tuple[PerImage, ...]
     on_batches: tuple[Step, ...]
-    finish: RowFormat | None
+    form: RowFormat | None
 
     @property
     def first_on_batches(self) -> int:
@@ -50,7 +50,7 @@ class WorkDivision:
 def divide_work(
     operations: Sequence[Step],
     crops: tuple[GeometricOperation, ...],
-    finish: RowFormat | None,
+    form: RowFormat | None,
     *,
     runs_programs: bool,
     calls_functions: bool,
@@ -60,19 +60,19 @@ def divide_work(
     Args:
         operations: The list.
         crops: Its first operations that run as crops.
-        finish: Final format; threads write it if all operations are crops or programs.
+        form: Final format; threads write it if all operations are crops or programs.
         runs_programs: The threads that crop can run programs.
         calls_functions: Decoding threads may call the user's functions after crops and programs. The first function
             that may not run in threads, and all operations after it, run on batches.
     """
-    programs = Programs.select(operations, len(crops)) if runs_programs else NO_PROGRAMS
+    programs = take_programs(operations, len(crops)) if runs_programs else ()
     rest = tuple(operations[len(crops) + len(programs) :])
     per_image: list[PerImage] = []
     for operation in rest if calls_functions else ():
         if not isinstance(operation, PerImage) or not operation.runs_in_threads:
             break
         per_image.append(operation)
-    return WorkDivision(crops, programs, tuple(per_image), rest[len(per_image) :], None if rest else finish)
+    return WorkDivision(crops, programs, tuple(per_image), rest[len(per_image) :], None if rest else form)
 
 
 def operations_at_decoding(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -12,23 +13,25 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError, PackstoreError, UsageError
 from packstore.images.decoders import Box
-from packstore.images.engine import OutputFormat, Requests, get_engine
+from packstore.images.engine import MODES, Requests, get_engine
 from packstore.images.orientation import map_to_stored_box, upright
 from packstore.images.sniff import excess_pixels_message
-from packstore.training.augment.base import Crops, GeometricOperation
-from packstore.training.augment.operations import output_size, plan_each
+from packstore.training.augment.base import Crops
+from packstore.training.augment.operations import output_size
 from packstore.training.loader.assemble import Assembler, wrong_header_error
 from packstore.training.loader.checks import ChecksumPolicy
 from packstore.training.loader.fields import Failures
-from packstore.training.loader.finish import RowFormat
-from packstore.training.loader.kernel import EngineKernel
+from packstore.training.loader.looks import DrawnLook, Look, engine_takes
 from packstore.training.loader.prepared import Header, PreparedBatch
-from packstore.training.loader.programs import NO_PROGRAMS, Programs
-from packstore.training.loader.rows import RowWriter, SizeError, as_numpy
+from packstore.training.loader.rows import SizeError, height_width
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import COLD_BATCHES, StoredImages
 from packstore.training.pictures import locate_error
-from packstore.training.random_draws import MASK, Draws
+from packstore.training.random_draws import MASK
+from packstore.training.values import as_numpy
+
+_ANY_SIZE = 4096
+"""Least height and width with which unreadable images are planned, if rows have none."""
 
 try:
     import resource
@@ -39,7 +42,9 @@ except ImportError:  # Windows
 
 
 class RecordAssembler(Assembler):
-    """Reads, decodes, crops and resizes records one by one into batch buffers, with the engine if it can.
+    """Reads, decodes, crops and resizes records into batch buffers: by the engine, or image by image if it refuses.
+
+    With views, a buffer is ``(B, elements)``: all crops of the first view come first, and so on.
 
     While threads wait for the disk, asks the operating system to read the next batches ahead."""
 
@@ -48,25 +53,21 @@ class RecordAssembler(Assembler):
     def __init__(
         self,
         images: StoredImages,
-        operations: Sequence[GeometricOperation],
+        looks: Sequence[Look],
         max_pixels: int,
         stats: Stats,
         alone: bool = True,
         checks: ChecksumPolicy | None = None,
-        finish: RowFormat | None = None,
-        programs: Programs = NO_PROGRAMS,
     ) -> None:
         """
         Args:
             images: Images of the records.
-            operations: First operations of the user's list, which run here.
+            looks: What is made of a record: one look, or one for each view. Looks have one dtype.
             max_pixels: An image with more pixels is not decoded.
             stats: Collects the seconds of each stage.
             alone: No other column is cropped with the images. If False, decoding refuses a file whose size
                 differs from its header, by which crops are planned.
             checks: Policy of checksum verification; None for none.
-            finish: Final format of cropped pixels; None for none.
-            programs: Operations after the crops.
 
         Reads the size of the first image if no operation sets one.
 
@@ -74,28 +75,28 @@ class RecordAssembler(Assembler):
             UsageError: Operations other than flips leave images of different sizes.
             DecodeError: The first image is read, and has too many pixels.
         """
-        super().__init__(images, stats, checks, finish)
-        self._operations = operations
+        super().__init__(images, stats, checks, looks[0].form)
+        self._looks = looks
         self._max_pixels = max_pixels
         self._alone = alone
-        self._programs = programs
         self._own_sizes = False
+        self._has_views = looks[0].view is not None
         self._is_remote = images.reader.table.cache is not None
-        self._of_one_size = EngineKernel.for_column(images.column, operations, finish, programs)
+        self._crops_per_record = sum(look.count for look in looks)
+        self._is_taken = engine_takes(images.column, looks[0].operations)
         self.shape = self._row_shape()
 
     def _row_shape(self) -> tuple[int, ...]:
         """Returns the shape of a row. Raises :class:`UsageError` if images come out in different sizes, and
         :class:`DecodeError` if the first image is too large."""
-        if self._of_one_size is not None:
-            return self._of_one_size.shape
-        image, finish = self._images.column, self._finish
-        if image.layout == "CHW":
-            return image.shape if finish is None else finish.row_shape(image.shape[1:])
-        size = self._common_size()
-        return (*size, self._images.mode.channels) if finish is None else finish.row_shape(size)
+        if self._has_views:
+            return (sum(look.elements() for look in self._looks),)
+        (look,), column = self._looks, self._images.column
+        if column.kind == "fixed" and (column.layout == "CHW" or self._is_taken):
+            return look.row_shape(height_width(column))
+        return look.form.row_shape(self._common_size(look))
 
-    def _common_size(self) -> tuple[int, int]:
+    def _common_size(self, look: Look) -> tuple[int, int]:
         """Returns height and width of all rows, after the operations.
 
         If no operation gives all images one size, returns the size of the first image and sets ``_own_sizes``. Decoding
@@ -104,13 +105,12 @@ class RecordAssembler(Assembler):
         Raises :class:`UsageError` for operations that leave images of different sizes, and :class:`DecodeError` if the
         first image is too large."""
         images = self._images
-        stored = images.column.shape[:2] if images.column.kind == "fixed" else None
-        size = output_size(self._operations, (stored[0], stored[1]) if stored else None)
+        size = output_size(look.operations, height_width(images.column) if images.column.kind == "fixed" else None)
         if size is not None:
             return size
         self._own_sizes = True
-        if any(not operation.mirrors for operation in self._operations):
-            names = ", ".join(type(operation).__name__ for operation in self._operations)
+        if any(not operation.mirrors for operation in look.operations):
+            names = ", ".join(type(operation).__name__ for operation in look.operations)
             raise UsageError(
                 f"the images differ in size after {names}, and other operations work on whole batches: begin with "
                 "RandomResizedCrop, or with Resize and then CenterCrop or RandomCrop (no padding, or pad_if_needed)"
@@ -133,7 +133,7 @@ class RecordAssembler(Assembler):
         alone = PreparedBatch(
             torch.empty(0), np.array([record]), 0, 0, views=[view], turned=images.read_orientations([view])
         )
-        images.read_sizes(alone.ids, alone)
+        images.make_requests(alone.ids, alone)
         height, width = alone.sizes[0].tolist()
         return height, width
 
@@ -152,9 +152,25 @@ class RecordAssembler(Assembler):
             return self.shape
         if not height or excess_pixels_message(width, height, self._max_pixels) is not None:
             return self.shape
-        if self._finish is None:
-            return height, width, self._images.mode.channels
-        return self._finish.row_shape((height, width))
+        return self._looks[0].form.row_shape((height, width))
+
+    def split_buffer(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Divides a buffer of B records by look, without copies: ``(B * count, *row)`` for each."""
+        if not self._has_views:
+            return [buffer]
+        flat, sections, start = buffer.view(-1), [], 0
+        for look in self._looks:
+            stop = start + len(buffer) * look.elements()
+            sections.append(flat[start:stop].view(len(buffer) * look.count, *look.row_shape()))
+            start = stop
+        return sections
+
+    def select_sections(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        sections = self.split_buffer(buffer)
+        if kept is None:
+            return sections
+        places = (torch.from_numpy(look.crop_places(kept)) for look in self._looks)
+        return [section[rows] for section, rows in zip(sections, places, strict=True)]
 
     def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
         """Gets the stored bytes of ``records``, and plans their rows.
@@ -178,13 +194,13 @@ class RecordAssembler(Assembler):
     def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> PreparedBatch | None:
         """Plans the records of several batches at once.
 
-        Returns None for a cold or remote store, and without operations that set the size. Returns None also if a record
-        fails, or the engine does not support the pixels."""
+        Returns None for a cold or remote store, with views, and without operations that set the size. Returns None also
+        if a record fails, or the engine does not support the pixels."""
         # A cold store is read by many threads; a remote one is fetched batch by batch.
-        if not self._plans_groups or self._images.cold or self._own_sizes or self._is_remote:
+        if not self._plans_groups or self._has_views or self._images.cold or self._own_sizes or self._is_remote:
             return None
         none = torch.empty((0, *self.shape), dtype=self.dtype, device="cpu")
-        plan, records = PreparedBatch(none, ids, seed, epoch, finish=self._finish), ids & MASK
+        plan, records = PreparedBatch(none, ids, seed, epoch), ids & MASK
         if not self._try_view_all(plan, records):
             return None
         try:
@@ -198,14 +214,9 @@ class RecordAssembler(Assembler):
 
         Reads headers, draws crops, and makes requests to the engine. Images with unreadable headers get a size, too.
         Raises :class:`UsageError` for an image too small for its crop."""
-        images = self._images
-        prepared.turned = images.read_orientations(prepared.views)
-        requests = images.make_file_requests(records, prepared)
-        images.read_sizes(records, prepared, requests)
+        prepared.turned = self._images.read_orientations(prepared.views)
+        requests = self._images.make_requests(records, prepared)
         self._replace_unread(prepared)
-        if self._operations:
-            planned = self._plan_crops(prepared, prepared.ids, prepared.sizes)
-            prepared.first_crops, prepared.crops = planned[1], planned[-1]
         prepared.requests = self._request_rows(prepared, requests)
 
     def _try_view_all(self, prepared: PreparedBatch, records: NDArray[np.int64]) -> bool:
@@ -242,39 +253,31 @@ class RecordAssembler(Assembler):
         small; decoding raises later."""
         unread = prepared.sizes[:, 0] == 0
         if unread.any():
-            prepared.sizes[unread] = np.maximum(prepared.sizes.max(0), self.shape[:2])
+            least = (_ANY_SIZE, _ANY_SIZE) if self._has_views else self._looks[0].form.image_size(self.shape)
+            prepared.sizes[unread] = np.maximum(prepared.sizes.max(0), least)
 
     def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> Requests | None:
-        """Draws the programs into ``prepared``, and adds crops, outputs and programs to ``requests``.
+        """Draws the looks into ``prepared``, and adds their crops, programs and outputs to ``requests``.
 
-        If ``requests`` is None, makes requests for stored arrays of pixels. Returns None if the engine does not support
-        them. Returns None also if an image comes out in another size than the rows."""
-        crops, sizes, out = prepared.crops, prepared.sizes, as_numpy(prepared.out)
-        window = out.shape[2:] if self.planes else out.shape[1:3]
-        draws = Draws(prepared.seed, prepared.epoch, prepared.ids)
-        prepared.program = self._programs.draw_program(draws, (window[0], window[1]))
-        if crops is None:
-            crops = Crops.full(sizes)
-        if (crops.window[:, 2:] != window).any():
+        Returns None if ``requests`` is None, or an image comes out in another size than the rows."""
+        of_batch = prepared.ids, prepared.seed, prepared.epoch
+        drawn = [
+            look.draw(prepared.sizes, *of_batch, out)
+            for look, out in zip(self._looks, self.split_buffer(prepared.out), strict=True)
+        ]
+        prepared.looks = [look for look, _ in drawn]
+        prepared.first_crops = None if self._has_views else drawn[0][1]
+        if requests is None or any(look.has_other_sizes() for look in prepared.looks):
             return None  # the row that has another size says so
-        if requests is None:
-            requests = self._images.make_array_requests(prepared.views, sizes)
-        if requests is None:
-            return None
-        form = (
-            OutputFormat(self.planes, crops.pads, crops.fill)
-            if self._finish is None
-            else self._finish.engine_format(crops)
-        )
-        requests.set_outputs(
-            crops.box, crops.size, crops.window, crops.flip, out, form, prepared.program, crops.sampling
-        )
-        return requests
+        parts = [requests.repeat(look.look.count) if self._has_views else requests for look in prepared.looks]
+        for look, part in zip(prepared.looks, parts, strict=True):
+            look.set_outputs(part)
+        return Requests.interleave(parts, [look.count for look in self._looks])
 
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Verifies checksums, lets the engine write the rows, and writes the rows that it refuses one by one.
+        """Verifies checksums, lets the engine write the rows, and decodes and writes the rows that it refuses.
 
         Counts the decoded images. If this thread waited for the disk, turns reading ahead on.
 
@@ -282,70 +285,111 @@ class RecordAssembler(Assembler):
         Always raises a :class:`SizeError` or :class:`MemoryError`."""
         faults = _count_major_faults()
         failed = self._verify_images(prepared, first, prepared.views[first:stop], errors)
+        left_out = {*failed, *prepared.failed, *skip}
+        decoded: dict[int, NDArray[Any]] = {}
         for row in self._run_engine(prepared, first, stop):
-            if row in prepared.failed or row in failed or row in skip:
+            if row in left_out:
                 continue
             try:
-                self._write_row(prepared, row)
-                if prepared.program is not None:
-                    self._programs.run_on_image(prepared.rows.array[row : row + 1], prepared.program[row : row + 1])
-                if self._finish is not None:
-                    self._finish.write_rows(prepared.rows.pixels[row : row + 1], prepared.out[row : row + 1])
+                pixels = self._write_refused(prepared, row)
+                if pixels is not None:
+                    decoded[row] = pixels
             except SizeError:
                 raise
             except PackstoreError as error:
                 failed.append(self._note_error(errors, row, prepared.numbers[row], error))
+        for look in prepared.looks if decoded else ():
+            for row, large in self._write_crops(look, decoded).items():
+                failed.append(self._note_error(errors, row, prepared.numbers[row], large))
         if self._images.are_files:
-            left_out = {*failed, *prepared.failed, *skip}
+            left_out.update(failed)
             self._stats.add_decoded(stop - first - sum(first <= row < stop for row in left_out))
         if _count_major_faults() - faults > stop - first:
             self._images.cold = COLD_BATCHES
         return failed
 
-    def _run_engine(self, prepared: PreparedBatch, first: int, stop: int) -> Sequence[int]:
+    def _run_engine(self, prepared: PreparedBatch, first: int, stop: int) -> Iterable[int]:
         """Lets the engine write rows ``first`` … ``stop - 1``. Counts invalid seek indexes.
 
         Returns the rows that the engine refused. Without requests, these are all rows."""
         if prepared.requests is None:
             return range(first, stop)
-        engine = get_engine()
-        refused = engine.run(prepared.requests, first, stop, self._max_pixels)
+        engine, count = get_engine(), self._crops_per_record
+        refused = engine.run(prepared.requests, first * count, stop * count, self._max_pixels)
         if engine.unindexed:
             self._stats.add_unindexed(engine.unindexed)
-        return (first + np.flatnonzero(refused)).tolist()
+        rows: list[int] = (first + np.unique(np.flatnonzero(refused) // count)).tolist()
+        return rows
 
-    def _write_row(self, prepared: PreparedBatch, row: int) -> None:
-        """Decodes, crops and writes a row that the engine has refused. Decodes only a part of the image if possible.
+    def _write_refused(self, prepared: PreparedBatch, row: int) -> NDArray[Any] | None:
+        """Decodes a record that the engine has refused, and returns its pixels; None if its crops are written already.
 
-        If the image has another size than its header says, draws its crop again, for the true size.
+        Decodes only a part of the image if possible. If the image has another size than its header says, draws its
+        crops again, for the true size.
 
         Raises the errors of decoding, and:
 
-        - :class:`DecodeError` for another size than the header says, if other columns were cropped by the header.
-        - :class:`SizeError` without operations, if the image's size differs from the rows'.
-        - :class:`MemoryError` if the engine had no memory for the image.
+        - :class:`DecodeError` for another size than the header says, if other columns were cropped by the header; for a
+          crop that would need too many pixels.
+        - :class:`SizeError` if a crop has another size than its row.
+        - :class:`MemoryError` if the engine had no memory for an array.
         """
-        rows, view, header = prepared.rows, prepared.views[row], self._row_header(prepared, row)
-        if self._operations and self._images.can_decode_part(header):
-            part = self._images.decode_crop(view, _box_in_stored_image(prepared, row), header)
-            rows.write_box(row, upright(part, prepared.turned.get(row, 1)))
-            return
+        header, cropped = self._row_header(prepared, row), bool(self._looks[0].operations)
+        if cropped and not self._has_views and self._images.can_decode_part(header):
+            (look,) = (look.select_records(row, row + 1) for look in prepared.looks)
+            box = _box_in_stored_image(prepared, row, look.crops)
+            part = upright(self._images.decode_crop(prepared.views[row], box, header), prepared.turned.get(row, 1))
+            whole = np.array([(0, 0, *part.shape[:2])])
+            self._write_alone(replace(look, crops=look.crops.replace(box=whole)), part)
+            return None
         pixels = self._read_pixels(prepared, row, header)
-        if self._of_one_size is not None and prepared.requests is not None:  # refused, but its shape is right
+        if self._is_taken and prepared.requests is not None:  # refused, but its shape is right
             raise MemoryError(f"the engine has no memory for an image of {pixels.shape}")
-        if not self._operations:
-            if pixels.shape != rows.array.shape[1:]:
-                raise SizeError.between(pixels.shape, rows.array.shape[1:])
-            rows.array[row] = pixels
-        elif pixels.shape[:2] == tuple(prepared.sizes[row].tolist()):
-            rows.write_image(row, pixels)
-        elif not self._alone:
-            raise wrong_header_error(prepared.sizes[row].tolist(), pixels.shape)
-        else:
-            # Its header says another size than it has: planned again, by what it has.
-            sizes = np.array([pixels.shape[:2]], np.int64)
-            alone = self._plan_crops(prepared, prepared.ids[row : row + 1], sizes)[-1]
-            RowWriter(rows.pixels[row : row + 1], alone).write_image(0, pixels)
+        found = pixels.shape[1:] if self._images.column.layout == "CHW" else pixels.shape[:2]
+        said = prepared.sizes[row].tolist()
+        if [*found] == said and prepared.requests is not None:  # then all crops have their rows' size
+            return pixels
+        if [*found] != said and cropped and not self._alone:
+            raise wrong_header_error(said, found)
+        of_record = prepared.ids[row : row + 1], prepared.seed, prepared.epoch
+        for look in prepared.looks:
+            alone = look.select_records(row, row + 1)
+            if [*found] != said:
+                # Its header says another size than it has: planned again, by what it has.
+                alone, _ = look.look.draw(np.array([found]), *of_record, alone.out)
+            alone.check_sizes()
+            self._write_alone(alone, pixels)
+        return None
+
+    def _write_alone(self, look: DrawnLook, pixels: NDArray[Any]) -> None:
+        """Writes all crops of one decoded image. Raises the error of :meth:`_write_crops`."""
+        for error in self._write_crops(look, {0: pixels}).values():
+            raise error
+
+    def _write_crops(self, look: DrawnLook, decoded: Mapping[int, NDArray[Any]]) -> dict[int, DecodeError]:
+        """Writes all crops of decoded images, by row: by the engine if it knows their mode, else by torch.
+
+        Returns the errors of crops that would need too many pixels, by row."""
+        errors: dict[int, DecodeError] = {}
+        places = look.look.crop_places(np.array([*decoded]))
+        if self._images.column.layout == "CHW":  # only whole arrays come here
+            for place, pixels in zip(places.tolist(), decoded.values(), strict=True):
+                as_numpy(look.out)[place] = pixels
+            return errors
+        count, refused = look.look.count, np.ones(len(places), np.bool_)
+        if self._images.mode in MODES:
+            images = [np.ascontiguousarray(pixels) for pixels in decoded.values()]
+            requests = Requests(images, np.array([pixels.shape[:2] for pixels in images], np.int64)).repeat(count)
+            look.set_outputs(requests, places)
+            refused = get_engine().run(requests, 0, len(places), 0)
+        rows = [*decoded]
+        for number in np.flatnonzero(refused).tolist():
+            row = rows[number // count]
+            try:
+                look.write_without_engine(int(places[number]), decoded[row])
+            except DecodeError as error:
+                errors[row] = error
+        return errors
 
     def _row_header(self, prepared: PreparedBatch, row: int) -> Header:
         """Returns the header of a row's image file; parses it if that was not done before. None if unreadable."""
@@ -357,17 +401,10 @@ class RecordAssembler(Assembler):
         pixels = self._images.read_pixels(prepared.numbers[row], prepared.views[row], header)
         return upright(pixels, prepared.turned.get(row, 1))
 
-    def _plan_crops(self, prepared: PreparedBatch, ids: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[Crops]:
-        """Draws the crops of records whose images have ``sizes``.
 
-        The first crops are the whole images; those after each operation follow. Raises :class:`UsageError` for an image
-        too small for its crop."""
-        return plan_each(self._operations, sizes, Draws(prepared.seed, prepared.epoch, ids))
-
-
-def _box_in_stored_image(prepared: PreparedBatch, row: int) -> Box:
+def _box_in_stored_image(prepared: PreparedBatch, row: int, crops: Crops) -> Box:
     """Returns the crop box of a row in its image as stored, before EXIF rotation."""
-    box, orientation = prepared.rows.boxes[row], prepared.turned.get(row, 1)
+    box, orientation = tuple(crops.box[0].tolist()), prepared.turned.get(row, 1)
     return box if orientation == 1 else map_to_stored_box(box, orientation, *prepared.sizes[row].tolist())
 
 

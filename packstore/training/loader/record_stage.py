@@ -24,7 +24,6 @@ from packstore.training.loader.device_steps import DeviceSteps
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.places import WorkDivision, augments_one_by_one, final_image_size
-from packstore.training.loader.programs import NO_PROGRAMS
 from packstore.training.loader.stats import Stats
 from packstore.training.pictures import describe_key
 from packstore.training.random_draws import MASK, Draws
@@ -69,7 +68,7 @@ class RecordStage:
         self.loading_options = loading
         mode = dataset.reading.pixels
         normalizer = Normalizer.for_loader(options, dataset.manifest, mode)
-        division = WorkDivision((), NO_PROGRAMS, (), (), None)
+        division = WorkDivision((), (), (), (), None)
         self._steps = DeviceSteps(dataset.manifest, options, Stats([]), division, normalizer, mode)
 
     @classmethod

@@ -67,10 +67,10 @@ class Resident:
         """
         make_fork_single_threaded()
         images, pipeline = self._load_once(), self._pipeline
-        if pipeline.kernel is None:
+        if pipeline.resident_look is None:
             yield from self._iterate_batches(epoch, first, images, None)
             return
-        with closing(EngineGatherer(pipeline, pipeline.kernel, images)) as by_engine:
+        with closing(EngineGatherer(pipeline, pipeline.resident_look, images)) as by_engine:
             yield from self._iterate_batches(epoch, first, images, by_engine)
 
     def _iterate_batches(
@@ -255,7 +255,7 @@ class Resident:
         pipeline, options = self._pipeline, self._pipeline.options
         shape, on_host = (len(pipeline.dataset), *images.shape[1:]), images.device.type == "cpu"
         gathers = on_host and not pipeline.device_steps.works_on_batches and pipeline.views is None
-        last = gathers and options.channels_last if pipeline.kernel is None else is_channels_last(images)
+        last = gathers and options.channels_last if pipeline.resident_look is None else is_channels_last(images)
         last = last and images.ndim == 4
         if not on_host:
             layout = torch.channels_last if last else torch.contiguous_format

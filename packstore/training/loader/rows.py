@@ -1,26 +1,111 @@
-"""Crops, resizes and mirrors pixels into the rows of a batch buffer, for images that the engine does not do."""
+"""Rows of a batch buffer: their dtype, memory layout and normalisation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.utils.dlpack import from_dlpack
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Crops
-from packstore.training.augment.operations import ONE_SIZE, write_crop
-from packstore.training.single_threaded import is_single_threaded
+from packstore.core.manifest import Column, Manifest
+from packstore.core.modes import Mode
+from packstore.images.engine import MODES, OutputFormat
+from packstore.training.augment.base import Crops, Size
+from packstore.training.augment.operations import ONE_SIZE
+from packstore.training.loader.normalizer import Normalizer
+from packstore.training.pictures import TENSOR_DTYPES
 
-# The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which
-# under the GIL cost more than this call.
-_resize: Any = torch._C._nn._upsample_bilinear2d_aa
-SERIAL_ELEMENTS = 32768
-"""torch distributes work of more elements over its threads. If that cannot be switched off, work is cut into pieces of
-this size; see :mod:`packstore.training.single_threaded`."""
+BY_ENGINE = (torch.float32, torch.float16, torch.bfloat16)
+"""Floating point types that the engine can write."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowFormat:
+    """Format of the rows of a batch buffer; a row is an image.
+
+    Attributes:
+        dtype: Dtype of the rows.
+        planes: Rows are ``(C, h, w)``, not ``(h, w, C)``.
+        normalizer: Converts bytes to floating point; None for uint8 rows, and for floating point stores.
+        channels: Channels of a pixel.
+    """
+
+    dtype: torch.dtype
+    planes: bool
+    normalizer: Normalizer | None = None
+    channels: int = 3
+
+    def row_shape(self, size: Sequence[int]) -> tuple[int, int, int]:
+        """Returns the shape of a row whose image has height and width ``size``."""
+        height, width = size
+        return (self.channels, height, width) if self.planes else (height, width, self.channels)
+
+    def image_size(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Returns height and width of the image in a row of this shape."""
+        height, width = shape[1:] if self.planes else shape[:2]
+        return height, width
+
+    def engine_format(self, crops: Crops | None = None) -> OutputFormat:
+        """Describes this format for the engine: layout, normalisation, and the padding that ``crops`` need."""
+        form = OutputFormat(self.planes) if crops is None else OutputFormat(self.planes, crops.pads, crops.fill)
+        return form if self.normalizer is None else self.normalizer.add_to_format(form)
+
+    def write_rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
+        """Normalises uint8 ``(B, h, w, C)`` on the CPU into ``out``, which has this format. Uses no other thread.
+
+        Without a normalizer, copies pixels of any dtype."""
+        target = out.permute(0, 2, 3, 1) if self.planes else out
+        if self.normalizer is None:
+            target.copy_(pixels)
+        elif target.is_contiguous():
+            self.normalizer.write_rows(pixels, target)
+        else:
+            values = torch.empty(pixels.shape, dtype=self.dtype, device="cpu")
+            self.normalizer.write_rows(pixels, values)
+            target.copy_(values)
+
+    def as_images(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns rows as ``(B, C, h, w)``, a view."""
+        return rows if self.planes else rows.permute(0, 3, 1, 2)
+
+
+def final_format(
+    manifest: Manifest, normalizer: Normalizer | None, channels_last: bool, mode: Mode
+) -> RowFormat | None:
+    """Returns the final format of a loader's images if the decoding threads can write it.
+
+    Returns None if they cannot, or if the stored pixels are in that format already."""
+    floats = manifest.holds_floats
+    stored = getattr(torch, manifest.image.dtype) if floats else torch.uint8
+    dtype = stored if normalizer is None else normalizer.dtype
+    if mode not in MODES or dtype not in (torch.uint8, *BY_ENGINE) or (dtype == stored and channels_last != floats):
+        return None
+    return RowFormat(dtype, not channels_last, None if floats else normalizer, mode.channels)
+
+
+def stored_format(column: Column, mode: Mode) -> RowFormat:
+    """Returns the format of rows that hold pixels as stored. Image files are decoded to ``mode``."""
+    floats = column.layout == "CHW"
+    dtype = getattr(torch, column.dtype) if floats else TENSOR_DTYPES[mode.dtype]
+    return RowFormat(dtype, floats, channels=mode.channels)
+
+
+_CHANNELS = [mode.channels for mode in MODES]
+
+
+def engine_supports(image: Column) -> bool:
+    """Tells if the engine can process a column's stored pixels. They must be arrays of one shape, with 1 or 3 channels;
+    whole numbers must be uint8."""
+    if image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
+        return False
+    return image.pixels in MODES if image.layout == "HWC" else image.shape[0] in _CHANNELS
+
+
+def height_width(image: Column) -> Size:
+    """Returns height and width of the images of a column whose arrays have one shape."""
+    height, width = image.shape[1:] if image.layout == "CHW" else image.shape[:2]
+    return height, width
 
 
 class SizeError(UsageError):
@@ -34,110 +119,3 @@ class SizeError(UsageError):
             f"begin augment= with operations that give them one, {ONE_SIZE}; or put a function for images of any size "
             "into PerImage"
         )
-
-
-class RowWriter:
-    """Writes pixels into rows of a batch buffer.
-
-    Every torch operation, even a view or the deletion of a tensor, releases and reacquires the GIL, for which threads
-    queue. So views are made with numpy, or of all rows at once.
-
-    Attributes:
-        pixels: The rows.
-        array: Their memory as numpy array (bfloat16 as bits), ``(B, ...)``.
-        boxes: Crop box of each row in its source image: top, left, height, width.
-        sizes: Height and width to which each box is resized.
-        resizes: For each row, True if torch resizes it: rows of uint8 whose box is resized bilinearly and then not
-            cropped.
-    """
-
-    def __init__(self, out: torch.Tensor, crops: Crops | None) -> None:
-        """
-        Args:
-            out: ``(B, *shape)``; with crops ``(B, h, w, C)``.
-            crops: numpy crops; None for whole images.
-        """
-        self.pixels = out
-        self.array = as_numpy(out)
-        self.boxes: list[tuple[int, int, int, int]] = []
-        self.sizes: list[tuple[int, int]] = []
-        self.resizes: list[bool] = []
-        self._crops = crops
-        if crops is None:
-            return
-        self.boxes = list(map(tuple, crops.box.tolist()))
-        self.sizes = list(map(tuple, crops.size.tolist()))
-        self._flips: list[bool] = [False] * len(self.boxes) if crops.flip is None else crops.flip.tolist()
-        self._windows = list(map(tuple, crops.window[:, 2:].tolist()))
-        whole = np.concatenate([crops.size * 0, crops.size], 1)
-        resizes = (crops.size != crops.box[:, 2:]).any(1) & (crops.window == whole).all(1)
-        if crops.sampling is not None:
-            resizes &= crops.sampling == 0
-        if out.dtype != torch.uint8:  # rounded differently
-            resizes &= False
-        self.resizes = resizes.tolist()
-        self._planes = out.permute(0, 3, 1, 2).split(1)  # type: ignore[no-untyped-call]
-
-    def write_image(self, row: int, pixels: NDArray[Any]) -> None:
-        """Crops a whole image, ``(H, W, C)``, to the box of ``row``, and writes it as :meth:`write_box`. The box must
-        lie within the image, which is not checked."""
-        top, left, height, width = self.boxes[row]
-        self.write_box(row, pixels[top : top + height, left : left + width])
-
-    def write_box(self, row: int, pixels: NDArray[Any]) -> None:
-        """Resizes, crops and mirrors the pixels of the row's box into the row.
-
-        ``pixels``: ``(h, w, C)``. They may be a reduced version of the box, such as a scaled decoder returns.
-
-        Raises:
-            SizeError: The crop differs in size from the rows.
-        """
-        if not self.resizes[row]:
-            found, expected = self._windows[row], self.array.shape[1:]
-            if found != expected[:2]:
-                raise SizeError.between(found, expected)
-            write_crop(np.ascontiguousarray(pixels), self._crops, row, self.array[row])  # type: ignore[arg-type]
-            return
-        size, flip, out = self.sizes[row], self._flips[row], self._planes[row]
-        if is_single_threaded():
-            # Mirroring before or after resizing gives the same bytes. Here it replaces the copy that resizing makes of
-            # non-contiguous input.
-            source = _as_planes(pixels)
-            _resize(torch.flip(source, (3,)) if flip else source, size, False, None, None, out=out)
-            return
-        # Mirroring before or after resizing gives the same bytes, so the smaller image is mirrored.
-        flip_first = flip and pixels.size < out.numel()
-        # torch would copy non-contiguous input with all its threads; numpy copies on this one.
-        crop = np.array(pixels, order="C") if flip_first else np.ascontiguousarray(pixels)
-        if flip_first:
-            _mirror_row(crop)
-        _resize(_as_planes(crop), size, False, None, None, out=out)
-        if flip and not flip_first:
-            _mirror_row(self.array[row])
-
-
-def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
-    """Returns a CPU tensor as numpy array over the same memory; bfloat16 as uint16 of the same bits."""
-    array: NDArray[Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array
-
-
-def _mirror_row(row: NDArray[Any]) -> None:
-    """Mirrors ``row``, ``(H, W, C)``, left to right in place."""
-    lines = max(1, SERIAL_ELEMENTS // (row.shape[1] * row.shape[2]))
-    for first in range(0, row.shape[0], lines):
-        part = torch.from_numpy(row[first : first + lines])
-        part.copy_(torch.flip(part, (1,)))
-
-
-def _as_planes(pixels: NDArray[Any]) -> torch.Tensor:
-    """Returns ``(h, w, C)`` as a tensor ``(1, C, h, w)``, channels last, over the same memory.
-
-    With numpy before 2.1, copies read-only ``pixels``. Do not write to the tensor if ``pixels`` is read-only."""
-    planes = pixels.transpose(2, 0, 1)[None]
-    if pixels.flags.writeable:
-        return torch.from_numpy(planes)
-    try:
-        return from_dlpack(planes)  # from_numpy would warn
-    except BufferError:  # numpy before 2.1
-        return torch.from_numpy(planes.copy(order="K"))  # torch before 2.10 mixes layouts up, out of bounds

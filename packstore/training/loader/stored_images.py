@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Column
 from packstore.core.modes import Mode
 from packstore.images.decoders import Box, Decoder
@@ -21,9 +20,8 @@ from packstore.images.sniff import HeaderError, sniff
 from packstore.stores import Reader
 from packstore.stores.mapped import read_ahead
 from packstore.stores.parts import as_image_array
-from packstore.training.loader.finish import stored_format
-from packstore.training.loader.kernel import engine_supports, height_width
 from packstore.training.loader.prepared import Header, PreparedBatch
+from packstore.training.loader.rows import engine_supports, height_width, stored_format
 from packstore.training.pictures import read_seek_indexes, read_stored_bytes, widen_for_torch
 
 _HEAD = 2048  # where nearly every frame header is
@@ -70,23 +68,17 @@ class StoredImages(ABC):
         return self._unchecked.views(records) if self.is_main else [self.view(record) for record in records.tolist()]
 
     @abstractmethod
-    def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
-        """Reads the sizes of a batch's images into ``prepared``, and the headers of files that the engine refuses.
+    def make_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
+        """Builds requests to the engine for a batch's images; None if the engine does not know them.
 
-        If a header is unreadable, its size is 0 x 0 and the header None; decoding raises later."""
+        Reads the sizes of the images into ``prepared``, and the headers of files that the engine refuses. If a header
+        is unreadable, its size is 0 x 0 and the header None; decoding raises later."""
 
     @abstractmethod
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         """Decodes an image to pixels, without EXIF rotation. Raises :class:`PackstoreError` if that fails.
 
         16 bits become int32, for which torch has more operations; a mapped array keeps its dtype."""
-
-    @abstractmethod
-    def read_pixels_of_each(
-        self, records: Sequence[int], views: Sequence[Any]
-    ) -> Iterator[NDArray[Any] | PackstoreError]:
-        """Yields the pixels of each image ``(H, W, C)``, or its error. Applies the EXIF orientation if the dataset
-        does."""
 
     def read_orientations(self, views: Sequence[Any]) -> dict[int, int]:
         """Returns the EXIF orientations to apply, by index in ``views``. Leaves out upright images.
@@ -106,18 +98,6 @@ class StoredImages(ABC):
         """Decodes a box of an image file, without EXIF rotation. Raises :class:`NotImplementedError` for arrays."""
         raise NotImplementedError
 
-    def make_file_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
-        """Builds requests to the engine to decode image files. Returns None if the engine is not used, and for arrays.
-
-        If EXIF rotates a file, the engine gets an empty one, which it refuses."""
-        return None
-
-    def make_array_requests(self, views: Sequence[Any], sizes: NDArray[np.int64]) -> Requests | None:
-        """Builds requests to the engine to crop stored pixels of ``sizes``.
-
-        Returns None if the engine does not know their mode, and for files."""
-        return None
-
 
 class FileImages(StoredImages):
     """Reads image files by a decoder, and builds requests to the engine for whole batches of files."""
@@ -130,10 +110,18 @@ class FileImages(StoredImages):
         self._decoder = decoder
         self._exif_transpose = exif_transpose
 
-    def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
-        """Takes sizes from the engine's requests. Swaps height and width if the EXIF orientation does.
+    def make_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
+        """Builds the requests, with seek indexes if the store has them; None without the engine. If EXIF rotates a
+        file, the engine gets an empty one, which it refuses.
 
-        Parses the headers of files that the engine refuses. Without requests, parses all."""
+        Swaps height and width if the EXIF orientation does. Parses the headers of files that the engine refuses;
+        without the engine, of all."""
+        requests: Requests | None = None
+        if self._decoder.has_engine:
+            views: Sequence[Any] = prepared.views
+            if prepared.turned:
+                views = [b"" if row in prepared.turned else view for row, view in enumerate(views)]
+            requests = Requests(views, indexes=read_seek_indexes(self._unchecked, self.column, records))
         headers: list[Header] = [None] * len(records)
         sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.read_sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
@@ -142,6 +130,7 @@ class FileImages(StoredImages):
         if swapped := [row for row, orientation in prepared.turned.items() if swaps_sides(orientation)]:
             sizes[swapped] = sizes[swapped, ::-1]
         prepared.sizes, prepared.headers = sizes, headers
+        return requests
 
     def read_header(self, view: Any) -> Header:
         """Parses the first 2,048 bytes, then if necessary the whole file; None if that fails."""
@@ -157,12 +146,6 @@ class FileImages(StoredImages):
         """Decodes the file by the decoder; 16 bits become int32."""
         return widen_for_torch(self._decoder.decode(view, info=header), self.column)
 
-    def read_pixels_of_each(
-        self, records: Sequence[int], views: Sequence[Any]
-    ) -> Iterator[NDArray[Any] | PackstoreError]:
-        """Yields the decoded files in order, each in the file's own dtype, or as its error. Ignores ``records``."""
-        return iter(self._decoder.decode_each(views, exif_transpose=self._exif_transpose))
-
     def read_orientations(self, views: Sequence[Any]) -> dict[int, int]:
         """Reads the orientations from the files; returns none without ``exif_transpose``."""
         orientations = enumerate(map(read_orientation, views)) if self._exif_transpose else ()
@@ -176,15 +159,6 @@ class FileImages(StoredImages):
         """Decodes the box by the decoder; 16 bits become int32."""
         return widen_for_torch(self._decoder.decode_crop(view, box, info=header), self.column)
 
-    def make_file_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
-        """Builds the requests, with seek indexes if the store has them; None without the engine."""
-        if not self._decoder.has_engine:
-            return None
-        views, turned = prepared.views, prepared.turned
-        if turned:
-            views = [b"" if row in turned else view for row, view in enumerate(views)]
-        return Requests(views, indexes=read_seek_indexes(self._unchecked, self.column, records))
-
 
 class ArrayImages(StoredImages):
     """Reads stored arrays of pixels one by one. The arrays may differ in size."""
@@ -196,10 +170,10 @@ class ArrayImages(StoredImages):
         self._has_shapes = column.kind == "ragged"
         self._for_engine = column.pixels in MODES or (column.layout == "CHW" and engine_supports(column))
 
-    def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
-        """Reads the shapes of arrays, or repeats their common size. A stored height or width below 1 counts as 1.
+    def make_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
+        """Builds the requests; None for pixels of a mode that the engine does not know.
 
-        Ignores ``requests``."""
+        Reads the shapes of arrays, or repeats their common size. A stored height or width below 1 counts as 1."""
         prepared.headers = [None] * len(records)
         if self._has_shapes:
             # A store may say anything: decoding tells, as with headers.
@@ -207,6 +181,11 @@ class ArrayImages(StoredImages):
             prepared.sizes = np.maximum(shapes[:, :2].astype(np.int64), 1)
         else:
             prepared.sizes = np.tile(np.array(height_width(self.column), np.int64), (len(records), 1))
+        return self._request_arrays(records, prepared) if self._for_engine else None
+
+    def _request_arrays(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests:
+        """Builds the requests for a batch whose sizes are known."""
+        return Requests(prepared.views, prepared.sizes, NUMPY_DTYPE[self.column.dtype])
 
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         """Views the stored bytes as an array of the record's shape; copies 16 bits to int32. Raises
@@ -214,20 +193,6 @@ class ArrayImages(StoredImages):
         column = self.column
         shape = tuple(self.reader.value(column.shape_name, record).tolist()) if self._has_shapes else column.shape
         return widen_for_torch(as_image_array(view, column, shape, lambda: "it"), column)
-
-    def read_pixels_of_each(
-        self, records: Sequence[int], views: Sequence[Any]
-    ) -> Iterator[NDArray[Any] | PackstoreError]:
-        """Yields each array as :meth:`read_pixels`, or its error; rotates nothing."""
-        for record, view in zip(records, views, strict=True):
-            try:
-                yield self.read_pixels(record, view, None)
-            except PackstoreError as error:
-                yield error
-
-    def make_array_requests(self, views: Sequence[Any], sizes: NDArray[np.int64]) -> Requests | None:
-        """Builds the requests, or returns None for pixels of a mode that the engine does not know."""
-        return Requests(views, sizes, NUMPY_DTYPE[self.column.dtype]) if self._for_engine else None
 
 
 class MappedImages(ArrayImages):
@@ -245,13 +210,32 @@ class MappedImages(ArrayImages):
         self.cold = 0
 
     def view_all(self, records: NDArray[np.int64]) -> Sequence[Any]:
-        """Returns each of ``records`` as an array, a view of :attr:`array`."""
-        return [self.array[record] for record in records.tolist()]
+        """Returns each of ``records`` as an array, a view of :attr:`array`, which is made on access."""
+        return _SelectedImages(self.array, records)
+
+    def _request_arrays(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests:
+        return Requests.of_array(self.array, records)
 
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         """Returns the image as a view of :attr:`array`, in the stored dtype; ignores ``view``."""
         pixels: NDArray[Any] = self.array[record]
         return pixels
+
+
+class _SelectedImages(Sequence[Any]):
+    """Images at some indices of an array, each looked up on access."""
+
+    def __init__(self, images: NDArray[Any], places: NDArray[np.int64]) -> None:
+        self._images = images
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return _SelectedImages(self._images, self._places[number])
+        return self._images[self._places[number]]
 
 
 def _do_not_prefetch(view: Any) -> None:

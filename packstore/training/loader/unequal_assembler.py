@@ -20,10 +20,11 @@ from packstore.training.augment.resample import check_area
 from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.loader.assemble import wrong_header_error
 from packstore.training.loader.fields import Failures, read_ragged
-from packstore.training.loader.finish import RowFormat
+from packstore.training.loader.looks import Look
 from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.loader.record_assembler import RecordAssembler
-from packstore.training.loader.rows import SizeError
+from packstore.training.loader.rows import RowFormat, SizeError
+from packstore.training.loader.stored_images import StoredImages
 from packstore.training.random_draws import Draws
 from packstore.training.record_notes import mark_records
 
@@ -38,10 +39,7 @@ class UnequalAssembler(RecordAssembler):
     its own.
 
     Attributes:
-        as_list: Each image is a tensor of its own, in :attr:`PreparedBatch.images`.
-        defers: Threads only decode, and :meth:`run_deferred` runs the operations: a function of the user may draw from
-            the process's generators.
-        row_format: Final format of the rows.
+        defers: A function of the user may draw from the process's generators.
     """
 
     _plans_groups = False
@@ -51,27 +49,25 @@ class UnequalAssembler(RecordAssembler):
         list_of_operations: Sequence[Step],
         size: Size | None,
         object_columns: Sequence[Column],
-        finish: RowFormat | None,
+        images: StoredImages,
+        form: RowFormat,
         *arguments: Any,
-        **named: Any,
     ) -> None:
         """
         Args:
             list_of_operations: The user's whole list.
             size: Final height and width of all images; None if they differ.
             object_columns: Columns of objects, such as boxes, by which operations may choose crops.
-            finish: Final format of pixels; None for none.
-            arguments: Arguments of :class:`RecordAssembler`, without crops.
-            named: Its further arguments by name.
+            images: Images of the records.
+            form: Format of the finished images.
+            arguments: Further arguments of :class:`RecordAssembler`.
         """
-        super().__init__(*arguments, **named)
+        super().__init__(images, [Look(form)], *arguments)
         self._list = tuple(list_of_operations)
         self.defers = any(isinstance(op, PerImage) and not op.runs_in_threads for op in self._list)
         self._object_columns = object_columns
-        self._finish = finish
-        self.row_format = finish or self._images.stored
-        self.planes, self.dtype, self.as_list = self.row_format.planes, self.row_format.dtype, size is None
-        self.shape = self.row_format.row_shape(size or (1, 1))  # unused for a list
+        self.as_list = size is None
+        self.shape = form.row_shape(size or (1, 1))  # unused for a list
 
     def _row_shape(self) -> tuple[int, ...]:
         """Returns an empty tuple, in place of the shape that the constructor sets."""
@@ -85,8 +81,8 @@ class UnequalAssembler(RecordAssembler):
         """Draws all operations into ``prepared``, and adds to ``requests`` the crops and resizes that the engine can
         do.
 
-        The engine writes an array per image, in ``prepared.images``. Returns None if ``requests`` is None or there are
-        no images."""
+        The engine writes an array per image, in ``prepared.images``. Returns None if ``requests`` is None, for arrays,
+        and if there are no images."""
         ids = prepared.ids
         operations = self._draw_operations(prepared)
         if large := operations.find_large_rows():
@@ -99,7 +95,7 @@ class UnequalAssembler(RecordAssembler):
         prepared.operations = operations
         prepared.first_cuts = [operations.first_cut(row) for row in range(len(ids))]
         prepared.images = [None] * len(ids)
-        if requests is None or not len(ids):
+        if requests is None or not self._images.are_files or not len(ids):
             return None
         cuts = [cut for cut, _ in prepared.first_cuts]
         pixels = [np.empty((*cut.window[2:], self._images.mode.channels), np.uint8) for cut in cuts]
@@ -217,26 +213,26 @@ class UnequalAssembler(RecordAssembler):
         An image of another dtype, which a function has made, stays as it is if it has no row; else raises
         :class:`UsageError`. If images have rows, raises :class:`SizeError` for
         another size than the row's."""
-        made, finish, size = self.row_format, self._finish, (image.shape[-2], image.shape[-1])
+        form, size = self.form, (image.shape[-2], image.shape[-1])
         expected = torch.float32 if self._images.column.layout == "CHW" else self._images.stored.dtype
         if image.dtype != expected and self.as_list:
-            prepared.images[row] = image[0] if made.planes else image[0].permute(1, 2, 0)
+            prepared.images[row] = image[0] if form.planes else image[0].permute(1, 2, 0)
             return
         if image.dtype != expected:
             raise UsageError(
                 f"augment= made {image.dtype} of an image, and {expected} is expected: convert in transform="
             )
         if self.as_list:
-            out = torch.empty((1, *made.row_shape(size)), dtype=self.dtype, device="cpu")
+            out = torch.empty((1, *form.row_shape(size)), dtype=self.dtype, device="cpu")
             prepared.images[row] = out[0]
         else:
             out, prepared.images[row] = prepared.out[row : row + 1], None
-            if made.image_size(out.shape[1:]) != size:
-                raise SizeError.between(size, made.image_size(out.shape[1:]))
-        if finish is not None and image.dtype == torch.uint8:
-            finish.write_rows(image.permute(0, 2, 3, 1).contiguous(), out)
+            if form.image_size(out.shape[1:]) != size:
+                raise SizeError.between(size, form.image_size(out.shape[1:]))
+        if form.normalizer is not None and image.dtype == torch.uint8:
+            form.write_rows(image.permute(0, 2, 3, 1).contiguous(), out)
         else:
-            made.as_images(out).copy_(image)
+            form.as_images(out).copy_(image)
 
 
 def _run_remaining(prepared: PreparedBatch, row: int) -> torch.Tensor:

@@ -17,12 +17,12 @@ from packstore.training.augment.operations import split_operations
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.device_steps import DeviceSteps, ImageSet
-from packstore.training.loader.finish import final_format
+from packstore.training.loader.looks import Look
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.places import divide_work
+from packstore.training.loader.rows import final_format, stored_format
 from packstore.training.loader.stats import Stats
-from packstore.training.loader.view_assembler import ViewPlan
 
 
 class ViewSteps:
@@ -31,7 +31,7 @@ class ViewSteps:
     Normalises the crops, and builds the batch's dict or list of them.
 
     Attributes:
-        plans: Work of the decoding threads for each view; empty if all operations run on batches of whole images.
+        looks: Work of the decoding threads for each view; empty if all operations run on batches of whole images.
     """
 
     def __init__(self, dataset: PackedDataset, options: LoaderOptions, stats: Stats, whole: bool) -> None:
@@ -43,11 +43,12 @@ class ViewSteps:
             whole: Run all operations on batches of whole images: of floating point, or resident ones.
         """
         assert options.views is not None
-        self.plans: list[ViewPlan] = []
+        self.looks: list[Look] = []
         self._as_list = options.views.as_list
         self._stats = stats
         self._steps: list[tuple[View, DeviceSteps]] = []
         mode = dataset.reading.pixels
+        stored = stored_format(dataset.manifest.image, mode)
         in_threads = dataset.device.type == "cpu" and not whole
         for view in options.views.parts:
             normalizer = Normalizer.for_loader(options, dataset.manifest, mode)
@@ -63,9 +64,9 @@ class ViewSteps:
             steps = DeviceSteps(dataset.manifest, own, stats, division, normalizer, mode, seed)
             self._steps.append((view, steps))
             if not whole:
-                self.plans.append(ViewPlan(view, division.crops, division.programs, division.finish, mode))
-        if any(plan.finish is None for plan in self.plans):  # all views share a buffer of one type
-            self.plans = [replace(plan, finish=None) for plan in self.plans]
+                self.looks.append(Look(division.form or stored, division.crops, division.programs, view))
+        if any(look.form is stored for look in self.looks):  # all views share a buffer of one type
+            self.looks = [replace(look, form=stored) for look in self.looks]
 
     @property
     def draws_on_host(self) -> bool:
@@ -81,8 +82,8 @@ class ViewSteps:
         """Yields an :class:`ImageSet` for each view: its crops, on which decoding threads call the user's functions.
 
         ``sections``: parts of a batch buffer, by view. ``ids``: ids of the records."""
-        for (view, steps), plan, section in zip(self._steps, self.plans, sections, strict=True):
-            yield ImageSet(steps, plan.row_format.as_images(section), view.all_crop_ids(ids), view.count)
+        for (view, steps), look, section in zip(self._steps, self.looks, sections, strict=True):
+            yield ImageSet(steps, look.form.as_images(section), view.all_crop_ids(ids), view.count)
 
     def build_from_crops(
         self, crops: Sequence[torch.Tensor], ids: torch.Tensor, epoch: int, host_ids: NDArray[np.int64]
@@ -96,8 +97,8 @@ class ViewSteps:
             host_ids: The same ids on the host.
         """
         made = []
-        for (view, steps), plan, images in zip(self._steps, self.plans, crops, strict=True):
-            images = images if steps.in_decoding else plan.row_format.as_images(images)
+        for (view, steps), look, images in zip(self._steps, self.looks, crops, strict=True):
+            images = images if steps.in_decoding else look.form.as_images(images)
             with self._stats.measure("augment"):
                 there, here = view.all_crop_ids(ids), view.all_crop_ids(host_ids)
                 made.append(steps.convert_batch(steps.augment_batch(images, there, epoch, here)))

@@ -1,0 +1,59 @@
+"""Copies whole images of one memory-mapped array into batch buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.checks import ChecksumPolicy
+from packstore.training.loader.fields import Failures
+from packstore.training.loader.prepared import PreparedBatch
+from packstore.training.loader.rows import RowFormat, height_width
+from packstore.training.loader.stats import Stats
+from packstore.training.loader.stored_images import MappedImages
+from packstore.training.random_draws import MASK
+from packstore.training.values import as_numpy
+
+
+class CopyAssembler(Assembler):
+    """Copies whole images of a memory-mapped array, and normalises them into batch buffers."""
+
+    _stage = "read"
+
+    def __init__(self, images: MappedImages, stats: Stats, checks: ChecksumPolicy | None, form: RowFormat) -> None:
+        super().__init__(images, stats, checks, form)
+        self._array = images.array
+        self._stored = images.stored
+        self._size = height_width(images.column)
+        self.shape = form.row_shape(self._size)
+
+    def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
+        """Sets the common size of the images. Reads nothing."""
+        prepared.sizes = np.tile(np.array(self._size, np.int64), (len(records), 1))
+        return perf_counter()
+
+    def _write_rows(
+        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
+    ) -> list[int]:
+        """Copies all images, verifies the checksums of the copies, and normalises them.
+
+        Returns the damaged rows, or raises the first error if ``errors`` is None."""
+        records = prepared.ids[first:stop] & MASK
+        out, finishes = prepared.out[first:stop], self.form is not self._stored
+        if finishes:
+            out = torch.empty((len(out), *self._stored.row_shape(self._size)), dtype=self._stored.dtype, device="cpu")
+        copies = as_numpy(out)
+        if copies.dtype == self._array.dtype:
+            np.take(self._array, records, axis=0, out=copies, mode="clip")
+        else:  # torch has no such dtype
+            stored = np.take(self._array, records, axis=0)
+            copies[:], copies = stored, stored
+        failed = self._verify_images(prepared, first, copies, errors)  # the copies, which nothing changes any more
+        if finishes:
+            self.form.write_rows(out, prepared.out[first:stop])
+        return failed
