@@ -48,7 +48,8 @@ UNTIL = int(os.environ.get("PACKSTORE_TEST_UNTIL", "0"))
 """When the time of this run is over, in seconds since 1970; 0: never."""
 
 MOST = int(os.environ.get("PACKSTORE_TEST_MOST", "0"))
-"""Tests that are drawn if the time is limited: more than there is time for, since each that is skipped takes some."""
+"""Tests that are drawn; 0: all. If the time is limited, more than there is time for, since each that is skipped takes
+some."""
 
 # No deadlines and no complaints of slowness: the machines are shared, so time says nothing about the code.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -120,10 +121,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     limit_extra_cases(items)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     yield  # deselects
-    items[:] = longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-    if UNTIL:
+    if MOST:
         random.Random(SEED).shuffle(items)
-        del items[MOST or len(items) :]
+        del items[MOST:]
+    if not UNTIL:
+        items[:] = longest_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 def pytest_collection_finish() -> None:

@@ -245,6 +245,7 @@ OTHERS = {
     "--address",
     "--arm",
     "--block",
+    "--cases",
     "--cpu",
     "--cpus-per-task",
     "--extra-index-url",

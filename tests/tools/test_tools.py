@@ -485,6 +485,7 @@ def test_tools_test_takes_libjpeg_turbo_3_once_or_goes_on_without(installed: Clo
         (["fast", "stores"], True, "-m not soak and not slow tests/stores fast 7 forever"),
         (["soak"], False, "-m soak or hypothesis soak 7 forever"),
         (["soak", "--minutes", "2", "-x"], False, "-m soak or hypothesis -x soak 7 a while, 1200"),
+        (["soak", "--cases", "30"], False, "-m soak or hypothesis soak 7 forever, 30"),
         (["fast", "--salt", "5a17", "-x"], True, "-m not soak and not slow -x fast 7 forever 5a17"),
         (["stores", "--salt", "5a17"], True, "tests/test_imports.py tests/stores  7 forever 5a17"),
     ],
@@ -498,9 +499,10 @@ def test_tools_test_runs_tiers_and_rooms(installed: Clone, arguments: list[str],
     executable(
         real,
         '#!/bin/sh\n[ "$1" = -c ] && exec "$REAL" "$@"\n'
-        "until=${PACKSTORE_TEST_UNTIL:+a while, $PACKSTORE_TEST_MOST}\n"
+        "until=${PACKSTORE_TEST_UNTIL:+a while}\n"
+        "most=${PACKSTORE_TEST_MOST:+, $PACKSTORE_TEST_MOST}\n"
         "salt=${PACKSTORE_TEST_SALT:+ $PACKSTORE_TEST_SALT}\n"
-        'echo "python $* $HYPOTHESIS_PROFILE $PACKSTORE_TEST_SEED ${until:-forever}$salt" >>"$FAKE_LOG"\n',
+        'echo "python $* $HYPOTHESIS_PROFILE $PACKSTORE_TEST_SEED ${until:-forever}$most$salt" >>"$FAKE_LOG"\n',
     )
     env = {"REAL_PYTHON": str(real), "REAL": sys.executable, "PACKSTORE_TEST_TURBOJPEG3": "there"}
     installed.run(*arguments, script=installed.root / "tools" / "test", PACKSTORE_TEST_SEED="7", **env)
