@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from packstore.core.errors import MissingStoreError, UsageError
 from packstore.core.urls import location
 from packstore.stores import opening
-from packstore.stores.build import StoreBuilder as StoreBuilder
 from packstore.stores.opening import format_of as format_of
 from packstore.stores.parts import Problem as Problem
 from packstore.stores.places import place_of
 from packstore.stores.records import Records
 
+if TYPE_CHECKING:
+    from packstore.stores.build import StoreBuilder as StoreBuilder
+
 Reader = Records
 Checksums = Literal["auto", "always", "never"]
 """Checks of a record when it is read: those that cost little, all, or none."""
+
+
+def __getattr__(name: str) -> Any:
+    """Loads :class:`StoreBuilder` at its first use: who reads loads nothing that writes."""
+    if name != "StoreBuilder":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from packstore.stores.build import StoreBuilder
+
+    return StoreBuilder
 
 
 def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> Reader:
