@@ -57,8 +57,8 @@ def verify(path: Path, output: Output, **options: Any) -> None:
         with suggest_packing(path), output.progress_bar() as progress:
             report = run(path, **options, progress=progress)
     except StoreError as error:
-        far = isinstance(error, RemoteError)
-        if not output.as_json and not far and path.exists() and format_of(path) is not None:
+        far, empty = isinstance(error, RemoteError), path.is_file() and not path.stat().st_size
+        if not output.as_json and not far and not empty and path.exists() and format_of(path) is not None:
             raise StoreError(f"{error}; packstore salvage may recover records") from error
         if not output.as_json or isinstance(error, MissingStoreError):
             raise

@@ -191,9 +191,15 @@ def suggest_packing(path: Path) -> Iterator[None]:
     except StoreError as error:
         from packstore.sources import find_kind
         from packstore.sources.questions import short_help
-        from packstore.stores.opening import looks_like_store
+        from packstore.stores.opening import START_BYTES, looks_like_store
 
-        if not (path.is_file() or path.is_dir()) or (path.is_dir() and looks_like_store(path, b"")):
+        if not (path.is_file() or path.is_dir()):
+            raise
+        start = b""
+        if path.is_file():
+            with path.open("rb") as file:
+                start = file.read(START_BYTES)
+        if looks_like_store(path, start):
             raise
         kind = find_kind(path)
         if kind is None:

@@ -11,11 +11,13 @@ from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
-from packstore.core.errors import DestinationError, printable
+from packstore.core.errors import DestinationError, StoreError, printable
 from packstore.core.files import check_space
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.options import argument, progress_option, takes
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
+from packstore.core.proof import file_digest
+from packstore.core.registry import FORMATS
 from packstore.core.urls import check_paths, location
 from packstore.packing.append_plan import AppendPlan, new_classes, plan_append, read_request
 from packstore.packing.composing import Composition, LinkedShards, copy_shards, sum_columns
@@ -24,8 +26,9 @@ from packstore.packing.encoding import drop_record_counts, record_counts
 from packstore.packing.options import AppendOptions
 from packstore.packing.plan import Plan
 from packstore.stores.assembly import ShardList, build_sharded_manifest, list_shards
+from packstore.stores.format import Format
 from packstore.stores.lenses import join_answers
-from packstore.stores.opening import open_reader
+from packstore.stores.opening import open_reader, read_manifest
 from packstore.stores.places import Growth, LostRaceError, place_of
 from packstore.stores.places.owned import remove_unfinished
 
@@ -165,7 +168,7 @@ def _make_shards(plan: AppendPlan, growth: Growth, progress: ProgressCallback) -
     remove_unfinished(growth.kept)
     converts = isinstance(addition, Plan)
     # ``run_plan`` resumes an unfinished store. A complete one is kept only if its run can still be finished.
-    if os.path.lexists(path) and not (converts and place_of(path).was_killed_after_publishing()):
+    if os.path.lexists(path) and not (converts and place_of(path).was_killed_after_publishing() and _is_whole(path)):
         if converts:
             _log.warning("starting afresh: an interrupted run had packed all samples, and not put them into the store")
         remove_unfinished(path)
@@ -177,6 +180,18 @@ def _make_shards(plan: AppendPlan, growth: Growth, progress: ProgressCallback) -
     check_space(plan.store, plan.estimate_bytes)
     parts, manifest = addition.make_shards(path, progress)
     return _Added(LinkedShards(parts, None, manifest or addition.base), addition.base.skipped)
+
+
+def _is_whole(path: Path) -> bool:
+    """Tells if each shard of a complete store has the SHA-256 in the store's table."""
+    try:
+        manifest = read_manifest(path)
+        format: Format = FORMATS[manifest.format]
+        shards = [] if manifest.shards is None else list(manifest.shards)
+        digests = (file_digest(format.data_file(path / shard.name)) for shard in shards)
+        return all((shard.nbytes, shard.digest) == found for shard, found in zip(shards, digests, strict=True))
+    except (OSError, StoreError):
+        return False
 
 
 def _publish(

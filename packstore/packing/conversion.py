@@ -357,7 +357,7 @@ def _pack_locally(plan: Plan, progress: ProgressCallback) -> Packed:
             skipped = (*inherited, *run.tally.skipped)
             manifest = builder.commit(counted=run.tally.counted, skipped=skipped, position=run.make_position)
     except BaseException as error:
-        if builder.kept:
+        if builder.kept and not plan.keeps_receipt:  # an append says itself where its work is
             error.add_note(builder.kept)
         elif identity is None:
             error.add_note(

@@ -143,6 +143,14 @@ def test_a_damaged_store_is_no_source(photos: Path, tmp_path: Path) -> None:
     done = run("info", tmp_path / "a.lmdb")
     assert done.returncode == 1
     assert "pack it first" not in done.stderr
+    packstore.convert(photos, tmp_path / "a.pth", encoding="original")
+    whole = (tmp_path / "a.pth").read_bytes()
+    for size in (len(whole) // 2, 0):
+        (tmp_path / "a.pth").write_bytes(whole[:size])
+        for command in (["verify"], ["verify", "--quick"], ["salvage", "--out", tmp_path / "b.pth"]):
+            said = run(command[0], tmp_path / "a.pth", *command[1:]).stderr
+            assert "pack it first" not in said
+            assert ("salvage may recover" in said) == (command[0] == "verify" and size > 0)
 
 
 @pytest.mark.slow

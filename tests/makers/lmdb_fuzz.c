@@ -87,7 +87,7 @@ static void touch(const struct lmdb_tree *tree, int64_t start, int64_t size)
     free(copy);
 }
 
-static void look_up(const struct lmdb_tree *tree, const char *prefix)
+static void look_up(const struct lmdb_tree *tree, const char *prefix, bool sound)
 {
     struct lmdb_lookup lookup = {.tree = *tree, .prefix_size = (int64_t)strlen(prefix)};
     memcpy(lookup.prefix, prefix, strlen(prefix));
@@ -105,7 +105,8 @@ static void look_up(const struct lmdb_tree *tree, const char *prefix)
             require(found == (i < located), "a record alone is not what it is among others");
         if (found) {
             touch(tree, start, size);
-            require(i >= located || (starts[i] == start && sizes[i] == size), "a record is at two places");
+            /* A node that holds keys out of order may have one key twice. */
+            require(i >= located || !sound || (starts[i] == start && sizes[i] == size), "a record is at two places");
         }
     }
 }
@@ -155,8 +156,9 @@ int main(int count, char **names)
         struct lmdb_tree tree;
         if (read_tree(copy, nbytes, &tree)) {
             struct lmdb_value value;
-            sound += walk(&tree);
-            look_up(&tree, any(2) ? "" : "mask/");
+            bool whole = walk(&tree);
+            sound += whole;
+            look_up(&tree, any(2) ? "" : "mask/", whole);
             find_lmdb_value(&tree, (const uint8_t *)"manifest", 8, &value);
             if (!value.code)
                 touch(&tree, value.start, value.size);

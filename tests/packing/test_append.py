@@ -352,7 +352,9 @@ def test_an_interrupted_run_goes_on(
     packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000 if sharded else None)
     before = content(path)
     error = cut_short(packstore.append, store, second, after=4)
-    assert "the same command goes on from there" in error.__notes__[0]
+    (note,) = error.__notes__
+    assert "the same command goes on from there" in note
+    assert note.endswith(f"packstore clean {store} removes it")
     assert content(path) == before
     with pytest.raises(UsageError):  # a slip does not lose the work
         packstore.append(store, second, split="none")
@@ -461,6 +463,58 @@ def test_clean_takes_away_what_a_kill_left_in_the_store(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_run_that_was_killed_while_cleaning_up_is_not_repeated(
+    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # an append to a URL packs there
+    path, second = tmp_path / "x.h5", part("second", lambda key: "/cat/" in key)
+    store = path.as_uri() if remote else str(path)
+    packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000)
+
+    remove = WorkDirectory.remove
+
+    def killed(directory: WorkDirectory) -> None:
+        if directory.path.name == ".added.packstore":
+            remove(directory)
+            return
+        shutil.rmtree(directory.path / "added", ignore_errors=True)
+        directory.release()
+        raise CutError
+
+    before = keys(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkDirectory, "remove", killed)
+        with pytest.raises(CutError):
+            packstore.append(store, second, on_duplicate="unchecked")
+    whole = keys(store)
+    assert len(whole) > len(before)
+    packstore.append(store, second, on_duplicate="unchecked")
+    assert keys(store) == whole
+    assert list(tmp_path.glob("packstore-*/*")) == list(tmp_path.glob(".*.packstore")) == []
+
+
+def test_packed_records_that_were_damaged_are_packed_again(
+    photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_small_steps(monkeypatch, 2)
+    store, second = tmp_path / "x.lmdb", part("second", lambda key: "/cat/" in key)
+    packstore.convert(part("first", lambda key: "/cat/" not in key), store, shard_size=3000)
+
+    def fail(*_: object) -> None:
+        raise CutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(growth, "_sync_files", fail)
+        with pytest.raises(CutError):
+            packstore.append(store, second)
+    (data, *_) = sorted((work_path(store) / "added").glob("shard-*/data.mdb"))
+    data.write_bytes(data.read_bytes()[:-1])
+    packstore.append(store, second)
+    packstore.convert(photos, tmp_path / "whole.h5")
+    assert_same(store, tmp_path / "whole.h5")
+
+
 def test_other_runs_leave_alone_what_a_killed_append_has_published(
     photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

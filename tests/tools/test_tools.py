@@ -158,6 +158,7 @@ def test_ci_runs_what_developers_run() -> None:
         '{ PACKSTORE_TEST_JOBS=1 ./tools/test oldest sample && ./tools/arm sample; } >"$log" 2>&1 &',
         "./tools/test",
         'wait "$samples"',
+        "PACKSTORE_TEST_SEED=$((16#$(git rev-parse --short=7 HEAD))) ./tools/test soak --cases 100",
     ]
 
 

@@ -14,7 +14,6 @@ import ctypes
 import errno
 import logging
 import os
-import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -39,6 +38,7 @@ from packstore.stores.places.work import (
     Owner,
     WorkDirectory,
     aside_path,
+    describe_kept,
     find_writer,
     is_published,
     list_runs,
@@ -155,10 +155,7 @@ class Staging:
         """Unlocks the work directory and leaves its content, so that another run can resume. Returns a note for the
         user."""
         self.work.release()
-        return (
-            f"what is done so far is kept in {printable(str(self.work.path))}: the same command goes on from there, "
-            f"and packstore clean {printable(shlex.quote(str(self.destination)))} removes it"
-        )
+        return describe_kept(self.work.path, self.destination)
 
     def _replace_store(self) -> None:
         """Exchanges the staged store and the store at the destination, and syncs their directory."""
@@ -302,9 +299,10 @@ class LocalPlace(Place):
         work = WorkDirectory(self.path)
         try:
             yield _LocalGrowth(self.path, work)
-        except BaseException:
+        except BaseException as error:
             if work_path(work.path / ADDED).exists():  # another run can go on from there
                 work.release()
+                error.add_note(describe_kept(work.path, self.path))
             raise
         finally:
             work.remove()

@@ -31,7 +31,7 @@ from packstore.stores.opening import read_manifest
 from packstore.stores.places.base import ExportDraft, Growth, LostRaceError, Place, StoreDraft, exists_error
 from packstore.stores.places.owned import read_manifest_of_file, refuse_foreign_names, remove_unfinished
 from packstore.stores.places.receipts import RECEIPT, Receipt, read_receipt
-from packstore.stores.places.work import ADDED, KEPT, WorkDirectory, work_path
+from packstore.stores.places.work import ADDED, KEPT, WorkDirectory, describe_kept, work_path
 from packstore.stores.remote.objects import (
     SHARDS,
     download_shard,
@@ -116,7 +116,6 @@ class _RemoteGrowth(Growth):
         manifest = None if receipt is None else read_published(open_objects(self._url), receipt)
         if receipt is None or manifest is None or receipt.fingerprint != read_request():
             return None
-        (self._folder / RECEIPT).unlink()
         return manifest
 
     def read_manifest(self) -> Manifest:
@@ -131,7 +130,6 @@ class _RemoteGrowth(Growth):
         with writing(self._folder):
             Receipt(request, sealed=new.digest, version=version + 1).write(self._folder)
         upload_and_publish(open_objects(self._url), new, parts, version, progress)
-        (self._folder / RECEIPT).unlink(missing_ok=True)
 
 
 def read_published(objects: ObjectStore, receipt: Receipt) -> Manifest | None:
@@ -181,10 +179,14 @@ def _lock_upload_folder(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
     try:
         remove_unfinished(path)  # of a run that was killed
         yield path, work
-    except BaseException:
+    except BaseException as error:
         if work_path(work.path / ADDED).exists():  # another append can go on from there
             work.release()
+            error.add_note(describe_kept(work.path, url))
         raise
+    else:
+        work.remove()
+        (folder / RECEIPT).unlink(missing_ok=True)  # last: until then the next run finds what is published
     finally:
         remove_unfinished(path)
         work.remove()

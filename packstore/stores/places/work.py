@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import socket
 import stat
@@ -291,6 +292,14 @@ def is_published(receipt: Receipt, destination: Path) -> bool:
         return receipt.sealed is None or receipt.sealed == read_manifest(destination).digest
     except (OSError, StoreError):
         return False
+
+
+def describe_kept(work: Path, destination: Path) -> str:
+    """Describes for the user what a run that failed has kept in its work directory."""
+    return (
+        f"what is done so far is kept in {printable(str(work))}: the same command goes on from there, "
+        f"and packstore clean {printable(shlex.quote(str(destination)))} removes it"
+    )
 
 
 def has_no_owner(path: Path) -> bool:
