@@ -333,7 +333,7 @@ struct scratch {
     struct buffer lengths;                   /* bits of chroma of each MCU, uint16_t */
     struct buffer missing;                   /* number of MCUs without samples, for each row */
     struct buffer plane[COMPONENTS], sums[2], wide[2], pixels, resized, line, made;
-    struct buffer shared; /* pixels of the file that several requests share */
+    struct buffer shared;                          /* pixels of the file that several requests share */
     struct buffer copied, floats, remembered, sum; /* for one step; for several: an image, a sum of images */
 };
 
