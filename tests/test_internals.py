@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests import internals
 
 TESTS = Path(__file__).parent
@@ -31,6 +33,7 @@ def test_names_exist() -> None:
     assert not [name for name in internals.HOMES if not hasattr(internals, name)]
 
 
+@pytest.mark.slow
 def test_no_other_file_names_a_module_inside_a_room() -> None:
     assert [*inside_modules(TESTS / "internals.py")]
     files = sorted({*TESTS.rglob("*.py")} - {TESTS / "internals.py"})

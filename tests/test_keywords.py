@@ -56,6 +56,7 @@ def test_options_are_no_public_names() -> None:
     assert [name for name in packstore.__all__ if name.endswith("Options")] == []
 
 
+@pytest.mark.slow
 def test_lists_are_means_and_standard_deviations(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "photos", splits=())
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.2, 0.2]

@@ -246,6 +246,7 @@ def open_it(cache: Cache, content: bytes = CONTENT) -> None:
     os.close(descriptor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["503", "cut", "flipped", "slow"])
 @pytest.mark.parametrize("content", [CONTENT, b"small"])
 def test_the_bytes_are_right_at_last(s3_double: Double, tmp_path: Path, kind: str, content: bytes) -> None:

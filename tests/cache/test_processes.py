@@ -166,6 +166,7 @@ def test_a_stopped_process_is_not_waited_for_for_ever(objects: Path, tmp_path: P
     assert cache.clean() == 2 * SIZE
 
 
+@pytest.mark.slow
 def test_a_process_that_is_late_takes_what_is_there(objects: Path, tmp_path: Path) -> None:
     """It was stopped so long that another fetched the object too."""
     digest = min(os.listdir(objects))

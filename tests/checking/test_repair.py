@@ -49,6 +49,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(repr(sorted(content(path).items())).encode()).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(9, fast=1)
 @pytest.mark.parametrize("shard_size", [None, 700])
 @pytest.mark.parametrize("encoding", ENCODINGS)

@@ -122,6 +122,7 @@ def test_what_cannot_be_corrected_is_not_called_proven() -> None:
     assert correct_manifest(text).state == "intact"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_what_looks_like_very_many_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     monkeypatch.setattr(manifest_recovery, "correct_manifest", lambda text: tried.append(len(text)))
@@ -459,6 +460,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     assert "one lies in the other" in nothing.stderr or "holds no store" in nothing.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False], ids=["damaged", "no manifest"])
 def test_counts_stay_out_of_the_shards_and_the_exif_wish_is_kept(tmp_path: Path, whole: bool) -> None:
     exif = Image.Exif()

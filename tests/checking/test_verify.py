@@ -82,6 +82,7 @@ def test_against_a_source_with_other_classes_or_labels(photos: Path, tmp_path: P
     assert any("classes" in p.what for p in report.problems)
 
 
+@pytest.mark.slow
 def test_against_one_split(photos: Path, tmp_path: Path) -> None:
     packstore.convert(photos, tmp_path / "val.lmdb", split="val")
     assert packstore.verify(tmp_path / "val.lmdb", against=photos).ok

@@ -25,6 +25,7 @@ def cache(tmp_path: Path) -> Cache:
     return made
 
 
+@pytest.mark.slow
 def test_list(cache: Cache) -> None:
     held = os.open(cache.root / "whole" / cache.entries()[0].name, os.O_RDONLY)
     done = run("cache", "list", "--cache", cache.root, "--cache-size", "5kB")
@@ -40,6 +41,7 @@ def test_list(cache: Cache) -> None:
     os.close(descriptor)
 
 
+@pytest.mark.slow
 def test_clean(cache: Cache) -> None:
     descriptor = cache.open(cache.entries()[0].name, 1000, list)
     done = run("cache", "clean", "--cache", cache.root, "--keep", "2kB")
@@ -49,6 +51,7 @@ def test_clean(cache: Cache) -> None:
     assert cache.clean() == 1000
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_not_there_is_empty(tmp_path: Path) -> None:
     for command, said in (("list", "0 objects, 0 B of 1 GB"), ("clean", "removed 0 B, 0 B are left")):
         done = run("cache", command, "--cache", tmp_path / "none", "--cache-size", "1GB")

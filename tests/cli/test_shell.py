@@ -76,6 +76,7 @@ def test_bash_completes(programs: Path, words: list[str], expected: list[str]) -
     assert completed(programs, *words) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_scripts_for_shells(shell: str) -> None:
     done = run("completion", shell)

@@ -269,6 +269,7 @@ def test_operations_as_text_and_boxes(tmp_path: Path) -> None:
             BenchOptions(**wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("augment", AUGMENTS)
 @pytest.mark.parametrize("kind", STORES)
 def test_every_encoding(kind: str, augment: str, folder_to_time: Path, tmp_path: Path) -> None:

@@ -261,6 +261,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_failure(monkeypatch: pytest.Mo
     assert machine.disk_facts(tmp_path, measure=False)[-1].name == "free"
 
 
+@pytest.mark.slow
 def test_the_probes_need_no_library_themselves() -> None:
     """One that is broken would take all of them along."""
     code = (

@@ -101,6 +101,7 @@ def test_pixels_as_png_files(kind: str, tmp_path: Path) -> None:
     assert convert(tmp_path / "out", tmp_path / "again.h5").manifest.dataset_digest == digest
 
 
+@pytest.mark.slow
 def test_what_zarrs_library_leaves_behind_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("zarr")
     convert(make_images(tmp_path / "in"), tmp_path / "in.h5")

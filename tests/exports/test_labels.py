@@ -96,6 +96,7 @@ def test_the_bare_files_say_the_same(kind: str, to: str, tmp_path: Path) -> None
         assert values["split"] == after[name]["split"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", TAGGED)
 def test_classes_of_images(to: str, tmp_path: Path) -> None:
     files = {f"{split}/{label}/{label[0]}{n}.jpg": jpeg(n) for split in ("train", "val") for label in ("cat", "a dog")
@@ -137,6 +138,7 @@ def test_classes_of_images_beside_boxes(tmp_path: Path) -> None:
         assert (b"dog" in written.replace(b"/dog/", b"")) != ("label" in "\n".join(report.losses)), to
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", POLYGONS)
 def test_polygons(to: str, tmp_path: Path) -> None:
     shapes = [
@@ -179,6 +181,7 @@ def test_odd_names_of_classes_and_files(to: str, tmp_path: Path) -> None:
         assert "_".join(expected) in (label, label.removeprefix("_"))
 
 
+@pytest.mark.slow
 def test_a_folder_named_like_a_label_file(tmp_path: Path) -> None:
     keys = ["a.jpg", "a.json/b.jpg", "c.jpg", "c.xml/d.jpg"]
     with Writer(tmp_path / "in.lmdb", fields={"image": "image", "boxes": "boxes"}) as writer:
@@ -320,6 +323,7 @@ def png(mask: Any) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_both_masks_of_an_image(tmp_path: Path) -> None:
     digest = convert(voc(tmp_path / "set"), tmp_path / "in.lmdb").manifest.dataset_digest
     export(tmp_path / "in.lmdb", tmp_path / "out", to="masks")

@@ -158,6 +158,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
     assert export(tmp_path / "in.lmdb", out, to="webdataset", shard_size=1000).resumed > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encode", ["png", "jpeg"])
 def test_a_store_of_shards_is_encoded_again_as_one_of_one_file(
     encode: Any, cats_and_dogs: Path, tmp_path: Path

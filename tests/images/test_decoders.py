@@ -485,6 +485,7 @@ def test_pickles_by_name(decoder: Decoder) -> None:
     np.testing.assert_array_equal(twin.decode(data), decoder.decode(data))
 
 
+@pytest.mark.slow
 def test_many_threads_share_one_decoder(decoder: Decoder) -> None:
     """Good and damaged files at once: an error in one thread must not surface in another."""
     good = [ORDINARY["420 61x83"], ORDINARY["progressive 0 33x31"], OTHERS["rgba png"], ORDINARY["gray 15x16"]]

@@ -122,7 +122,7 @@ def turns(count: int) -> list[Any]:
     return [0, *(pytest.param(turn, marks=pytest.mark.soak) for turn in range(1, count + 1))]
 
 
-FAST_CASES, FAST_SECONDS = 1, 0.15
+FAST_CASES, FAST_SECONDS = 1, 0.1
 """Cases of a test that ``fast`` takes at most, and processor time of a test that should be marked ``slow``."""
 
 

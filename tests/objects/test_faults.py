@@ -71,6 +71,7 @@ READS: dict[str, Callable[[ObjectStore], bytes]] = {
 EXPECTED = {"get": DATA, "range": DATA[10:20_000], "rest": DATA[10:], "stream": DATA}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("way", list(READS))
 @pytest.mark.parametrize("kind", ["503", "cut", "silent", "slow"])
@@ -105,6 +106,7 @@ def test_requests_end_in_one_line(s3_double: Double, store: ObjectStore, kind: s
         request(store)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_impatient")
 def test_a_body_that_breaks_off_for_ever(s3_double: Double, store: ObjectStore) -> None:
     """Halves of halves of it come, until none is left but the last byte."""
@@ -145,6 +147,7 @@ def test_a_flipped_bit_passes(s3_double: Double, store: ObjectStore) -> None:
     assert store.get("a") == DATA
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("kind", ["503", "silent", "lost"])
 def test_creating_outlasts_faults(s3_double: Double, store: ObjectStore, kind: str) -> None:
@@ -155,6 +158,7 @@ def test_creating_outlasts_faults(s3_double: Double, store: ObjectStore, kind: s
     assert s3_double.faults[0].times == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_patient")
 def test_a_lost_reply_is_not_taken_for_another_content(s3_double: Double, store: ObjectStore) -> None:
     store.create("probed", b"")
@@ -165,6 +169,7 @@ def test_a_lost_reply_is_not_taken_for_another_content(s3_double: Double, store:
     assert s3_double.objects["x/a"] == DATA
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("kind", ["503", "silent", "lost"])
 @pytest.mark.parametrize("method", ["PUT", "POST"])
@@ -187,6 +192,7 @@ def test_uploads_in_parts_outlast_faults(
     assert s3_double.objects["x/new"] == data
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("kind", ["503", "silent"])
 def test_listings_outlast_faults(s3_double: Double, store: ObjectStore, kind: str) -> None:
@@ -279,6 +285,7 @@ def test_no_credentials(
         call(open_objects(url))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["403", "silent"])
 def test_a_metadata_service_that_has_none(s3_double: Double, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """A firewall, or a proxy, that accepts all connections."""
@@ -352,6 +359,7 @@ def test_http_is_read_only(s3_double: Double, call: Callable[[ObjectStore], obje
         call(store)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_impatient")
 def test_no_server(monkeypatch: pytest.MonkeyPatch, store: ObjectStore) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")

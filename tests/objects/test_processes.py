@@ -82,6 +82,7 @@ def test_forked_children_of_forked_ones(store: ObjectStore) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_agent_ends_with_its_parent(store: ObjectStore) -> None:
     def work() -> int:
         store.get("a")
@@ -116,6 +117,7 @@ def test_a_killed_agent_is_said_in_one_line_and_replaced(store: ObjectStore) -> 
     assert forked(work) == repr(b"hello")
 
 
+@pytest.mark.slow
 def test_memory_is_one_process_s() -> None:
     store = open_objects("memory://here")
     store.create("a", b"1")

@@ -29,6 +29,7 @@ def names(store: ObjectStore, prefix: str = "") -> list[str]:
     return sorted(info.name for info in store.list(prefix))
 
 
+@pytest.mark.slow
 def test_objects_are_created_once(store: ObjectStore) -> None:
     assert store.create("a/b", b"hello") is True
     assert store.create("a/b", b"hello") is False

@@ -110,6 +110,7 @@ def make_set(folder: Path, name: str) -> list[NDArray[Any]]:
     return images[::2] + images[1::2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["original", "uint16", "float32"])
 @pytest.mark.parametrize("name", ["X-rays", "five channels"])
 def test_a_set_is_packed_and_trained_on(name: str, encoding: str, tmp_path: Path) -> None:

@@ -240,6 +240,7 @@ def test_a_file_in_the_way_stays(part: Part, tmp_path: Path) -> None:
     assert len(keys(store)) == 8
 
 
+@pytest.mark.slow
 def test_somebodys_file_in_a_store_of_one_file_stays(part: Part, tmp_path: Path) -> None:
     store = tmp_path / "x.lmdb"
     packstore.convert(part("first", lambda key: "/ant/" in key), store)
@@ -251,6 +252,7 @@ def test_somebodys_file_in_a_store_of_one_file_stays(part: Part, tmp_path: Path)
     assert not work_path(store).exists()
 
 
+@pytest.mark.slow
 def test_a_link_to_a_store_is_refused(photos: Path, tmp_path: Path) -> None:
     packstore.convert(photos, tmp_path / "x.h5", split="train")
     (tmp_path / "link.h5").symlink_to("x.h5")
@@ -294,6 +296,7 @@ def test_shards_of_a_store_are_linked(
     assert packstore.verify(store).ok
 
 
+@pytest.mark.slow
 def test_neighbouring_shards_of_several_splits(tmp_path: Path) -> None:
     """Each is rewritten by itself, even if the next begins with the split with which it ends."""
     for number, splits in enumerate([("train", "val"), ("val", "test"), ("train",)]):
@@ -494,6 +497,7 @@ def test_a_run_that_was_killed_while_cleaning_up_is_not_repeated(
     assert list(tmp_path.glob("packstore-*/*")) == list(tmp_path.glob(".*.packstore")) == []
 
 
+@pytest.mark.slow
 def test_packed_records_that_were_damaged_are_packed_again(
     photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -515,6 +519,7 @@ def test_packed_records_that_were_damaged_are_packed_again(
     assert_same(store, tmp_path / "whole.h5")
 
 
+@pytest.mark.slow
 def test_other_runs_leave_alone_what_a_killed_append_has_published(
     photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

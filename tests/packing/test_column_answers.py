@@ -138,6 +138,7 @@ def test_info_shows_the_answers(tmp_path: Path) -> None:
     assert re.search(r"column depth .*depth window:0,51000", shown)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_with_another_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for first in range(10, 40, 3):
         given = modalities(tmp_path / "set", first, depth=rgb)
@@ -181,6 +182,7 @@ def of_main_image(path: Path, first: int, pixels: Callable[[int], NDArray[Any]])
     return path
 
 
+@pytest.mark.slow
 def test_an_answer_about_the_main_image_is_kept_by_append_and_merge(tmp_path: Path) -> None:
     convert(of_main_image(tmp_path / "a", 0, rgb), tmp_path / "s.lmdb")
     append(tmp_path / "s.lmdb", of_main_image(tmp_path / "b", 5, deep), depth="scale")
@@ -197,6 +199,7 @@ def test_an_answer_about_the_main_image_is_kept_by_append_and_merge(tmp_path: Pa
         append(tmp_path / "s.lmdb", tmp_path / "d", depth="clip")
 
 
+@pytest.mark.slow
 def test_merged_stores_have_one_answer(tmp_path: Path) -> None:
     for number, answer in enumerate(("scale", "scale", "clip")):
         given = modalities(tmp_path / f"set{number}", number * 5, depth=deep)
@@ -275,6 +278,7 @@ def write(path: Path, field: Any, value: Any) -> None:
 SETS = {"modalities": lambda folder: modalities(folder, depth=deep), "table": table, "conversations": conversations}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SETS)
 def test_a_deep_column_is_a_question_and_keep_gives_its_values(kind: str, tmp_path: Path) -> None:
     given, name = SETS[kind](tmp_path / "set"), "further_images" if kind == "conversations" else "depth"
@@ -373,6 +377,7 @@ def test_a_writer_makes_no_8_bits_of_more(encoding: str, tmp_path: Path) -> None
         write(tmp_path / "s.lmdb", packstore.Image(encoding), png(deep(1)))
 
 
+@pytest.mark.slow
 def test_what_is_appended_gets_the_modes_of_the_store(tmp_path: Path) -> None:
     convert(**modalities(tmp_path / "a", depth=deep), destination=tmp_path / "s.lmdb", depth="keep")
     modalities(tmp_path / "b", 5, depth=deep)

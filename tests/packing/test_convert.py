@@ -60,6 +60,7 @@ def test_records_come_split_by_split_and_class_by_class_as_in_imagefolder(photos
     assert labels == [CLASSES.index(key.split("/")[1]) for key in keys]
 
 
+@pytest.mark.slow
 def test_one_split_alone_keeps_the_class_numbers_of_all(photos: Path, tmp_path: Path) -> None:
     copy = tmp_path / "photos"
     shutil.copytree(photos, copy)
@@ -111,6 +112,7 @@ def test_a_float_store_stays_as_it_is_when_it_becomes_pth(cifar: Path, tmp_path:
     assert packstore.convert(tmp_path / "a.lmdb", tmp_path / "b.pth").manifest.encoding == "float32"
 
 
+@pytest.mark.slow
 def test_cifar_is_normalised_with_its_own_figures_and_images_with_those_of_imagenet(
     cifar: Path, photos: Path, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_original_of_cifar_is_its_pixels(cifar: Path, tmp_path: Path) -> None:
     assert manifest.image.shape == (32, 32, 3)
 
 
+@pytest.mark.slow
 def test_auto_normalisation_is_that_of_the_training_split(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "photos", size=(20, 30), suffixes=(".png",))
     train = np.stack([np.asarray(Image.open(p)) for p in sorted((root / "train").rglob("*.png"))]) / 255
@@ -171,6 +174,7 @@ def bad_folder(request: pytest.FixtureRequest, photos: Path, tmp_path: Path) -> 
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("shard_size", [None, 20_000])
 def test_a_bad_file_stops_the_conversion_and_leaves_nothing(
@@ -182,6 +186,7 @@ def test_a_bad_file_stops_the_conversion_and_leaves_nothing(
     assert left_in(tmp_path) == ["photos"]
 
 
+@pytest.mark.slow
 def test_skip_leaves_a_bad_file_out_and_says_so(bad_folder: Path, tmp_path: Path) -> None:
     report = packstore.convert(bad_folder, tmp_path / "out.lmdb", on_error="skip")
     assert [s.key for s in report.skipped] == ["train/bee/000.jpg"]
@@ -190,6 +195,7 @@ def test_skip_leaves_a_bad_file_out_and_says_so(bad_folder: Path, tmp_path: Path
     assert packstore.verify(tmp_path / "out.lmdb", decode=True, against=bad_folder).ok
 
 
+@pytest.mark.slow
 def test_damage_inside_a_file_is_found_by_check_decode_only(photos: Path, tmp_path: Path) -> None:
     root = tmp_path / "photos"
     shutil.copytree(photos, root)
@@ -226,6 +232,7 @@ def test_a_size_that_differs_late_is_found_too(tmp_path: Path) -> None:
     assert left_in(tmp_path) == ["photos"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_an_existing_destination_is_kept_without_overwrite(photos: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / f"out{suffix}"
@@ -395,6 +402,7 @@ def test_a_split_that_is_a_cycle_of_links(tmp_path: Path, labelled: bool) -> Non
     assert packstore.verify(tmp_path / "a.h5", against=root).ok
 
 
+@pytest.mark.slow
 def test_a_class_that_is_a_cycle_of_links(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "photos", splits=())
     (root / "loop").symlink_to(root)

@@ -168,6 +168,7 @@ def test_encodings(name: str, orientation: int, upright: bool, encoding: str, tm
         assert_batches_in_place(tmp_path / f"a.{suffix}")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(30, fast=1)
 @pytest.mark.parametrize("upright", [False, True], ids=["stored-pixels", "upright-pixels"])
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
@@ -349,6 +350,7 @@ def make(root: Path, name: str, orientation: int, scale: int) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(8, fast=1)
 @pytest.mark.parametrize("orientation", [1, 3, 6])
 @pytest.mark.parametrize("name", _STATING)
@@ -362,6 +364,7 @@ def test_a_size_that_fits_no_frame_is_told(name: str, orientation: int, tmp_path
     assert not verify(tmp_path / "a.lmdb", against=source).problems
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(8, fast=1)
 @pytest.mark.parametrize("orientation", [1, 3, 6])
 @pytest.mark.parametrize("name", [name for name in oriented.FORMATS if name != "csv_of_runs"])

@@ -130,6 +130,7 @@ def test_columns_in_another_order(images: list[Path], tmp_path: Path, suffix: st
     assert packstore.verify(a).ok
 
 
+@pytest.mark.slow
 def test_a_store_that_is_made_otherwise(images: list[Path], tmp_path: Path) -> None:
     write(tmp_path / "a.h5", images, range(4), FIRST, FIRST)
     packstore.select(tmp_path / "a.h5", tmp_path / "b.h5", drop_columns=["caption"])

@@ -146,6 +146,7 @@ def test_what_is_no_list_of_image_files_is_refused(value: Any, said: str, tmp_pa
         writer.add(image=jpeg(1), pages=value)
 
 
+@pytest.mark.slow
 def test_each_image_is_checked(store: Path, tmp_path: Path) -> None:
     assert packstore.verify(store, decode=True).problems == ()
     assert not [
@@ -225,6 +226,7 @@ def test_lists_beside_an_image_keep_their_name(wrapped: bool, tmp_path: Path) ->
     assert "pages_paths" not in [column.name for column in manifest.columns]
 
 
+@pytest.mark.slow
 def test_stores_grow_and_are_cut(tmp_path: Path) -> None:
     one, two = write(tmp_path / "a.lmdb", split="train"), write(tmp_path / "b.h5", split="val")
     packstore.merge([one, two], tmp_path / "c.lmdb")

@@ -98,6 +98,7 @@ def test_skipped_images_do_not_count(photos: Path, tmp_path: Path) -> None:
     assert f"{ORIENTED - 1} with an EXIF orientation that is not applied" in repr(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["original", "jpeg", "uint8"])
 @pytest.mark.parametrize("size", [None, 32])
 def test_it_is_proven_against_its_source(encoding: str, size: int | None, photos: Path, tmp_path: Path) -> None:

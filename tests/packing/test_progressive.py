@@ -126,6 +126,7 @@ def test_pixels_and_metadata_stay_and_other_files_are_untouched(progressive_fold
     assert packstore.verify(tmp_path / "a.lmdb", decode=True, against=progressive_folder).problems == ()
 
 
+@pytest.mark.slow
 def test_what_becomes_baseline_has_an_index(progressive_folder: Path, tmp_path: Path) -> None:
     engine = get_engine()
     for number in range(2):  # of the other files pieces are too large

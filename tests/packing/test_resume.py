@@ -312,6 +312,7 @@ def test_skipped_samples_stay_skipped(photos: Path, tmp_path: Path) -> None:
     assert content(tmp_path / "out.h5") == content(tmp_path / "reference.h5")
 
 
+@pytest.mark.slow
 def test_with_skipped_samples_and_another_policy_it_starts_afresh(
     photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -460,6 +461,7 @@ def test_an_owner_that_packstore_cannot_have_written(photos: Path, tmp_path: Pat
         packstore.convert(photos, tmp_path / "a.h5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["original", "uint8"])
 @pytest.mark.parametrize("suffix", [".h5", ".lmdb"])
 def test_images_with_a_palette_are_counted_once(tmp_path: Path, suffix: str, encoding: str) -> None:

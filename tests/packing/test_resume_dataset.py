@@ -182,6 +182,7 @@ def test_what_is_left_can_be_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_iterable_starts_afresh_and_says_so(tmp_path: Path) -> None:
     error = cut(iter(coco(40)), tmp_path / "out.h5")
     assert list(tmp_path.iterdir()) == []
@@ -191,6 +192,7 @@ def test_an_iterable_starts_afresh_and_says_so(tmp_path: Path) -> None:
     assert packstore.convert(iter(coco(40)), tmp_path / "out.h5").resumed == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -211,6 +213,7 @@ def test_a_dataset_that_changed_starts_afresh_and_says_so(
     assert any(part in caplog.text for part in message.split("|"))
 
 
+@pytest.mark.slow
 def test_a_forked_process_does_not_hold_the_lock(tmp_path: Path) -> None:
     """A worker that outlives a killed conversion for a moment does not keep the next one waiting."""
     work = WorkDirectory(tmp_path / "a.lmdb")

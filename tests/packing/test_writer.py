@@ -151,6 +151,7 @@ PIXELS = pixels(12, 17, 1)
 DECODED = {"array": PIXELS, "PIL": Image.fromarray(PIXELS), "tensor": torch.from_numpy(PIXELS).permute(2, 0, 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", DECODED)
 def test_decoded_images_are_encoded_as_asked(tmp_path: Path, form: str) -> None:
     sample = {"image": DECODED[form], "label": 1}

@@ -292,6 +292,7 @@ def audit_of(folder: Path, store: Path, **options: Any) -> dict[str, int]:
     return dict(packstore.audit(store, pixels=True, near=False).counts)
 
 
+@pytest.mark.slow
 def test_an_audit_looks_at_values(tmp_path: Path) -> None:
     clipped = np.minimum(RAMP, 2000)
     flat = np.full((40, 50), 900, np.uint16)

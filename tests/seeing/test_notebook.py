@@ -102,6 +102,7 @@ def test_html_in_keys_and_classes_is_text(tmp_path: Path) -> None:
         assert set(re.findall(r'<img alt="[^"<>]*" title="[^"<>]*" src="([a-z:/]+);', found)) == {"data:image/jpeg"}
 
 
+@pytest.mark.slow
 def test_damage_is_shown(tmp_path: Path) -> None:
     packstore.convert(make_folder(tmp_path / "photos", splits=()), tmp_path / "x.lmdb", shard_size=20_000)
     store = tmp_path / "x.lmdb"

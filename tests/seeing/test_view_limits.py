@@ -86,6 +86,7 @@ def converse(port: int, parts: tuple[str, ...], **words: str) -> bytes:
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/", "/api/store", "/thumbnail/96/0", "/nowhere"])
 @pytest.mark.parametrize("allowed", [False, True], ids=["stranger", "browser"])
 @pytest.mark.parametrize("name", BROKEN)

@@ -278,6 +278,7 @@ def test_the_command_of_a_selection_makes_it(stores: Stores, tmp_path: Path) -> 
 # As the loader sees it ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["files.lmdb", "square.h5"])
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_a_record_is_bit_for_bit_as_the_loader_gives_it(stores: Stores, name: str, epoch: int) -> None:
@@ -494,6 +495,7 @@ def test_a_thumbnail_has_the_side_that_was_asked_for(tmp_path: Path) -> None:
 # Findings -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_verify_found_is_marked(stores: Stores, tmp_path: Path) -> None:
     packstore.convert(stores("files.lmdb"), tmp_path / "x.h5")
     damage(tmp_path / "x.h5", [3, 8], [], 3)

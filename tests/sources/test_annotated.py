@@ -157,6 +157,7 @@ def test_what_is_kept(kind: str, tmp_path: Path) -> None:
     assert values["json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [6, 300, pytest.param(3000, marks=pytest.mark.soak)])
 def test_exports_as_csv_are_read_as_projects_of_via_2(samples: int, tmp_path: Path) -> None:
     found = read_all(fill(tmp_path / "other", via_csv(samples)))
@@ -187,6 +188,7 @@ def test_variants_that_are_not_read_are_said(tmp_path: Path) -> None:
     refused(SourceError, root, "found an export as JSON-MIN: export the project as JSON")
 
 
+@pytest.mark.slow
 def test_points_tags_and_turned_boxes_are_kept(tmp_path: Path) -> None:
     for kind in ("labelme", "via", "cvat", "datumaro", "supervisely", "label_studio"):
         found = read_all(fill(tmp_path / kind, MAKERS[kind](8)))
@@ -295,6 +297,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.slow
 def test_words_and_tracks_go_with_their_boxes(tmp_path: Path) -> None:
     kinds = ("icdar", "funsd", "mot", "mots", "mlt", "sroie", "art")
     found = {kind: read_all(fill(tmp_path / kind, MAKERS[kind](6))) for kind in kinds}

@@ -24,6 +24,7 @@ def phrases(tree: FolderTree) -> list[str]:
     return [each.phrase for each in find_all_annotations(tree)]
 
 
+@pytest.mark.slow
 def test_the_look_is_bounded(tmp_path: Path) -> None:
     """What lies near the top is found, however many folders there are."""
     for number in range(400):
@@ -131,6 +132,7 @@ def test_two_kinds_of_labels_are_a_question(
     assert kinds <= {answer.options[-1] for answer in caught.answers if answer.options[-2:-1] == ("--source",)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 300])
 @pytest.mark.parametrize("name", ["positives.idx", "info.dat", "bg", "boxes.info"])
 def test_texts_of_any_suffix_that_name_images_are_a_question(name: str, size: int, tmp_path: Path) -> None:

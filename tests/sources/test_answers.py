@@ -268,6 +268,7 @@ def test_a_bad_companion_is_named(bad: bytes, tmp_path: Path) -> None:
     assert re.search(r"3\.png: .*its 3_x\.png: .*--on-error skip", str(done.exception))
 
 
+@pytest.mark.slow
 def test_an_answer_that_changes_nothing_or_fails_is_not_offered(tmp_path: Path) -> None:
     root = fill(tmp_path / "set", LAYOUTS["copies"]())
     caught = question(root)

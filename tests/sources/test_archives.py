@@ -113,6 +113,7 @@ class TestZip(_Archive):
     write = staticmethod(zipped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_archive_is_its_folder(kind: str, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
@@ -160,6 +161,7 @@ def test_annotations_in_an_archive_are_a_question(tmp_path: Path) -> None:
     refused(PackstoreError, tmp_path / "a.zip", r"would be packed without what else is there: poses\.mat")
 
 
+@pytest.mark.slow
 def test_an_image_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     for kind, make in KINDS.items():
         (tmp_path / "a").write_bytes(make({"a/x.png": tiny(1), "b/y.dat": tiny(2), "b/z.png": tiny(3)}))

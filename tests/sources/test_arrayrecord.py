@@ -63,6 +63,7 @@ def test_what_the_library_wrote(name: str, tmp_path: Path) -> None:
     assert seen.keys == [f"{n:04}.png" for n in range(7)]
 
 
+@pytest.mark.slow
 def test_records_over_several_blocks(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     blobs = [random.bytes(size) for size in (0, 65_400, 65_512, 65_536, 200_000)]

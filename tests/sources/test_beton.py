@@ -65,6 +65,7 @@ class TestBeton(SourceSuite):
         return True
 
 
+@pytest.mark.slow
 def test_what_ffcv_wrote(tmp_path: Path) -> None:
     path = unpacked("sample.beton", tmp_path)
     manifest = convert(path, tmp_path / "x.lmdb").manifest

@@ -78,6 +78,7 @@ def row(form: str, boxes: list[list[float]], first: int = 0) -> dict[str, Any]:
     return {"objects": [{"id": i, "bbox": b, "category": c} for i, b, c in zip(ids, boxes, labels, strict=True)]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["lists", "structs"])
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_objects_of_hugging_face(form: str, convention: str, tmp_path: Path) -> None:

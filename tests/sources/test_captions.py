@@ -152,6 +152,7 @@ def test_what_would_be_lost_is_a_question(files: dict[str, str | bytes], tmp_pat
     question(fill(tmp_path, {"0.jpg": jpeg(0), "1.jpg": jpeg(1), **files}))
 
 
+@pytest.mark.slow
 def test_the_folder_of_images_is_that_of_most_names(tmp_path: Path) -> None:
     """However many folders there are, and whichever names come first."""
     files: dict[str, str | bytes] = {f"{n:03}/other.jpg": jpeg(n) for n in range(40)}

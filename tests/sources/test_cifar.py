@@ -297,6 +297,7 @@ def test_a_forced_kind_that_is_not_there(tmp_path: Path) -> None:
     assert "is not cifar10" in failure(tmp_path / "a.txt", "cifar10")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
 @pytest.mark.parametrize("binary", [False, True])
 @pytest.mark.parametrize("archive", [False, True])

@@ -45,6 +45,7 @@ class TestClips(FramesSuite):
         save(path / "class 0" / "clip \udcfe0000", frames_of(99, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["lmdb", "h5", "pth"])
 @pytest.mark.parametrize(("channels", "dtype", "mode"), [(3, "uint8", None), (1, "uint8", "L"), (1, "uint16", "I;16")])
 def test_clips_are_arrays_of_their_frames(
@@ -94,6 +95,7 @@ def test_folders_above_clips_are_classes_and_clips_are_appended(tmp_path: Path) 
     np.testing.assert_array_equal(clips["train/run/v9"], frames_of(9, 7).transpose(0, 3, 1, 2))
 
 
+@pytest.mark.slow
 def test_classes_may_number_their_clips_alike(tmp_path: Path) -> None:
     for number in range(4):
         save(tmp_path / "a" / ("jump", "run")[number % 2] / f"clip_{number // 2}", frames_of(number, 2))

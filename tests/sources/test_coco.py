@@ -263,6 +263,7 @@ def panoptic(root: Path, samples: int = 6, masks: str = "annotations/panoptic_tr
     return fill(root, files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masks", ["annotations/panoptic_train2017", "panoptic_train2017"])
 def test_panoptic_masks_go_with_their_images(masks: str, tmp_path: Path) -> None:
     root = panoptic(tmp_path / "set", masks=masks)
@@ -585,6 +586,7 @@ def test_classes_of_whole_images(several: bool, tmp_path: Path) -> None:
     assert [list(each) if several else each for each in seen.each(name)] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 300])
 def test_images_in_a_folder_of_any_name(count: int, tmp_path: Path) -> None:
     files = photos("input_pictures", *range(count)) | {"notes.json": of_images(*range(count))}

@@ -164,6 +164,7 @@ def test_a_file_without_an_image_is_counted(tmp_path: Path) -> None:
     assert survey.ledger.left["images that belong to no image"] == 1
 
 
+@pytest.mark.slow
 def test_recorded_and_used_again(tmp_path: Path) -> None:
     path, more = make(tmp_path / "set", 4), fill(tmp_path / "more", {f"b{e}.png": tiny(7) for e in ("_HR", "_LR")})
     store = tmp_path / "o.lmdb"
@@ -339,6 +340,7 @@ def test_texts_of_one_name_beside_the_image_of_each_folder_are_a_question(count:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["about.txt", "about.json"])
 @pytest.mark.parametrize("other", ["parts.png", "right.png"])
 def test_texts_of_one_name_beside_forms_of_an_image(other: str, text: str, tmp_path: Path) -> None:
@@ -479,6 +481,7 @@ def scan(seed: int, suffix: str, mode: str) -> bytes:
     return encode(Image.fromarray(values).convert(mode), "PNG" if suffix == "png" else "JPEG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("images", [("cam0_{}.png", "cam1_{}.png"), ("{}_0.png", "{}_1.png")])
 @pytest.mark.parametrize("text", ["pose_{}.txt", "{}.txt", "{}.npy"])
 def test_texts_beside_images_of_several_numbers(images: tuple[str, str], text: str, tmp_path: Path) -> None:
@@ -517,6 +520,7 @@ def test_several_folders_of_masks_are_columns(masks: tuple[str, str], count: int
     assert columns == {name.replace("/", "_") for name in masks}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", ["", "s1/", "s2/"])
 def test_depth_and_poses_of_images_are_kept_by_one_answer(scene: str, tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {}
@@ -569,6 +573,7 @@ def test_few_masks_beside_many_images_are_masks(tmp_path: Path) -> None:
     assert (survey.kind, survey.records, survey.ledger.left) == ("companions", 400, {})
 
 
+@pytest.mark.slow
 def test_forms_beside_a_folder_of_other_names(tmp_path: Path) -> None:
     forms = ("bright", "dim", "dull", "grey")
     files = {f"{form}/{n:04}.png": encode(noisy(photo(n), k), "PNG") for k, form in enumerate(forms) for n in range(9)}

@@ -109,6 +109,7 @@ def test_from_s3_to_s3(s3: str, shards: Path, cache: Path, tmp_path: Path, clust
         assert_same(there, tmp_path / f"y{len(source)}.lmdb")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["503", "cut", "flipped", "slow"])
 def test_faults_cost_time_alone(s3_double: Double, raw: str, shards: Path, tmp_path: Path, kind: str) -> None:
     s3_double.faults.append(Fault(kind, "GET", r"\.tar$", times=2))
@@ -123,6 +124,7 @@ def test_what_reads_differently_each_time_is_refused(s3_double: Double, raw: str
         open_source(location(raw), kind="webdataset")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "-2"], ids=["encrypted by KMS", "uploaded in parts"])
 def test_etags_that_are_no_digests(
     s3_double: Double, raw: str, shards: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str
@@ -225,6 +227,7 @@ def test_annotations_left_in_an_archive_are_asked_about(s3_double: Double, cache
     assert packstore.convert(url, tmp_path / "out.lmdb", ignore=["masks/"]).manifest.records
 
 
+@pytest.mark.slow
 def test_an_export_is_known_as_one(s3_double: Double, cache: Path, tmp_path: Path) -> None:
     packstore.convert([{"image": np.zeros((4, 4, 3), np.uint8)}], tmp_path / "in.lmdb", encoding="uint8")
     packstore.export(tmp_path / "in.lmdb", tmp_path / "out.zip", encode="png")

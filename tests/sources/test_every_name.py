@@ -219,6 +219,7 @@ def test_a_missing_image_makes_it_no_other_set(name: str, tmp_path: Path) -> Non
         assert source.kind in (before[0], "companions")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row[2] != "–"])
 def test_each_is_written_as_its_line_says_without_a_loss(name: str, tmp_path: Path) -> None:
     to = ROWS[name][2].strip("`").removeprefix("--to ")

@@ -77,6 +77,7 @@ class TestFileClips(FramesSuite):
         pytest.skip("of the wrapped source")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gif", ".png", ".webp", ".avif", ".tif"])
 @pytest.mark.parametrize("form", ["lmdb", "h5", "pth"])
 def test_clips_are_pillows(suffix: str, form: str, tmp_path: Path) -> None:
@@ -137,6 +138,7 @@ def test_frames_of_jpeg_xl_are_imagecodecs(tmp_path: Path) -> None:
         not_packed(SampleError, tmp_path / "in", tmp_path / "y.lmdb", r"a\.jxl", frames=how)
 
 
+@pytest.mark.slow
 def test_frames_of_a_deep_avif_are_imagecodecs(tmp_path: Path) -> None:
     """10 bits: imagecodecs corrupts memory if it is asked for one frame of several."""
     frames = pixels_of(1, 4, 16, 24, 3, dtype="uint16") >> 6

@@ -187,6 +187,7 @@ def test_what_the_library_wrote(written: Path, suffix: str, tmp_path: Path) -> N
     assert verify(path, against=written).problems == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_one_split_as_stream_and_as_file(stream: bool, tmp_path: Path) -> None:
     saved = save(tmp_path / "saved", {"": [table(range(6)), table(range(6, 9))]}, stream=stream)

@@ -93,6 +93,7 @@ def test_one_pattern_is_text() -> None:
     assert compile_ignore_rules(("a",)).hides("a")
 
 
+@pytest.mark.slow
 def test_a_store_remembers_what_was_ignored(tmp_path: Path) -> None:
     root, store = fill(tmp_path / "set", FILES), tmp_path / "x.lmdb"
     convert(root, store, ignore=PATTERNS)

@@ -461,6 +461,7 @@ def test_kinds_and_what_is_no_source(tmp_path: Path) -> None:
     refused(UsageError, tmp_path, "labels", kind="imagefolder", labels=tmp_path / "text.txt")
 
 
+@pytest.mark.slow
 def test_real_folder(shared_data: SharedData) -> None:
     root = shared_data / "imagenet-600"
     source = open_source(root)

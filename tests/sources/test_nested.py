@@ -70,6 +70,7 @@ def test_two_data_sets_in_one_folder(tmp_path: Path) -> None:
     assert [answer.source for answer in asked.answers] == [tmp_path / "both/first", tmp_path / "both/second"]
 
 
+@pytest.mark.slow
 def test_folders_beside_splits_with_the_same_folders_may_be_splits(tmp_path: Path) -> None:
     names = ("gallery", "query", "train")
     fill(tmp_path / "set", {f"{name}/{c}/{n}.jpg": jpeg(n) for name in names for c in "ab" for n in range(3)})

@@ -161,6 +161,7 @@ def encode_runs(mask: Any) -> str:
     return " ".join(map(str, runs))
 
 
+@pytest.mark.slow
 @given(arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.integers(0, 1)))
 def test_runs_are_masks_and_boxes(mask: Any) -> None:
     text = encode_runs(mask)

@@ -91,6 +91,7 @@ def test_other_annotations_are_asked_about(name: str, tmp_path: Path) -> None:
     question(path)
 
 
+@pytest.mark.slow
 def test_a_pair_without_its_second_image_is_no_pair(tmp_path: Path) -> None:
     path = make_set("change detection", tmp_path / "set", 30)
     (path / "test/B/29.png").unlink()

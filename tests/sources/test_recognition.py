@@ -108,6 +108,7 @@ assert not heavy, heavy
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_no_kind_asks_for_the_state_of_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But the two of plain images, which list them; of a few files others may."""
     for number in range(4000):

@@ -260,6 +260,7 @@ def in_colour(root: Path, palette: str, samples: int = 6) -> Path:
     return fill(root, files | {palette: PALETTES[palette]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("palette", PALETTES)
 def test_colours_become_classes_by_a_palette(palette: str, tmp_path: Path) -> None:
     root = in_colour(tmp_path / "set", palette)

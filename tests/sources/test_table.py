@@ -362,6 +362,7 @@ def test_columns_are_given(tmp_path: Path) -> None:
     refused(UsageError, path, "expected image=COL", columns=["picture=first"])
 
 
+@pytest.mark.slow
 def test_copies_and_exports_are_compared_without_the_options_of_the_source(tmp_path: Path) -> None:
     lines = [f"im{n:02}.png,{'ab'[n % 2]}" for n in range(4)]
     source = make(tmp_path / "in", range(4), {"t.csv": "\n".join(["file,kind", *lines]), "notes.json": "{}"})
@@ -495,6 +496,7 @@ def test_images_of_the_same_names_in_two_folders_are_a_question(tmp_path: Path) 
     assert list(rows(path, ignore=["/left/"])) == [f"right/x{n}.png" for n in range(6)]
 
 
+@pytest.mark.slow
 def test_images_of_the_same_names_in_many_folders(tmp_path: Path) -> None:
     """The folder in a row tells which is meant, in however many folders there is one of the name."""
     names = [f"k{kind:03}/{n}.png" for kind in range(80) for n in range(2)]
@@ -636,6 +638,7 @@ def test_images_without_a_split_beside_those_of_a_split(tmp_path: Path) -> None:
     prove(tmp_path / "set", tmp_path / "x.lmdb")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["{0}", "{0}.png", "{0} {0}", "{0}.png {0}"])
 def test_a_list_of_words_has_no_header(line: str, tmp_path: Path) -> None:
     """Beside Pascal VOC's XML, the list is a question, whatever its first line is."""

@@ -301,6 +301,7 @@ def test_crc_of_the_standard(data: bytes, crc: int) -> None:
     assert turned == (crc >> 15 | crc << 17) & 0xFFFFFFFF
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, 300])
 @pytest.mark.parametrize("channels", [None, 1, 3])
 def test_raw_pixels_whose_sides_are_beside_them(channels: int | None, size: int, tmp_path: Path) -> None:

@@ -229,6 +229,7 @@ def test_parts_of_images_that_were_never_written_are_said(tmp_path: Path) -> Non
     assert (report.manifest.records, report.ledger.passed_over) == (4, {"chunks that were never written": 1 + 3})
 
 
+@pytest.mark.slow
 def test_an_export_writes_black_images_and_misses_those_that_are_gone(tmp_path: Path) -> None:
     x = np.zeros((40, 128, 128, 3), np.uint8)
     convert(write_zarr(tmp_path / "a.zarr", {"images": x}, config={"write_empty_chunks": True}), tmp_path / "o.h5")

@@ -181,6 +181,7 @@ DISORDER |= {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", DISORDER)
 def test_an_lmdb_with_values_in_disorder(what: str, store: Callable[[str], Path]) -> None:
     """Entries too many, too few and of other columns among those that lie one by one."""

@@ -41,6 +41,7 @@ def table(tmp_path: Path) -> Path:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ragged", "uint8", "float16", "ragged-uint8"])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_more_shards_than_may_be_open(tmp_path: Path, few: int, suffix: str, encoding: str) -> None:

@@ -162,6 +162,7 @@ def test_a_salt_always_draws_the_same_cases_and_others_draw_others(
     assert len({len(cases) for cases in draws}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marks", DRAWN)
 def test_every_case_is_drawn_by_some_salt(marks: list[pytest.MarkDecorator], monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {case for number in range(300) for case in draw(f"{number:012x}", marks, monkeypatch)}

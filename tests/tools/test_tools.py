@@ -173,6 +173,7 @@ def test_shellcheck_is_content() -> None:
 # --- tools/packstore --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_first_use_installs_and_the_next_only_runs(clone: Clone) -> None:
     first = clone.ok("convert", "a", "b").splitlines()
     assert re.search(r"first use: .*; this takes a few minutes \(progress: .*/packstore\.log\)", first[0])
@@ -394,17 +395,20 @@ def debian(clone: Clone) -> Debian:
 INSTALL = f"install -y --no-install-recommends {NO_VENV_PACKAGE} noninteractive"
 
 
+@pytest.mark.slow
 def test_root_installs_what_is_missing(clone: Clone, debian: Debian) -> None:
     assert f"installing the Debian package {NO_VENV_PACKAGE} ..." in clone.ok()
     assert debian.calls() == [INSTALL]
 
 
+@pytest.mark.slow
 def test_a_fresh_container_has_no_package_lists(clone: Clone, debian: Debian) -> None:
     debian.apt('[ $1 = update ] && touch "$FAKE_DIR/x"; [ -e "$FAKE_DIR/x" ] && rm -f "$FAKE_DIR/no-venv"')
     clone.ok()
     assert debian.calls() == [INSTALL, "update noninteractive", INSTALL]
 
 
+@pytest.mark.slow
 def test_sudo_is_used_when_it_asks_nothing(clone: Clone, debian: Debian) -> None:
     clone.ok(FAKE_UID="1000", MAY_SUDO="1")
     assert debian.calls() == [INSTALL]
@@ -415,6 +419,7 @@ def test_who_may_not_is_told(clone: Clone, debian: Debian) -> None:
     assert debian.calls() == []
 
 
+@pytest.mark.slow
 def test_a_failure_is_told(clone: Clone, debian: Debian) -> None:
     debian.apt('echo "E: Unable to locate package" >&2; exit 100')
     assert "apt-get failed: E: Unable to locate package" in clone.run(code=1)[1]

@@ -80,6 +80,7 @@ def test_normalisation_comes_after_them(stores: Any, chain: Any) -> None:
             assert torch.allclose(found.double(), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", ["simplejpeg", "pillow"])
 def test_other_decoders_give_the_same(stores: Any, decoder: str) -> None:
     chain = operations(CHAINS[0])

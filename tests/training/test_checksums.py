@@ -378,6 +378,7 @@ def test_readers_say_what_they_are(pack: Pack) -> None:
         checked.column("label")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("name", ["a_mask", "a_float32"])
 def test_a_large_value_that_was_proven_is_checked_by_itself(
@@ -407,6 +408,7 @@ def test_a_large_value_that_was_proven_is_checked_by_itself(
         assert {*reader.find_faults(np.array([2, 3]), [name])} == {3}
 
 
+@pytest.mark.slow
 def test_values_that_share_a_slot_of_hashes_are_all_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where they are equal: what proved one says nothing of the other."""
     monkeypatch.setattr(proven, "MOST_KEPT_BYTES", 10)

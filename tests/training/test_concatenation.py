@@ -205,6 +205,7 @@ def test_shares_are_exact_at_any_place(sizes: list[int], data: st.DataObject) ->
         assert seen[first:stop].max() - seen[first:stop].min() <= 1
 
 
+@pytest.mark.slow
 @given(SIZES, st.data())
 def test_stores_that_are_fetched_come_shard_by_shard(sizes: list[int], data: st.DataObject) -> None:
     draws = tuple(data.draw(st.lists(st.integers(1, 4000), min_size=len(sizes), max_size=len(sizes))))

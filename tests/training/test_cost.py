@@ -50,6 +50,7 @@ def test_an_epoch_that_fits_into_the_cache(url: UrlPath) -> None:
     assert found["each epoch after that"] == Cost("each epoch after that", 0, 0)
 
 
+@pytest.mark.slow
 def test_an_epoch_in_a_random_order_that_does_not_fit(tmp_path: Path) -> None:
     """Compared with a cache of whole shards that forgets what was used longest ago; the order of one epoch says little,
     so over several."""

@@ -149,6 +149,7 @@ def test_stores_with_and_without_crowds_train_together(tmp_path: Path) -> None:
         packstore.concat(stores, keep_crowds=True)
 
 
+@pytest.mark.slow
 def test_a_store_with_crowds_takes_a_set_without(tmp_path: Path) -> None:
     convert(coco(tmp_path / "one"), tmp_path / "x.lmdb")
     packstore.append(tmp_path / "x.lmdb", coco(tmp_path / "two", crowds=[0, 0, 0]), key_prefix="two")

@@ -30,6 +30,7 @@ def loaders(path: Path, device: torch.device, split: str = "train", **options: A
 BUSY = 100_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "augment", "resident"),

@@ -61,6 +61,7 @@ def image(path: Path) -> np.ndarray[Any, Any]:
     return np.asarray(Image.open(path).convert("RGB"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["original", "uint8"])
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -81,6 +82,7 @@ def test_items_are_those_of_the_folder(pack: Pack, png_folder: Path, suffix: str
         np.testing.assert_array_equal(pixels.permute(1, 2, 0).numpy(), image(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("encoding", ["float16", "bfloat16", "float32"])
 def test_float_stores_give_float32_unless_told_otherwise(
@@ -172,6 +174,7 @@ def test_writing_into_an_item_changes_nothing_else(
     assert torch.equal(ds[0][0], before)
 
 
+@pytest.mark.slow
 def test_batches_of_images_that_differ_in_size_are_lists(tmp_path: Path) -> None:
     packstore.convert(make_folder(tmp_path / "photos"), tmp_path / "a.lmdb")
     ds = PackedDataset(tmp_path / "a.lmdb", "train")
@@ -297,6 +300,7 @@ def test_not_a_store(tmp_path: Path) -> None:
             PackedDataset(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("checksums", ["never", "always"])
 def test_a_store_that_lacks_a_shard_does_not_open(
@@ -327,6 +331,7 @@ def test_repr_says_what_it_is(pack: Pack) -> None:
         assert part in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("progressive", [None, "baseline"])
 def test_files_that_are_decoded_together_are_those_decoded_alone(
     tmp_path: Path, progressive: Literal["baseline"] | None

@@ -134,6 +134,7 @@ def refuses(store: Path, **options: Any) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_boxes_of_the_last_record_are_found(make: Any, tmp_path: Path) -> None:
     held = make(tmp_path / "held", [[], None, {"note": 1}, [{"box": BOX}]])

@@ -199,6 +199,7 @@ def test_a_lane_is_done_with_a_window_before_the_next() -> None:
         assert np.diff(np.flatnonzero(np.diff(shards))).min() < 10  # and records of both are mixed
 
 
+@pytest.mark.slow
 def test_records_mix() -> None:
     """A batch draws from all lanes, and neighbours of the store do not stay together."""
     order = lanes(400, 96)

@@ -50,6 +50,7 @@ def test_every_epoch_has_an_order_of_its_own_and_every_record_once(stores: Store
         assert flat_keys(loader) == epochs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("augment", [[], FIXED])
 def test_normalisation_dtype_and_memory_format(stores: Stores, resident: bool, augment: list[Any]) -> None:

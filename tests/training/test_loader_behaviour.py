@@ -47,6 +47,7 @@ def loader_threads() -> list[str]:
     return [name for name in names if name != "packstore-request"]
 
 
+@pytest.mark.slow
 def test_nothing_holds_the_first_batch_back(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, others = [], threading.Event()
     prepare = Assembler.prepare_batch
@@ -344,6 +345,7 @@ def test_mirrored_before_resizing_or_after_is_the_same(
     assert np.array_equal(pixels, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writable", [True, False])
 @pytest.mark.parametrize("flip", [True, False])
 def test_boxes_and_targets_of_one_pixel_are_resized_like_others(writable: bool, flip: bool) -> None:

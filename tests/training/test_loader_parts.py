@@ -163,6 +163,7 @@ def test_an_iterator_that_is_dropped_before_its_first_batch_counts_for_nothing(s
     assert same(resumed, epochs[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [1, 2])
 def test_set_epoch_before_the_first_batch_of_an_iterator(stores: Stores, told: int) -> None:
     """The resumed epoch keeps its position, another one begins at its first batch; the state says the same."""

@@ -63,6 +63,7 @@ def test_repr_shows_what_is_not_the_default(dataset: PackedDataset, options: Any
     assert len(text) < 800
 
 
+@pytest.mark.slow
 def test_repr_of_a_subset_and_a_mix(stores: Stores, dataset: PackedDataset) -> None:
     assert "\n    records: 3 of 100" in repr(PackedLoader(Subset(dataset, [5, 6, 7]), 2))
     mix = Mix({stores("cifar.h5"): 2, stores("shards.lmdb"): 1}, "train")

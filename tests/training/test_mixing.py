@@ -132,6 +132,7 @@ def load(store: Path, **options: Any) -> list[Any]:
     return list(PackedLoader(dataset, 4, **(named | options)))
 
 
+@pytest.mark.slow
 def test_batches_are_the_same_in_any_mode(stores: Any) -> None:
     store = stores("files.lmdb")
     augment = [A.RandomResizedCrop(24), A.RandomHorizontalFlip()]

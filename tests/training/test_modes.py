@@ -108,6 +108,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("encoding", ["original", "pixels"])
@@ -166,6 +167,7 @@ def test_resizing_is_torchs_in_floating_point(tmp_path: Path) -> None:
     assert (PackedDataset(tmp_path / "s.h5")[:][0] - wanted).abs().max() <= 0.51
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operations", "name"),
     [
@@ -300,6 +302,7 @@ def test_gray_and_colour_are_loaded_as_asked(tmp_path: Path) -> None:
     not_packed(UsageError, tmp_path / "images", tmp_path / "kept.lmdb", "3 channels, and 1 is read", mode="keep")
 
 
+@pytest.mark.slow
 def test_pil_images_have_the_mode(tmp_path: Path) -> None:
     for mode in ("L", "I;16", "F", "RGBA"):
         packstore.convert(folder_of(tmp_path / mode, mode), tmp_path / f"{mode}.lmdb", mode="keep")

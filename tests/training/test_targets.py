@@ -216,6 +216,7 @@ def test_operations(tv: Any, ops: list[Any], height: int, width: int, seed: int,
         assert (found.int() - expected["image"].int()).abs().max() <= (1 if once else 2)
 
 
+@pytest.mark.slow
 @given(st.integers(34, 70), st.integers(34, 70), st.integers(0, 10_000))
 def test_any_coordinates_beside_padding(tv: Any, height: int, width: int, seed: int) -> None:
     """torchvision adds the padding first, which rounds to float32 once more: by 2**-24 of what is below 128."""

@@ -149,6 +149,7 @@ MIXES = {  # what stands for a mixer of torchvision or timm
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", MIXES)
 def test_mixers_where_a_function_belongs_name_the_mix(store: Path, code: str) -> None:
     from timm.data.mixup import FastCollateMixup, Mixup

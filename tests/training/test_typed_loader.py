@@ -287,6 +287,7 @@ def test_a_record_that_comes_twice_is_cropped_twice(typed_stores: dict[str, Type
     assert not torch.equal(batch["corners"][0], batch["corners"][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

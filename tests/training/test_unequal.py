@@ -150,6 +150,7 @@ def flat_by_id(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: [flat(batches, name)[place] for place in order] for name in batches[0]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize", [None, "imagenet"])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_padded_batches_and_arrays_hold_the_same_images(

@@ -138,6 +138,7 @@ def test_what_cannot_follow_is_refused(made: Typed) -> None:
         load(made, columns=("image", "mask"), collate={"boxes": "padded"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["late", "ahead"])
 def test_on_a_device(made: Typed, simulate: Simulate, order: str) -> None:
     columns, views = ("image", "mask", "boxes", "labels", "label"), {"one": (2, VIEWS["large"][1][:2])}

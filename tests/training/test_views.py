@@ -191,6 +191,7 @@ def test_lists_of_lists(stores: Any) -> None:
     assert arrays.shape == (4, 2, 16, 16, 3)
 
 
+@pytest.mark.slow
 def test_damaged_records_are_left_out(stores: Any, tmp_path: Any) -> None:
     store = tmp_path / "damaged.lmdb"
     shutil.copytree(stores("files.lmdb"), store)

@@ -38,6 +38,7 @@ def test_memory_is_used_again() -> None:
     assert address(torch.uint8) != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["block", "row", "numpy", "shared", "row of shared", "sent"])
 def test_memory_is_kept_while_anything_has_it(part: str) -> None:
     hold: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -399,6 +399,7 @@ def test_a_source_that_changes_meanwhile(tmp_path: Path, url: str) -> None:
     assert not any(name.startswith("versions/") for name in objects_at(url))
 
 
+@pytest.mark.slow
 def test_keys_that_come_twice(tmp_path: Path, url: str, folder_to_pack: Path) -> None:
     image = next(folder_to_pack.rglob("*.jpg"))
     data = [{"image": image, "key": f"{i % 7}"} for i in range(9)]
@@ -553,6 +554,7 @@ def test_shards_that_are_gone(folder_to_pack: Path, whole: Path, url: str, monke
     assert_same(url, whole)
 
 
+@pytest.mark.slow
 def test_receipts_of_other_tasks(folder_to_pack: Path, url: str) -> None:
     begin(folder_to_pack, url)
     (name,) = (name for name in objects_at(url) if "/done/" in name)

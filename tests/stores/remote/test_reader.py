@@ -170,6 +170,7 @@ def test_a_cache_smaller_than_the_store(bucket: Path, tmp_path: Path, monkeypatc
         reader.read(0)
 
 
+@pytest.mark.slow
 def test_waiting_for_room_that_another_reader_holds_ends(
     bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +348,7 @@ class TestDamage:
         with opened(url) as reader:
             assert_holds(reader, records)
 
+    @pytest.mark.slow
     def test_replaced_while_it_is_read(self, url: UrlPath, bucket: Path, tmp_path: Path, records: Records) -> None:
         with opened(url) as reader:
             assert bytes(reader.read(0)) == records.images[0]

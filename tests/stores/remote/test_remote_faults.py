@@ -47,6 +47,7 @@ def server(s3_double: Double, path: Path) -> Double:
     return s3_double
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["versions/0", "tables/", "shards/"])
 @pytest.mark.parametrize("kind", ["503", "cut", "flipped"])
 def test_reading_goes_on(server: Double, kind: str, where: str) -> None:
