@@ -251,6 +251,7 @@ if TYPE_CHECKING:
         max_file_bytes,
         sniff,
     )
+    from packstore.images.turbojpeg_library import turbo_version
     from packstore.images.unread import UNREAD_BYTES, UNREAD_SUFFIXES
     from packstore.objects import call_interruptibly, connection, direct, iterate_interruptibly
     from packstore.objects.agent import get_agent_if_forked

@@ -72,8 +72,9 @@ def turbo_version(name: str | None = None) -> str | None:
     maps = Path("/proc/self/maps")
     ctypes.CDLL(name)
     paths = re.findall(r"(/\S*libturbojpeg\S*)", maps.read_text("utf-8", "surrogateescape")) if maps.exists() else []
-    # The named file first; several libraries may be loaded.
-    for path in dict.fromkeys([name, *paths]):
+    # The named file first; several libraries may be loaded, such as one of a wheel.
+    own = [path for path in paths if Path(path).name.startswith(Path(name).name)]
+    for path in dict.fromkeys([name, *own, *paths]):
         try:
             match = re.search(rb"libjpeg-turbo version (\d+(?:\.\d+)+)", Path(path).read_bytes())
         except OSError:

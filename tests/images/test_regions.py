@@ -24,7 +24,7 @@ from packstore import PackedDataset, PackedLoader
 from packstore.images.decoders import UNAVAILABLE, Decoder, available_decoders, get_decoder
 from packstore.training.augment import RandomResizedCrop
 from tests.conftest import Need, SharedData
-from tests.internals import DecodeError, UsageError, backends, decoders, load_region, printable
+from tests.internals import DecodeError, UsageError, backends, decoders, load_region, printable, turbo_version
 from tests.makers.annotated import fill
 from tests.makers.jpegs import SAMPLINGS, USUAL, boxes, cut, jpeg
 
@@ -48,6 +48,16 @@ def library(need: Need) -> Iterator[None]:
         need("turbojpeg3", found is not None and load_region() is not None)
         patch.setitem(decoders._loaded, "turbojpeg", found)
         yield
+
+
+def test_the_version_is_that_of_the_systems_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the library of a wheel is loaded and comes first."""
+    expected = turbo_version()
+    wheel = tmp_path / "libturbojpeg-0123abcd.so.0.4.0"
+    wheel.write_bytes(b"libjpeg-turbo version 9.8.7")
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, *rest: f"... {wheel}\n{read(path, *rest)}")
+    assert turbo_version() == expected != "9.8.7"
 
 
 class Watched:
