@@ -25,10 +25,11 @@ die() {
 }
 
 # All that an installation depends on; the path, because a .venv cannot be moved.
-current_stamp() {
+current_stamp() (
+    shopt -s nullglob
     echo "$root"
-    cat -- "$root"/{pyproject.toml,tools/constraints.txt,tools/build_backend.py} "$root"/packstore/*/*/*.[ch]
-}
+    cat -- "$root"/{pyproject.toml,tools/constraints.txt,tools/build_backend.py} "$root"/packstore/images/engine/{,*/}*.{[ch],def}
+)
 
 is_current() {
     [[ -x $venv/bin/python && ! -e $venv/packstore-installing ]] &&

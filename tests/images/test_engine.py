@@ -477,7 +477,7 @@ def test_compilers_for_other_processors_are_told_so(tmp_path: Path) -> None:
         ("-D__SIZEOF_POINTER__=4", "64-bit"),
         ("-U__GNUC__", "GNU C"),
     ):
-        command = ["gcc", "-w", defined, "-fsyntax-only", str(SOURCE / "headers.c")]
+        command = ["gcc", "-w", defined, "-fsyntax-only", str(SOURCE / "jpeg" / "headers.c")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode
         assert reason in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ class Builds:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         for kind, flags in _KINDS.items():
-            for source in [*SOURCE.glob("*.c"), FUZZER]:
+            for source in [*SOURCE.rglob("*.c"), FUZZER]:
                 _compile(*flags, "-c", source, "-o", folder / f"{kind}-{source.stem}.o")
 
     def is_found(self, mutation: Mutation | None, folder: Path, seeds: list[Path]) -> bool:
@@ -60,13 +61,13 @@ class Builds:
 
     def _write(self, mutation: Mutation, folder: Path) -> list[Path]:
         """The changed source in ``folder``, and which of its files are to be compiled."""
-        for path in SOURCE.glob("*.[ch]"):
-            text = path.read_text()
-            if path.name == mutation.file:
-                assert text.count(mutation.old) == 1
-                text = text.replace(mutation.old, mutation.new)
-            (folder / path.name).write_text(text)
-        return [folder / mutation.file] if mutation.file.endswith(".c") else sorted(folder.glob("*.c"))
+        copy = folder / "source"
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("*.so", "*.py", "__pycache__"))
+        changed = copy / mutation.file
+        text = changed.read_text()
+        assert text.count(mutation.old) == 1
+        changed.write_text(text.replace(mutation.old, mutation.new))
+        return [changed] if changed.suffix == ".c" else sorted(copy.rglob("*.c"))
 
     def _link(self, kind: str, changed: list[Path], folder: Path, *flags: str) -> Path:
         objects = {path.name: path for path in self._folder.glob(f"{kind}-*.o")}
@@ -98,54 +99,58 @@ def _fails(*command: object) -> bool:
 MUTATIONS = [
     # Headers: B.2
     Mutation(
-        "headers.c",
+        "jpeg/headers.c",
         "headers->quantisation[at[0]][zigzag[k]] = at[1 + k]",
         "headers->quantisation[at[0]][k] = at[1 + k]",
     ),
-    Mutation("headers.c", "if (at[0] >= TABLES)", "if (at[0] > TABLES)"),
-    Mutation("headers.c", "if (kind > 1 || number >= TABLES)", "if (kind > 1)"),
-    Mutation("headers.c", "reading->has_frame || end - at < 6 || at[0] != 8", "reading->has_frame || end - at < 6"),
-    Mutation("headers.c", "reading->has_frame || end - at < 6 || at[0] != 8", "end - at < 6 || at[0] != 8"),
-    Mutation("headers.c", "if (headers->component[other].id == component->id)", "if (0)"),
-    Mutation("headers.c", "end[-3] != 0 ||", ""),
-    Mutation("headers.c", "end[-2] != 63 ||", ""),
-    Mutation("headers.c", "|| end[-1] != 0)", ")"),
-    Mutation("headers.c", "if (at[1 + 2 * i] != component->id || component", "if (component"),
-    Mutation("headers.c", "!headers->ac[component->ac].counts ||", ""),
-    Mutation("headers.c", "reading->adobe_transform == 1", "reading->adobe_transform == 2"),
-    Mutation("headers.c", "if (headers->component[i].id != i + 1)", "if (0)"),
-    Mutation("headers.c", "if (end - at < 14 || at[5] != 1)", "if (end - at < 14)"),
-    Mutation("headers.c", "if (luma->h > 2 || luma->v > 2)", "if (luma->h > 4 || luma->v > 2)"),
-    Mutation("headers.c", "if (headers->component[i].h != 1 || headers->component[i].v != 1)", "if (0)"),
-    Mutation("headers.c", "length > nbytes - at - 2)", "0)"),
-    # Entropy decoding: C.2 and F.2.2
-    Mutation("reader.h", "bits < 1u << size >> 1 ?", "bits <= 1u << size >> 1 ?"),
-    Mutation("tables.c", "code >= (1 << length) - 1", "code >= (1 << length)"),
-    Mutation("tables.c", "symbol > DC_BITS", "symbol > 15"),
-    Mutation("tables.c", "size > AC_BITS", "size > 15"),
-    Mutation("entropy.c", "lane->cut_short ? at <= lane->end : at == lane->end", "at <= lane->end"),
-    Mutation("entropy.c", "if (!marker || marker[1] != expected)", "if (!marker)"),
-    Mutation("entropy.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE", "k >= NO_CODE"),
-    Mutation("entropy.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE", "k > 64 && k <= END_OF_BLOCK"),
-    Mutation("entropy.c", "step < 57 / LOOKUP_BITS", "step < 7"),
-    Mutation("entropy.c", "        lane->mcu += lane->count;\n", ""),
-    Mutation("entropy.c", "    memset(lane->predicted, 0, sizeof lane->predicted);\n", ""),
-    Mutation("entropy.c", "        clear_all(&decoder->input);", "        ;"),
-    Mutation("entropy.c", "        *out++ = 0xFF;\n", ""),
+    Mutation("jpeg/headers.c", "if (at[0] >= TABLES)", "if (at[0] > TABLES)"),
+    Mutation("jpeg/headers.c", "if (kind > 1 || number >= TABLES)", "if (kind > 1)"),
     Mutation(
-        "tables.c",
+        "jpeg/headers.c", "reading->has_frame || end - at < 6 || at[0] != 8", "reading->has_frame || end - at < 6"
+    ),
+    Mutation("jpeg/headers.c", "reading->has_frame || end - at < 6 || at[0] != 8", "end - at < 6 || at[0] != 8"),
+    Mutation("jpeg/headers.c", "if (headers->component[other].id == component->id)", "if (0)"),
+    Mutation("jpeg/headers.c", "end[-3] != 0 ||", ""),
+    Mutation("jpeg/headers.c", "end[-2] != 63 ||", ""),
+    Mutation("jpeg/headers.c", "|| end[-1] != 0)", ")"),
+    Mutation("jpeg/headers.c", "if (at[1 + 2 * i] != component->id || component", "if (component"),
+    Mutation("jpeg/headers.c", "!headers->ac[component->ac].counts ||", ""),
+    Mutation("jpeg/headers.c", "reading->adobe_transform == 1", "reading->adobe_transform == 2"),
+    Mutation("jpeg/headers.c", "if (headers->component[i].id != i + 1)", "if (0)"),
+    Mutation("jpeg/headers.c", "if (end - at < 14 || at[5] != 1)", "if (end - at < 14)"),
+    Mutation("jpeg/headers.c", "if (luma->h > 2 || luma->v > 2)", "if (luma->h > 4 || luma->v > 2)"),
+    Mutation("jpeg/headers.c", "if (headers->component[i].h != 1 || headers->component[i].v != 1)", "if (0)"),
+    Mutation("jpeg/headers.c", "length > nbytes - at - 2)", "0)"),
+    # Entropy decoding: C.2 and F.2.2
+    Mutation("jpeg/reader.h", "bits < 1u << size >> 1 ?", "bits <= 1u << size >> 1 ?"),
+    Mutation("jpeg/tables.c", "code >= (1 << length) - 1", "code >= (1 << length)"),
+    Mutation("jpeg/tables.c", "symbol > DC_BITS", "symbol > 15"),
+    Mutation("jpeg/tables.c", "size > AC_BITS", "size > 15"),
+    Mutation("jpeg/entropy.c", "lane->cut_short ? at <= lane->end : at == lane->end", "at <= lane->end"),
+    Mutation("jpeg/entropy.c", "if (!marker || marker[1] != expected)", "if (!marker)"),
+    Mutation("jpeg/entropy.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE", "k >= NO_CODE"),
+    Mutation("jpeg/entropy.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE", "k > 64 && k <= END_OF_BLOCK"),
+    Mutation("jpeg/entropy.c", "step < 57 / LOOKUP_BITS", "step < 7"),
+    Mutation("jpeg/entropy.c", "        lane->mcu += lane->count;\n", ""),
+    Mutation("jpeg/entropy.c", "    memset(lane->predicted, 0, sizeof lane->predicted);\n", ""),
+    Mutation("jpeg/entropy.c", "        clear_all(&decoder->input);", "        ;"),
+    Mutation("jpeg/entropy.c", "        *out++ = 0xFF;\n", ""),
+    Mutation(
+        "jpeg/tables.c",
         "length <= 16; length++)\n            if ((int32_t)",
         "length < 16; length++)\n            if ((int32_t)",
     ),
-    Mutation("entropy.c", "hot->taken & 0xFF07", "hot->taken & 0xFF00"),
-    Mutation("entropy.c", "~(uint32_t)0xF8", "~(uint32_t)0xFF"),
+    Mutation("jpeg/entropy.c", "hot->taken & 0xFF07", "hot->taken & 0xFF00"),
+    Mutation("jpeg/entropy.c", "~(uint32_t)0xF8", "~(uint32_t)0xFF"),
     # Two images at a time
-    Mutation("entropy.c", "if (team->lanes[i]->decoder != decoder)", "if (0)"),
-    Mutation("entropy.c", "if (team->lanes[i]->decoder != decoder)", "if (1)"),
-    Mutation("entropy.c", "team->lanes[ended] = team->lanes[--team->count];", "--team->count;"),
-    Mutation("entropy.c", "lane->outcome == NO_MORE ? DONE : REFUSED", "DONE"),
-    Mutation("entropy.c", "        end_lane(lanes[i], &hot[i]);\n    lanes[stopped]", "        ;\n    lanes[stopped]"),
-    Mutation("entropy.c", "decoder->input.lanes[alone == decoder->input.lanes]", "decoder->input.lanes[0]"),
+    Mutation("jpeg/entropy.c", "if (team->lanes[i]->decoder != decoder)", "if (0)"),
+    Mutation("jpeg/entropy.c", "if (team->lanes[i]->decoder != decoder)", "if (1)"),
+    Mutation("jpeg/entropy.c", "team->lanes[ended] = team->lanes[--team->count];", "--team->count;"),
+    Mutation("jpeg/entropy.c", "lane->outcome == NO_MORE ? DONE : REFUSED", "DONE"),
+    Mutation(
+        "jpeg/entropy.c", "        end_lane(lanes[i], &hot[i]);\n    lanes[stopped]", "        ;\n    lanes[stopped]"
+    ),
+    Mutation("jpeg/entropy.c", "decoder->input.lanes[alone == decoder->input.lanes]", "decoder->input.lanes[0]"),
     Mutation("answer.c", "decoder->output.task.request ? decoder->second : decoder;", "decoder;"),
     Mutation("answer.c", ".refused = &refused[next]", ".refused = &refused[0]"),
     Mutation(
@@ -154,130 +159,140 @@ MUTATIONS = [
         "outcome = 1 ? end_image(ended) : begin",
     ),
     # The seek index
-    Mutation("checkpoints.c", "possible && crc == checkpoints_crc(decoder, at, size, nbytes)", "possible"),
-    Mutation("checkpoints.c", "bit + fields.width > fields.end", "0"),
-    Mutation("checkpoints.c", "position > end || is_wide(predicted)", "is_wide(predicted)"),
-    Mutation("checkpoints.c", "marker[0] != 0xFF || marker[1] != expected", "marker[0] != 0xFF"),
-    Mutation("checkpoints.c", "        if (marker)\n            memset(predicted, 0, sizeof predicted);\n", ""),
+    Mutation("jpeg/checkpoints.c", "possible && crc == checkpoints_crc(decoder, at, size, nbytes)", "possible"),
+    Mutation("jpeg/checkpoints.c", "bit + fields.width > fields.end", "0"),
+    Mutation("jpeg/checkpoints.c", "position > end || is_wide(predicted)", "is_wide(predicted)"),
+    Mutation("jpeg/checkpoints.c", "marker[0] != 0xFF || marker[1] != expected", "marker[0] != 0xFF"),
+    Mutation("jpeg/checkpoints.c", "        if (marker)\n            memset(predicted, 0, sizeof predicted);\n", ""),
     Mutation(
-        "checkpoints.c", "points[mcu].bit = 8 * (at - file) + (points[mcu].bit & 7);", "points[mcu].bit += 8 * base;"
+        "jpeg/checkpoints.c",
+        "points[mcu].bit = 8 * (at - file) + (points[mcu].bit & 7);",
+        "points[mcu].bit += 8 * base;",
     ),
-    Mutation("checkpoints.c", "byte = byte < last ? byte : last;\n    memcpy", "memcpy"),
-    Mutation("entropy.c", "return same && read ==", "return read =="),
-    Mutation("entropy.c", "input.lengths.at ? sizeof part->next[0] : sizeof part->next", "input.lengths.at ? 0 : 12"),
-    Mutation("entropy.c", "length == lengths->unknown)", "0)"),
-    Mutation("entropy.c", "        hot->out += 64 * (blocks - luma);\n", ""),
-    Mutation("checkpoints.c", "decoder->output.blocks == decoder->input.headers.blocks", "0"),
-    Mutation("checkpoints.c", "tail[0] > MOST_WIDTH", "0"),
-    Mutation("pixels.c", "        input->lengths.at = NULL;\n", "        ;\n"),
-    Mutation("skip.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE)) {", "0)) {"),
-    Mutation("skip.c", "if (entry & ESCAPE || taken + length > SKIP_BITS)", "if (entry & ESCAPE)"),
+    Mutation("jpeg/checkpoints.c", "byte = byte < last ? byte : last;\n    memcpy", "memcpy"),
+    Mutation("jpeg/entropy.c", "return same && read ==", "return read =="),
+    Mutation(
+        "jpeg/entropy.c", "input.lengths.at ? sizeof part->next[0] : sizeof part->next", "input.lengths.at ? 0 : 12"
+    ),
+    Mutation("jpeg/entropy.c", "length == lengths->unknown)", "0)"),
+    Mutation("jpeg/entropy.c", "        hot->out += 64 * (blocks - luma);\n", ""),
+    Mutation("jpeg/checkpoints.c", "decoder->output.blocks == decoder->input.headers.blocks", "0"),
+    Mutation("jpeg/checkpoints.c", "tail[0] > MOST_WIDTH", "0"),
+    Mutation("jpeg/pixels.c", "        input->lengths.at = NULL;\n", "        ;\n"),
+    Mutation("jpeg/skip.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE)) {", "0)) {"),
+    Mutation("jpeg/skip.c", "if (entry & ESCAPE || taken + length > SKIP_BITS)", "if (entry & ESCAPE)"),
     Mutation("answer.c", "begin_again(ended, &team, max_pixels)", "REFUSED"),
     Mutation("answer.c", "    decoder->output.task.without_index = true;\n", ""),
     # Samples and pixels: A.3.3, jdsample.c, jdcolor.c
-    Mutation("idct.c", "if (UNLIKELY(!_mm256_testz_si256(wrong, wrong)))", "if (0)"),
-    Mutation("idct.c", "dc <= -MOST_PREDICTED", "dc < -MOST_PREDICTED"),
-    Mutation("idct.c", "0,  8,  32, 16, 40,", "0,  8,  32, 40, 16,"),
-    Mutation("idct.c", "_mm256_permute2x128_si256(upper, lower, 0x31);\n    upper", "upper;\n    upper"),
-    Mutation("idct.c", "int t2 = z1 - v6 * 15137", "int t2 = z1 - v6 * 15136"),
-    Mutation("idct.c", "pairs(4433 + 6270, 4433)", "pairs(4434 + 6270, 4433)"),
-    Mutation("idct.c", "((dc * quantisation * 4 + 16) >> 5)", "((dc * quantisation * 4 + 15) >> 5)"),
-    Mutation("colours.c", "_mm256_set1_epi16(26345)", "_mm256_set1_epi16(26330)"),
-    Mutation("colours.c", "EACH_HALF(10, 5, 0, 11,", "EACH_HALF(10, 5, 11, 0,"),
-    Mutation("colours.c", "(91881 * red + 32768)", "(91900 * red + 32768)"),
-    Mutation("colours.c", "for (; i + 6 <= pixels; i += 5)", "for (; i + 5 <= pixels; i += 5)"),
-    Mutation("colours.c", "for (; i + 32 <= count; i += 32)", "for (; i < count; i += 32)"),
-    Mutation("colours.c", "    to[-1] = to[0];\n    to[count] = to[count - 1];\n}\n\n/* Sums", "}\n\n/* Sums"),
-    Mutation("pixels.c", "if (columns <= 2)", "if (columns <= 1)"),
+    Mutation("jpeg/idct.c", "if (UNLIKELY(!_mm256_testz_si256(wrong, wrong)))", "if (0)"),
+    Mutation("jpeg/idct.c", "dc <= -MOST_PREDICTED", "dc < -MOST_PREDICTED"),
+    Mutation("jpeg/idct.c", "0,  8,  32, 16, 40,", "0,  8,  32, 40, 16,"),
+    Mutation("jpeg/idct.c", "_mm256_permute2x128_si256(upper, lower, 0x31);\n    upper", "upper;\n    upper"),
+    Mutation("jpeg/idct.c", "int t2 = z1 - v6 * 15137", "int t2 = z1 - v6 * 15136"),
+    Mutation("jpeg/idct.c", "pairs(4433 + 6270, 4433)", "pairs(4434 + 6270, 4433)"),
+    Mutation("jpeg/idct.c", "((dc * quantisation * 4 + 16) >> 5)", "((dc * quantisation * 4 + 15) >> 5)"),
+    Mutation("jpeg/colours.c", "_mm256_set1_epi16(26345)", "_mm256_set1_epi16(26330)"),
+    Mutation("jpeg/colours.c", "EACH_HALF(10, 5, 0, 11,", "EACH_HALF(10, 5, 11, 0,"),
+    Mutation("jpeg/colours.c", "(91881 * red + 32768)", "(91900 * red + 32768)"),
+    Mutation("jpeg/colours.c", "for (; i + 6 <= pixels; i += 5)", "for (; i + 5 <= pixels; i += 5)"),
+    Mutation("jpeg/colours.c", "for (; i + 32 <= count; i += 32)", "for (; i < count; i += 32)"),
+    Mutation("jpeg/colours.c", "    to[-1] = to[0];\n    to[count] = to[count - 1];\n}\n\n/* Sums", "}\n\n/* Sums"),
+    Mutation("jpeg/pixels.c", "if (columns <= 2)", "if (columns <= 1)"),
     Mutation(
-        "pixels.c",
+        "jpeg/pixels.c",
         "kernels->widen(wide, sums, stop - first, 8, 7, 4)",
         "kernels->widen(wide, sums, stop - first, 8, 8, 4)",
     ),
-    Mutation("pixels.c", "y & 1 ? 2 : 1", "y & 1 ? 1 : 2"),
-    Mutation("pixels.c", "far = far < 0 ? 0 : far >= rows ? rows - 1 : far;", "far = far < 0 ? 0 : far;"),
-    Mutation("pixels.c", "int64_t above = !gray && headers->mcu_height > 8,", "int64_t above = 0,"),
-    Mutation("pixels.c", "beside = !gray && headers->mcu_width > 8;", "beside = 0;"),
+    Mutation("jpeg/pixels.c", "y & 1 ? 2 : 1", "y & 1 ? 1 : 2"),
+    Mutation("jpeg/pixels.c", "far = far < 0 ? 0 : far >= rows ? rows - 1 : far;", "far = far < 0 ? 0 : far;"),
+    Mutation("jpeg/pixels.c", "int64_t above = !gray && headers->mcu_height > 8,", "int64_t above = 0,"),
+    Mutation("jpeg/pixels.c", "beside = !gray && headers->mcu_width > 8;", "beside = 0;"),
     # Rows that become pixels while others are decoded
-    Mutation("entropy.c", ">= output->whole + output->kept - 1)", ">= output->whole + output->kept)"),
-    Mutation("entropy.c", "            decoder->output.held = false;\n            lane", "            lane"),
-    Mutation("pixels.c", "* headers->mcu_height - mixed;", "* headers->mcu_height;"),
-    Mutation("pixels.c", "!in_order && output->kept < rows + 1", "0"),
-    Mutation("pixels.c", "while (output->whole < rows && !missing[output->whole])", "while (output->whole < rows)"),
-    Mutation("pixels.c", "stop = stop < output->column1 ? stop : output->column1;", ";"),
-    Mutation("idct.c", "(row & (output->kept - 1)) * component->v", "row * component->v"),
-    # Gray
-    Mutation("entropy.c", "if (input->unread != unread && input->unread)", "if (0)"),
-    Mutation("entropy.c", "(size_t)used * block", "(size_t)(used - 1) * block"),
-    Mutation("pixels.c", "*b = plane_row(decoder, 0, y + count - 1) + left;", "*b = a;"),
-    Mutation("pixels.c", "decoder->kernels->gray_mirror(to, a, box->width);", "memcpy(to, a, (size_t)box->width);"),
-    Mutation("colours.c", "_mm_setr_epi8(15, 14,", "_mm_setr_epi8(14, 15,"),
-    Mutation("resize.c", "_mm256_permute4x64_epi64(sums, 0xD8)", "sums"),
+    Mutation("jpeg/entropy.c", ">= output->whole + output->kept - 1)", ">= output->whole + output->kept)"),
+    Mutation("jpeg/entropy.c", "            decoder->output.held = false;\n            lane", "            lane"),
+    Mutation("jpeg/pixels.c", "* headers->mcu_height - mixed;", "* headers->mcu_height;"),
+    Mutation("jpeg/pixels.c", "!in_order && output->kept < rows + 1", "0"),
     Mutation(
-        "resize.c",
+        "jpeg/pixels.c", "while (output->whole < rows && !missing[output->whole])", "while (output->whole < rows)"
+    ),
+    Mutation("jpeg/pixels.c", "stop = stop < output->column1 ? stop : output->column1;", ";"),
+    Mutation("jpeg/idct.c", "(row & (output->kept - 1)) * component->v", "row * component->v"),
+    # Gray
+    Mutation("jpeg/entropy.c", "if (input->unread != unread && input->unread)", "if (0)"),
+    Mutation("jpeg/entropy.c", "(size_t)used * block", "(size_t)(used - 1) * block"),
+    Mutation("jpeg/pixels.c", "*b = plane_row(decoder, 0, y + count - 1) + left;", "*b = a;"),
+    Mutation(
+        "jpeg/pixels.c", "decoder->kernels->gray_mirror(to, a, box->width);", "memcpy(to, a, (size_t)box->width);"
+    ),
+    Mutation("jpeg/colours.c", "_mm_setr_epi8(15, 14,", "_mm_setr_epi8(14, 15,"),
+    Mutation("shape/resize.c", "_mm256_permute4x64_epi64(sums, 0xD8)", "sums"),
+    Mutation(
+        "shape/resize.c",
         "_mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(weights + j)));",
         "_mm256_setzero_si256();",
     ),
     Mutation("answer.c", "(form->from != UINT8 || decoder->output.task.channels != 3)", "form->from != UINT8"),
     # Resizing
-    Mutation("resize.c", "if (at + down->taps > y && y", "if (at + down->taps > y + 1 && y"),
-    Mutation("resize.c", "        resizing->first = first;\n", ""),
+    Mutation("shape/resize.c", "if (at + down->taps > y && y", "if (at + down->taps > y + 1 && y"),
+    Mutation("shape/resize.c", "        resizing->first = first;\n", ""),
     Mutation(
-        "resize.c",
+        "shape/resize.c",
         "sum += whole_weight(taps, weights + j) * from[j * stride + x];",
         "sum += whole_weight(taps, weights + j) * from[x];",
     ),
-    Mutation("resize.c", "wide ? WEIGHT_BITS : precision_of(largest);", "wide ? WEIGHT_BITS : 14;"),
-    Mutation("resize.c", "(3 - 4 * sine * sine) / (3 * square)", "(3 - 4 * sine * sine) / (2.9 * square)"),
-    Mutation("resize.c", "at[taps->low_at] = (int16_t)(rounded", "at[taps->low_at] = (int16_t)(0 & rounded"),
-    Mutation("resize.c", "sum = _mm256_add_epi32(sum, _mm256_slli_epi32(high, LOW_BITS));", "sum = high;"),
-    Mutation("resize.c", "int64_t to = mirrored ? count - 1 - i : i;", "int64_t to = i;"),
+    Mutation("shape/resize.c", "wide ? WEIGHT_BITS : precision_of(largest);", "wide ? WEIGHT_BITS : 14;"),
+    Mutation("shape/resize.c", "(3 - 4 * sine * sine) / (3 * square)", "(3 - 4 * sine * sine) / (2.9 * square)"),
+    Mutation("shape/resize.c", "at[taps->low_at] = (int16_t)(rounded", "at[taps->low_at] = (int16_t)(0 & rounded"),
+    Mutation("shape/resize.c", "sum = _mm256_add_epi32(sum, _mm256_slli_epi32(high, LOW_BITS));", "sum = high;"),
+    Mutation("shape/resize.c", "int64_t to = mirrored ? count - 1 - i : i;", "int64_t to = i;"),
     # Types and layouts
-    Mutation("convert.c", "if (bits >= 0x47800000)", "if (bits >= 0x7F800000)"),
-    Mutation("convert.c", "if (bits < 0x38800000)", "if (bits < 0x38000000)"),
-    Mutation("convert.c", "bits += 0xC8000FFF + (bits >> 13 & 1);", "bits += 0xC8000FFF;"),
-    Mutation("convert.c", "value = (float)(half & 0x3FF) * 0x1p-24f;", "value = (float)(half & 0x1FF) * 0x1p-24f;"),
-    Mutation("convert.c", "(bits + 0x7FFF + (bits >> 16 & 1)) >> 16", "(bits + 0x8000) >> 16"),
-    Mutation("convert.c", "_mm256_set1_epi32(0x7FFF)", "_mm256_set1_epi32(0x8000)"),
-    Mutation("convert.c", "_mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))", "_mm256_set1_epi32(0x7FFF)"),
+    Mutation("shape/convert.c", "if (bits >= 0x47800000)", "if (bits >= 0x7F800000)"),
+    Mutation("shape/convert.c", "if (bits < 0x38800000)", "if (bits < 0x38000000)"),
+    Mutation("shape/convert.c", "bits += 0xC8000FFF + (bits >> 13 & 1);", "bits += 0xC8000FFF;"),
     Mutation(
-        "convert.c",
+        "shape/convert.c", "value = (float)(half & 0x3FF) * 0x1p-24f;", "value = (float)(half & 0x1FF) * 0x1p-24f;"
+    ),
+    Mutation("shape/convert.c", "(bits + 0x7FFF + (bits >> 16 & 1)) >> 16", "(bits + 0x8000) >> 16"),
+    Mutation("shape/convert.c", "_mm256_set1_epi32(0x7FFF)", "_mm256_set1_epi32(0x8000)"),
+    Mutation("shape/convert.c", "_mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))", "_mm256_set1_epi32(0x7FFF)"),
+    Mutation(
+        "shape/convert.c",
         "factors[3 + i % 3];\n    }\n    int64_t at = 0;",
         "factors[3 + i / 8];\n    }\n    int64_t at = 0;",
     ),
-    Mutation("convert.c", "for (; at + 24 <= count; at += 24)", "for (; at + 12 <= count; at += 24)"),
-    Mutation("convert.c", "at = at + 32 <= pixels ? at : pixels - 32;", ""),
-    Mutation("convert.c", "if (pixels < 32)", "if (pixels < 0)"),
-    Mutation("convert.c", "remainder[(c + 2) % 3]", "remainder[(c + 1) % 3]"),
-    Mutation("convert.c", "joined[3 * i + c] = line[i];", "joined[3 * i + c] = line[0];"),
-    Mutation("convert.c", "source + (c * pixels + at) * from_size", "source + at * from_size"),
+    Mutation("shape/convert.c", "for (; at + 24 <= count; at += 24)", "for (; at + 12 <= count; at += 24)"),
+    Mutation("shape/convert.c", "at = at + 32 <= pixels ? at : pixels - 32;", ""),
+    Mutation("shape/convert.c", "if (pixels < 32)", "if (pixels < 0)"),
+    Mutation("shape/convert.c", "remainder[(c + 2) % 3]", "remainder[(c + 1) % 3]"),
+    Mutation("shape/convert.c", "joined[3 * i + c] = line[i];", "joined[3 * i + c] = line[0];"),
+    Mutation("shape/convert.c", "source + (c * pixels + at) * from_size", "source + at * from_size"),
     # Windows that are cut out and padded
-    Mutation("place.c", "twice = padding == SYMMETRIC;", "twice = 0;"),
-    Mutation("place.c", "2 * last - at + twice", "2 * last - at - twice"),
-    Mutation("place.c", "return at < 0 ? 0 : at > last ? last : at;", "return at < 0 ? 0 : at;"),
-    Mutation("place.c", "from + (count - 1 - x) * size", "from + x * size"),
+    Mutation("shape/place.c", "twice = padding == SYMMETRIC;", "twice = 0;"),
+    Mutation("shape/place.c", "2 * last - at + twice", "2 * last - at - twice"),
+    Mutation("shape/place.c", "return at < 0 ? 0 : at > last ? last : at;", "return at < 0 ? 0 : at;"),
+    Mutation("shape/place.c", "from + (count - 1 - x) * size", "from + x * size"),
     Mutation(
-        "place.c",
+        "shape/place.c",
         "to + (columns - stop) * size, from + (left + first) * size, count, size);",
         "to + first * size, from + (left + first) * size, count, size);",
     ),
-    Mutation("place.c", "stop = width - left < columns ? width - left : columns;", "stop = columns;"),
-    Mutation("place.c", "(mirrored ? columns - 1 - x : x) * size, place", "x * size, place"),
-    Mutation("place.c", "c * request->height * request->width * size", "c * request->width * size"),
+    Mutation("shape/place.c", "stop = width - left < columns ? width - left : columns;", "stop = columns;"),
+    Mutation("shape/place.c", "(mirrored ? columns - 1 - x : x) * size, place", "x * size, place"),
+    Mutation("shape/place.c", "c * request->height * request->width * size", "c * request->width * size"),
     # Planes that are resized
-    Mutation("planes.c", "start = smaller(begin, source - width);", "start = begin;"),
-    Mutation("planes.c", "(float)(1.0 / (double)scale) : 1;", "1 / scale : 2;"),
-    Mutation("planes.c", "mirrored ? count - 1 - i : i;", "i;"),
-    Mutation("planes.c", "weights[j] /= total;", ";"),
-    Mutation("planes.c", "taps->at[i] -= (int32_t)taps->first;", ";"),
-    Mutation("planes.c", "sum_rows_from(to, kind, from, stride, weights, taps, x, count);", ";"),
+    Mutation("shape/planes.c", "start = smaller(begin, source - width);", "start = begin;"),
+    Mutation("shape/planes.c", "(float)(1.0 / (double)scale) : 1;", "1 / scale : 2;"),
+    Mutation("shape/planes.c", "mirrored ? count - 1 - i : i;", "i;"),
+    Mutation("shape/planes.c", "weights[j] /= total;", ";"),
+    Mutation("shape/planes.c", "taps->at[i] -= (int32_t)taps->first;", ";"),
+    Mutation("shape/planes.c", "sum_rows_from(to, kind, from, stride, weights, taps, x, count);", ";"),
     Mutation(
-        "planes.c",
+        "shape/planes.c",
         "case 5: sum_pixels_of(to, pixels, taps, 5, count); break;",
         "case 5: sum_pixels_of(to, pixels, taps, 3, count); break;",
     ),
-    Mutation("planes.c", "box->left + across->first;", "across->first;"),
-    Mutation("planes.c", "planes + (c * height * width + at) * size", "planes + (c * height + at) * size"),
+    Mutation("shape/planes.c", "box->left + across->first;", "across->first;"),
+    Mutation("shape/planes.c", "planes + (c * height * width + at) * size", "planes + (c * height + at) * size"),
     # Requests
     Mutation("answer.c", "box->top <= height - box->height &&", "box->top <= height &&"),
     Mutation("answer.c", "box->left <= width - box->width;", "box->left <= width;"),
@@ -300,7 +315,7 @@ MUTATIONS = [
         "if (!whole)\n        memset(task->to, 0,",
         "if (whole)\n        memset(task->to, 0,",
     ),
-    Mutation("pixels.c", "task->resized || task->request->mirrored ? pixels : to", "task->resized ? pixels : to"),
+    Mutation("jpeg/pixels.c", "task->resized || task->request->mirrored ? pixels : to", "task->resized ? pixels : to"),
     Mutation(
         "answer.c",
         "if (!whole && !task->resized && (task->form->padding",
@@ -309,17 +324,21 @@ MUTATIONS = [
 ]
 
 NEON_MUTATIONS = (
-    Mutation("idct.c", "ADD_PRODUCT(t2, rows[6], first, 1)", "ADD_PRODUCT(t2, rows[6], first, 0)"),
-    Mutation("idct.c", "if (UNLIKELY(vminvq_s16(wrong) < 0))", "if (0)"),
-    Mutation("idct.c", "vtrn2q_u16(first, third)", "vtrn2q_u16(third, first)"),
-    Mutation("colours.c", "vqrdmulhq_n_s16(v, 13173)", "vqrdmulhq_n_s16(v, 13160)"),
-    Mutation("colours.c", "vsubl_high_u8(cb, centre)", "vsubl_high_u8(cr, centre)"),
-    Mutation("resize.c", "vmlal_high_s16(vmlal_s16(sum, vget_low_s16(eight), vget_low_s16(own)), eight, own)", "sum"),
-    Mutation("resize.c", "s16 bytes = (s16)vmovl_u8((uint8x8_t)vdup_n_u32(four));", "s16 bytes = vdupq_n_s16(0);"),
-    Mutation("resize.c", "u8 four = vld1q_u8(row ? q : p);", "u8 four = vld1q_u8(p);"),
-    Mutation("resize.c", "vst1q_u8(to + x + 16, second);", "vst1q_u8(to + x + 16, first);"),
+    Mutation("jpeg/idct.c", "ADD_PRODUCT(t2, rows[6], first, 1)", "ADD_PRODUCT(t2, rows[6], first, 0)"),
+    Mutation("jpeg/idct.c", "if (UNLIKELY(vminvq_s16(wrong) < 0))", "if (0)"),
+    Mutation("jpeg/idct.c", "vtrn2q_u16(first, third)", "vtrn2q_u16(third, first)"),
+    Mutation("jpeg/colours.c", "vqrdmulhq_n_s16(v, 13173)", "vqrdmulhq_n_s16(v, 13160)"),
+    Mutation("jpeg/colours.c", "vsubl_high_u8(cb, centre)", "vsubl_high_u8(cr, centre)"),
     Mutation(
-        "vectors.h",
+        "shape/resize.c", "vmlal_high_s16(vmlal_s16(sum, vget_low_s16(eight), vget_low_s16(own)), eight, own)", "sum"
+    ),
+    Mutation(
+        "shape/resize.c", "s16 bytes = (s16)vmovl_u8((uint8x8_t)vdup_n_u32(four));", "s16 bytes = vdupq_n_s16(0);"
+    ),
+    Mutation("shape/resize.c", "u8 four = vld1q_u8(row ? q : p);", "u8 four = vld1q_u8(p);"),
+    Mutation("shape/resize.c", "vst1q_u8(to + x + 16, second);", "vst1q_u8(to + x + 16, first);"),
+    Mutation(
+        "simd/vectors.h",
         "vqmovun_high_s16(vqmovun_s16((s16)(a)), (s16)(b))",
         "vqmovun_high_s16(vqmovun_s16((s16)(b)), (s16)(a))",
     ),

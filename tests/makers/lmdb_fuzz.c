@@ -7,7 +7,7 @@
  * exactly its size, so that a byte too far is seen. Records that are located one by one and together have to agree, and
  * every value has to lie within the file. Prints how many files were tried, and in how many the walk found no fault.
  */
-#include "../../packstore/images/engine/lmdb.h"
+#include "../../packstore/images/engine/io/lmdb.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -39,7 +39,7 @@ def build_sanitized(name: str, request: pytest.FixtureRequest) -> Path:
 def _hash_sources() -> str:
     """Hashes the C files and the flags."""
     hashed = hashlib.sha256(" ".join(_FLAGS).encode())
-    for source in sorted([*_ENGINE.glob("*.[ch]"), *Path(__file__).parent.glob("*.c")]):
+    for source in sorted([*_ENGINE.rglob("*.[ch]"), *Path(__file__).parent.glob("*.c")]):
         hashed.update(source.read_bytes())
     return hashed.hexdigest()[:16]
 
@@ -49,10 +49,10 @@ def _build(program: Path, folder: Path) -> bool:
         return False
     if not (engine := folder / "engine.a").exists():
         # The headers of vector instructions, parsed once: a third of the time.
-        header = ["-x", "c-header", _ENGINE / "vectors.h", "-o", "vectors.h.gch"]
+        header = ["-x", "c-header", _ENGINE / "simd" / "vectors.h", "-o", "vectors.h.gch"]
         if subprocess.run(["gcc", *_FLAGS, *header], cwd=folder, check=False).returncode:
             return False
-        sources = ["-include", "vectors.h", *sorted(_ENGINE.glob("*.c"))]
+        sources = ["-include", "vectors.h", *sorted(_ENGINE.rglob("*.c"))]
         if subprocess.run(["gcc", *_FLAGS, "-c", *sources], cwd=folder, check=False).returncode:
             return False
         subprocess.run(["ar", "rcs", engine, *sorted(folder.glob("*.o"))], check=True)

@@ -1,6 +1,6 @@
 /* Answers requests: finds the box of an image that a request needs, decodes it (two JPEG files at a time), and makes
  * the requested output from its pixels. */
-#include "augment.h"
+#include "ops/augment.h"
 
 #include <string.h>
 

@@ -1,28 +1,27 @@
 /*
  * The engine: baseline JPEG (ITU-T T.81, 8 bits, Huffman coding) and raw pixels to crops that are resized and mirrored.
  *
- * headers.c   markers and their segments up to the scan
- * checkpoints.c  the seek index of a file: where in its scan pieces begin
- * skip.c      a scan passed over, for that index
- * tables.c    Huffman tables
- * entropy.c   Huffman decoding, two restart segments or two images at a time
- * pixels.c    a box of an image, from coded data to rows of RGB, or of luma alone
- * idct.c      the inverse DCT: that of libjpeg-turbo, bit for bit
- * colours.c   upsampling and colours: likewise
- * resize.c    antialiased bilinear resizing: that of torch for uint8, bit for bit
- * planes.c    the same of floating point: that of torch, but for the last bits
- * place.c     pixels that are not resized: cut out, padded, mirrored
- * convert.c   types and layouts: normalised bytes, planes, interleaved channels
- * files.c     small files, many in a call
- * png.c       rows of PNG files of one channel: masks
- * permute.c   random orders of records
- * lmdb.c      the pages of an LMDB; see lmdb.h
- * augment.c   programs: operations on the pixels that are shown; see augment.h
- * kernels.c   the loops that there are twice
- * vectors.h   the vector instructions of these
- * answer.c    requests: what is wanted of an image
- * memory.c    memory that grows and is used again
- * batch.c     what Python calls
+ * jpeg/     coded data to rows of RGB, or of luma alone
+ *   headers.c      markers and their segments up to the scan
+ *   checkpoints.c  the seek index of a file: where in its scan pieces begin
+ *   skip.c         a scan passed over, for that index
+ *   tables.c       Huffman tables
+ *   entropy.c      Huffman decoding, two restart segments or two images at a time
+ *   pixels.c       a box of an image, from coded data to rows
+ *   idct.c         the inverse DCT: that of libjpeg-turbo, bit for bit
+ *   colours.c      upsampling and colours: likewise
+ * shape/    pixels to the size, type and layout that is wanted
+ *   resize.c       antialiased bilinear resizing: that of torch for uint8, bit for bit
+ *   planes.c       the same of floating point: that of torch, but for the last bits
+ *   place.c        pixels that are not resized: cut out, padded, mirrored
+ *   convert.c      types and layouts: normalised bytes, planes, interleaved channels
+ * ops/      programs: operations on the pixels that are shown
+ * io/       small files, many in a call; rows of PNG files of one channel; the pages of an LMDB
+ * simd/     vector instructions, and the tables of the loops that there are twice
+ * permute.c random orders of records
+ * memory.c  memory that grows and is used again
+ * answer.c  requests: what is wanted of an image
+ * api.c     what Python calls
  *
  * Files come from anybody, so no number in them is believed. Everything that is not flawless, or not known here, is
  * REFUSED: other decoders find out what it is. Each thread has a decoder of its own, and nothing else is kept.

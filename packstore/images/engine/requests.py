@@ -17,7 +17,7 @@ from packstore.images.engine.addresses import BufferAddresses, list_addresses
 from packstore.images.programs import Program, check_programs
 
 _FIELDS = 21
-"""Numbers of a request in ``batch.c``, 8 bytes each."""
+"""Numbers of a request in ``api.c``, 8 bytes each."""
 _SOURCE, _SIZE, _TO = slice(0, 2), slice(2, 4), 15
 _BOX, _RESIZED, _WINDOW, _MIRRORED = slice(4, 8), slice(8, 10), slice(10, 14), 14
 _INDEX, _PROGRAM, _SAMPLING = slice(16, 18), slice(18, 20), 20

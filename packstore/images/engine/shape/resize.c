@@ -2,7 +2,7 @@
  * has all its source rows, while these are in the caches. Bilinear and bicubic are bit for bit torch's (ATen,
  * UpSampleKernel.cpp). Box, Lanczos, and the filters named after it are Pillow's (Resample.c), whose weights have 22
  * fractional bits. */
-#include "vectors.h"
+#include "../simd/vectors.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Converts types and layouts. Bytes become floating point by a factor and a summand; each step is rounded in float32,
  * as in torch. */
-#include "vectors.h"
+#include "../simd/vectors.h"
 
 #include <string.h>
 

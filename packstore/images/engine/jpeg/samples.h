@@ -2,7 +2,7 @@
 #ifndef PACKSTORE_SAMPLES_H
 #define PACKSTORE_SAMPLES_H
 
-#include "vectors.h"
+#include "../simd/vectors.h"
 
 INLINE uint8_t clamp(int value)
 {

@@ -8,7 +8,7 @@
  * For luma alone an index may also have the length of each MCU's chroma, which is coded after its luma. Then `version`
  * is WITH_LENGTHS, and the index ends with: the lengths in bits, less the smallest, in the same number of bits each;
  * this number (1 byte), 0 (1 byte), the smallest length (2 bytes). A length of ones alone is unknown. */
-#include "engine.h"
+#include "../engine.h"
 
 #include <string.h>
 

@@ -16,7 +16,7 @@
 #ifndef PACKSTORE_AUGMENT_H
 #define PACKSTORE_AUGMENT_H
 
-#include "vectors.h"
+#include "../simd/vectors.h"
 
 /* Same numbers as Code in packstore/images/programs.py. */
 enum step_code {

@@ -1,5 +1,5 @@
 /* Cuts a window out of pixels that are not resized, pads it where it exceeds them, and mirrors it. */
-#include "engine.h"
+#include "../engine.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* Functions that Python calls, each for many images, without the GIL. packstore/core/compiled.py declares the same
  * functions, and requests.py the structures. Functions that can fail return an outcome of engine.h. */
-#include "augment.h"
-#include "lmdb.h"
+#include "ops/augment.h"
+#include "io/lmdb.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 #ifndef PACKSTORE_READER_H
 #define PACKSTORE_READER_H
 
-#include "engine.h"
+#include "../engine.h"
 
 #include <string.h>
 

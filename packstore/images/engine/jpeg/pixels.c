@@ -1,5 +1,5 @@
 /* Decodes a box of a JPEG file: chooses the MCUs, and converts their samples to rows of RGB, or of luma alone. */
-#include "engine.h"
+#include "../engine.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Antialiased bilinear resizing of one or three planes of floating point, in float32, with torch's weights (ATen,
  * UpSampleKernel.cpp). The order of sums differs, columns first, so the last bits may differ. */
-#include "vectors.h"
+#include "../simd/vectors.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* Tables of the loops with two implementations, see engine.h: with vector instructions, and for any processor. */
-#include "augment.h"
+#include "../ops/augment.h"
 
 const struct kernels plain_kernels = {.one_lane = one_lane_plain,
                                       .two_lanes = two_lanes_plain,
