@@ -123,15 +123,7 @@ if TYPE_CHECKING:
     from packstore.core.shards import SHARD, TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
     from packstore.core.urls import UrlPath, location, url_message
     from packstore.diagnose import doctor
-    from packstore.diagnose.bench import (
-        AUGMENTS,
-        BenchReport,
-        bench,
-        compute_loader_decode_rate,
-        make_augmentation,
-        plot_report,
-        trials,
-    )
+    from packstore.diagnose.bench import trials
     from packstore.diagnose.bench.advice import (
         Rates,
         Trial,
@@ -143,8 +135,15 @@ if TYPE_CHECKING:
         find_limiting_stage,
     )
     from packstore.diagnose.bench.measure import Clock, EndToEnd, choose_random_records, measure_reading
+    from packstore.diagnose.bench.options import AUGMENTS, BenchOptions
+    from packstore.diagnose.bench.run import (
+        BenchReport,
+        bench,
+        compute_loader_decode_rate,
+        make_augmentation,
+        plot_report,
+    )
     from packstore.diagnose.bench.trials import choose_candidates
-    from packstore.diagnose.bench_options import BenchOptions
     from packstore.diagnose.demo import make_demo
     from packstore.diagnose.doctor import (
         LIBRARIES,
@@ -187,7 +186,6 @@ if TYPE_CHECKING:
     from packstore.images.engine.engine import Engine, augment
     from packstore.images.engine.requests import _FIELDS, OutputFormat, Requests, _Form
     from packstore.images.frames import count_frames, list_tiff_pages
-    from packstore.images.geotiff import read_geotiff
     from packstore.images.jpeg import is_complete_jpeg, without_metadata
     from packstore.images.kinds import exr, jxl
     from packstore.images.losses import find_losses
@@ -270,7 +268,7 @@ if TYPE_CHECKING:
     from packstore.packing.run import Packed, Run, pack_shard
     from packstore.packing.where import parse_where
     from packstore.packing.writer import Writer
-    from packstore.seeing import notebook, sheet
+    from packstore.seeing import loaded, notebook, sheet
     from packstore.seeing.augment_text import OPERATIONS as AUGMENT_TEXT_OPERATIONS
     from packstore.seeing.augment_text import list_operation_names, parse_augment
     from packstore.seeing.charts import _choose_images, check_chart, plot_store
@@ -286,16 +284,16 @@ if TYPE_CHECKING:
         make_thumbnail,
         read_drawn_values,
     )
+    from packstore.seeing.facts import find_parts_within, sort_by_key, spread_local_records
+    from packstore.seeing.loaded import LoadRequest, SampleLoader
     from packstore.seeing.sheet import CellMaker, choose_rows, draw_page, write_sheet
     from packstore.seeing.sheet_options import SheetOptions
     from packstore.seeing.terminal import encode_kitty, encode_sixel
-    from packstore.seeing.view import images, loaded, site
+    from packstore.seeing.view import images, site
     from packstore.seeing.view.app import make_app
-    from packstore.seeing.view.facts import find_parts_within, sort_by_key, spread_local_records
     from packstore.seeing.view.findings import read_findings
     from packstore.seeing.view.guard import Guard
     from packstore.seeing.view.images import BrowserImages
-    from packstore.seeing.view.loaded import LoadRequest, SampleLoader
     from packstore.seeing.view.overview import count_classes
     from packstore.seeing.view.record import describe_record
     from packstore.seeing.view.serve import serve_page
@@ -332,6 +330,7 @@ if TYPE_CHECKING:
     from packstore.sources.folder import FolderSource
     from packstore.sources.folder_names import NameCache, Names, list_directory_names
     from packstore.sources.found import Files, Found, FoundSource
+    from packstore.sources.geotiff import read_geotiff
     from packstore.sources.huggingface import read_features, tables
     from packstore.sources.huggingface.columns import TableFacts, declare_columns
     from packstore.sources.huggingface.imagefolder import open_image_folder

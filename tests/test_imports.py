@@ -90,6 +90,27 @@ ONLY_IN = {
 }
 """Libraries that only one folder of a room may import."""
 
+LEAVES = {
+    "seeing/view/": "cli/show.py testing/",
+    "seeing/sheet": "cli/show.py testing/",
+    "seeing/charts.py": "cli/common.py cli/info.py diagnose/bench/",
+    "seeing/notebook.py": "",
+    "seeing/terminal.py": "cli/show.py",
+    "diagnose/bench/": "cli/diagnose.py",
+    "diagnose/doctor/": "cli/diagnose.py",
+    "diagnose/demo.py": "cli/diagnose.py",
+    "checking/audit/": "__init__.py cli/check.py testing/",
+    "packing/distribute/": "",
+    "sources/geotiff.py": "",
+    "images/kinds/exr.py": "",
+    "images/kinds/jxl.py": "",
+    "images/kinds/radiance.py": "",
+    "exports/labels/": "",
+    **dict.fromkeys((f"exports/{name}.py" for name in ("mds", "parquet", "recordio", "tfds", "zarr")), ""),
+}
+"""Files and folders (or beginnings of their paths) that nothing imports but themselves, and the files and folders named
+here. Everything else finds them by name, in a registry or a table, so each could be a plug-in."""
+
 MAY_PRINT = ("cli", "face", "testing")
 """Rooms that talk to a person and end the process; the library raises, logs and reports progress instead."""
 
@@ -245,6 +266,54 @@ def test_the_check_admits() -> None:
     assert violations("sources/store.py", text + "from packstore.stores import open_store", files) == []
     assert violations("packing/a.py", "import packstore\nversion = packstore.__version__", files) == []
     assert violations("cli/anything.py", text + "import sys\nprint(1)\nsys.exit(2)", files) == []
+
+
+def leaf_violations(file: str, text: str, files: frozenset[str]) -> list[str]:
+    """The imports of leaves in a file of the package that may not know them. Imports inside functions count."""
+    found = []
+    for line, name in findings(file, text)[0]:
+        target = file_of(name, files) if name.startswith("packstore.") else ""
+        for leaf, importers in LEAVES.items():
+            if target.startswith(leaf) and not file.startswith((leaf, *importers.split())):
+                found.append(f"{file}:{line}: imports {name}, a leaf; find it by name")
+    return found
+
+
+@pytest.mark.slow
+def test_nothing_imports_a_leaf() -> None:
+    files = package_files()
+    assert [
+        found for file in sorted(files) for found in leaf_violations(file, (PACKAGE / file).read_text("utf-8"), files)
+    ] == []
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_each_leaf_and_its_importers_exist(leaf: str) -> None:
+    files = package_files()
+    for beginning in (leaf, *LEAVES[leaf].split()):
+        assert any(file.startswith(beginning) for file in files), beginning
+    for importer in LEAVES[leaf].split():
+        texts = {file: (PACKAGE / file).read_text("utf-8") for file in files if file.startswith(importer)}
+        names = [name for file, text in texts.items() for _, name in findings(file, text)[0]]
+        assert any(file_of(name, files).startswith(leaf) for name in names if name.startswith("packstore")), importer
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("training/dataset.py", "def f():\n    from packstore.seeing.view.app import make_app"),
+        ("seeing/loaded.py", "from packstore.seeing import view"),
+        ("seeing/drawing.py", "import packstore.seeing.sheet_options"),
+        ("packing/plan.py", "import importlib\nimportlib.import_module('packstore.packing.distribute.driver')"),
+        ("cli/show.py", "from packstore.diagnose import demo"),
+        ("exports/run.py", "if TYPE_CHECKING:\n    from packstore.exports.labels.base import LabelsExport"),
+        ("checking/verification.py", "import packstore.checking.audit.same as same"),
+    ],
+)
+def test_the_check_of_leaves_sees(file: str, text: str) -> None:
+    assert len(leaf_violations(file, text, package_files())) == 1
+    assert leaf_violations("seeing/view/app.py", "from packstore.seeing.view.record import f", package_files()) == []
+    assert leaf_violations("cli/show.py", "from packstore.seeing.terminal import f", package_files()) == []
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:

@@ -20,7 +20,7 @@ from packstore.core.urls import url_message
 
 if TYPE_CHECKING:
     from packstore.core.progress import Progress
-    from packstore.diagnose.bench import BenchReport
+    from packstore.diagnose.bench.run import BenchReport
     from packstore.diagnose.doctor import Report
 
 
@@ -109,7 +109,7 @@ def doctor_rows(report: Report) -> Rows:
 @click.command(cls=Command, short_help="Measure what limits training with a store.")
 @click.argument("path", type=StorePath())
 @OptionsOf(
-    "packstore.diagnose.bench_options:BenchOptions",
+    "packstore.diagnose.bench.options:BenchOptions",
     {"seconds": click.FloatRange(0, 600, min_open=True), "target": click.FloatRange(0, min_open=True)},
 )
 @click.option(
@@ -154,8 +154,8 @@ def bench(
       packstore bench imagenet.lmdb --cold --plot rates.png
       packstore bench imagenet.lmdb --recipe timm-rsb-a2
     """
-    from packstore.diagnose.bench import bench as run
-    from packstore.diagnose.bench_options import BenchOptions
+    from packstore.diagnose.bench.options import BenchOptions
+    from packstore.diagnose.bench.run import bench as run
 
     if step_ms is not None:
         check_numbers("--step-ms", step_ms)
@@ -177,7 +177,7 @@ def bench(
     with progress_bar(as_json, count_stages=True) as progress:
         report = run(path, chosen, progress)
     if plot is not None:
-        from packstore.diagnose.bench import plot_report
+        from packstore.diagnose.bench.run import plot_report
 
         plot_report(report, plot)
     bench_rows(report).echo(as_json)

@@ -19,6 +19,7 @@ from packstore.core.files import check_space
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.options import argument, option, progress_option, take_options, takes
 from packstore.core.progress import ProgressCallback, no_progress, progress_callback
+from packstore.core.registry import import_and_call
 from packstore.core.tally import Tally
 from packstore.core.urls import check_paths, location
 from packstore.images.encode.options import readers_transpose
@@ -167,6 +168,8 @@ def _find_palette_classes(plan: Plan, packed: Packed) -> tuple[str, ...]:
 
 
 _SMALL_FILE = 16 << 10
+_run_on_cluster = import_and_call("packstore.packing.distribute.driver:run_on_cluster")
+"""Runs a plan whose destination is a URL: by processes, by ray, or here."""
 
 
 class MapStyle(Protocol):
@@ -292,13 +295,8 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         DestinationError: There is too little space.
     """
     started = time.monotonic() if started is None else started
-    if place_of(plan.destination).remote:
-        # Processes, object stores and ray: only here are they needed.
-        from packstore.packing.distribute.driver import run_on_cluster
-
-        packed = run_on_cluster(plan, progress)
-    else:
-        packed = _pack_locally(plan, progress)
+    pack = _run_on_cluster if place_of(plan.destination).remote else _pack_locally
+    packed = pack(plan, progress)
     manifest = packed.manifest
     return ConvertReport(
         destination=plan.destination,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Manifest
-from packstore.seeing.view.facts import ImageHeaders, read_headers, read_labels
+from packstore.seeing.facts import ImageHeaders, read_headers, read_labels
 from packstore.stores import Reader
 
 KINDS = (".png", ".svg", ".pdf")

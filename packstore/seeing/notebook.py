@@ -19,7 +19,7 @@ from PIL import Image
 from packstore.core.errors import PackstoreError, printable
 from packstore.core.manifest import Manifest
 from packstore.seeing.drawing import make_image_reader, make_thumbnail
-from packstore.seeing.view.facts import find_parts_within, spread_local_records
+from packstore.seeing.facts import find_parts_within, spread_local_records
 from packstore.stores import Reader
 from packstore.training.dataset import PackedDataset
 from packstore.training.item_options import list_left_out

@@ -26,9 +26,9 @@ from packstore.seeing.drawing import (
     make_thumbnail,
     stack_images_below,
 )
+from packstore.seeing.facts import find_parts_within
+from packstore.seeing.loaded import LoadRequest, SampleLoader
 from packstore.seeing.sheet_options import SheetOptions
-from packstore.seeing.view.facts import find_parts_within
-from packstore.seeing.view.loaded import LoadRequest, SampleLoader
 from packstore.stores import Reader, open_store
 from packstore.training.item_options import choose_split
 

@@ -17,7 +17,7 @@ from packstore.core.column import CROWD
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.core.registry import SOURCES
+from packstore.core.registry import SOURCES, import_and_call
 from packstore.core.urls import UrlPath, find_bridge
 from packstore.images.reading import ALL_FRAMES, CLIPS, FILE_CLIPS, Reading
 from packstore.sources.archives import cache_trees
@@ -51,6 +51,8 @@ __all__ = [
 DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".data"), 256
 """Suffixes of files that may describe their folder, and the maximum number of such files beside one."""
 # Groups of suffixes: if the path names one such file, other files of its group in the folder are ignored.
+_add_geo = import_and_call("packstore.sources.geotiff:GeoSource")
+"""Wraps a source to add the column ``geo``."""
 _ALIKE = ((".json", ".jsonl"), (".csv", ".tsv"), (".yaml", ".yml"))
 
 
@@ -111,9 +113,7 @@ def open_source(
     if encoding is not None:
         opened.options = replace(opened.options, columns=(*opened.options.columns, ENCODING + encoding))
     if GEO in columns:
-        from packstore.sources.wrapped import GeoSource
-
-        opened = GeoSource(opened)
+        opened = _add_geo(opened)
     if frames is None and isinstance(packed_frames, str):
         holds_files = opened.store_manifest is None or opened.store_manifest.encoding == "original"
         frames = packed_frames if holds_files else None

@@ -17,7 +17,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, Usa
 from packstore.core.progress import set_within
 
 _ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "encoding", "key")
-# Value of ``--column`` that adds the position of images on the ground, see :class:`.wrapped.GeoSource`.
+# Value of ``--column`` that adds the position of images on the ground, see :class:`.geotiff.GeoSource`.
 GEO = "keep=geo"
 KEY = "key="
 """Beginning of the option that says which dot ends keys of WebDataset: ``--column key=last-dot``."""

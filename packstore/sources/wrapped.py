@@ -7,17 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from packstore.core.errors import SampleError, SourceError, UsageError, printable
-from packstore.core.fields import Json, column_of
+from packstore.core.errors import SourceError, UsageError, printable
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.images.geotiff import read_geotiff
-from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, round_up_size
-from packstore.sources.encodings import GEO
+from packstore.sources.base import Entry, Source, SourceOptions, Survey, round_up_size
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import key_size
 from packstore.sources.splits import UNASSIGNED, SplitPatterns, lower_known_split
-
-_GEO_BYTES = 1024
 
 
 class _OfWrapped:
@@ -62,39 +57,6 @@ class WrappedSource(Source):
     def tree(self) -> Any:
         """Tree of the wrapped source; None if it has none."""
         return getattr(self._source, "tree", None)
-
-
-class GeoSource(WrappedSource):
-    """Wraps a source, and adds the column ``geo``. Its value is JSON of a TIFF's transform and reference system, and
-    missing for other images. The survey refuses a source of arrays, a store, and a source with such a column."""
-
-    def __init__(self, source: Source) -> None:
-        super().__init__(source, replace(source.options, columns=(*source.options.columns, GEO)))
-
-    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Adds the column ``geo``. Raises :class:`UsageError` for a source of arrays, a store, or a source with such a
-        column."""
-        survey: Survey = super().survey(split, progress)
-        if survey.encoding != "original" or survey.store is not None or any(c.name == "geo" for c in survey.columns):
-            raise UsageError(
-                f"{printable(str(self.path))} ({self.kind}): --column {GEO} is for files of GeoTIFF in a source "
-                "without a column geo; leave it out"
-            )
-        column = column_of("geo", Json(optional=True))
-        columns = (*survey.columns, column, *column.companions)
-        names = frozenset(each.name for each in columns[len(survey.columns) :])
-        value_bytes = survey.value_bytes + _GEO_BYTES * survey.records
-        return replace(survey, columns=columns, sampled=survey.sampled | names, value_bytes=value_bytes)
-
-    def read(self, entry: Entry) -> Sample:
-        """Reads a sample, and its GeoTIFF tags. Raises :class:`SampleError` for damaged tags."""
-        data = super().read(entry)
-        sample = data if isinstance(data, Sample) else Sample(data, {})
-        try:
-            geo = read_geotiff(bytes(sample.image))
-        except ValueError as error:
-            raise SampleError(entry.key, str(error)) from None
-        return sample._replace(values={**sample.values, "geo": geo})
 
 
 class ChosenSplitsSource(WrappedSource):

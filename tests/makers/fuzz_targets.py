@@ -630,7 +630,7 @@ TARGETS = (
         "tiff",
         _tiff,
         (DecodeError, HeaderError),
-        ("decoders/tiff.py", "decoders/native.py", "images/frames.py", "images/geotiff.py"),
+        ("decoders/tiff.py", "decoders/native.py", "images/frames.py", "sources/geotiff.py"),
     ),
     Target("seek_index", _seek_index, (), ("engine/requests.py", "engine/engine.py"), _repair_seek_index),
     Target("engine", _engine, (), ("engine/requests.py", "engine/engine.py")),

@@ -9,6 +9,7 @@ from functools import partial
 from importlib import resources
 from typing import Any
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,13 +19,13 @@ from packstore.core.column import Column
 from packstore.core.errors import DecodeError, PackstoreError, StoreError, UsageError, printable
 from packstore.core.findings import list_kinds
 from packstore.core.registry import FORMATS
-from packstore.seeing.view.facts import find_class_column, is_damage
+from packstore.seeing.facts import find_class_column, is_damage, shown_columns
 from packstore.seeing.view.findings import verify_and_mark
 from packstore.seeing.view.guard import Guard
-from packstore.seeing.view.images import SIDES, WebFile, color_mask, list_values, printable_key, read_mask
+from packstore.seeing.view.images import SIDES, WebFile, color_mask, encode_png, list_values, printable_key, read_mask
 from packstore.seeing.view.overview import count_classes, summarize_images
 from packstore.seeing.view.query import MEASURES, NO_CLASS, SORTS, Query, parse_number
-from packstore.seeing.view.record import describe_record, shown_columns
+from packstore.seeing.view.record import describe_loaded, describe_record
 from packstore.seeing.view.site import Job, NotThereError, Site
 from packstore.stores import Reader
 
@@ -316,34 +317,38 @@ async def _get_record(site: Site, request: Request) -> Response:
     return _json_response(description)
 
 
-def _parse_load_request(site: Site, request: Request) -> Any:
-    """Parses the :class:`LoadRequest` in the address."""
-    from packstore.seeing.view.loaded import LoadRequest  # imports torch
+def _load_record(site: Site, request: Request) -> Any:
+    """Loads the record in the address as the loader returns it."""
+    from packstore.seeing.loaded import LoadRequest  # imports torch
 
     given = request.query_params
     seed, epoch = parse_number("seed", given.get("seed") or "0"), parse_number("epoch", given.get("epoch") or "0")
-    return LoadRequest(site.parse_record(request), given.get("augment", ""), seed, epoch)
+    wanted = LoadRequest(site.parse_record(request), given.get("augment", ""), seed, epoch)
+    return site.get_sample_loader().load(wanted)
 
 
 async def _get_loaded_record(site: Site, request: Request) -> Response:
     """Answers with the description of a record as the loader returns it."""
-    load = site.get_sample_loader
-    return _json_response(await site.run_in_thread(lambda: load().describe_loaded(_parse_load_request(site, request))))
+    manifest = site.reader.manifest
+    return _json_response(await site.run_in_thread(lambda: describe_loaded(manifest, _load_record(site, request))))
 
 
 async def _get_loaded_image(site: Site, request: Request) -> Response:
     """Answers with the image of a record as the loader returns it."""
-    load = site.get_sample_loader
-    return _image_response(await site.run_in_thread(lambda: load().render_image(_parse_load_request(site, request))))
+    return _image_response(await site.run_in_thread(lambda: encode_png(_load_record(site, request).image)))
 
 
 async def _get_loaded_mask(site: Site, request: Request) -> Response:
     """Answers with a mask as the loader returns it, as a picture with a colour for each value."""
-    column = _find_column(site, request, masks=True)
-    load = site.get_sample_loader
-    return _image_response(
-        await site.run_in_thread(lambda: load().render_mask(_parse_load_request(site, request), column.name))
-    )
+    name = _find_column(site, request, masks=True).name
+
+    def draw() -> WebFile:
+        value = _load_record(site, request).values.get(name)
+        if value is None:
+            raise UsageError(f"no mask {name[:80]!r} in this record")
+        return color_mask(np.asarray(value))
+
+    return _image_response(await site.run_in_thread(draw))
 
 
 async def _download_file(site: Site, request: Request) -> Response:

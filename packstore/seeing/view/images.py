@@ -26,7 +26,7 @@ from packstore.images.orientation import read_orientation
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError
 from packstore.seeing.colors import class_color
-from packstore.seeing.view.facts import parse_header
+from packstore.seeing.facts import parse_header
 from packstore.stores import Reader
 
 SIDES = (96, 192, 384)

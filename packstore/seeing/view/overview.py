@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Manifest
-from packstore.seeing.view.facts import (
+from packstore.seeing.facts import (
     MISSING,
     UNREAD,
     UNREADABLE,

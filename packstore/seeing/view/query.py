@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.seeing.view.facts import (
+from packstore.seeing.facts import (
     ImageHeaders,
     Report,
     find_class,

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import INTERNAL, read_row_classes
+from packstore.core.column import read_row_classes
 from packstore.core.column_types.forms import RowClasses, cut_rows, to_json_numbers
 from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.proof import Comparison, Proof
 from packstore.images.orientation import read_orientation
 from packstore.images.sniff import HeaderError
-from packstore.seeing.view.facts import describe_channels, parse_header, read_image_facts
+from packstore.seeing.facts import describe_channels, parse_header, read_image_facts, shown_columns
 from packstore.seeing.view.images import BrowserImages
 from packstore.stores import Reader
+
+if TYPE_CHECKING:
+    from packstore.seeing.loaded import LoadedRecord
 
 _EXIF_TAGS, _EXIF_TEXT = 80, 200
 
@@ -42,10 +45,22 @@ def describe_record(reader: Reader, images: BrowserImages, record: int) -> dict[
     }
 
 
-def shown_columns(manifest: Manifest) -> list[Column]:
-    """Returns the columns that the page shows: all except internal ones and companions."""
-    hidden = {*INTERNAL, *(each.name for column in manifest.columns for each in column.companions)} - {"image"}
-    return [column for column in manifest.columns if column.name not in hidden]
+def describe_loaded(manifest: Manifest, loaded: LoadedRecord) -> dict[str, Any]:
+    """Describes a record that the loader returned as a JSON object.
+
+    - ``shown``: width and height of the image as loaded.
+    - ``exact``: see :class:`LoadedRecord`.
+    - ``columns``: see :func:`describe_value`.
+    - ``python``: code that loads this record in the same way.
+    """
+    height, width = loaded.image.shape[:2]
+    columns = [
+        {"name": c.name, "type": c.type, "parallel": c.parallel}
+        | describe_value(c, loaded.values[c.name], read_row_classes(c, manifest.columns, loaded.values.get))
+        for c in manifest.columns
+        if c.name in loaded.values
+    ]
+    return {"shown": [width, height], "exact": loaded.exact, "columns": columns, "python": loaded.python}
 
 
 def describe_value(column: Column, value: Any, classes: RowClasses | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from packstore.core.errors import PackstoreError, UsageError
 from packstore.core.parallel import default_workers
 from packstore.images.display import Window
-from packstore.seeing.view.facts import ImageHeaders, Report, choose_sample, is_damage, read_headers
+from packstore.seeing.facts import ImageHeaders, Report, choose_sample, is_damage, read_headers
 from packstore.seeing.view.findings import DAMAGE, MOST_MARKED, Findings
 from packstore.seeing.view.images import BrowserImages
 from packstore.seeing.view.query import Query, Selection, parse_number, select_records
@@ -237,7 +237,7 @@ class Site:
     def get_sample_loader(self) -> Any:
         """Returns the :class:`SampleLoader` of the store. The first call imports torch."""
         if self._sample_loader is None:
-            from packstore.seeing.view.loaded import SampleLoader
+            from packstore.seeing.loaded import SampleLoader
 
             self._sample_loader = SampleLoader(self.reader)
         return self._sample_loader

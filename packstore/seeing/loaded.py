@@ -11,13 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.column import INTERNAL, read_row_classes
+from packstore.core.column import INTERNAL
 from packstore.core.errors import UsageError
 from packstore.images.sniff import HeaderError
 from packstore.seeing.augment_text import list_operation_names, parse_options
-from packstore.seeing.view.facts import read_image_facts
-from packstore.seeing.view.images import WebFile, color_mask, encode_png
-from packstore.seeing.view.record import describe_value, shown_columns
+from packstore.seeing.facts import read_image_facts, shown_columns
 from packstore.stores import Reader
 from packstore.training.augment import RECIPES, Operation, recipe
 from packstore.training.augment.detection import BatchBoxes
@@ -80,8 +78,6 @@ class LoadedRecord:
 class SampleLoader:
     """Loads single records as a loader of the whole split would. Thread-safe.
 
-    For the page, describes a loaded record as JSON, and renders its image and masks as PNG.
-
     Caches the latest 24 records, up to 192 MiB, and keeps a dataset of each split open. Raises :class:`UsageError` for
     wrong augmentations, and if the store has been replaced.
     """
@@ -111,38 +107,6 @@ class SampleLoader:
     def cached_bytes(self) -> int:
         """Bytes of the cached records; at most 192 MiB."""
         return sum(loaded.nbytes for loaded in self._kept.values())
-
-    def describe_loaded(self, request: LoadRequest) -> dict[str, Any]:
-        """Loads a record and describes it as a JSON object.
-
-        - ``shown``: width and height of the image as loaded.
-        - ``exact``: see :class:`LoadedRecord`.
-        - ``columns``: see :func:`describe_value`.
-        - ``python``: code that loads this record in the same way.
-        """
-        loaded = self.load(request)
-        height, width = loaded.image.shape[:2]
-        columns = [
-            {"name": c.name, "type": c.type, "parallel": c.parallel}
-            | describe_value(c, loaded.values[c.name], read_row_classes(c, self._manifest.columns, loaded.values.get))
-            for c in self._manifest.columns
-            if c.name in loaded.values
-        ]
-        return {"shown": [width, height], "exact": loaded.exact, "columns": columns, "python": loaded.python}
-
-    def render_image(self, request: LoadRequest) -> WebFile:
-        """Loads a record and encodes its image as PNG."""
-        return encode_png(self.load(request).image)
-
-    def render_mask(self, request: LoadRequest, name: str) -> WebFile:
-        """Loads a record and draws one of its masks, ``name``, as a PNG with a colour for each value.
-
-        Raises :class:`UsageError` if the record has no such mask.
-        """
-        value = self.load(request).values.get(name)
-        if value is None or not self._manifest.column(name).holds_masks:
-            raise UsageError(f"no mask {name[:80]!r} in this record")
-        return color_mask(np.asarray(value))
 
     def _load_uncached(self, request: LoadRequest) -> LoadedRecord:
         """Loads a record with a new loader."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.column import FLAGS
+from packstore.core.column import FLAGS, INTERNAL
 from packstore.core.columns import Ragged
 from packstore.core.errors import CacheError, PackstoreError, UnreachableError
 from packstore.core.manifest import Column, Manifest
@@ -73,6 +73,12 @@ def find_class_column(manifest: Manifest) -> Column | None:
     """
     columns = [column for column in manifest.columns if column.traits.has_classes and column.name not in FLAGS]
     return next((column for column in columns if column.name == "label"), columns[0] if columns else None)
+
+
+def shown_columns(manifest: Manifest) -> list[Column]:
+    """Returns the columns that the page shows: all except internal ones and companions."""
+    hidden = {*INTERNAL, *(each.name for column in manifest.columns for each in column.companions)} - {"image"}
+    return [column for column in manifest.columns if column.name not in hidden]
 
 
 def iterate_parts(reader: Reader, numbers: Iterable[int] | None = None) -> Iterator[tuple[int, int, Reader | None]]:

@@ -12,7 +12,7 @@ AUGMENTS = ("crop", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Options of :func:`packstore.diagnose.bench.bench`.
+    """Options of :func:`packstore.diagnose.bench.run.bench`.
 
     Raises :class:`UsageError` for numbers out of range and for unknown operations. Raises it also for ``size`` together
     with operations: these have their own sizes.

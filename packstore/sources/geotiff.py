@@ -1,11 +1,25 @@
-"""Reads GeoTIFF tags: the position of a TIFF's pixels on the ground. Tags and keys as in OGC 19-008r4 (GeoTIFF 1.1)."""
+"""The column ``geo``: GeoTIFF tags, which give the position of a TIFF's pixels on the ground.
+
+Tags and keys are those of OGC 19-008r4 (GeoTIFF 1.1).
+"""
 
 from __future__ import annotations
 
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+from packstore.core.errors import SampleError, UsageError, printable
+from packstore.core.fields import Json, column_of
+from packstore.core.progress import ProgressCallback, no_progress
+from packstore.sources.base import Entry, Sample, Source, Survey
+from packstore.sources.encodings import GEO
+from packstore.sources.wrapped import WrappedSource
+
+_GEO_BYTES = 1024
+"""Estimated bytes of an image's tags as JSON."""
 
 _SCALE, _TIEPOINT, _TRANSFORMATION, _KEYS, _DOUBLES, _TEXTS = 33550, 33922, 34264, 34735, 34736, 34737
 _NODATA = 42113  # GDAL's
@@ -14,6 +28,39 @@ _TYPES = {2: "s", 3: "H", 4: "I", 11: "f", 12: "d"}
 _MOST_BYTES = 1 << 20
 _RASTER_TYPE, _GEOGRAPHIC, _PROJECTED = 1025, 2048, 3072
 _POINT, _USER_DEFINED = 2, 32767
+
+
+class GeoSource(WrappedSource):
+    """Wraps a source, and adds the column ``geo``. Its value is JSON of a TIFF's transform and reference system, and
+    missing for other images. The survey refuses a source of arrays, a store, and a source with such a column."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, replace(source.options, columns=(*source.options.columns, GEO)))
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Adds the column ``geo``. Raises :class:`UsageError` for a source of arrays, a store, or a source with such a
+        column."""
+        survey: Survey = super().survey(split, progress)
+        if survey.encoding != "original" or survey.store is not None or any(c.name == "geo" for c in survey.columns):
+            raise UsageError(
+                f"{printable(str(self.path))} ({self.kind}): --column {GEO} is for files of GeoTIFF in a source "
+                "without a column geo; leave it out"
+            )
+        column = column_of("geo", Json(optional=True))
+        columns = (*survey.columns, column, *column.companions)
+        names = frozenset(each.name for each in columns[len(survey.columns) :])
+        value_bytes = survey.value_bytes + _GEO_BYTES * survey.records
+        return replace(survey, columns=columns, sampled=survey.sampled | names, value_bytes=value_bytes)
+
+    def read(self, entry: Entry) -> Sample:
+        """Reads a sample, and its GeoTIFF tags. Raises :class:`SampleError` for damaged tags."""
+        data = super().read(entry)
+        sample = data if isinstance(data, Sample) else Sample(data, {})
+        try:
+            geo = read_geotiff(bytes(sample.image))
+        except ValueError as error:
+            raise SampleError(entry.key, str(error)) from None
+        return sample._replace(values={**sample.values, "geo": geo})
 
 
 def read_geotiff(data: bytes) -> dict[str, Any] | None:
