@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from packstore.training.coco_masks import coco_masks
     from packstore.training.concatenation import Mix, concat
     from packstore.training.dataset import PackedDataset
-    from packstore.training.loader import PackedLoader, prefetch
+    from packstore.training.loader import PackedLoader
+    from packstore.training.loader.prefetch import prefetch
     from packstore.training.loader.rows import SizeError
 
     open = open_store  # not in __all__: a star import would hide the built-in one
@@ -83,7 +84,8 @@ _LAZY = {
         "packstore.training.coco_masks": "coco_masks",
         "packstore.training.concatenation": "Mix concat",
         "packstore.training.dataset": "PackedDataset",
-        "packstore.training.loader": "PackedLoader prefetch",
+        "packstore.training.loader": "PackedLoader",
+        "packstore.training.loader.prefetch": "prefetch",
         "packstore.training.loader.rows": "SizeError",
     }.items()
     for name in names.split()

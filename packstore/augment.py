@@ -3,14 +3,11 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from packstore.core.errors import WITHOUT_TORCH as _WITHOUT_TORCH
+from packstore.training import augment as _augment
+from packstore.training.augment import __all__ as __all__
 
-try:
+if _TYPE_CHECKING:
     from packstore.training.augment import *  # noqa: F403
-    from packstore.training.augment import __all__ as __all__
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ModuleNotFoundError(f"packstore.augment {_WITHOUT_TORCH}", name="torch") from None
 
 _LIKE = "PerImage(function) and Albumentations(pipeline) run it"
 _ELSEWHERE = {
@@ -33,6 +30,17 @@ _ELSEWHERE = {
 if not _TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Raises :class:`AttributeError`, with advice for names of other libraries."""
+        """Imports a name on first use. Raises :class:`AttributeError` with advice for names of other libraries, and
+        :class:`ModuleNotFoundError` with advice without torch."""
+        if name in __all__:
+            try:
+                return getattr(_augment, name)
+            except ModuleNotFoundError as error:
+                if error.name != "torch":
+                    raise
+                raise ModuleNotFoundError(f"packstore.augment {_WITHOUT_TORCH}", name="torch") from None
         advice = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
         raise AttributeError(f"module 'packstore.augment' has no attribute {name!r}{advice}")
+
+    def __dir__() -> list[str]:
+        return [*globals(), *__all__]

@@ -462,7 +462,6 @@ if TYPE_CHECKING:
     from packstore.training.augment.distributions import beta, dirichlet, uniform
     from packstore.training.augment.interpreter import run_by_torch, run_program
     from packstore.training.augment.matrices import inverse_affine, inverse_rotation
-    from packstore.training.augment.mixing import MIXING_STREAM
     from packstore.training.augment.operations import (
         apply_operations,
         output_size,
@@ -471,16 +470,14 @@ if TYPE_CHECKING:
         split_operations,
         write_crop,
     )
-    from packstore.training.augment.per_image import as_operations
     from packstore.training.augment.policies import write_steps
     from packstore.training.augment.resample import crop_and_resize_each, resize_by_products, resize_shown
     from packstore.training.augment.resample import resize as resample_images
     from packstore.training.augment.resize_options import check_padding
+    from packstore.training.augment.steps import as_operations, check_target_options, check_targets
     from packstore.training.augment.targets import (
         Move,
         Placement,
-        check_target_options,
-        check_targets,
         place_boxes,
         place_mask,
         place_points,
@@ -500,6 +497,7 @@ if TYPE_CHECKING:
     from packstore.training.loader import prepared as planning
     from packstore.training.loader.assemble import Assembler
     from packstore.training.loader.checks import ChecksumPolicy
+    from packstore.training.loader.device_steps import MIXING_STREAM
     from packstore.training.loader.job import BatchJob
     from packstore.training.loader.looks import DrawnLook, Look
     from packstore.training.loader.normalizer import Normalizer

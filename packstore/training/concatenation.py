@@ -156,6 +156,23 @@ class Mix(ConcatDataset):
     def draws(self) -> tuple[int, ...]:
         return self.mixture.draws
 
+    def _resolve_mixture(self, shuffle: bool | str) -> Mixture:
+        """Returns the order in which an epoch draws from the stores.
+
+        Records of remote stores are drawn shard by shard, because shards are fetched whole. ``shuffle="full"`` disables
+        that."""
+        table = self.reader.table
+        assert isinstance(table, JoinedTable)
+        if shuffle == "full":
+            return self.mixture
+        chosen, parts, fetched = self.reader.split(self.split), table.starts, {}
+        ranges = [run for run in table.ranges if chosen.start <= run.start < chosen.stop]
+        for number, run in enumerate(ranges):
+            if table.stores[run.store].cache is not None:
+                first, stop = np.searchsorted(parts, [run.start, run.start + run.length]).tolist()
+                fetched[number] = FetchedShards(first, parts[first:stop] - run.start)
+        return replace(self.mixture, fetched=fetched)
+
     def _store_sizes(self) -> list[int]:
         """Counts the records of the split in each store."""
         table = self.reader.table
@@ -165,25 +182,6 @@ class Mix(ConcatDataset):
             if self._start <= run.start < self._start + self._length:
                 sizes[run.store] += run.length
         return sizes
-
-
-def resolve_mixture(mix: Mix, shuffle: bool | str) -> Mixture:
-    """Returns the order in which an epoch of ``mix`` draws from its stores.
-
-    Records of remote stores are drawn shard by shard, because shards are fetched whole. ``shuffle="full"`` disables
-    that.
-    """
-    table = mix.reader.table
-    assert isinstance(table, JoinedTable)
-    if shuffle == "full":
-        return mix.mixture
-    chosen, parts, fetched = mix.reader.split(mix.split), table.starts, {}
-    ranges = [run for run in table.ranges if chosen.start <= run.start < chosen.stop]
-    for number, run in enumerate(ranges):
-        if table.stores[run.store].cache is not None:
-            first, stop = np.searchsorted(parts, [run.start, run.start + run.length]).tolist()
-            fetched[number] = FetchedShards(first, parts[first:stop] - run.start)
-    return replace(mix.mixture, fetched=fetched)
 
 
 def _is_positive(number: Any) -> bool:

@@ -24,7 +24,7 @@ from packstore.stores import Checksums, Reader, check_checksums, with_checksums
 from packstore.stores.opening import open_reader
 from packstore.stores.records import Records
 from packstore.training.arguments import unknown_argument
-from packstore.training.augment.targets import check_targets
+from packstore.training.augment.steps import check_targets
 from packstore.training.crowds import leave_out_crowds
 from packstore.training.epoch_batch import EpochBatch
 from packstore.training.item_options import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from packstore.stores.remote.objects import RemoteHead
+    from packstore.training.mixture import Mixture
 
 Output = Literal["tensor", "pil", "numpy", "bytes", "dict", "tv_tensors"]
 
@@ -424,6 +425,10 @@ class PackedDataset(ItemDataset):
         """Opens the store, see :func:`open_checked`. At a URL, ``head`` chooses the version."""
         reader = open_checked(self.path, self.checksums, head)
         return reader if self.keep_crowds else leave_out_crowds([reader])[0]
+
+    def _resolve_mixture(self, shuffle: bool | str) -> Mixture | None:
+        """Returns the order in which an epoch draws from several stores; None if the records have no such order."""
+        return None
 
     def _record_of_item(self, index: int) -> int:
         """Converts the index of an item to a record number. A negative index counts from the end.

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, ShardReads, group_by_shard, list_sequential_shard_reads
-from packstore.training.mixture import Mixture
 from packstore.training.permutation import BLOCKS, MAX_LENGTH, TAIL, permute, permute_within
 from packstore.training.random_draws import Array, Draws
+
+if TYPE_CHECKING:
+    from packstore.training.mixture import Mixture
 
 BLOCKS_A_WINDOW = 16
 """Default number of blocks that are shuffled together."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore.images.engine import OutputFormat
-from packstore.training.augment.per_image import flatten_transforms, is_of_torchvision
+from packstore.training.augment.steps import flatten_transforms, is_of_torchvision
 from packstore.training.pictures import ImageReader, has_pil_mode
 from packstore.training.planned_images import PlannedBatch, PlannedImage, can_plan, make_rows, plan_pixels
 from packstore.training.planned_transforms import STEP_TRANSFORMS, call_transform, has_steps

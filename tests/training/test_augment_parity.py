@@ -285,7 +285,7 @@ def test_images_do_not_depend_on_their_batch(op: Any) -> None:
     copy = pickle.loads(pickle.dumps(op))
     assert copy == op
     assert torch.equal(apply(copy, images, draws(6)), whole)
-    assert eval(repr(op), dict(vars(A))) == op
+    assert eval(repr(op), {name: getattr(A, name) for name in A.__all__}) == op
 
 
 @pytest.mark.parametrize("op", ALL, ids=str)
@@ -357,7 +357,7 @@ REFUSED = (
 @pytest.mark.parametrize("code", REFUSED.split("; "))
 def test_what_cannot_be_is_refused(code: str) -> None:
     with pytest.raises(UsageError):
-        eval(code, dict(vars(A)))
+        eval(code, {name: getattr(A, name) for name in A.__all__})
 
 
 def test_colours_of_normalised_images_are_refused() -> None:

@@ -144,7 +144,7 @@ def test_a_recipe_prints_as_the_code_that_makes_it(name: str) -> None:
     found = A.recipe(name)
     assert found.source
     assert found.name == name
-    made = eval(repr(found), dict(vars(A)))
+    made = eval(repr(found), {name: getattr(A, name) for name in A.__all__})
     assert made == (found if found.views is None else found.views)
     parse_normalization(found.normalize)
     assert A.recipe(name) is not found

@@ -205,7 +205,7 @@ def test_batches_have_their_masks(stores: Any) -> None:
     assert isinstance(next(iter(PackedLoader(dataset, 4, output="numpy", **options)))[2].keep, np.ndarray)
     with pytest.raises(UsageError, match="whole number of patches"):
         next(iter(PackedLoader(dataset, 4, augment=A.RandomResizedCrop(30), masking=A.RandomMasking(0.5, 8))))
-    for wrong, message in ((0.75, "masking should be RandomMasking or None, got 0.75"), ("half", "RandomMasking")):
+    for wrong, message in ((0.75, "masking should be a RandomMasking, got 0.75"), ("half", "RandomMasking")):
         with pytest.raises(UsageError, match=message):
             PackedLoader(dataset, 4, masking=wrong)
 

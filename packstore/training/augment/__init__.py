@@ -5,40 +5,74 @@ any sizes, so that only the pixels they need are decoded and resized; most other
 run on each image while it is in the cache. Either way the same seed gives the same images.
 """
 
-from packstore.training.augment.albumentations import Albumentations
-from packstore.training.augment.base import Operation
-from packstore.training.augment.colour import (
-    ColorJitter,
-    GaussianBlur,
-    GaussianNoise,
-    Grayscale,
-    RandomAdjustSharpness,
-    RandomAutocontrast,
-    RandomChannelPermutation,
-    RandomEqualize,
-    RandomGrayscale,
-    RandomInvert,
-    RandomPhotometricDistort,
-    RandomPosterize,
-    RandomSolarize,
-)
-from packstore.training.augment.detection import RandomIoUCrop, RandomSizeCrop, RandomZoomOut
-from packstore.training.augment.erasing import Cutout, RandomErasing
-from packstore.training.augment.flips import RandomHorizontalFlip
-from packstore.training.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
-from packstore.training.augment.in_place import InPlace
-from packstore.training.augment.logic import Compose, RandomApply, RandomChoice, RandomOrder
-from packstore.training.augment.masking import Masking, RandomMasking
-from packstore.training.augment.mixing import BatchMixer, CutMix, MixedLabels, MixUp
-from packstore.training.augment.mosaic import Mosaic
-from packstore.training.augment.per_image import PerImage
-from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, ThreeAugment, TrivialAugmentWide
-from packstore.training.augment.recipes import RECIPES, Recipe, recipe
-from packstore.training.augment.repeated import RASampler
-from packstore.training.augment.sizes import Pad, RandomResize, RandomShortestSize, ScaleJitter
-from packstore.training.augment.timm_policies import TimmAugment
-from packstore.training.augment.warps import RandomAffine, RandomPerspective, RandomRotation, RandomVerticalFlip
-from packstore.training.random_draws import Draws
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from packstore.training.augment.albumentations import Albumentations
+    from packstore.training.augment.base import Operation
+    from packstore.training.augment.colour import (
+        ColorJitter,
+        GaussianBlur,
+        GaussianNoise,
+        Grayscale,
+        RandomAdjustSharpness,
+        RandomAutocontrast,
+        RandomChannelPermutation,
+        RandomEqualize,
+        RandomGrayscale,
+        RandomInvert,
+        RandomPhotometricDistort,
+        RandomPosterize,
+        RandomSolarize,
+    )
+    from packstore.training.augment.detection import RandomIoUCrop, RandomSizeCrop, RandomZoomOut
+    from packstore.training.augment.erasing import Cutout, RandomErasing
+    from packstore.training.augment.flips import RandomHorizontalFlip
+    from packstore.training.augment.geometry import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+    from packstore.training.augment.in_place import InPlace
+    from packstore.training.augment.logic import Compose, RandomApply, RandomChoice, RandomOrder
+    from packstore.training.augment.masking import Masking, RandomMasking
+    from packstore.training.augment.mixing import BatchMixer, CutMix, MixedLabels, MixUp
+    from packstore.training.augment.mosaic import Mosaic
+    from packstore.training.augment.per_image import PerImage
+    from packstore.training.augment.policies import AugMix, AutoAugment, RandAugment, ThreeAugment, TrivialAugmentWide
+    from packstore.training.augment.recipes import RECIPES, Recipe, recipe
+    from packstore.training.augment.repeated import RASampler
+    from packstore.training.augment.sizes import Pad, RandomResize, RandomShortestSize, ScaleJitter
+    from packstore.training.augment.timm_policies import TimmAugment
+    from packstore.training.augment.warps import RandomAffine, RandomPerspective, RandomRotation, RandomVerticalFlip
+    from packstore.training.random_draws import Draws
+
+_MODULES = {
+    name: module
+    for module, names in {
+        "augment.albumentations": "Albumentations",
+        "augment.base": "Operation",
+        "augment.colour": "ColorJitter GaussianBlur GaussianNoise Grayscale RandomAdjustSharpness "
+        "RandomAutocontrast RandomChannelPermutation RandomEqualize RandomGrayscale RandomInvert "
+        "RandomPhotometricDistort RandomPosterize RandomSolarize",
+        "augment.detection": "RandomIoUCrop RandomSizeCrop RandomZoomOut",
+        "augment.erasing": "Cutout RandomErasing",
+        "augment.flips": "RandomHorizontalFlip",
+        "augment.geometry": "CenterCrop RandomCrop RandomResizedCrop Resize",
+        "augment.in_place": "InPlace",
+        "augment.logic": "Compose RandomApply RandomChoice RandomOrder",
+        "augment.masking": "Masking RandomMasking",
+        "augment.mixing": "BatchMixer CutMix MixedLabels MixUp",
+        "augment.mosaic": "Mosaic",
+        "augment.per_image": "PerImage",
+        "augment.policies": "AugMix AutoAugment RandAugment ThreeAugment TrivialAugmentWide",
+        "augment.recipes": "RECIPES Recipe recipe",
+        "augment.repeated": "RASampler",
+        "augment.sizes": "Pad RandomResize RandomShortestSize ScaleJitter",
+        "augment.timm_policies": "TimmAugment",
+        "augment.warps": "RandomAffine RandomPerspective RandomRotation RandomVerticalFlip",
+        "random_draws": "Draws",
+    }.items()
+    for name in names.split()
+}
+"""Module of each name below ``packstore.training``; it is imported when the name is first used."""
 
 __all__ = [
     "RECIPES",
@@ -99,3 +133,16 @@ __all__ = [
     "TrivialAugmentWide",
     "recipe",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name on first use, and keeps it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"packstore.training.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -56,6 +56,8 @@ class Albumentations(Operation):
                 "Albumentations takes a Compose or a transform of albumentations 2 or later, got "
                 f"{stable_repr(self.pipeline)}"
             )
+
+    works_on_records: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         return f"Albumentations({stable_repr(self.pipeline)})"

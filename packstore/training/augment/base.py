@@ -57,6 +57,12 @@ class Operation(CheckedArguments, ABC):
         """Converts a colour, such as a ``fill``, to values of the images: one number, or one for each channel."""
         return convert_colour(colour, self.image_units)
 
+    calls_each_image: ClassVar[bool] = False
+    """The operation is a :class:`PerImage`, whose module is imported only with one."""
+
+    works_on_records: ClassVar[bool] = False
+    """It works on finished records, with all their columns, as :class:`Albumentations` does."""
+
     gives_sizes: ClassVar[bool] = False
     """Images of equal size may come out of this operation in different sizes."""
 
@@ -70,6 +76,11 @@ class Operation(CheckedArguments, ABC):
     @property
     def moves_pixels(self) -> bool:
         """True if pixels may move, so that masks, boxes and keypoints have to follow. By default False."""
+        return False
+
+    @property
+    def mixes_places(self) -> bool:
+        """True if copies of an image that lie in different places are mixed: nothing can follow. By default False."""
         return False
 
     @property

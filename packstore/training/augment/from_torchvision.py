@@ -10,8 +10,12 @@ import torch
 
 from packstore.core.errors import UsageError
 from packstore.training import augment as ours
-from packstore.training.augment.mixing import refuse_mixer
-from packstore.training.augment.per_image import draws_random_numbers, flatten_transforms, is_of_torchvision
+from packstore.training.augment.steps import (
+    draws_random_numbers,
+    flatten_transforms,
+    is_of_torchvision,
+    refuse_mixer,
+)
 
 _NOTHING = {"ToTensor", "PILToTensor", "ToImage", "ToPureTensor"}
 """Conversions that a loader has done already, but for the scaling of the first."""

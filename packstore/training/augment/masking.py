@@ -12,9 +12,6 @@ from packstore.core.errors import UsageError
 from packstore.training.arguments import CheckedArguments
 from packstore.training.random_draws import Draws
 
-MASKING_STREAM = -2
-"""Number of the stream of random numbers. Streams of operations are their indices in the list, from 0."""
-
 
 class Masking(NamedTuple):
     """Shown and hidden patches of each image of a batch. Patches are numbered row by row.

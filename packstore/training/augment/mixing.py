@@ -24,9 +24,6 @@ from packstore.training.augment.logic import draw_choice
 from packstore.training.augment.mosaic import Mosaic
 from packstore.training.random_draws import Draws
 
-MIXING_STREAM = -1
-"""Number of the stream of random numbers. Streams of operations are their indices in the list, from 0."""
-
 
 class MixedLabels(NamedTuple):
     """Labels of a mixed batch, for a loss of ``share * loss(x, first) + (1 - share) * loss(x, second)``.
@@ -278,25 +275,17 @@ def parse_mix(mix: Any) -> BatchMixer | Mosaic | None:
     try:
         return BatchMixer(mixers)
     except UsageError as error:
-        ours = _describe_mix(mix)
+        ours = describe_mix(mix)
         if ours is None:
             raise
         raise UsageError(f"{error}; write {ours}") from None
 
 
-def refuse_mixer(function: Any) -> None:
-    """Raises :class:`UsageError` for a mixer in place of a function of images, with the ``mix=`` to write."""
-    ours = _describe_mix(function)
-    if ours is not None:
-        kind = type(function).__name__
-        raise UsageError(f"{kind} mixes whole records, and is no function of images: give the PackedLoader {ours}")
-
-
-def _describe_mix(mixer: Any) -> str | None:
+def describe_mix(mixer: Any) -> str | None:
     """Returns the ``mix=`` for a mixer of packstore, torchvision or timm, or for a list of such mixers; None for
     anything else."""
     if isinstance(mixer, list | tuple) and len(mixer) == 1:
-        return _describe_mix(mixer[0])
+        return describe_mix(mixer[0])
     if isinstance(mixer, BatchMixer | Mosaic):
         return f"mix={mixer!r}"
     alphas, options = _read_mixer(mixer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation
 from packstore.training.augment.crop import source_index
 from packstore.training.augment.flips import RandomHorizontalFlip
 from packstore.training.augment.geometry import RandomCrop
+from packstore.training.augment.in_place import InPlace
+from packstore.training.augment.program_operation import contains_geometry
 from packstore.training.augment.resample import resize_shown
+from packstore.training.augment.steps import is_per_image
 from packstore.training.augment.units import check_fill
 from packstore.training.random_draws import Draws
 
@@ -114,6 +118,25 @@ def split_operations(
             break
         planned.append(op)
     return tuple(planned), tuple(ops[len(planned) :])
+
+
+def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> bool:
+    """Tells if images must be augmented one by one, because operations give them different sizes, or a function per
+    image gets them in different sizes.
+
+    Args:
+        ops: The user's list.
+        planned: Number of operations at its beginning that run while decoding, at any size.
+        size: Common height and width of the images; None if they differ or are unknown.
+    """
+    if any(getattr(op, "gives_sizes", False) or contains_geometry(op) for op in ops[planned:]):
+        return True
+    size = output_size(ops[:planned], size)
+    if size is None and any(not getattr(op, "mirrors", False) for op in ops[:planned]):
+        return True
+    left = ops[planned:] if size is None else ()
+    known = takewhile(lambda op: isinstance(op, Operation) and not isinstance(op, InPlace), left)
+    return any(is_per_image(op) or getattr(op, "resizes", False) for op in known)
 
 
 def output_size(ops: Sequence[Step], size: Size | None = None) -> Size | None:

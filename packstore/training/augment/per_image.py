@@ -1,13 +1,13 @@
-"""Runs user functions image by image; refuses functions that would draw only once per batch."""
+"""``PerImage``: runs user functions image by image."""
 
 from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,36 +15,14 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.core.options import check_bools
-from packstore.training.arguments import refuse_class
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.in_place import InPlace, stable_repr
-from packstore.training.augment.logic import Compose
-from packstore.training.augment.mixing import refuse_mixer
 from packstore.training.augment.own_generators import find_generators, seed_generators
-from packstore.training.augment.recipes import recipe
+from packstore.training.augment.steps import check_function, iterate_parts
 from packstore.training.augment.thread_generator import ThreadGenerator
-from packstore.training.augment.timm_policies import POLICY_BEGINNINGS, TimmAugment
 from packstore.training.random_draws import Draws
 from packstore.training.record_notes import mark_records
 from packstore.training.single_threaded import single_threaded
-
-_RANDOM = {
-    "AugMix",
-    "AutoAugment",
-    "ColorJitter",
-    "ElasticTransform",
-    "RandAugment",
-    "ScaleJitter",
-    "TrivialAugmentWide",
-}
-_RANDOM_IN_A_RANGE = {"GaussianBlur": "sigma", "JPEG": "quality"}  # and the attribute that has the range
-_RANDOM_EACH = {"GaussianNoise"}  # for each pixel of a batch, from torch's own generator
-_OURS = {
-    *("AugMix", "AutoAugment", "ColorJitter", "GaussianBlur", "GaussianNoise", "RandAugment", "RandomAdjustSharpness"),
-    *("RandomApply", "RandomAutocontrast", "RandomChannelPermutation", "RandomChoice", "RandomCrop", "RandomEqualize"),
-    *("RandomErasing", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert", "RandomOrder"),
-    *("RandomPhotometricDistort", "RandomPosterize", "RandomResizedCrop", "RandomSolarize", "TrivialAugmentWide"),
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,6 +57,8 @@ class PerImage(Operation):
         UsageError: ``fn`` is not callable, or takes no ``generator``. When called: ``fn`` returns anything but tensors
             of one shape.
     """
+
+    calls_each_image: ClassVar[bool] = True
 
     fn: Callable[..., Tensor]
     generator: bool = False
@@ -179,25 +159,6 @@ class PerImage(Operation):
         return torch.stack(list(results))
 
 
-def check_function(name: str, function: Any) -> None:
-    """Raises :class:`UsageError` for a class in place of an object, for a mixer, and for a transform of albumentations,
-    which takes named arguments."""
-    refuse_class(name, function)
-    refuse_mixer(function)
-    if type(function).__module__.startswith("albumentations."):
-        raise UsageError(
-            f"{name} calls a function with an image, and albumentations takes named arguments: end augment= of the "
-            f"PackedLoader with packstore.augment.Albumentations({type(function).__name__}(...)), or for items give "
-            "PackedDataset(…, output='numpy', transform=lambda image: pipeline(image=image)['image'])"
-        )
-
-
-def may_resize(op: Any) -> bool:
-    """Tells if an entry of a user's list is a function that may return images of any size."""
-    inner = op.fn if isinstance(op, PerImage) else op
-    return not isinstance(inner, InPlace) and (isinstance(op, PerImage) or not isinstance(op, Operation))
-
-
 _FIRST_VERSION = ("torchvision.transforms.transforms", "torchvision.transforms.autoaugment")
 _OTHERS = {"Lambda", "RandomChoice", "RandomOrder", "RandomTransforms"}
 """Transforms of those modules that call user functions, or draw from Python's generator."""
@@ -227,149 +188,3 @@ def _takes_generator(fn: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return True
     return "generator" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def refuse_drawing_functions(**functions: Any) -> None:
-    """Raises :class:`UsageError` for functions that would be called once per batch, but draw random numbers.
-
-    - Random transforms of torchvision would draw the same for all images.
-    - An :class:`Operation` would get no draws.
-
-    ``functions``: the user's functions, or lists of functions, by the name of their option.
-    """
-    for name, function in functions.items():
-        for part in as_operations([] if function is None else function, "put it into augment=: "):
-            inner = list(iterate_parts(part))[-1]
-            if isinstance(inner, Operation):
-                raise UsageError(
-                    f"{name} is called with batches alone, and {inner!r} draws a record: put it into augment="
-                )
-
-
-def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
-    """Flattens a user's ``augment=`` to a tuple. Expands ``Compose`` and ``nn.Sequential``.
-
-    Replaces texts by operations: a single text is the name of a recipe, or with a dash also a policy of timm. A text in
-    a list is a policy of timm.
-
-    Args:
-        augment: One operation, a list of operations, or a text.
-        use: Beginning of the advice in messages.
-
-    Raises:
-        UsageError: A transform of torchvision draws random numbers. A name is unknown, or of a recipe with views.
-            ``augment`` is not a list.
-    """
-    if isinstance(augment, str):
-        augment = _recipe_or_policy(augment)
-    if _is_sequence(augment) or callable(augment):
-        augment = [augment]
-    if getattr(augment, "views", None) is not None:
-        raise UsageError(
-            f"the recipe {augment.name} has several views of an image: views=recipe({augment.name!r}).views"
-        )
-    if not isinstance(augment, Iterable):
-        refuse_mixer(augment)
-        raise UsageError(f"augment should be a list of operations, got {augment!r}")
-    flat: list[Any] = []
-    for operation in augment:
-        if isinstance(operation, str):
-            flat.append(TimmAugment(operation))
-        elif _is_sequence(operation):
-            parts = operation if isinstance(operation, torch.nn.Sequential) else operation.transforms
-            flat += as_operations(list(parts), use)
-        else:
-            check_function("augment", operation)
-            for part in iterate_parts(operation):
-                _refuse_random(part, use)
-            flat.append(operation)
-    return tuple(flat)
-
-
-def _recipe_or_policy(name: str) -> list[Any]:
-    """Returns the operations of a recipe, or a list with a policy of timm: a name with a dash after a known beginning.
-
-    Raises :class:`UsageError` for any other name."""
-    beginning, dash, _ = name.partition("-")
-    if dash and beginning in POLICY_BEGINNINGS:
-        return [name]
-    try:
-        return recipe(name)
-    except UsageError as error:
-        raise UsageError(f"{error}; or a policy of timm, such as rand-m9-mstd0.5") from None
-
-
-def _is_sequence(operation: Any) -> bool:
-    """Tells if an operation is torch's ``Sequential``, or ``Compose`` of packstore or torchvision. Subclasses are
-    not."""
-    kind = type(operation)
-    return kind in (torch.nn.Sequential, Compose) or (is_of_torchvision(kind) and kind.__name__ == "Compose")
-
-
-def is_of_torchvision(kind: type) -> bool:
-    """Tells if a class is a transform of torchvision, of either version."""
-    return kind.__module__.startswith("torchvision.transforms")
-
-
-def flatten_transforms(transform: Any) -> Iterator[Any]:
-    """Yields the transforms of lists in lists, in order, and those of the preset of a classifier's weights."""
-    kind = type(transform)
-    if kind is torch.nn.Sequential or (is_of_torchvision(kind) and kind.__name__ == "Compose"):
-        for step in getattr(transform, "transforms", transform):
-            yield from flatten_transforms(step)
-    elif is_of_torchvision(kind) and kind.__name__ == "ImageClassification":
-        from torchvision import transforms as v1
-
-        options = {"interpolation": transform.interpolation, "antialias": transform.antialias}
-        yield from (v1.Resize(transform.resize_size, **options), v1.CenterCrop(transform.crop_size), v1.PILToTensor())
-        yield from (v1.ConvertImageDtype(torch.float32), v1.Normalize(transform.mean, transform.std))
-    else:
-        yield transform
-
-
-def iterate_parts(operation: Any) -> Iterator[Any]:
-    """Yields ``operation``, and all operations inside it, at any depth. Looks into containers of torchvision and
-    :class:`InPlace`."""
-    yield operation
-    for part in list_inner_operations(operation):
-        yield from iterate_parts(part)
-
-
-def list_inner_operations(operation: Any) -> Sequence[Any]:
-    """Returns the operations directly inside a container of torchvision or an :class:`InPlace`; empty for others."""
-    if isinstance(operation, InPlace):
-        return [operation.fn]
-    if any(map(is_of_torchvision, type(operation).__mro__)):
-        inner: Sequence[Any] = getattr(operation, "transforms", ())
-        return inner
-    return ()
-
-
-def draws_random_numbers(operation: Any) -> bool:
-    """Tells if a transform of torchvision draws random numbers, so that it is no function of batches."""
-    try:
-        _refuse_random(operation, "")
-    except UsageError:
-        return True
-    return False
-
-
-def _refuse_random(operation: Any, use: str) -> None:
-    """Raises :class:`UsageError` for torchvision's random transforms, which would treat a whole batch alike.
-
-    Also refuses torchvision's noise, which no seed determines. Recognises all by name, without importing torchvision.
-
-    ``use``: beginning of the advice.
-    """
-    for kind in filter(is_of_torchvision, type(operation).__mro__):
-        name = kind.__name__
-        bounds = getattr(operation, _RANDOM_IN_A_RANGE.get(name, ""), None)
-        ranged = isinstance(bounds, tuple | list) and len(set(bounds)) > 1
-        if name.startswith("Random") or name in _RANDOM or ranged:
-            fault = "would treat the whole batch alike"
-        elif name in _RANDOM_EACH:
-            fault = "would draw other numbers in each run, whatever the seed"
-        else:
-            continue
-        ours = f"packstore.augment.{name}, " if name in _OURS else ""
-        raise UsageError(f"torchvision's {name} {fault}; {use}{ours}augment.PerImage({name}(...)), or a DataLoader")

@@ -351,6 +351,11 @@ class AugMix(_Policy, ProgramOperation):
         if not isinstance(self.alpha, int | float) or not 0 < self.alpha < 1e6:
             raise UsageError(f"AugMix: alpha should be positive, got {self.alpha!r}")
 
+    @property
+    def mixes_places(self) -> bool:
+        """True: the chains warp an image in different ways."""
+        return True
+
     def draw_chains(self, draws: Draws, size: Size) -> tuple[list[Program], NDArray[np.float32]]:
         """Draws the program of each chain of operations, and the weights for :func:`mix_chains`."""
         names = _AUG_MIX if self.all_ops else _AUG_MIX[:_PARTIAL]

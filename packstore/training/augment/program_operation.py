@@ -14,7 +14,6 @@ from packstore.core.errors import UsageError
 from packstore.core.modes import parse_mode
 from packstore.images.programs import Code, Program
 from packstore.training.augment.base import Operation, Size
-from packstore.training.augment.interpreter import check_pixels, run_program
 from packstore.training.random_draws import Draws
 
 
@@ -56,6 +55,8 @@ class ProgramOperation(Operation):
         """
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
+        from packstore.training.augment.interpreter import run_program
+
         program = self.draw_program(draws.on_host(), (images.shape[-2], images.shape[-1]))
         return run_program(images, program, operation_name(self), self.image_units)
 
@@ -88,6 +89,8 @@ def refuse_unsupported(operations: Sequence[Any], dtype: torch.dtype, channels: 
         if not type(operation).__module__.startswith("packstore.") or hasattr(operation, "fn"):
             return
         for code, flags in list_possible_steps(operation):
+            from packstore.training.augment.interpreter import check_pixels
+
             check_pixels(dtype, channels, code, flags, operation_name(operation), mode, operation.image_units)
         check_colours(operation, channels, mode)
 

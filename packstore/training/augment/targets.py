@@ -7,26 +7,19 @@ batches. The arithmetic equals torchvision's ``transforms.v2`` for ``tv_tensors`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import UsageError
-from packstore.core.registry import COLUMN_TYPES
 from packstore.images.programs import Program
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Step
 from packstore.training.augment.crop import source_index
 from packstore.training.augment.detection import box_areas, centres_inside
-from packstore.training.augment.in_place import InPlace, stable_repr
-from packstore.training.augment.per_image import PerImage, is_of_torchvision, list_inner_operations
-from packstore.training.augment.policies import AugMix
 from packstore.training.augment.program_operation import ProgramOperation
-from packstore.training.augment.timm_policies import TimmAugment
 from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
 
@@ -356,113 +349,3 @@ class RowPlacement:
 
 
 # Options of users ------------------------------------------------------------------------------------------------
-
-
-def check_target_options(mask_fill: int, min_area: float, min_visible: float) -> None:
-    """Raises :class:`UsageError` for invalid options of :func:`place_mask` and :func:`place_boxes`.
-
-    - ``mask_fill`` is a whole number within int32.
-    - ``min_area`` is a finite number of at least 0.
-    - ``min_visible`` is a number from 0 to 1.
-    """
-    if not isinstance(mask_fill, int) or isinstance(mask_fill, bool):
-        raise UsageError(f"mask_fill should be a whole number, got {mask_fill!r}")
-    if not -(2**31) <= mask_fill < 2**31:
-        raise UsageError(f"mask_fill should be an int32, got {mask_fill}")
-    if not isinstance(min_area, int | float) or not 0 <= min_area < float("inf"):
-        raise UsageError(f"min_area should be a number of square pixels, at least 0, got {min_area!r}")
-    if not isinstance(min_visible, int | float) or not 0 <= min_visible <= 1:
-        raise UsageError(f"min_visible should be a share of a box's area, 0 … 1, got {min_visible!r}")
-
-
-_INSTEAD = "packstore.augment's operations, or a DataLoader with output='tv_tensors'"
-
-
-def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INSTEAD) -> None:
-    """Raises :class:`UsageError` for operations that masks, boxes or keypoints cannot follow.
-
-    - AugMix, which mixes images that lie in different places.
-    - torchvision's transforms that move pixels.
-    - Unknown functions, unless they are in :class:`InPlace`.
-    - Beside boxes or keypoints: an operation whose padding repeats pixels. Operations inside groups are not checked.
-
-    Args:
-        ops: The user's whole list, and all other functions that are called with images.
-        types: Names of the types of the loaded columns. Only types that move count. Against AugMix, images count too:
-            they stand for further images.
-        instead: Alternative that moves images and targets together, for messages.
-    """
-    traits = [COLUMN_TYPES[name] for name in dict.fromkeys(types)]
-    rows = [each.name for each in traits if each.moves and not each.lies_on_image]
-    moved = [*(each.name for each in traits if each.lies_on_image), *rows]
-    has_images = any(each.has_images and each.is_picture for each in traits)
-    if any(map(_contains_augmix, ops)) and (moved or has_images):
-        others = " and ".join([*moved, *(["further images"] if has_images else [])])
-        raise UsageError(f"AugMix mixes images that lie in different places, and {others} cannot follow")
-    if not moved:
-        return
-    for op in ops:
-        for part, stays in _iterate_nested_parts(op):
-            if kind := next(filter(_is_moving_transform, type(part).__mro__), None):
-                raise UsageError(
-                    f"torchvision's {kind.__name__} would move the images, and leave {' and '.join(moved)} where they "
-                    f"are; use {instead}, or leave them out by columns="
-                )
-            if not (stays or _keeps_places(part)):
-                raise UsageError(
-                    f"{stable_repr(part)} might move the images, and would leave {' and '.join(moved)} where they are; "
-                    "if it leaves every pixel in its place, say so: packstore.augment.InPlace(…) around it; else use "
-                    f"{instead}; or leave {' and '.join(moved)} out by columns= of the dataset"
-                )
-        if isinstance(op, GeometricOperation) and op.pads != "constant" and rows:
-            raise UsageError(
-                f"{op!r}: padding_mode {op.pads!r} shows parts of the image again, which have no {rows[-1]}; use "
-                "padding_mode='constant'"
-            )
-
-
-def _contains_augmix(op: Any) -> bool:
-    """Tells if an operation is AugMix, also timm's, or contains it."""
-    timm = isinstance(op, TimmAugment) and op.config.startswith("augmix")
-    return timm or isinstance(op, AugMix) or any(map(_contains_augmix, getattr(op, "transforms", ())))
-
-
-def _iterate_nested_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Yields an operation and all operations inside it, at any depth.
-
-    Each comes with True if it is an :class:`InPlace`, or inside one.
-    """
-    stays = stays or isinstance(op, InPlace)
-    yield op, stays
-    if isinstance(op, PerImage):
-        inner: Iterable[Any] = [op.fn]
-    else:
-        inner = op if type(op) is torch.nn.Sequential else list_inner_operations(op)
-    for part in inner:
-        yield from _iterate_nested_parts(part, stays)
-
-
-def _keeps_places(part: Any) -> bool:
-    """Tells if masks and boxes stay right under an operation. The operations inside are asked about separately.
-
-    True for packstore's own, for a ``Sequential``, and for torchvision's except ``Lambda``. Those of torchvision that
-    move pixels must have been refused before.
-    """
-    kind = type(part)
-    if is_of_torchvision(kind):
-        return kind.__name__ != "Lambda"
-    return kind.__module__.startswith("packstore.") or kind is torch.nn.Sequential
-
-
-def _is_moving_transform(kind: type) -> bool:
-    """Tells if a class is one of torchvision's transforms that move pixels."""
-    if not is_of_torchvision(kind):
-        return False
-    return kind.__module__.endswith(("_geometry", "_auto_augment")) or kind.__name__ in _V1_GEOMETRY
-
-
-_V1_GEOMETRY = {
-    *("AugMix", "AutoAugment", "CenterCrop", "ElasticTransform", "FiveCrop", "Pad", "RandAugment", "RandomAffine"),
-    *("RandomCrop", "RandomHorizontalFlip", "RandomPerspective", "RandomResizedCrop", "RandomRotation"),
-    *("RandomVerticalFlip", "Resize", "TenCrop", "TrivialAugmentWide"),
-}

@@ -119,6 +119,11 @@ class TimmAugment(ProgramOperation):
         return True
 
     @property
+    def mixes_places(self) -> bool:
+        """True for augmix, whose chains warp an image in different ways."""
+        return self.config.startswith("augmix")
+
+    @property
     def possible_steps(self) -> Collection[tuple[Code, int]]:
         """Saturation, which stands for all steps: :func:`check_pixels` then refuses images that a policy does not
         support.

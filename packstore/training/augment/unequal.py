@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,37 +27,16 @@ from packstore.training.augment.base import (
 )
 from packstore.training.augment.crop import source_index
 from packstore.training.augment.detection import BatchBoxes, RandomIoUCrop
-from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
-from packstore.training.augment.operations import output_size
-from packstore.training.augment.per_image import PerImage, may_resize
 from packstore.training.augment.program_operation import ProgramOperation, contains_geometry, operation_name
 from packstore.training.augment.resample import check_area, resize, resize_shown
+from packstore.training.augment.steps import is_per_image, may_resize
 from packstore.training.augment.targets import Move, Placement, draw_program_by_size, move_boxes
 from packstore.training.augment.units import Units, fill_like
 from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
 
 _Four = tuple[int, int, int, int]
-
-
-def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> bool:
-    """Tells if images must be augmented one by one, because operations give them different sizes, or a function per
-    image gets them in different sizes.
-
-    Args:
-        ops: The user's list.
-        planned: Number of operations at its beginning that run while decoding, at any size.
-        size: Common height and width of the images; None if they differ or are unknown.
-    """
-    if any(getattr(op, "gives_sizes", False) or contains_geometry(op) for op in ops[planned:]):
-        return True
-    size = output_size(ops[:planned], size)
-    if size is None and any(not getattr(op, "mirrors", False) for op in ops[:planned]):
-        return True
-    left = ops[planned:] if size is None else ()
-    known = takewhile(lambda op: isinstance(op, Operation) and not isinstance(op, InPlace), left)
-    return any(isinstance(op, PerImage) or getattr(op, "resizes", False) for op in known)
 
 
 class Cut(NamedTuple):
@@ -241,7 +219,7 @@ class DrawnOperation:
             return run_program(image, self.program[row : row + 1], self.name, self.units)
         assert self.call is not None
         assert self.draws is not None
-        if isinstance(self.call, PerImage) and self.call.runs_in_threads:
+        if is_per_image(self.call) and self.call.runs_in_threads:
             draws = self.draws[row : row + 1]
             result = self.call.stack_results(self.call.call_each([image[0]], draws))
         elif isinstance(self.call, Operation):

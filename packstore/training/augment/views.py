@@ -10,7 +10,7 @@ from typing import Any
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Step, join_columns
 from packstore.training.augment.operations import output_size, split_operations
-from packstore.training.augment.per_image import as_operations, may_resize
+from packstore.training.augment.steps import as_operations, may_resize
 from packstore.training.augment.units import Units, with_units
 from packstore.training.random_draws import Array, derive_key
 

@@ -17,25 +17,21 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import UsageError
 from packstore.core.options import describes, initializes, take_options, whole_number
 from packstore.core.registry import notebook_html
 from packstore.images.engine import get_engine
 from packstore.training.arguments import unknown_argument
-from packstore.training.augment import Operation
+from packstore.training.augment.base import Operation
 from packstore.training.augment.from_torchvision import translate_augment
-from packstore.training.augment.mixing import parse_mix
-from packstore.training.augment.per_image import as_operations
+from packstore.training.augment.steps import as_operations
 from packstore.training.augment.units import Units, with_units
-from packstore.training.augment.views import parse_views
-from packstore.training.loader.arrays import as_arrays
+from packstore.training.loader.column_rows import Padded
 from packstore.training.loader.columns import refuse_missing_values, resident_obstacle
-from packstore.training.loader.description import describe_options
 from packstore.training.loader.epoch_end import announce_epoch
 from packstore.training.loader.epochs import Epochs
-from packstore.training.loader.fields import Padded
 from packstore.training.loader.options import (
     LoaderArguments,
     LoaderOptions,
@@ -46,14 +42,14 @@ from packstore.training.loader.options import (
 from packstore.training.loader.parts import EpochSubset, LoaderParts
 from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.places import augments_one_by_one
-from packstore.training.loader.prefetch import prefetch
-from packstore.training.loader.record_stage import RecordStage
 from packstore.training.loader.residence import Residence, choose_residence
-from packstore.training.loader.resident import Resident
-from packstore.training.loader.state import VERSION, check_state, describe_records
-from packstore.training.loader.streaming import Streaming
 
-__all__ = ["PackedLoader", "Padded", "prefetch"]
+if TYPE_CHECKING:
+    from packstore.training.loader.record_stage import RecordStage
+    from packstore.training.loader.resident import Resident
+    from packstore.training.loader.streaming import Streaming
+
+__all__ = ["PackedLoader", "Padded"]
 
 _log = logging.getLogger("packstore")
 
@@ -153,10 +149,16 @@ class PackedLoader(LoaderParts):
             raise UsageError("normalize= is given, and augment= has torchvision's Normalize: leave out one of the two")
         units = Units.of_column(dataset.manifest.image, dataset.manifest.normalization)
         parsed = {name: value for name, value in converted.items() if getattr(arguments, name) is None} | {
-            "augment": with_units(as_operations(augment), units),
-            "mix": parse_mix(arguments.mix),
-            "views": parse_views(arguments.views, units),
+            "augment": with_units(as_operations(augment), units)
         }
+        if arguments.mix is not None:
+            from packstore.training.augment.mixing import parse_mix
+
+            parsed["mix"] = parse_mix(arguments.mix)
+        if arguments.views is not None:
+            from packstore.training.augment.views import parse_views
+
+            parsed["views"] = parse_views(arguments.views, units)
         self.options = options = take_options(LoaderOptions, vars(arguments) | parsed)
         self.batch_size = batch_size = whole_number("batch_size", arguments.batch_size)
         self.device = dataset.device
@@ -164,7 +166,11 @@ class PackedLoader(LoaderParts):
             raise UsageError(f"output='numpy' gives arrays on the CPU, and the dataset has device='{self.device}'")
         self.epoch = 0
         self._epochs = Epochs(dataset, batch_size, options, part)
-        self._stage = RecordStage.for_loader(dataset, options)
+        self._stage: RecordStage | None = None
+        if any(getattr(operation, "works_on_records", False) for operation in options.augment):
+            from packstore.training.loader.record_stage import RecordStage
+
+            self._stage = RecordStage(dataset, options)
         loading = options if self._stage is None else self._stage.loading_options
         refuse_missing_values(dataset, loading.collate or {}, self._epochs.items)
         wanted = True if options.pre_transform is not None else options.resident
@@ -186,9 +192,15 @@ class PackedLoader(LoaderParts):
         self.mode, self.mode_reason = "resident" if residence.resident else "streaming", residence.reason
         _log.info("%s: %s (%s)", dataset.path, self.mode, self.mode_reason)
         self.pipeline = Pipeline(dataset, loading, residence.resident)
-        self._producer = (
-            Resident(self.pipeline, self._epochs) if residence.resident else Streaming(self.pipeline, self._epochs)
-        )
+        self._producer: Resident | Streaming
+        if residence.resident:
+            from packstore.training.loader.resident import Resident
+
+            self._producer = Resident(self.pipeline, self._epochs)
+        else:
+            from packstore.training.loader.streaming import Streaming
+
+            self._producer = Streaming(self.pipeline, self._epochs)
         self._running: tuple[int, int] | None = None  # epoch and batches given, of the latest iteration
         self._resume: tuple[int, int] | None = None  # epoch and records given, over all ranks, of a loaded state
         self._epoch_set: int | None = None  # as the user has set it last
@@ -215,6 +227,8 @@ class PackedLoader(LoaderParts):
         return notebook_html(self)
 
     def __repr__(self) -> str:
+        from packstore.training.loader.description import describe_options
+
         counted = self.options.sampler is None or hasattr(self.options.sampler, "__len__")
         batches = f"{len(self):,} batches of {self.batch_size}" if counted else f"batches of {self.batch_size}"
         batches += f" (rank {self.rank} of {self.world_size})" if self.world_size > 1 else ""
@@ -319,6 +333,8 @@ class PackedLoader(LoaderParts):
     def _as_arrays(self, item: Any) -> Any:
         """Replaces the tensors of an item by numpy arrays over the same memory. bfloat16 becomes float32, in new
         memory. Images are channels-last if the loader's options say so."""
+        from packstore.training.loader.arrays import as_arrays
+
         dataset = self.pipeline.dataset
         images = [name for name in dataset.columns if dataset.manifest.column(name).traits.has_images]
         columns = [*dataset.columns, *(["masking"] if self.options.masking is not None else [])]
@@ -403,6 +419,8 @@ class PackedLoader(LoaderParts):
 
         If no iteration has begun since, first prepares the order of the next epoch. This raises :class:`UsageError` if
         the epoch would have no batches, or if ranks would draw different records from the sampler."""
+        from packstore.training.loader.state import VERSION
+
         self._follow_sampler()
         if self._running is None:
             self._epochs.begin_epoch()
@@ -415,6 +433,8 @@ class PackedLoader(LoaderParts):
     @cached_property
     def _store(self) -> dict[str, Any]:
         """Number and digest of the dataset's records, for the state."""
+        from packstore.training.loader.state import describe_records
+
         return describe_records(self.pipeline.dataset)
 
     def _identity(self) -> dict[str, Any]:
@@ -455,6 +475,8 @@ class PackedLoader(LoaderParts):
             UsageError: ``state`` is not a state, or of another dataset, order, augmentation or global batch size. The
                 text names the difference, and says if the store has grown since. Or an epoch would have no batches.
         """
+        from packstore.training.loader.state import check_state
+
         self._epochs.begin_epoch()
         check_state(state, self._identity(), self.pipeline.dataset)
         epoch, given = state["epoch"], state["records"]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError
 from packstore.training.loader.checks import ChecksumPolicy, ImagesByNumber
-from packstore.training.loader.fields import Failures
+from packstore.training.loader.column_rows import Failures
 from packstore.training.loader.prepared import GroupShare, PreparedBatch
 from packstore.training.loader.rows import RowFormat
 from packstore.training.loader.stats import Stats

@@ -14,19 +14,17 @@ from packstore.core.errors import StoreError, UsageError
 from packstore.core.manifest import Column
 from packstore.training.augment.base import Operation
 from packstore.training.augment.operations import ONE_SIZE
-from packstore.training.augment.targets import check_targets, plan_targets
+from packstore.training.augment.steps import check_targets
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.decoded_fields import ImageField, ImageListField, MaskField
-from packstore.training.loader.fields import (
-    BatchField,
+from packstore.training.loader.column_rows import (
     ColumnContext,
+    ColumnReader,
     ColumnRows,
     Failures,
     NewBuffer,
-    NumberField,
-    ObjectField,
-    RaggedField,
+    NumberReader,
+    ObjectReader,
     missing_value_error,
 )
 from packstore.training.loader.options import LoaderOptions
@@ -76,7 +74,7 @@ class BatchColumns:
         return values, [values[name] for name, rows in self._rows.items() if rows.in_ring]
 
 
-class BatchFields:
+class ColumnReaders:
     """Reads the columns of a loader's batches besides the main image.
 
     Moves masks, boxes, keypoints and other columns that move with the image. Refuses columns that the operations cannot
@@ -102,7 +100,7 @@ class BatchFields:
             dataset: The dataset.
             options: Options of the loader.
             new_assembler: Makes the assembler of a further column of images.
-            finish: See :class:`ImageField`.
+            finish: See :class:`ImageColumnReader`.
             names: Names of the columns; None for all columns of the dataset.
             one_by_one: Images are augmented one by one.
             form: Form of the main images if they differ in size, ``"list"`` or ``"padded"``. Masks, and volumes of one
@@ -141,32 +139,40 @@ class BatchFields:
         self._places = moving and bool(self.carried)
         check_collate(columns[: len(self._asked)], collate)
 
-        def field(column: Column) -> BatchField:
+        def reader(column: Column) -> ColumnReader:
             asked: str = collate.get(column.name, "list")
             optional = asked == "optional" or column.name in hidden
             match column.collation:
                 case "image_lists":
-                    return ImageListField(dataset.list_reader(column), optional or asked == "list")
+                    from packstore.training.loader.decoded_columns import ImageListColumnReader
+
+                    return ImageListColumnReader(dataset.list_reader(column), optional or asked == "list")
                 case "images":
-                    return ImageField(column, optional, new_assembler, finish)
+                    from packstore.training.loader.decoded_columns import ImageColumnReader
+
+                    return ImageColumnReader(column, optional, new_assembler, finish)
                 case "planes":
+                    from packstore.training.loader.decoded_columns import MaskReader
+
                     ragged = None if column.layout in (None, "HW") or column.kind == "fixed" else asked
                     ragged = "list" if ragged == "optional" else ragged
-                    return MaskField(column, optional, options.mask_fill, dataset.max_pixels, ragged or form)
+                    return MaskReader(column, optional, options.mask_fill, dataset.max_pixels, ragged or form)
                 case "objects":
-                    return ObjectField(column, optional)
+                    return ObjectReader(column, optional)
                 case "stack":
-                    return NumberField(column, optional)
+                    return NumberReader(column, optional)
                 case "rows":
+                    from packstore.training.loader.ragged_columns import RaggedReader
+
                     least = options.min_area, options.min_visible
-                    return RaggedField(column, "list" if asked == "optional" else asked, optional, *least)
+                    return RaggedReader(column, "list" if asked == "optional" else asked, optional, *least)
 
         # Objects first: they decide which rows of other columns are kept.
-        self._fields = [field(c) for c in sorted(columns, key=lambda c: not c.traits.rows_are_objects)]
+        self._readers = [reader(c) for c in sorted(columns, key=lambda c: not c.traits.rows_are_objects)]
 
     def __len__(self) -> int:
         """Number of columns that are read, boxes for other columns included."""
-        return len(self._fields)
+        return len(self._readers)
 
     def read_batch(
         self, prepared: PreparedBatch, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
@@ -189,6 +195,8 @@ class BatchFields:
         if prepared.operations is not None:
             sizes, placement = prepared.sizes, prepared.operations.placement
         elif self._places:
+            from packstore.training.augment.targets import plan_targets
+
             sizes = prepared.sizes
             draws = Draws(prepared.seed, prepared.epoch, ids)
             placement = plan_targets(sizes, self._options.augment, draws, prepared.first_crops)
@@ -196,8 +204,8 @@ class BatchFields:
             self._dataset.reader, ids, prepared.seed, prepared.epoch, sizes, placement, set(prepared.failed), errors
         )
         rows = {}
-        for place, field in enumerate(self._fields):
-            rows[field.column.name] = field.read_batch(context, new_buffer(place))
+        for place, reader in enumerate(self._readers):
+            rows[reader.column.name] = reader.read_batch(context, new_buffer(place))
         return BatchColumns(context, {name: rows[name] for name in self._asked})
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import ChecksumPolicy
-from packstore.training.loader.fields import Failures
+from packstore.training.loader.column_rows import Failures
 from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.loader.rows import RowFormat, height_width
 from packstore.training.loader.stats import Stats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,15 +16,10 @@ from packstore.core.modes import RGB, Mode
 from packstore.images.programs import GEOMETRIC
 from packstore.training.augment.base import GeometricOperation, Operation, Size, Step
 from packstore.training.augment.in_place import InPlace
-from packstore.training.augment.interpreter import run_program
-from packstore.training.augment.masking import MASKING_STREAM, Masking
-from packstore.training.augment.mixing import MIXING_STREAM, BatchMixer, DrawnMix
-from packstore.training.augment.mosaic import Mosaic, Tiles
 from packstore.training.augment.operations import HOW_TO_COLLATE, apply_operations, output_size
-from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation
+from packstore.training.augment.steps import is_per_image
 from packstore.training.augment.units import Units
-from packstore.training.loader.decoded_fields import pad_to_largest
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.places import WorkDivision
@@ -32,6 +27,16 @@ from packstore.training.loader.rows import stored_format
 from packstore.training.loader.stats import Stats
 from packstore.training.pictures import TENSOR_DTYPES
 from packstore.training.random_draws import Draws
+
+if TYPE_CHECKING:
+    from packstore.training.augment.masking import Masking
+    from packstore.training.augment.mixing import DrawnMix
+    from packstore.training.augment.mosaic import Tiles
+    from packstore.training.augment.per_image import PerImage
+
+
+MIXING_STREAM, MASKING_STREAM = -1, -2
+"""Streams of random numbers of ``mix`` and ``masking``. Those of operations are their indices in the list."""
 
 
 class DrawnForBatch(NamedTuple):
@@ -113,13 +118,13 @@ class DeviceSteps:
         """True if functions of the user run here on whole batches of images. Leaves out :attr:`in_decoding`, and
         ``target_transform``."""
         return self._options.transform is not None or any(
-            not isinstance(op, Operation) or isinstance(op, InPlace | PerImage | _TimedOperation)
+            not isinstance(op, Operation) or isinstance(op, InPlace | _TimedOperation) or is_per_image(op)
             for op in self._operations
         )
 
     def _with_timing(self, operation: Step) -> Step:
         """Wraps a :class:`PerImage` so that its seconds are measured; returns other operations unchanged."""
-        return _TimedOperation(operation, self._stats) if isinstance(operation, PerImage) else operation
+        return _TimedOperation(operation, self._stats) if is_per_image(operation) else operation
 
     def call_per_image(
         self, images: torch.Tensor, records: NDArray[np.int64], epoch: int, skip: Collection[int]
@@ -224,18 +229,20 @@ class DeviceSteps:
             ids: Ids of the records, on the host.
             epoch: Epoch of random operations.
         """
-        mix = self._options.mix
+        from packstore.training.loader.decoded_columns import pad_to_largest
+
+        mosaic = self._options.mosaic
         with self._stats.measure("augment"):
             if form == "stacked":
                 return self.mix_batch(self.convert_batch(self._stack_images(images, sizes.device)), ids, epoch)
             outputs: Any = [self.convert_batch(image[None])[0] for image in images]
             empty = None if outputs else self.convert_batch(self._example.to(sizes.device))
             tiles = None
-            if isinstance(mix, Mosaic) and empty is not None:
+            if mosaic is not None and empty is not None:
                 outputs = empty[:0]
-            elif isinstance(mix, Mosaic):
+            elif mosaic is not None:
                 host_sizes = np.array([image.shape[-2:] for image in outputs], np.int64)
-                tiles = mix.draw_tiles(Draws(self._seed, epoch, ids, MIXING_STREAM), host_sizes)
+                tiles = mosaic.draw_tiles(Draws(self._seed, epoch, ids, MIXING_STREAM), host_sizes)
                 outputs = tiles.build_images(outputs, self._options.channels_last, self._units)
             elif form == "padded":
                 outputs = pad_to_largest(outputs, sizes, outputs[0] if empty is None else empty[0])
@@ -256,20 +263,21 @@ class DeviceSteps:
 
         Returns the result of ``transform``, and the draws. Does only what the options ask for. Builds no mosaics of a
         batch without images."""
-        mix, masking = self._options.mix, self._options.masking
+        masking, mosaic, mixer = self._options.masking, self._options.mosaic, self._options.mixer
         if not self._options.draws_for_batches:  # results of pre_transform need not be images
             return self.call_transform(images), DrawnForBatch()
         draws, size = Draws(self._seed, epoch, ids), (images.shape[-2], images.shape[-1])
-        mixed = masks = None
+        mixed = masks = tiles = None
         if masking is not None:
+            from packstore.training.augment.masking import Masking
+
             patches = masking(draws.replace(stream=MASKING_STREAM), size)
             masks = Masking(*(each.to(images.device, non_blocking=True) for each in patches))
-        tiles = None
-        if isinstance(mix, Mosaic) and len(images):
-            tiles = mix.draw_tiles(draws.replace(stream=MIXING_STREAM), np.tile(np.array(size), (len(images), 1)))
+        if mosaic is not None and len(images):
+            tiles = mosaic.draw_tiles(draws.replace(stream=MIXING_STREAM), np.tile(np.array(size), (len(images), 1)))
             images = tiles.build_images(images, self._options.channels_last, self._units)
-        elif isinstance(mix, BatchMixer):
-            mixed = mix.draw_mix(draws.replace(stream=MIXING_STREAM), size)
+        elif mixer is not None:
+            mixed = mixer.draw_mix(draws.replace(stream=MIXING_STREAM), size)
             images = mixed.mix_images(images)
         return self.call_transform(images), DrawnForBatch(mixed, masks, tiles)
 
@@ -282,8 +290,8 @@ class DeviceSteps:
         """Mixes the labels of a batch as its images were mixed; see :meth:`BatchMixer.mix_labels`, also for errors.
 
         ``classes``: number of the store's class names; None without names."""
-        assert isinstance(self._options.mix, BatchMixer)
-        return self._options.mix.mix_labels(labels, mixed, classes)
+        assert self._options.mixer is not None
+        return self._options.mixer.mix_labels(labels, mixed, classes)
 
     def call_target_transform(self, labels: Any) -> Any:
         """Calls the user's ``target_transform`` with a batch's labels. Returns them unchanged without one."""
@@ -335,6 +343,8 @@ class _MovingOperation(Operation):
     operation: ProgramOperation
 
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
+        from packstore.training.augment.interpreter import run_program
+
         program = self.operation.draw_program(draws.on_host(), (images.shape[-2], images.shape[-1]))
         program[~np.isin(program["code"], GEOMETRIC)] = 0
         return run_program(images, program, units=self.operation.image_units)

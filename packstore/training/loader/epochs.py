@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.training.concatenation import Mix, resolve_mixture
 from packstore.training.dataset import PackedDataset
 from packstore.training.lanes import (
     SHARDS_A_WINDOW,
@@ -79,7 +78,7 @@ class Epochs:
         self._subset_ids = None if self._subset is None else with_occurrences(self._subset)
         # A permutation of all records would fetch every shard again and again.
         is_remote = options.block is None and dataset.reader.table.cache is not None
-        self.mixture = resolve_mixture(dataset, options.shuffle) if isinstance(dataset, Mix) else None
+        self.mixture = dataset._resolve_mixture(options.shuffle)
         by_shards = options.shuffle is True and is_remote
         lanes = options.shuffle == "lanes" or (by_shards and self.mixture is None)
         self.shuffle = "lanes" if lanes else "full" if options.shuffle else None

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,17 +18,18 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.stores.proven import DamagedCopies
+from packstore.training.loader.column_rows import NewBuffer
 from packstore.training.loader.columns import BatchColumns
-from packstore.training.loader.decoded_fields import split_flat
 from packstore.training.loader.device_steps import DrawnForBatch, ImageSet
-from packstore.training.loader.fields import NewBuffer
-from packstore.training.loader.lost_shards import find_lost_records
 from packstore.training.loader.pipeline import LoadedBatch, Pipeline
 from packstore.training.loader.prepared import GroupShare, PreparedBatch
-from packstore.training.loader.view_columns import ViewColumns
+from packstore.training.loader.rows import split_flat
 from packstore.training.random_draws import MASK
 from packstore.training.record_notes import naming_records
 from packstore.training.ring import Ring, Slot
+
+if TYPE_CHECKING:
+    from packstore.training.loader.view_columns import ViewColumns
 
 _log = logging.getLogger("packstore")
 _DECODED_SLICE, _PIXELS_SLICE, _SMALL_BYTES, _LEAST_SLICE, _MOST_PIXELS = 16, 64, 1 << 20, 4, 1 << 23
@@ -111,7 +112,7 @@ class BatchJob:
             return partial(ring.get_buffer, self._slot, _FIRST_OF_COLUMNS + place)
 
         self._images, self._planned = prepared.images, prepared
-        columns = pipeline.fields.read_batch(prepared, assembler, new_buffer, self._errors)
+        columns = pipeline.columns.read_batch(prepared, assembler, new_buffer, self._errors)
         decoded = pipeline.dataset.manifest.holds_files
         made = assembler.estimate_bytes(prepared)
         if not decoded and made <= _SMALL_BYTES:  # done sooner than waking another thread
@@ -134,6 +135,8 @@ class BatchJob:
     def _leave_out_lost_shards(self) -> None:
         """Removes records of shards that cannot be opened from the batch; logs a warning for each shard. Raises
         :class:`UnreachableError` if the network fails."""
+        from packstore.training.loader.lost_shards import find_lost_records
+
         lost = find_lost_records(self._pipeline.dataset.reader, self.ids & MASK)
         if lost.any():
             self.ids = self.ids[~lost]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,10 +17,12 @@ from packstore.images.programs import Program, join_programs
 from packstore.training.augment.base import Crops, GeometricOperation, Size, Step
 from packstore.training.augment.operations import output_size, plan_each, write_crop
 from packstore.training.augment.program_operation import can_draw_program
-from packstore.training.augment.views import View
 from packstore.training.loader.rows import RowFormat, SizeError, engine_supports, height_width
 from packstore.training.random_draws import Draws
 from packstore.training.values import as_numpy
+
+if TYPE_CHECKING:
+    from packstore.training.augment.views import View
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,14 +19,15 @@ from packstore.core.options import argument, check_options, option, show_value, 
 from packstore.images.normalization import MeanAndStd
 from packstore.training.arguments import check_callables
 from packstore.training.augment.base import Step
-from packstore.training.augment.masking import RandomMasking
-from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp
-from packstore.training.augment.mosaic import Mosaic
-from packstore.training.augment.per_image import refuse_drawing_functions
-from packstore.training.augment.targets import check_target_options
-from packstore.training.augment.views import Views
+from packstore.training.augment.steps import check_target_options, refuse_drawing_functions
 from packstore.training.dataset import PackedDataset
 from packstore.training.random_draws import derive_key
+
+if TYPE_CHECKING:
+    from packstore.training.augment.masking import RandomMasking
+    from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp
+    from packstore.training.augment.mosaic import Mosaic
+    from packstore.training.augment.views import Views
 
 BatchCallable = Callable[[Any], Any]
 
@@ -242,8 +243,11 @@ class LoaderOptions(BatchOptions):
             raise UsageError(f"block is another way of shuffling than {self.shuffle!r}: leave one out")
         if self.block is not None and not self.shuffle:
             raise UsageError("block is a way of shuffling: add shuffle=True")
-        if self.masking is not None and not isinstance(self.masking, RandomMasking):
-            raise UsageError(f"masking should be a RandomMasking, got {self.masking!r}")
+        if self.masking is not None:
+            from packstore.training.augment.masking import RandomMasking
+
+            if not isinstance(self.masking, RandomMasking):
+                raise UsageError(f"masking should be a RandomMasking, got {self.masking!r}")
         if self.views is not None:
             for name in ("augment", "mix", "masking", "pre_transform"):
                 if getattr(self, name):
@@ -261,6 +265,24 @@ class LoaderOptions(BatchOptions):
     def form_of_images(self) -> str | None:
         """``"list"`` or ``"padded"`` as ``collate`` says for images; None if it names no form for them."""
         return None if self.collate is None else self.collate.get("image")
+
+    @property
+    def mosaic(self) -> Mosaic | None:
+        """``mix`` if it builds mosaics, else None."""
+        if self.mix is None:
+            return None
+        from packstore.training.augment.mosaic import Mosaic
+
+        return self.mix if isinstance(self.mix, Mosaic) else None
+
+    @property
+    def mixer(self) -> BatchMixer | None:
+        """``mix`` if it mixes records with labels, else None."""
+        if self.mix is None:
+            return None
+        from packstore.training.augment.mixing import BatchMixer
+
+        return self.mix if isinstance(self.mix, BatchMixer) else None
 
     @property
     def draws_for_batches(self) -> bool:

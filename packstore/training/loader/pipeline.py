@@ -6,7 +6,7 @@ The images are streamed, or resident in device memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,16 +18,14 @@ from packstore.core.modes import RGB
 from packstore.images.decoders import Decoder
 from packstore.stores.records import FetchCounts
 from packstore.training.augment.base import GeometricOperation, Step
-from packstore.training.augment.mosaic import Mosaic, check_columns
-from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import check_colours, refuse_unsupported
+from packstore.training.augment.steps import is_per_image
 from packstore.training.augment.units import Units, with_units
 from packstore.training.dataset import PackedDataset
 from packstore.training.items import map_images
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import ChecksumPolicy
-from packstore.training.loader.columns import BatchFields
-from packstore.training.loader.copy_assembler import CopyAssembler
+from packstore.training.loader.columns import ColumnReaders
 from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
 from packstore.training.loader.looks import Look, engine_takes
 from packstore.training.loader.normalizer import Normalizer
@@ -44,10 +42,11 @@ from packstore.training.loader.residence import SMALL_IMAGE_BYTES
 from packstore.training.loader.rows import RowFormat, engine_supports, final_format, stored_format
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import ArrayImages, FileImages, MappedImages, StoredImages
-from packstore.training.loader.unequal_assembler import UnequalAssembler
-from packstore.training.loader.view_columns import ViewColumnReader
-from packstore.training.loader.view_steps import ViewSteps
 from packstore.training.values import as_tensor
+
+if TYPE_CHECKING:
+    from packstore.training.loader.view_columns import ViewColumnReader
+    from packstore.training.loader.view_steps import ViewSteps
 
 _NOTHING = DrawnForBatch()
 
@@ -88,7 +87,7 @@ class Pipeline:
         one_by_one: Decoding threads augment images one by one, since their sizes differ during augmentation.
         form: ``"list"`` or ``"padded"`` if images differ in size in the end; ``"stacked"`` if functions per image
             have to give them one; None if they make a batch.
-        fields: The other columns.
+        columns: Readers of the other columns.
 
     Raises:
         UsageError: Options that do not fit the columns, such as ``mix`` without labels.
@@ -124,13 +123,17 @@ class Pipeline:
         self.programs = self.division.programs
         self.device_steps = DeviceSteps(dataset.manifest, options, self.stats, self.division, normalizer, mode)
         self.resident_look = self._make_resident_look(image) if kernel else None
-        self.views = None if options.views is None else ViewSteps(dataset, options, self.stats, whole)
+        self.views: ViewSteps | None = None
+        self.columns: ColumnReaders | ViewColumnReader
         of_columns = dataset, options, self._new_further_assembler, self._convert_further_images
-        self.fields: BatchFields | ViewColumnReader = (
-            BatchFields(*of_columns, one_by_one=self.one_by_one, form=self.form)
-            if options.views is None
-            else ViewColumnReader(*of_columns)
-        )
+        if options.views is None:
+            self.columns = ColumnReaders(*of_columns, one_by_one=self.one_by_one, form=self.form)
+        else:
+            from packstore.training.loader.view_columns import ViewColumnReader
+            from packstore.training.loader.view_steps import ViewSteps
+
+            self.views = ViewSteps(dataset, options, self.stats, whole)
+            self.columns = ViewColumnReader(*of_columns)
         self._classified = _columns_to_mix(dataset, options) if options.mix is not None else []
         self._assembler: Assembler | None = None
 
@@ -142,9 +145,7 @@ class Pipeline:
     def calls_user_code(self) -> bool:
         """True if batches of images go through functions of the user. Leaves out ``target_transform``, and functions
         that decoding threads call."""
-        deferred = self.one_by_one and any(
-            isinstance(op, PerImage) and not op.runs_in_threads for op in self.options.augment
-        )
+        deferred = self.one_by_one and any(is_per_image(op) and not op.runs_in_threads for op in self.options.augment)
         return deferred or self.device_steps.calls_user_code or (self.views is not None and self.views.calls_user_code)
 
     @property
@@ -162,17 +163,19 @@ class Pipeline:
     def _new_main_assembler(self) -> Assembler:
         """Creates the assembler of the column ``image``. Its class depends on the store, the views and the sizes of
         images."""
-        image, division, alone = self.dataset.manifest.image, self.division, not self.fields.carried
+        image, division, alone = self.dataset.manifest.image, self.division, not self.columns.carried
         decoder, checks = self.dataset.decoder, self.checks
         if self.views is not None and self.views.looks:
             images = self._stored_images(image, decoder, mapped=True)
             return RecordAssembler(images, self.views.looks, decoder.max_pixels, self.stats, alone, checks)
         if self.one_by_one:
-            assert isinstance(self.fields, BatchFields)
+            from packstore.training.loader.unequal_assembler import UnequalAssembler
+
+            assert isinstance(self.columns, ColumnReaders)
             size = None if self.form is not None else final_image_size(self.dataset, self.options)
             images = self._stored_images(image, decoder)
             form, of_records = division.form or images.stored, (decoder.max_pixels, self.stats, alone, checks)
-            return UnequalAssembler(self.options.augment, size, self.fields.objects, images, form, *of_records)
+            return UnequalAssembler(self.options.augment, size, self.columns.objects, images, form, *of_records)
         if self._resident:
             return self._new_assembler(image, (), alone, checks)
         return self._new_assembler(image, division.crops, alone, checks, division.form, division.programs)
@@ -214,6 +217,8 @@ class Pipeline:
         made = bool(operations or programs or form is not None) and engine_takes(column, operations)
         images = self._stored_images(column, decoder, mapped=column.name == "image" and (made or not operations))
         if isinstance(images, MappedImages) and not made:
+            from packstore.training.loader.copy_assembler import CopyAssembler
+
             return CopyAssembler(images, stats, checks, form or images.stored)
         look = Look(form or images.stored, operations, programs)
         return RecordAssembler(images, [look], decoder.max_pixels, stats, alone, checks)
@@ -295,7 +300,9 @@ def _columns_to_mix(dataset: PackedDataset, options: LoaderOptions) -> list[str]
         UsageError: There are no labels, or there are columns that cannot be mixed or joined in mosaics.
     """
     collate, names = options.collate or {}, []
-    if isinstance(options.mix, Mosaic):
+    if options.mosaic is not None:
+        from packstore.training.augment.mosaic import check_columns
+
         check_columns([dataset.manifest.column(name) for name in dataset.columns], collate)
         return []
     for name in dataset.columns:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
-from packstore.training.augment import RandomCrop
 from packstore.training.augment.base import GeometricOperation, Size, Step
-from packstore.training.augment.mosaic import Mosaic
-from packstore.training.augment.operations import HOW_TO_COLLATE, output_size, split_operations
-from packstore.training.augment.per_image import PerImage, as_operations, may_resize
-from packstore.training.augment.unequal import need_one_by_one
+from packstore.training.augment.geometry import RandomCrop
+from packstore.training.augment.operations import HOW_TO_COLLATE, need_one_by_one, output_size, split_operations
+from packstore.training.augment.steps import as_operations, is_per_image, may_resize
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.looks import take_programs
 from packstore.training.loader.options import Collate, LoaderOptions
 from packstore.training.loader.rows import RowFormat, engine_supports
+
+if TYPE_CHECKING:
+    from packstore.training.augment.per_image import PerImage
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ def divide_work(
     rest = tuple(operations[len(crops) + len(programs) :])
     per_image: list[PerImage] = []
     for operation in rest if calls_functions else ():
-        if not isinstance(operation, PerImage) or not operation.runs_in_threads:
+        if not is_per_image(operation) or not operation.runs_in_threads:
             break
         per_image.append(operation)
     return WorkDivision(crops, programs, tuple(per_image), rest[len(per_image) :], None if rest else form)
@@ -128,7 +129,7 @@ def choose_image_form(dataset: PackedDataset, options: LoaderOptions) -> str | N
     # A function may return any size and dtype, which rows of a buffer lack.
     of_functions = one_by_one and any(map(may_resize, options.augment))
     unequal = one_by_one and (of_functions or final_image_size(dataset, options) is None)
-    if isinstance(options.mix, Mosaic):  # it makes a batch of images of any sizes
+    if options.mosaic is not None:  # it makes a batch of images of any sizes
         return "list" if unequal else None
     if form is None and of_functions:
         return "stacked"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from packstore.images.engine import Requests
 from packstore.images.sniff import ImageInfo
 from packstore.training.augment.base import Crops
-from packstore.training.augment.unequal import Cut, DrawnOperations
 from packstore.training.loader.checks import PendingChecksums
 from packstore.training.loader.looks import DrawnLook
 from packstore.training.values import as_numpy
+
+if TYPE_CHECKING:
+    from packstore.training.augment.unequal import Cut, DrawnOperations
 
 RECORDS_TOGETHER = 1024
 """Records that are planned at once. Python takes 3.8 µs an image for crops and flips of 256, and 1.5 of 1,024."""

@@ -20,7 +20,7 @@ from packstore.training.augment.base import Crops
 from packstore.training.augment.operations import output_size
 from packstore.training.loader.assemble import Assembler, wrong_header_error
 from packstore.training.loader.checks import ChecksumPolicy
-from packstore.training.loader.fields import Failures
+from packstore.training.loader.column_rows import Failures
 from packstore.training.loader.looks import DrawnLook, Look, engine_takes
 from packstore.training.loader.prepared import Header, PreparedBatch
 from packstore.training.loader.rows import SizeError, height_width

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from packstore.core.errors import UsageError
 from packstore.core.parallel import default_workers
 from packstore.training.augment.albumentations import Albumentations, refuse_columns
-from packstore.training.augment.targets import check_targets
+from packstore.training.augment.steps import check_targets
 from packstore.training.dataset import PackedDataset
-from packstore.training.loader.decoded_fields import pad_to_largest
+from packstore.training.loader.decoded_columns import pad_to_largest
 from packstore.training.loader.device_steps import DeviceSteps
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
@@ -41,8 +41,11 @@ class RecordStage:
     """
 
     def __init__(self, dataset: PackedDataset, options: LoaderOptions) -> None:
+        """Raises :class:`UsageError` if the :class:`Albumentations` is not the last operation, or does not fit the
+        options and the columns."""
         *before, operation = options.augment
-        assert isinstance(operation, Albumentations)
+        if not isinstance(operation, Albumentations) or any(isinstance(each, Albumentations) for each in before):
+            raise UsageError("Albumentations works on whole records: put it last in augment=, and only once")
         self._operation, self._dataset, self._options = operation, dataset, options
         self._columns = {name: dataset.manifest.column(name) for name in dataset.columns if name != "key"}
         collate = dict(options.collate or {})
@@ -70,16 +73,6 @@ class RecordStage:
         normalizer = Normalizer.for_loader(options, dataset.manifest, mode)
         division = WorkDivision((), (), (), (), None)
         self._steps = DeviceSteps(dataset.manifest, options, Stats([]), division, normalizer, mode)
-
-    @classmethod
-    def for_loader(cls, dataset: PackedDataset, options: LoaderOptions) -> Self | None:
-        """Creates the stage if ``augment`` ends with an :class:`Albumentations`, else returns None.
-
-        Raises :class:`UsageError` if it is not the last operation, or does not fit the options and the columns."""
-        if any(isinstance(operation, Albumentations) for operation in options.augment[:-1]):
-            raise UsageError("Albumentations works on whole records: put it last in augment=, and only once")
-        last = options.augment[-1] if options.augment else None
-        return cls(dataset, options) if isinstance(last, Albumentations) else None
 
     @contextmanager
     def start_threads(self) -> Iterator[Callable[[Any, NDArray[np.int64], int], Any]]:

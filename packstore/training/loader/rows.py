@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from packstore.core.errors import UsageError
@@ -106,6 +108,12 @@ def height_width(image: Column) -> Size:
     """Returns height and width of the images of a column whose arrays have one shape."""
     height, width = image.shape[1:] if image.layout == "CHW" else image.shape[:2]
     return height, width
+
+
+def split_flat(values: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Returns consecutive parts of one-dimensional ``values`` as views of ``shapes``."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
+    return [values[start:stop].view(*shape) for start, stop, shape in zip([0, *ends], ends, shapes, strict=False)]
 
 
 class SizeError(UsageError):

@@ -15,13 +15,14 @@ from packstore.images.engine import Requests
 from packstore.training.augment.base import Size, Step
 from packstore.training.augment.detection import BatchBoxes
 from packstore.training.augment.operations import too_large_error
-from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.resample import check_area
+from packstore.training.augment.steps import is_per_image
 from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.loader.assemble import wrong_header_error
-from packstore.training.loader.fields import Failures, read_ragged
+from packstore.training.loader.column_rows import Failures
 from packstore.training.loader.looks import Look
 from packstore.training.loader.prepared import PreparedBatch
+from packstore.training.loader.ragged_columns import read_ragged
 from packstore.training.loader.record_assembler import RecordAssembler
 from packstore.training.loader.rows import RowFormat, SizeError
 from packstore.training.loader.stored_images import StoredImages
@@ -64,7 +65,7 @@ class UnequalAssembler(RecordAssembler):
         """
         super().__init__(images, [Look(form)], *arguments)
         self._list = tuple(list_of_operations)
-        self.defers = any(isinstance(op, PerImage) and not op.runs_in_threads for op in self._list)
+        self.defers = any(is_per_image(op) and not op.runs_in_threads for op in self._list)
         self._object_columns = object_columns
         self.as_list = size is None
         self.shape = form.row_shape(size or (1, 1))  # unused for a list

@@ -17,14 +17,14 @@ from packstore.training.augment.base import Step
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.column_rows import Failures, NewBuffer, Padded
 from packstore.training.loader.columns import (
     BatchColumns,
-    BatchFields,
+    ColumnReaders,
     check_collate,
     refuse_hidden_boxes,
     refuse_lists,
 )
-from packstore.training.loader.fields import Failures, NewBuffer, Padded
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.prepared import PreparedBatch
 
@@ -39,7 +39,7 @@ class ViewColumnReader:
     """
 
     def __init__(self, dataset: PackedDataset, options: LoaderOptions, new_assembler: Any, finish: Any) -> None:
-        """Takes the arguments of :class:`BatchFields`, and raises the same errors.
+        """Takes the arguments of :class:`ColumnReaders`, and raises the same errors.
 
         Raises :class:`UsageError` also for columns that cannot follow: further images, lists of images, and JSON with
         boxes."""
@@ -59,24 +59,24 @@ class ViewColumnReader:
         self.carried = [column.name for column in columns if column.traits.moves or column.parallel is not None]
         self._as_list = options.views.as_list
 
-        def fields(names: Sequence[str], operations: Sequence[Step]) -> BatchFields:
+        def readers(names: Sequence[str], operations: Sequence[Step]) -> ColumnReaders:
             forms = {name: form for name, form in collate.items() if name in names}
             own = replace(options, views=None, augment=tuple(operations), collate=forms)
-            return BatchFields(dataset, own, new_assembler, finish, names)
+            return ColumnReaders(dataset, own, new_assembler, finish, names)
 
-        self._plain = fields([column.name for column in columns if column.name not in self.carried], ())
+        self._plain = readers([column.name for column in columns if column.name not in self.carried], ())
         views = options.views.parts if self.carried else ()
-        self._views = [(view, fields(self.carried, view.operations)) for view in views]
+        self._views = [(view, readers(self.carried, view.operations)) for view in views]
 
     def read_batch(
         self, prepared: PreparedBatch, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
     ) -> ViewColumns:
         """Reads the columns of a batch: the moving ones for the crops of each view, others once per record.
 
-        Failures and errors are those of :meth:`BatchFields.read_batch`."""
+        Failures and errors are those of :meth:`ColumnReaders.read_batch`."""
         plain = self._plain.read_batch(prepared, assembler, new_buffer, errors)
         place, by_view = len(self._plain), []
-        for view, fields in self._views:
+        for view, readers in self._views:
             crops = PreparedBatch(
                 prepared.out,
                 view.all_crop_ids(prepared.ids),
@@ -85,8 +85,8 @@ class ViewColumnReader:
                 failed=[*_crop_rows(prepared.failed, view.count)],
             )
             crops.sizes = np.repeat(prepared.sizes, view.count, 0)
-            by_view.append((view, fields.read_batch(crops, assembler, _with_offset(new_buffer, place), errors)))
-            place += len(fields)
+            by_view.append((view, readers.read_batch(crops, assembler, _with_offset(new_buffer, place), errors)))
+            place += len(readers)
         return ViewColumns(plain, by_view, self._as_list)
 
 

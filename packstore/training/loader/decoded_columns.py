@@ -5,7 +5,6 @@ These are masks, volumes, clips and further images.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,9 +23,9 @@ from packstore.training.augment.clips import place_clip
 from packstore.training.augment.operations import HOW_TO_COLLATE
 from packstore.training.augment.targets import place_mask
 from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.fields import (
-    BatchField,
+from packstore.training.loader.column_rows import (
     ColumnContext,
+    ColumnReader,
     ColumnRows,
     NewBuffer,
     Padded,
@@ -35,7 +34,7 @@ from packstore.training.loader.fields import (
     select_rows,
 )
 from packstore.training.loader.prepared import PreparedBatch
-from packstore.training.loader.rows import SizeError
+from packstore.training.loader.rows import SizeError, split_flat
 from packstore.training.pictures import ImageListReader, read_stored_array, read_stored_files
 
 
@@ -145,7 +144,7 @@ class MaskRows(TensorRows):
             raise SizeError.between(mask.shape, out.shape)
 
 
-class MaskField(BatchField):
+class MaskReader(ColumnReader):
     """Reads a column of masks, volumes or clips for batches.
 
     The batch is float32 for a float32 column. It is uint8 for a uint8 column whose masks have at most 8 bits, if the
@@ -244,12 +243,6 @@ class MaskField(BatchField):
         return (self.column.shape[-2], self.column.shape[-1]) if self.column.shape else (0, 0)
 
 
-def split_flat(values: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Returns consecutive parts of one-dimensional ``values`` as views of ``shapes``."""
-    ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
-    return [values[start:stop].view(*shape) for start, stop, shape in zip([0, *ends], ends, shapes, strict=False)]
-
-
 def pad_to_largest(
     values: Sequence[torch.Tensor], sizes: torch.Tensor, example: torch.Tensor, fill: float = 0
 ) -> Padded:
@@ -315,7 +308,7 @@ class ImageRows(ColumnRows):
         return fill_missing(images, self.missing, kept)
 
 
-class ImageField(BatchField):
+class ImageColumnReader(ColumnReader):
     """Reads a column of images beside the main one for batches. A separate assembler decodes these images. Each process
     creates the assembler for its first batch."""
 
@@ -420,7 +413,7 @@ class ImageListRows(ColumnRows):
         return [None if files is None else row for files, row in zip(select_rows(self.files, kept), lists, strict=True)]
 
 
-class ImageListField(BatchField):
+class ImageListColumnReader(ColumnReader):
     """Reads a column of lists of image files for batches."""
 
     def __init__(self, lists: ImageListReader, optional: bool) -> None:
