@@ -40,8 +40,8 @@ __all__ = [
 ZIGLANG = "ziglang==0.17.1"
 """A C compiler with its headers and libraries, 100 MB."""
 
-# Includes all headers of the engine, with intrinsics that old compilers lack.
-_PROBE = "packstore/images/engine/simd/kernels.c"
+# Takes GNU C, and intrinsics that old compilers lack.
+_PROBE = "packstore/images/engine/ops/points.c"
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:

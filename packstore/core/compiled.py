@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[1] / "images" / "engine"
 """Where the engine is compiled, beside its C sources."""
 
 DONE = 0
-"""The outcome in ``engine.h`` for success."""
+"""The outcome in ``core/base.h`` for success."""
 _AGAIN = "install packstore again on this machine (in a clone: pip install -v .), which compiles it"
 
 _TYPES = {

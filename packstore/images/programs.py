@@ -21,7 +21,7 @@ Program = NDArray[np.void]
 
 
 class Code(IntEnum):
-    """Operations. ``packstore/images/engine/ops/augment.h`` has the same numbers.
+    """Operations. ``packstore/images/engine/ops/program.h`` has the same numbers.
 
     ============= ====================================================================================================
     code          parameters ``p`` and ``flags``

@@ -483,7 +483,7 @@ def test_sanitizers_find_nothing_in_a_million(fuzzer: Path) -> None:
 
 
 def test_codes_are_those_of_the_engine() -> None:
-    header = (ENGINE / "ops" / "augment.h").read_text()
+    header = (ENGINE / "ops" / "program.h").read_text()
     names = re.findall(r"^    STEP_(\w+),?$", header, re.MULTILINE)
     assert {name: number for number, name in enumerate(names)} == {code.name: int(code) for code in Code}
     assert STEP.itemsize == 40

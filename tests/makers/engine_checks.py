@@ -354,7 +354,7 @@ def check_guard_pages(engine: Engine) -> None:
 
 
 ITEM_BYTES = (4, 2, 2, 1)
-"""Of the types of ``engine.h``."""
+"""Of the types of ``core/base.h``."""
 
 
 def run_fields(engine: Engine, fields: tuple[int, ...], form: _Form, channels: int = 3) -> int:

@@ -8,7 +8,8 @@
  * each request alone as among others. Prints how many inputs were tried, and how many accepted; ends with 1 where
  * answers differ.
  */
-#include "../../packstore/images/engine/ops/augment.h"
+#include "../../packstore/images/engine/jpeg/jpeg.h"
+#include "../../packstore/images/engine/ops/program.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -222,7 +222,9 @@ MUTATIONS = [
     Mutation("jpeg/entropy.c", "(size_t)used * block", "(size_t)(used - 1) * block"),
     Mutation("jpeg/pixels.c", "*b = plane_row(decoder, 0, y + count - 1) + left;", "*b = a;"),
     Mutation(
-        "jpeg/pixels.c", "decoder->kernels->gray_mirror(to, a, box->width);", "memcpy(to, a, (size_t)box->width);"
+        "jpeg/pixels.c",
+        "decoder->worker.kernels->gray_mirror(to, a, box->width);",
+        "memcpy(to, a, (size_t)box->width);",
     ),
     Mutation("jpeg/colours.c", "_mm_setr_epi8(15, 14,", "_mm_setr_epi8(14, 15,"),
     Mutation("shape/resize.c", "_mm256_permute4x64_epi64(sums, 0xD8)", "sums"),
@@ -291,7 +293,7 @@ MUTATIONS = [
         "case 5: sum_pixels_of(to, pixels, taps, 5, count); break;",
         "case 5: sum_pixels_of(to, pixels, taps, 3, count); break;",
     ),
-    Mutation("shape/planes.c", "box->left + across->first;", "across->first;"),
+    Mutation("shape/planes.c", "box->left + across.first;", "across.first;"),
     Mutation("shape/planes.c", "planes + (c * height * width + at) * size", "planes + (c * height + at) * size"),
     # Requests
     Mutation("answer.c", "box->top <= height - box->height &&", "box->top <= height &&"),

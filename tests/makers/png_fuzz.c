@@ -6,7 +6,7 @@
  * A file is a zlib stream. Every buffer is a block of its own on the heap, of exactly the size that the engine is told.
  * Prints how many streams were tried, and how many accepted.
  */
-#include "../../packstore/images/engine/engine.h"
+#include "../../packstore/images/engine/io/io.h"
 
 #include <stdio.h>
 #include <stdlib.h>

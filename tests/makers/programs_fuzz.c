@@ -7,7 +7,8 @@
  * and without vector instructions have to answer alike, down to the last byte. Prints how many programs were tried, and
  * how many accepted; ends with 1 where answers differ.
  */
-#include "../../packstore/images/engine/ops/augment.h"
+#include "../../packstore/images/engine/core/requests.h"
+#include "../../packstore/images/engine/ops/program.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ("tools/packstore", "tools/test", "tools/wheel", "tools/arm", "tools/lib.sh", ".ci/run")
 
-NATIVE = "packstore/images/engine/engine.h"
+NATIVE = "packstore/images/engine/core/base.h"
 SOURCES = ("pyproject.toml", "tools/constraints.txt", "tools/build_backend.py", NATIVE)
 
 # Stands in for Python: notes what it is asked, pretends to make environments and to install; else it is Python.

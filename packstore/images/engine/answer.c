@@ -1,6 +1,8 @@
 /* Answers requests: finds the box of an image that a request needs, decodes it (two JPEG files at a time), and makes
  * the requested output from its pixels. */
-#include "ops/augment.h"
+#include "answer.h"
+#include "ops/program.h"
+#include "simd/arithmetic.h"
 
 #include <string.h>
 
@@ -35,11 +37,6 @@ static enum outcome check_file(struct decoder *decoder, const struct request *re
                : REFUSED;
 }
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Returns the part of the window that is inside the resized box; `at` receives the index of its first pixel in the
  * output. */
 static struct box visible_part(const struct request *request, int64_t *at)
@@ -56,22 +53,17 @@ static struct box visible_part(const struct request *request, int64_t *at)
 }
 
 /* Resizes planes of floating point and writes the window as planes of float32. */
-static enum outcome make_planes(struct decoder *decoder, const struct request *request, float *to)
+static enum outcome make_planes(struct decoder *decoder)
 {
-    const struct box *window = &request->window;
-    struct float_taps *across = &decoder->output.float_across, *down = &decoder->output.float_down;
-    int64_t at, values = decoder->output.task.channels * window->height * window->width;
-    struct box visible = visible_part(request, &at);
-    if (visible.height != window->height || visible.width != window->width)
-        memset(to, 0, (size_t)values * sizeof(float));
-    if (visible.height <= 0 || visible.width <= 0)
+    struct task *task = &decoder->output.task;
+    const struct box *window = &task->request->window, *visible = &task->visible;
+    int64_t at, values = task->channels * window->height * window->width;
+    task->visible = visible_part(task->request, &at);
+    if (visible->height != window->height || visible->width != window->width)
+        memset(task->to, 0, (size_t)values * sizeof(float));
+    if (visible->height <= 0 || visible->width <= 0)
         return DONE;
-    if (make_float_taps(across, request->box.width, request->size_width, window->left + visible.left, visible.width,
-                        request->mirrored) != DONE ||
-        make_float_taps(down, request->box.height, request->size_height, window->top + visible.top, visible.height,
-                        false) != DONE)
-        return REFUSED;
-    return resize_planes(decoder, request, to + at, visible.height, visible.width);
+    return resize_planes(&decoder->worker, task, (float *)task->to + at);
 }
 
 /* Runs the program on the pixels and converts them to the requested type and layout. */
@@ -81,14 +73,14 @@ static enum outcome convert(struct decoder *decoder)
     const struct request *request = task->request;
     int64_t pixels = request->window.height * request->window.width;
     struct image image = {task->to, request->window.height, request->window.width};
-    if (request->steps && run_program(decoder, &image, request->program, request->steps) != DONE)
+    if (request->steps && run_program(&decoder->worker, &image, request->program, request->steps) != DONE)
         return REFUSED;
     if (task->to == request->to)
         return DONE;
     if (task->kind == UINT8)
-        convert_pixels(decoder, task, task->to, request->to, pixels);
+        convert_pixels(decoder->worker.kernels, task, task->to, request->to, pixels);
     else
-        convert_planes(decoder, task, task->to, request->to, pixels);
+        convert_planes(decoder->worker.kernels, task, task->to, request->to, pixels);
     return DONE;
 }
 
@@ -99,15 +91,17 @@ static enum outcome plan_box(struct decoder *decoder)
     struct task *task = &output->task;
     const struct request *request = task->request;
     const struct box *box = &request->box, *window = &request->window, *visible = &task->visible;
-    struct taps *across = &output->across, *down = &output->down;
+    struct taps *across = &output->resizing.across, *down = &output->resizing.down;
+    struct buffer *buffers = decoder->worker.scratch.taps;
     int64_t top = window->top + visible->top, left = window->left + visible->left;
     if (!task->resized) {
         task->box = (struct box){box->top + top, box->left + left, visible->height, visible->width};
         return DONE;
     }
     across->sampling = down->sampling = request->sampling & ~(int64_t)SAMPLE_COLUMNS_FIRST;
-    if (make_taps(across, box->width, request->size_width, left, visible->width, request->mirrored, 4) != DONE ||
-        make_taps(down, box->height, request->size_height, top, visible->height, false, 2) != DONE)
+    if (make_taps(across, &buffers[0], box->width, request->size_width, left, visible->width, request->mirrored, 4) !=
+            DONE ||
+        make_taps(down, &buffers[1], box->height, request->size_height, top, visible->height, false, 2) != DONE)
         return REFUSED;
     task->box = (struct box){box->top + down->first, box->left + across->first, down->stop - down->first,
                              across->stop - across->first};
@@ -129,7 +123,7 @@ static enum outcome begin_pixels(struct decoder *decoder, struct team *team)
     const struct box *visible = &task->visible;
     bool whole = visible->height == request->window.height && visible->width == request->window.width;
     if (!is_file(request) && !task->resized) {
-        place(decoder, task);
+        place(decoder->worker.kernels, task);
         return DONE;
     }
     if (!whole && !task->resized && (task->form->padding != CONSTANT || !is_black(task->form)))
@@ -143,15 +137,16 @@ static enum outcome begin_pixels(struct decoder *decoder, struct team *team)
         return REFUSED;
     if (!is_file(request)) {
         int64_t first = channels * (task->box.top * request->width + task->box.left);
-        return resize(decoder, request->source + first, request->nbytes - first, channels * request->width);
+        return resize(&decoder->output.resizing, &decoder->worker, task, request->source + first,
+                      request->nbytes - first, channels * request->width);
     }
     decoder->input.checkpoints = task->without_index ? NULL : request->checkpoints;
     decoder->input.checkpoint_bytes = request->checkpoint_bytes;
     task->rows = 0;
-    if (task->resized && begin_resizing(decoder, visible->width) != DONE)
+    if (task->resized && begin_resizing(&decoder->output.resizing, &decoder->worker, task) != DONE)
         return REFUSED;
     size_t two_rows = (size_t)(channels == 1 ? 0 : 6 * task->box.width + decoder->output.resizing.reach);
-    if (grow_buffer(&decoder->scratch.pixels, two_rows) != DONE ||
+    if (grow_buffer(&decoder->worker.scratch.pixels, two_rows) != DONE ||
         begin_box(decoder, request->source, request->nbytes, &task->box) != DONE || join(team, decoder) != DONE)
         return REFUSED;
     return BEGUN;
@@ -184,22 +179,22 @@ static enum outcome begin_image(struct decoder *decoder, struct team *team)
     if (!is_file(request) && !request->steps && !resized && !request->mirrored && !window->top && !window->left &&
         window->height == request->height && window->width == request->width) {
         if (task->kind == UINT8)
-            convert_pixels(decoder, task, request->source, request->to, pixels);
+            convert_pixels(decoder->worker.kernels, task, request->source, request->to, pixels);
         else
-            convert_planes(decoder, task, request->source, request->to, pixels);
+            convert_planes(decoder->worker.kernels, task, request->source, request->to, pixels);
         return DONE;
     }
     if (!as_it_is &&
-        grow_buffer(&decoder->scratch.made, (size_t)(task->channels * pixels * size_of(task->kind))) != DONE)
+        grow_buffer(&decoder->worker.scratch.made, (size_t)(task->channels * pixels * size_of(task->kind))) != DONE)
         return REFUSED;
-    task->to = as_it_is ? request->to : decoder->scratch.made.at;
+    task->to = as_it_is ? request->to : decoder->worker.scratch.made.at;
     enum outcome outcome = DONE;
     if (form->from == UINT8)
         outcome = begin_pixels(decoder, team);
     else if (resized)
-        outcome = make_planes(decoder, request, (float *)task->to);
+        outcome = make_planes(decoder);
     else
-        place(decoder, task);
+        place(decoder->worker.kernels, task);
     return outcome == DONE ? convert(decoder) : outcome;
 }
 
@@ -282,7 +277,7 @@ static enum outcome begin_shared(struct decoder *decoder, struct team *team, int
     int64_t height = headers->height, width = headers->width;
     struct box box = {0, 0, height, width};
     if (height * width > max_pixels ||
-        grow_buffer(&decoder->scratch.shared, (size_t)(task->channels * height * width)) != DONE)
+        grow_buffer(&decoder->worker.scratch.shared, (size_t)(task->channels * height * width)) != DONE)
         return REFUSED;
     decoder->output.source = (struct request){.source = first->source,
                                               .nbytes = first->nbytes,
@@ -290,7 +285,7 @@ static enum outcome begin_shared(struct decoder *decoder, struct team *team, int
                                               .size_height = height,
                                               .size_width = width,
                                               .window = box,
-                                              .to = decoder->scratch.shared.at};
+                                              .to = decoder->worker.scratch.shared.at};
     task->request = &decoder->output.source;
     task->form = &bytes;
     return begin_request(decoder, team, max_pixels);
@@ -323,7 +318,7 @@ static void answer_sharing(struct decoder *decoder, bool decoded, const struct r
     for (int64_t i = 0; i < count; i++) {
         struct request request = requests[i];
         if (decoded) {
-            request.source = decoder->scratch.shared.at;
+            request.source = decoder->worker.scratch.shared.at;
             request.height = height, request.width = width;
             request.nbytes = channels * height * width;
         }
@@ -399,6 +394,6 @@ void answer_all(struct decoder *decoder, const struct request *requests, int64_t
         if (outcome != BEGUN)
             end_request(ended, outcome, requests, form, max_pixels, refused);
     }
-    trim_buffers(decoder);
-    trim_buffers(decoder->second);
+    trim_buffers(&decoder->worker.scratch);
+    trim_buffers(&decoder->second->worker.scratch);
 }

@@ -1,7 +1,9 @@
 /* Functions that Python calls, each for many images, without the GIL. packstore/core/compiled.py declares the same
- * functions, and requests.py the structures. Functions that can fail return an outcome of engine.h. */
-#include "ops/augment.h"
+ * functions, and requests.py the structures. Functions that can fail return an outcome of core/base.h. */
+#include "answer.h"
+#include "io/io.h"
 #include "io/lmdb.h"
+#include "ops/program.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,23 +17,6 @@
 /* Increase this number whenever a structure or function that Python uses changes. */
 #define INTERFACE 20
 
-#ifdef __x86_64__
-#include <cpuid.h>
-
-static bool has_vectors(void)
-{
-    unsigned eax, ebx, ecx = 0, edx;
-    /* Not every compiler knows the name of the third feature. */
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
-           __get_cpuid(1, &eax, &ebx, &ecx, &edx) && ecx & bit_F16C;
-}
-#elif defined(HAS_VECTORS)
-static bool has_vectors(void)
-{
-    return true;
-}
-#endif
-
 EXPORT int packstore_engine_interface(void)
 {
     return INTERFACE;
@@ -44,13 +29,7 @@ static struct decoder *new_decoder(int plain)
         return NULL;
     memset(decoder, 0, sizeof *decoder);
     make_crc_table(decoder->crc);
-    decoder->kernels = &plain_kernels;
-#ifdef HAS_VECTORS
-    if (!plain && has_vectors())
-        decoder->kernels = &vector_kernels;
-#else
-    (void)plain;
-#endif
+    decoder->worker.kernels = choose_kernels(plain);
     return decoder;
 }
 
@@ -59,7 +38,7 @@ EXPORT void packstore_engine_free(struct decoder *decoder)
     if (!decoder)
         return;
     packstore_engine_free(decoder->second);
-    free_buffers(decoder);
+    free_buffers(&decoder->worker.scratch);
     free(decoder);
 }
 
@@ -108,17 +87,17 @@ EXPORT int64_t packstore_engine_run_gray(struct decoder *decoder, const struct r
     return run_requests(decoder, requests, count, form, 1, max_pixels, refused);
 }
 
-/* Runs a program on each of `count` images, (height, width, 3), in place; see run_program() in augment.c. Stops at the
+/* Runs a program on each of `count` images, (height, width, 3), in place; see run_program(). Stops at the
  * first image that is refused and returns its number; else returns `count`. */
 EXPORT int64_t packstore_engine_augment(struct decoder *decoder, uint8_t *images, int64_t count, int64_t height,
                                         int64_t width, const struct step *programs, int64_t steps)
 {
     for (int64_t i = 0; i < count; i++) {
         struct image image = {images + 3 * i * height * width, height, width};
-        if (run_program(decoder, &image, programs + i * steps, steps) != DONE)
+        if (run_program(&decoder->worker, &image, programs + i * steps, steps) != DONE)
             return i;
     }
-    trim_buffers(decoder);
+    trim_buffers(&decoder->worker.scratch);
     return count;
 }
 
@@ -203,13 +182,7 @@ EXPORT int packstore_engine_list_names(int directory, int64_t capacity, char *fi
 EXPORT void packstore_engine_permute(int64_t *values, int64_t count, uint32_t length, int shift, uint32_t radix,
                                      const uint32_t *keys)
 {
-#ifdef HAS_VECTORS
-    if (has_vectors()) {
-        permute_vector(values, count, length, shift, radix, keys);
-        return;
-    }
-#endif
-    permute_plain(values, count, length, shift, radix, keys);
+    choose_kernels(false)->permute(values, count, length, shift, radix, keys);
 }
 
 /* See lmdb.c. */

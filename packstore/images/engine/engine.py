@@ -17,7 +17,7 @@ from packstore.images.engine.addresses import find_address, list_addresses
 from packstore.images.engine.requests import Requests
 from packstore.images.programs import Program, check_programs
 
-MOST_SIDE = 65500  # pixels, the limit of ``engine.h``
+MOST_SIDE = 65500  # pixels, the limit of ``core/requests.h``
 _INDEX_SHARE, _INDEX_SPARE = 16, 64
 """Maximum size of an index: the file's bytes divided by the first number, plus the second number of bytes."""
 

@@ -1,5 +1,5 @@
 /* The Feistel network of packstore/training/permutation.py, whose names these are. */
-#include "engine.h"
+#include "simd/kernels.h"
 
 #define ROUNDS 6
 

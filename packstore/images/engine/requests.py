@@ -26,12 +26,12 @@ MODES = (RGB, GRAY)
 """Modes of the pixels that the engine makes, of bytes."""
 _CHANNELS = tuple(mode.channels for mode in MODES)
 _KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.uint8)]
-"""Dtypes of pixels in the order of ``engine.h``; uint16 stands for bfloat16."""
+"""Dtypes of pixels in the order of ``core/base.h``; uint16 stands for bfloat16."""
 _PADDING = ("constant", "edge", "reflect", "symmetric")
 
 
 class _Form(ctypes.Structure):
-    """``struct form`` of ``engine.h``: dtypes and layout of source and output, padding, conversion."""
+    """``struct form`` of ``core/requests.h``: dtypes and layout of source and output, padding, conversion."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("source", "to", "planes", "padding")),

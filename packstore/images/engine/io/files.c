@@ -1,5 +1,5 @@
 /* Reads many small files or headers in one call: separate calls from Python take longer than the reading. */
-#include "../engine.h"
+#include "io.h"
 
 #if !defined(_WIN32)
 

@@ -2,7 +2,7 @@
 #ifndef PACKSTORE_LMDB_H
 #define PACKSTORE_LMDB_H
 
-#include "../engine.h"
+#include "../core/base.h"
 
 enum { LMDB_MOST_DEPTH = 32, LMDB_MOST_PREFIX = 72, LMDB_ROWS_OF_ENTRY = 4 };
 

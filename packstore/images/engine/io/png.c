@@ -1,5 +1,5 @@
 /* Reads rows of PNG files of one channel: inflates zlib's format (RFC 1950, 1951) and undoes the filters of rows. */
-#include "../engine.h"
+#include "io.h"
 
 #include <string.h>
 

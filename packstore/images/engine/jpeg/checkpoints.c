@@ -8,7 +8,7 @@
  * For luma alone an index may also have the length of each MCU's chroma, which is coded after its luma. Then `version`
  * is WITH_LENGTHS, and the index ends with: the lengths in bits, less the smallest, in the same number of bits each;
  * this number (1 byte), 0 (1 byte), the smallest length (2 bytes). A length of ones alone is unknown. */
-#include "../engine.h"
+#include "jpeg.h"
 
 #include <string.h>
 
@@ -214,9 +214,10 @@ enum outcome locate_checkpoints(struct decoder *decoder, int64_t nbytes)
         return REFUSED;
     int64_t across = headers->across, interval = headers->interval, found = 0;
     int64_t in_row = 1 + (interval ? across / interval + 1 : 0), most = (output->row1 - output->row0) * in_row;
-    if (most > MOST_SEGMENTS || grow_buffer(&decoder->scratch.located, (size_t)most * sizeof(struct located)) != DONE)
+    if (most > MOST_SEGMENTS ||
+        grow_buffer(&decoder->worker.scratch.located, (size_t)most * sizeof(struct located)) != DONE)
         return REFUSED;
-    struct located *located = decoder->scratch.located.at, *part = NULL;
+    struct located *located = decoder->worker.scratch.located.at, *part = NULL;
     int64_t position = 8 * headers->scan_at, end = 8 * (nbytes - 2), bit = 0;
     int64_t stop = output->row1 * across;
     int predicted[COMPONENTS] = {0};
@@ -258,7 +259,7 @@ void place_points(struct decoder *decoder, int64_t base, int64_t first, int64_t 
 {
     struct input *input = &decoder->input;
     const struct headers *headers = &input->headers;
-    struct point *points = decoder->scratch.points.at;
+    struct point *points = decoder->worker.scratch.points.at;
     const uint8_t *file = input->file, *at = file + base;
     bool ended = stop == count_mcus(headers);
     int64_t done = 0;                                                     /* bytes without stuffing before `at` */
@@ -292,7 +293,7 @@ static int bits_for(int64_t value)
 /* Computes the fields of the piece from `mcu` to `next`. Returns how many are used. */
 static int values_of(const struct decoder *decoder, int64_t mcu, int64_t next, int64_t *values)
 {
-    const struct point *points = decoder->scratch.points.at;
+    const struct point *points = decoder->worker.scratch.points.at;
     values[0] = points[next].bit - points[mcu].bit;
     for (int i = 0; i < COMPONENTS; i++)
         values[1 + i] = points[next].predicted[i] - points[mcu].predicted[i];
@@ -312,7 +313,7 @@ INLINE void put_bits(uint8_t *to, int64_t bit, uint64_t number)
  * they do not fit. */
 static int64_t pack_lengths(struct decoder *decoder, uint8_t *to, int64_t size, int64_t capacity)
 {
-    const uint16_t *lengths = decoder->scratch.lengths.at;
+    const uint16_t *lengths = decoder->worker.scratch.lengths.at;
     int64_t total = count_mcus(&decoder->input.headers), counts[(1 << MOST_WIDTH) + 1] = {0};
     uint16_t least = UINT16_MAX;
     for (int64_t i = 0; i < total; i++)
@@ -346,7 +347,7 @@ int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t capacity,
     struct input *input = &decoder->input;
     const struct headers *headers = &input->headers;
     int64_t total = count_mcus(headers), pieces = 0, values[FIELDS], least[FIELDS], most[FIELDS];
-    ((struct point *)decoder->scratch.points.at)[0] = (struct point){.bit = 8 * headers->scan_at};
+    ((struct point *)decoder->worker.scratch.points.at)[0] = (struct point){.bit = 8 * headers->scan_at};
     for (int f = 0; f < FIELDS; f++)
         least[f] = INT64_MAX, most[f] = INT64_MIN;
     for (int64_t mcu = 0, next; mcu < total; mcu = next, pieces++) {
@@ -403,8 +404,8 @@ enum outcome begin_checkpoints(struct decoder *decoder, const uint8_t *file, int
         return REFUSED;
     int64_t total = count_mcus(headers), coded = nbytes - headers->scan_at;
     if (coded * 4 < total * headers->blocks || coded < LEAST_BYTES ||
-        grow_buffer(&decoder->scratch.points, (size_t)(total + 1) * sizeof(struct point)) != DONE ||
-        (gray && grow_buffer(&decoder->scratch.lengths, (size_t)total * sizeof(uint16_t)) != DONE))
+        grow_buffer(&decoder->worker.scratch.points, (size_t)(total + 1) * sizeof(struct point)) != DONE ||
+        (gray && grow_buffer(&decoder->worker.scratch.lengths, (size_t)total * sizeof(uint16_t)) != DONE))
         return REFUSED;
     int64_t piece = (PIECE_BYTES * total + coded / 2) / (coded ? coded : 1);
     decoder->input.piece = piece < 1 ? 1 : piece > MOST_PIECE ? MOST_PIECE : piece;

@@ -1,6 +1,7 @@
 /* Upsampling and colour conversion, bit for bit as jdsample.c (fancy upsampling) and jdcolor.c of libjpeg-turbo;
  * mirrors rows. */
-#include "samples.h"
+#include "../simd/arithmetic.h"
+#include "jpeg.h"
 
 #include <string.h>
 

@@ -44,7 +44,7 @@ static enum outcome take_located(struct decoder *decoder, struct lane *lane)
     struct input *input = &decoder->input;
     if (input->next_segment >= input->segments)
         return NO_MORE;
-    const struct located *part = (const struct located *)decoder->scratch.located.at + input->next_segment;
+    const struct located *part = (const struct located *)decoder->worker.scratch.located.at + input->next_segment;
     /* Pixels of the last complete row are made only when the next row is complete, too. */
     if (part->mcu / input->headers.across - output->row0 >= output->whole + output->kept - 1) {
         output->held = true;
@@ -143,7 +143,7 @@ static NOT_INLINE enum outcome next_stretch(struct lane *lane)
     struct decoder *decoder = lane->decoder;
     const struct headers *headers = &decoder->input.headers;
     if (lane->count) {
-        if (decoder->kernels->samples(decoder, lane, lane->predicted) != DONE)
+        if (decoder->worker.kernels->samples(decoder, lane, lane->predicted) != DONE)
             return REFUSED;
         clear_coefficients(lane);
         int64_t bottom = note_samples(decoder, lane->mcu, lane->count);
@@ -284,7 +284,7 @@ INLINE int stop(struct lane *const *lanes, const struct hot *hot, const int coun
 INLINE int run(struct lane *const *lanes, const int count)
 {
     struct hot hot[LANES];
-    const uint8_t *place = lanes[0]->decoder->kernels->place; /* that of all */
+    const uint8_t *place = lanes[0]->decoder->worker.kernels->place; /* that of all */
 #pragma GCC unroll 2
     for (int i = 0; i < count; i++) {
         hot[i] = begin_lane(lanes[i]);
@@ -400,8 +400,9 @@ enum outcome join(struct team *team, struct decoder *decoder)
         clear_all(input);
     input->unread = unread;
     for (int i = 0; i < LANES; i++)
-        input->lanes[i] = (struct lane){
-            .decoder = decoder, .unstuffed = decoder->scratch.unstuffed[i].at, .coefficients = input->coefficients[i]};
+        input->lanes[i] = (struct lane){.decoder = decoder,
+                                        .unstuffed = decoder->worker.scratch.unstuffed[i].at,
+                                        .coefficients = input->coefficients[i]};
     return begin(team, &input->lanes[0]) == DONE ? DONE : leave(team, decoder, REFUSED);
 }
 
@@ -416,7 +417,7 @@ struct decoder *decode_together(struct team *team, enum outcome *outcome)
             *outcome = leave(team, decoder, REFUSED);
             return decoder;
         }
-        const struct kernels *kernels = decoder->kernels;
+        const struct kernels *kernels = decoder->worker.kernels;
         int ended = (team->count == 1 ? kernels->one_lane : kernels->two_lanes)(team->lanes);
         struct lane *lane = team->lanes[ended];
         decoder = lane->decoder;

@@ -1,5 +1,5 @@
 /* Reads the segments of a JPEG file up to its scan: ITU-T T.81, B.2. Decides on colours as libjpeg does. */
-#include "../engine.h"
+#include "jpeg.h"
 
 #include <string.h>
 

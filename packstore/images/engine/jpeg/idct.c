@@ -1,6 +1,7 @@
 /* The inverse DCT: ITU-T T.81, A.3.3, bit for bit as jidctint.c of libjpeg-turbo: the algorithm of Loeffler, Ligtenberg
  * and Moschytz with 13 fractional bits. */
-#include "samples.h"
+#include "../simd/arithmetic.h"
+#include "jpeg.h"
 
 #include <string.h>
 
@@ -94,7 +95,7 @@ INLINE enum outcome stretch_samples(struct decoder *decoder, const struct lane *
     for (int b = 0; in_row && b < output->blocks; b++) {
         int i = headers->component_of[b];
         const struct component *component = &headers->component[i];
-        corner[b] = (uint8_t *)decoder->scratch.plane[i].at +
+        corner[b] = (uint8_t *)decoder->worker.scratch.plane[i].at +
                     8 * ((row & (output->kept - 1)) * component->v + headers->block_y[b]) * output->stride[i] +
                     8 * headers->block_x[b];
         step[b] = 8 * component->h;

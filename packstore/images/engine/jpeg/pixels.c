@@ -1,5 +1,5 @@
 /* Decodes a box of a JPEG file: chooses the MCUs, and converts their samples to rows of RGB, or of luma alone. */
-#include "../engine.h"
+#include "jpeg.h"
 
 #include <string.h>
 
@@ -42,10 +42,10 @@ static enum outcome make_planes(struct decoder *decoder)
         const uint8_t *quantisation = headers->quantisation[component->quantisation];
         output->stride[i] = (output->column1 - output->column0) * component->h * 8;
         size_t samples = (size_t)(output->stride[i] * rows * component->v * 8);
-        if (grow_buffer(&decoder->scratch.plane[i], samples + PADDING + (size_t)output->resizing.reach) != DONE)
+        if (grow_buffer(&decoder->worker.scratch.plane[i], samples + PADDING + (size_t)output->resizing.reach) != DONE)
             return REFUSED;
         for (int k = 1; k <= 64; k++) {
-            int value = quantisation[natural_place[k]], at = decoder->kernels->place[k];
+            int value = quantisation[natural_place[k]], at = decoder->worker.kernels->place[k];
             decoder->tables.quantisation[i][at] = (int16_t)value;
             decoder->tables.limit[i][at] = (int16_t)(MOST_COEFFICIENT / (value ? value : 1));
         }
@@ -70,7 +70,7 @@ static enum outcome make_segments(struct decoder *decoder, const uint8_t *file, 
     if (input->way == FOLLOWING)
         input->lengths.at = NULL;
     if (input->way == LOCATED) {
-        const struct located *located = decoder->scratch.located.at;
+        const struct located *located = decoder->worker.scratch.located.at;
         most = 0;
         for (int64_t i = 0; i < input->segments; i++)
             if (located[i].marker - located[i].start > most)
@@ -80,7 +80,7 @@ static enum outcome make_segments(struct decoder *decoder, const uint8_t *file, 
         input->segments = headers->interval ? (mcus + headers->interval - 1) / headers->interval : 1;
     }
     for (int i = 0; i < LANES; i++)
-        if (grow_buffer(&decoder->scratch.unstuffed[i], (size_t)most + 1 + AHEAD) != DONE)
+        if (grow_buffer(&decoder->worker.scratch.unstuffed[i], (size_t)most + 1 + AHEAD) != DONE)
             return REFUSED;
     return DONE;
 }
@@ -91,7 +91,7 @@ static const uint8_t *plane_row(const struct decoder *decoder, int i, int64_t y)
     const struct output *output = &decoder->output;
     int shift = decoder->input.headers.component[i].v == 2 ? 4 : 3;
     int64_t row = ((y >> shift) - output->row0) & (output->kept - 1);
-    return (const uint8_t *)decoder->scratch.plane[i].at +
+    return (const uint8_t *)decoder->worker.scratch.plane[i].at +
            ((row << shift) + (y & ((1 << shift) - 1))) * output->stride[i];
 }
 
@@ -100,7 +100,7 @@ static const uint8_t *plane_row(const struct decoder *decoder, int i, int64_t y)
 static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, int64_t left, int64_t count)
 {
     const struct headers *headers = &decoder->input.headers;
-    const struct kernels *kernels = decoder->kernels;
+    const struct kernels *kernels = decoder->worker.kernels;
     int64_t v = headers->mcu_height / 8, h = headers->mcu_width / 8;
     int64_t rows = (headers->height + v - 1) / v, columns = (headers->width + h - 1) / h; /* A.1.1 */
     int64_t near = y / v, far = near;
@@ -109,7 +109,7 @@ static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, 
         far = far < 0 ? 0 : far >= rows ? rows - 1 : far;
     }
     const uint8_t *near_row = plane_row(decoder, 1 + which, near), *far_row = plane_row(decoder, 1 + which, far);
-    uint8_t *wide = decoder->scratch.wide[which].at;
+    uint8_t *wide = decoder->worker.scratch.wide[which].at;
     if (h == 1) {
         if (v == 1)
             return near_row + left;
@@ -125,7 +125,7 @@ static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, 
     /* Neighbouring columns are those of the image; at its edges the outermost column is repeated. */
     int64_t here = columns - decoder->output.column0 * 8, from = first > 0 ? first - 1 : 0,
             to = stop < here ? stop + 1 : here;
-    int16_t *sums = (int16_t *)decoder->scratch.sums[which].at + PADDING / 2;
+    int16_t *sums = (int16_t *)decoder->worker.scratch.sums[which].at + PADDING / 2;
     kernels->blend(sums + 1, near_row + from, far_row + from, to - from, v == 2 ? 3 : 1);
     sums += 1 + first - from;
     if (v == 2)
@@ -143,7 +143,7 @@ int64_t note_samples(struct decoder *decoder, int64_t mcu, int64_t count)
     const struct headers *headers = &decoder->input.headers;
     int64_t row = mcu / headers->across - output->row0, rows = output->row1 - output->row0;
     int64_t first = mcu % headers->across, stop = first + count, before = output->whole;
-    int32_t *missing = decoder->scratch.missing.at;
+    int32_t *missing = decoder->worker.scratch.missing.at;
     first = first > output->column0 ? first : output->column0;
     stop = stop < output->column1 ? stop : output->column1;
     if (row < 0 || row >= rows || stop <= first)
@@ -173,7 +173,7 @@ static void write_pixels(struct decoder *decoder, const struct box *box, uint8_t
         }
         const uint8_t *cb = chroma_row(decoder, 0, y, left, box->width);
         const uint8_t *cr = chroma_row(decoder, 1, y, left, box->width);
-        decoder->kernels->colours(to, luma, cb, cr, box->width);
+        decoder->worker.kernels->colours(to, luma, cb, cr, box->width);
     }
 }
 
@@ -186,9 +186,9 @@ static void use_luma(struct decoder *decoder, int64_t count)
     const uint8_t *a = plane_row(decoder, 0, y) + left, *b = plane_row(decoder, 0, y + count - 1) + left;
     uint8_t *to = task->shown + task->rows * task->request->window.width;
     if (task->resized)
-        resize_rows(decoder, a, b);
+        resize_rows(&decoder->output.resizing, a, b);
     else if (task->request->mirrored)
-        decoder->kernels->gray_mirror(to, a, box->width);
+        decoder->worker.kernels->gray_mirror(to, a, box->width);
     else
         memcpy(to, a, (size_t)box->width);
 }
@@ -199,7 +199,7 @@ void use_rows(struct decoder *decoder, int64_t bottom)
     struct task *task = &decoder->output.task;
     const struct box *box = &task->box;
     int64_t stop = bottom - box->top < box->height ? bottom - box->top : box->height;
-    uint8_t *pixels = decoder->scratch.pixels.at;
+    uint8_t *pixels = decoder->worker.scratch.pixels.at;
     while (task->rows < stop) {
         int64_t count = task->resized ? 2 : 1;
         if (task->rows + count > stop) {
@@ -216,9 +216,9 @@ void use_rows(struct decoder *decoder, int64_t bottom)
         }
         write_pixels(decoder, &rows, task->resized || task->request->mirrored ? pixels : to);
         if (task->resized)
-            resize_rows(decoder, pixels, pixels + (count - 1) * 3 * box->width);
+            resize_rows(&decoder->output.resizing, pixels, pixels + (count - 1) * 3 * box->width);
         else if (task->request->mirrored)
-            decoder->kernels->mirror(to, pixels, box->width);
+            decoder->worker.kernels->mirror(to, pixels, box->width);
         task->rows += count;
     }
 }
@@ -235,7 +235,7 @@ enum outcome prepare_scan(struct decoder *decoder, const uint8_t *file, int64_t 
 /* Prepares to decode a box of a JPEG file whose headers were read; use_rows() is called when rows are complete. */
 enum outcome begin_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, const struct box *box)
 {
-    struct scratch *scratch = &decoder->scratch;
+    struct scratch *scratch = &decoder->worker.scratch;
     struct output *output = &decoder->output;
     choose_mcus(decoder, box);
     if (make_tables(decoder) != DONE || make_segments(decoder, file, nbytes) != DONE || make_planes(decoder) != DONE)

@@ -2,7 +2,7 @@
 #ifndef PACKSTORE_READER_H
 #define PACKSTORE_READER_H
 
-#include "../engine.h"
+#include "jpeg.h"
 
 #include <string.h>
 

@@ -49,7 +49,7 @@ static void fill_skips(uint16_t *to, const struct huffman *table)
 /* Makes the tables of the scan, and the lookups that skip AC symbols; keeps lookups of tables that have not changed. */
 static enum outcome make_skips(struct decoder *decoder)
 {
-    struct scratch *scratch = &decoder->scratch;
+    struct scratch *scratch = &decoder->worker.scratch;
     struct tables *tables = &decoder->tables;
     const struct headers *headers = &decoder->input.headers;
     if (!scratch->skips.at)
@@ -117,7 +117,7 @@ INLINE int64_t bits_read(const struct skipper *skipper, const struct passing *ho
 static NOT_INLINE enum outcome end_piece(struct skipper *skipper, int64_t bit)
 {
     struct decoder *decoder = skipper->decoder;
-    struct point *point = (struct point *)decoder->scratch.points.at + skipper->mcu;
+    struct point *point = (struct point *)decoder->worker.scratch.points.at + skipper->mcu;
     point->bit = bit;
     memcpy(point->predicted, skipper->predicted, sizeof point->predicted);
     skipper->left -= skipper->piece;
@@ -137,7 +137,7 @@ INLINE enum outcome end_block(struct skipper *skipper, struct passing *hot)
     if (skipper->block == skipper->blocks) {
         if (skipper->luma) {
             int64_t length = bits_read(skipper, hot) - skipper->chroma;
-            ((uint16_t *)skipper->decoder->scratch.lengths.at)[skipper->mcu] = (uint16_t)length;
+            ((uint16_t *)skipper->decoder->worker.scratch.lengths.at)[skipper->mcu] = (uint16_t)length;
         }
         skipper->block = 0;
         skipper->mcu++;
@@ -239,7 +239,7 @@ static enum outcome begin_segment(struct skipper *skipper, bool gray)
     struct input *input = &decoder->input;
     const struct headers *headers = &input->headers;
     struct lane *lane = &input->lanes[0];
-    *lane = (struct lane){.decoder = decoder, .unstuffed = decoder->scratch.unstuffed[0].at};
+    *lane = (struct lane){.decoder = decoder, .unstuffed = decoder->worker.scratch.unstuffed[0].at};
     enum outcome outcome = open_segment(decoder, lane);
     if (outcome != DONE)
         return outcome;
@@ -258,7 +258,7 @@ static enum outcome begin_segment(struct skipper *skipper, bool gray)
         skipper->component[b] = headers->component_of[b];
         skipper->dc[b] = &decoder->tables.dc[component->dc];
         skipper->ac[b] = &decoder->tables.ac[component->ac];
-        skipper->looks[b] = (const uint16_t *)decoder->scratch.skips.at + (component->ac << SKIP_BITS);
+        skipper->looks[b] = (const uint16_t *)decoder->worker.scratch.skips.at + (component->ac << SKIP_BITS);
     }
     skipper->until = skipper->piece = piece_at(headers, input->piece, skipper->mcu);
     return begin_block(skipper, &skipper->hot);
@@ -298,7 +298,7 @@ void make_checkpoints(struct decoder *decoder, const uint8_t *const *files, cons
             continue;
         }
         enum outcome outcome;
-        const struct kernels *kernels = decoder->kernels;
+        const struct kernels *kernels = decoder->worker.kernels;
         int n = busy == 2 ? kernels->pass_two(active, &outcome) : kernels->pass_one(active, &outcome);
         struct skipper *ended = active[n];
         if (outcome == NO_MORE && (outcome = end_segment(ended, gray)) == DONE)
@@ -307,6 +307,6 @@ void make_checkpoints(struct decoder *decoder, const uint8_t *const *files, cons
             sizes[number[ended - skippers]] = pack_checkpoints(ended->decoder, to[number[ended - skippers]],
                                                                capacities[number[ended - skippers]], gray);
         active[n] = active[--busy];
-        trim_buffers(ended->decoder);
+        trim_buffers(&ended->decoder->worker.scratch);
     }
 }

@@ -1,5 +1,6 @@
 /* Blurring and sharpening. */
-#include "augment.h"
+#include "../simd/arithmetic.h"
+#include "program.h"
 
 #include <string.h>
 
@@ -144,16 +145,16 @@ VECTORS_FMA void weigh_vector(float *to, const float *const *rows, const float *
 /* ---- passes ---- */
 
 /* Does adjust_sharpness_image(), or Pillow's enhancer: pixels at the edges are unchanged. */
-enum outcome sharpen(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome sharpen(struct worker *worker, const struct image *image, const struct step *step)
 {
-    const struct augment_kernels *kernels = decoder->kernels->augment;
+    const struct kernels *kernels = worker->kernels;
     bool as_pillow = step->flags & AS_PILLOW;
     int64_t row_bytes = 3 * image->width, inner = row_bytes - 6;
     if (image->height <= 2 || image->width <= 2)
         return DONE;
-    if (grow_buffer(&decoder->scratch.copied, (size_t)(3 * row_bytes)) != DONE)
+    if (grow_buffer(&worker->scratch.copied, (size_t)(3 * row_bytes)) != DONE)
         return REFUSED;
-    uint8_t *above = decoder->scratch.copied.at, *row = above + row_bytes, *smooth = row + row_bytes;
+    uint8_t *above = worker->scratch.copied.at, *row = above + row_bytes, *smooth = row + row_bytes;
     memcpy(above, image->at, (size_t)row_bytes);
     for (int64_t y = 1; y < image->height - 1; y++) {
         uint8_t *at = image->at + y * row_bytes, *next = above;
@@ -215,15 +216,15 @@ struct strip {
 };
 
 /* Blurs row `y` of the source horizontally into its place in the ring. */
-static void blur_row(const struct decoder *decoder, const struct strip *strip, const struct image *source, int64_t y,
+static void blur_row(const struct worker *worker, const struct strip *strip, const struct image *source, int64_t y,
                      int reach, const float *weights, float *to)
 {
-    const struct augment_kernels *kernels = decoder->kernels->augment;
+    const struct kernels *kernels = worker->kernels;
     const uint8_t *row = source->at + 3 * y * source->width;
     const float *shifted[MOST_KERNEL];
     int64_t first = strip->first - reach, stop = strip->first + strip->count + reach;
     int64_t inner = first < 0 ? 0 : first, inner_stop = stop > source->width ? source->width : stop;
-    kernels->to_floats(strip->line + 3 * (inner - first), row + 3 * inner, 3 * (inner_stop - inner));
+    kernels->bytes_to_floats(strip->line + 3 * (inner - first), row + 3 * inner, 3 * (inner_stop - inner));
     for (int64_t x = first; x < stop; x++) {
         if (x == inner)
             x = inner_stop;
@@ -238,10 +239,10 @@ static void blur_row(const struct decoder *decoder, const struct strip *strip, c
 }
 
 /* Does gaussian_blur_image(). The kernel is separable: rows first, then columns. */
-enum outcome blur(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome blur(struct worker *worker, const struct image *image, const struct step *step)
 {
-    struct scratch *scratch = &decoder->scratch;
-    const struct augment_kernels *kernels = decoder->kernels->augment;
+    struct scratch *scratch = &worker->scratch;
+    const struct kernels *kernels = worker->kernels;
     float weights_across[MOST_KERNEL / 2 + 1], weights_down[MOST_KERNEL / 2 + 1];
     int across = make_weights(weights_across, (int)step->p[0], step->p[2]);
     int down = make_weights(weights_down, (int)step->p[1], step->p[3]);
@@ -263,7 +264,7 @@ enum outcome blur(struct decoder *decoder, const struct image *image, const stru
         for (int64_t y = 0; y < image->height; y++) {
             const float *shown[MOST_KERNEL];
             for (; made <= y + down && made < image->height; made++)
-                blur_row(decoder, &strip, &source, made, across, weights_across,
+                blur_row(worker, &strip, &source, made, across, weights_across,
                          strip.ring + made % rows * strip.row_floats);
             for (int j = 0; j < rows; j++)
                 shown[j] = strip.ring + reflected(y - down + j, image->height) % rows * strip.row_floats;

@@ -1,5 +1,6 @@
 /* Loops of operations on single pixels: table lookups, and operations that mix channels. */
-#include "augment.h"
+#include "../simd/arithmetic.h"
+#include "program.h"
 
 void table_plain(uint8_t *at, int64_t count, const uint8_t *table)
 {

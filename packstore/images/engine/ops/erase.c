@@ -1,5 +1,6 @@
 /* Erases boxes, adds noise, mirrors, and sums images. */
-#include "augment.h"
+#include "../simd/arithmetic.h"
+#include "program.h"
 
 #include <string.h>
 
@@ -91,13 +92,13 @@ static uint32_t seed_of(const float *p)
 }
 
 /* Does gaussian_noise_image() with our own random numbers. */
-enum outcome add_noise(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome add_noise(struct worker *worker, const struct image *image, const struct step *step)
 {
     int64_t size = 3 * image->height * image->width;
     float noise[STRIP], mean = step->p[0], sigma = step->p[1];
     for (int64_t at = 0; at < size; at += STRIP) {
         int64_t count = size - at < STRIP ? size - at : STRIP;
-        decoder->kernels->augment->noise(noise, seed_of(step->p + 2), at, count);
+        worker->kernels->noise(noise, seed_of(step->p + 2), at, count);
         for (int64_t i = 0; i < count; i++) {
             int32_t value = image->at[at + i] + whole(mean + noise[i] * sigma);
             if (step->flags & 1)
@@ -115,7 +116,7 @@ static int64_t within(float value, int64_t most)
 }
 
 /* Overwrites the part of a box that is inside the image. */
-enum outcome erase(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome erase(struct worker *worker, const struct image *image, const struct step *step)
 {
     static const float means[3] = {123.675f, 116.28f, 103.53f}, deviations[3] = {58.395f, 57.12f, 57.375f};
     const float *p = step->p;
@@ -130,7 +131,7 @@ enum outcome erase(struct decoder *decoder, const struct image *image, const str
         while (to < end) {
             int64_t count = end - to < STRIP / 3 * 3 ? end - to : STRIP / 3 * 3;
             if (step->flags == 1)
-                decoder->kernels->augment->noise(noise, seed_of(p + 4), number, count);
+                worker->kernels->noise(noise, seed_of(p + 4), number, count);
             for (int64_t i = 0; i < count; i++)
                 to[i] =
                     step->flags == 1 ? to_byte(round_even(noise[i] * deviations[i % 3] + means[i % 3])) : colour[i % 3];
@@ -141,22 +142,24 @@ enum outcome erase(struct decoder *decoder, const struct image *image, const str
     return DONE;
 }
 
-enum outcome mirror_image(struct decoder *decoder, const struct image *image)
+enum outcome mirror_image(struct worker *worker, const struct image *image, const struct step *step)
 {
+    (void)step;
     int64_t row_bytes = 3 * image->width;
-    if (grow_buffer(&decoder->scratch.copied, (size_t)row_bytes + PADDING) != DONE)
+    if (grow_buffer(&worker->scratch.copied, (size_t)row_bytes + PADDING) != DONE)
         return REFUSED;
     for (int64_t y = 0; y < image->height; y++) {
-        uint8_t *row = image->at + y * row_bytes, *copy = decoder->scratch.copied.at;
+        uint8_t *row = image->at + y * row_bytes, *copy = worker->scratch.copied.at;
         memcpy(copy, row, (size_t)row_bytes);
-        decoder->kernels->mirror(row, copy, image->width);
+        worker->kernels->mirror(row, copy, image->width);
     }
     return DONE;
 }
 
-enum outcome flip_image(struct decoder *decoder, const struct image *image)
+enum outcome flip_image(struct worker *worker, const struct image *image, const struct step *step)
 {
-    struct scratch *scratch = &decoder->scratch;
+    (void)step;
+    struct scratch *scratch = &worker->scratch;
     int64_t row_bytes = 3 * image->width;
     if (grow_buffer(&scratch->copied, (size_t)row_bytes) != DONE)
         return REFUSED;
@@ -170,28 +173,31 @@ enum outcome flip_image(struct decoder *decoder, const struct image *image)
 }
 
 /* Remembers the image, and begins a sum with a share of it. */
-enum outcome keep_image(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome keep_image(struct worker *worker, const struct image *image, const struct step *step)
 {
-    struct scratch *scratch = &decoder->scratch;
+    struct scratch *scratch = &worker->scratch;
     size_t size = (size_t)(3 * image->height * image->width);
     if (grow_buffer(&scratch->remembered, size) != DONE || grow_buffer(&scratch->sum, size * sizeof(float)) != DONE)
         return REFUSED;
     memcpy(scratch->remembered.at, image->at, size);
     memset(scratch->sum.at, 0, size * sizeof(float));
-    decoder->kernels->augment->add(scratch->sum.at, image->at, step->p[0], (int64_t)size);
+    worker->kernels->add_share(scratch->sum.at, image->at, step->p[0], (int64_t)size);
     return DONE;
 }
 
 /* Adds a share of the image to the sum, and restores the remembered image. */
-void add_image(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome add_image(struct worker *worker, const struct image *image, const struct step *step)
 {
     int64_t size = 3 * image->height * image->width;
-    decoder->kernels->augment->add(decoder->scratch.sum.at, image->at, step->p[0], size);
-    memcpy(image->at, decoder->scratch.remembered.at, (size_t)size);
+    worker->kernels->add_share(worker->scratch.sum.at, image->at, step->p[0], size);
+    memcpy(image->at, worker->scratch.remembered.at, (size_t)size);
+    return DONE;
 }
 
 /* Replaces the image by the sum. */
-void mix_images(struct decoder *decoder, const struct image *image)
+enum outcome mix_images(struct worker *worker, const struct image *image, const struct step *step)
 {
-    decoder->kernels->augment->cut(image->at, decoder->scratch.sum.at, 3 * image->height * image->width);
+    (void)step;
+    worker->kernels->cut_off(image->at, worker->scratch.sum.at, 3 * image->height * image->width);
+    return DONE;
 }

@@ -1,6 +1,7 @@
 /* Colours and affine maps by the arithmetic of Pillow (libImaging: Convert.c, Blend.c, Geometry.c), by which
  * torchvision changes PIL images. */
-#include "augment.h"
+#include "../simd/arithmetic.h"
+#include "program.h"
 
 #include <string.h>
 
@@ -130,9 +131,9 @@ static void find_indices(int32_t *to, double at, double step, int64_t length)
 }
 
 /* Shows the nearest pixels of the source, as ImagingTransformAffine(). */
-enum outcome place_pixels(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome place_pixels(struct worker *worker, const struct image *image, const struct step *step)
 {
-    struct scratch *scratch = &decoder->scratch;
+    struct scratch *scratch = &worker->scratch;
     int64_t width = image->width, height = image->height, pixels = height * width;
     if (grow_buffer(&scratch->copied, (size_t)(3 * pixels) + PADDING) != DONE ||
         grow_buffer(&scratch->floats, (size_t)(2 * width + height) * sizeof(int32_t)) != DONE)

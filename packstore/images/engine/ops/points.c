@@ -1,6 +1,7 @@
 /* Runs operations on single pixels. Consecutive operations become tables; tables and operations that mix channels run
  * in one pass. */
-#include "augment.h"
+#include "../simd/arithmetic.h"
+#include "program.h"
 
 #include <string.h>
 
@@ -19,8 +20,8 @@ struct colour_step {
 
 /* Operations that have not run yet. */
 struct run {
-    struct decoder *decoder;
-    const struct augment_kernels *kernels;
+    struct worker *worker;
+    const struct kernels *kernels;
     const struct image *image;
     struct colour_step points[MOST_POINTS];
     int count;
@@ -30,7 +31,7 @@ struct run {
 static void take_planes(const struct run *run, int64_t first, int64_t count, uint8_t *strip, uint8_t *planes[3])
 {
     static const float unused[6] = {0};
-    run->decoder->kernels->split(strip, UINT8, run->image->at + 3 * first, count, unused);
+    run->worker->kernels->split(strip, UINT8, run->image->at + 3 * first, count, unused);
     for (int c = 0; c < 3; c++)
         planes[c] = strip + c * count;
 }
@@ -38,7 +39,7 @@ static void take_planes(const struct run *run, int64_t first, int64_t count, uin
 static void do_tables(const struct run *run, const struct colour_step *point, uint8_t *at, int64_t count, int channel)
 {
     if (point->blends)
-        run->kernels->blend(at, count, point->factor, point->other, (float)(1.0 - (double)point->factor));
+        run->kernels->blend_bytes(at, count, point->factor, point->other, (float)(1.0 - (double)point->factor));
     else
         run->kernels->table(at, count, point->tables[channel]);
 }
@@ -255,10 +256,10 @@ static void add_table(struct run *run, const struct step *step, float mean)
 }
 
 /* Runs the steps on single pixels at the beginning of `steps`; `done` receives their number. */
-enum outcome run_points(struct decoder *decoder, const struct image *image, const struct step *steps, int64_t count,
+enum outcome run_points(struct worker *worker, const struct image *image, const struct step *steps, int64_t count,
                         int64_t *done)
 {
-    struct run run = {.decoder = decoder, .kernels = decoder->kernels->augment, .image = image};
+    struct run run = {.worker = worker, .kernels = worker->kernels, .image = image};
     int64_t i = 0;
     for (; i < count; i++) {
         const struct step *step = &steps[i];

@@ -1,35 +1,61 @@
 /* Runs the steps of a program on an image. */
-#include "augment.h"
+#include "program.h"
 
-#define KERNELS(suffix)                                                                                                \
-    {.table = table_##suffix,                                                                                          \
-     .join = join_##suffix,                                                                                            \
-     .blend = blend_bytes_##suffix,                                                                                    \
-     .gray = gray_##suffix,                                                                                            \
-     .sum_gray = sum_gray_##suffix,                                                                                    \
-     .saturate = saturate_##suffix,                                                                                    \
-     .turn_hue = turn_hue_##suffix,                                                                                    \
-     .luma = luma_##suffix,                                                                                            \
-     .blend_plane = blend_plane_##suffix,                                                                              \
-     .turn_byte_hue = turn_byte_hue_##suffix,                                                                          \
-     .extremes = extremes_##suffix,                                                                                    \
-     .sharpen = sharpen_##suffix,                                                                                      \
-     .to_floats = bytes_to_floats_##suffix,                                                                            \
-     .round = round_##suffix,                                                                                          \
-     .weigh = weigh_##suffix,                                                                                          \
-     .locate = locate_##suffix,                                                                                        \
-     .places = places_##suffix,                                                                                        \
-     .bilinear = bilinear_##suffix,                                                                                    \
-     .bicubic = bicubic_##suffix,                                                                                      \
-     .sum_lines = sum_lines_##suffix,                                                                                  \
-     .cut = cut_off_##suffix,                                                                                          \
-     .add = add_share_##suffix,                                                                                        \
-     .noise = noise_##suffix}
+static bool has_factor(const struct step *step)
+{
+    return step->p[0] >= -MOST_FACTOR && step->p[0] <= MOST_FACTOR;
+}
 
-const struct augment_kernels plain_augment = KERNELS(plain);
-#ifdef HAS_VECTORS
-const struct augment_kernels vector_augment = KERNELS(vector);
-#endif
+static bool has_share(const struct step *step)
+{
+    return step->p[0] >= -MOST_SHARE && step->p[0] <= MOST_SHARE;
+}
+
+static bool has_hue(const struct step *step)
+{
+    return step->p[0] >= -0.5f && step->p[0] <= 0.5f && step->p[1] >= 0 && step->p[1] <= 255;
+}
+
+static bool has_bits(const struct step *step)
+{
+    return step->p[0] >= 0 && step->p[0] <= 8;
+}
+
+static bool has_kernels(const struct step *step)
+{
+    const float *p = step->p;
+    for (int i = 0; i < 2; i++)
+        if (!(p[i] >= 1 && p[i] <= MOST_KERNEL && (int)p[i] % 2 == 1 && p[2 + i] > 0))
+            return false;
+    return true;
+}
+
+/* True if the halves of a seed, from `p` on, have 16 bits each. */
+static bool is_seed(const float *p)
+{
+    return p[0] >= 0 && p[0] <= 65535 && p[1] >= 0 && p[1] <= 65535;
+}
+
+static bool has_seed(const struct step *step)
+{
+    return is_seed(step->p + 2);
+}
+
+static bool has_channels(const struct step *step)
+{
+    const float *p = step->p;
+    return p[0] >= 0 && p[0] < 3 && p[1] >= 0 && p[1] < 3 && p[2] >= 0 && p[2] < 3;
+}
+
+static bool has_way(const struct step *step)
+{
+    return (step->flags & 3) <= BICUBIC && (step->flags >> 2 & 3) <= FILL_EDGE;
+}
+
+static bool has_content(const struct step *step)
+{
+    return step->flags >= 0 && step->flags <= 2 && (step->flags != 1 || is_seed(step->p + 4));
+}
 
 /* True if the parameters are not floats, and all values are valid. */
 static bool places_pixels(const struct step *step)
@@ -37,43 +63,44 @@ static bool places_pixels(const struct step *step)
     return step->code == STEP_AFFINE && step->flags & (PILLOW_FIXED | PILLOW_SCALE);
 }
 
+static enum outcome map_affine(struct worker *worker, const struct image *image, const struct step *step)
+{
+    return (places_pixels(step) ? place_pixels : warp)(worker, image, step);
+}
+
+/* An operation: what its parameters must have besides finite numbers, if anything, and what runs it. NULL for those of
+ * points.c, which runs several together. */
+static const struct op {
+    bool (*valid)(const struct step *);
+    operation *run;
+} ops[STEP_LAST + 1] = {
+    [STEP_BRIGHTNESS] = {has_factor, NULL}, [STEP_CONTRAST] = {has_factor, NULL},
+    [STEP_SATURATION] = {has_factor, NULL}, [STEP_HUE] = {has_hue, NULL},
+    [STEP_POSTERIZE] = {has_bits, NULL},    [STEP_SHARPNESS] = {has_factor, sharpen},
+    [STEP_BLUR] = {has_kernels, blur},      [STEP_NOISE] = {has_seed, add_noise},
+    [STEP_PERMUTE] = {has_channels, NULL},  [STEP_AFFINE] = {has_way, map_affine},
+    [STEP_PERSPECTIVE] = {has_way, warp},   [STEP_ERASE] = {has_content, erase},
+    [STEP_MIRROR] = {NULL, mirror_image},   [STEP_FLIP] = {NULL, flip_image},
+    [STEP_KEEP] = {has_share, keep_image},  [STEP_ADD] = {has_share, add_image},
+    [STEP_MIX] = {NULL, mix_images},
+};
+
 /* True if all parameters are finite numbers that fit 32 bits, and the parameters of the step are in their ranges. */
 static bool is_valid(const struct step *step)
 {
-    const float *p = step->p;
+    if (step->code < 0 || step->code > STEP_LAST)
+        return false;
     if (places_pixels(step))
         return true;
     for (int i = 0; i < 8; i++)
-        if (!(p[i] > -2e9f && p[i] < 2e9f))
+        if (!(step->p[i] > -2e9f && step->p[i] < 2e9f))
             return false;
-    switch (step->code) {
-    case STEP_BRIGHTNESS:
-    case STEP_CONTRAST:
-    case STEP_SATURATION:
-    case STEP_SHARPNESS: return p[0] >= -MOST_FACTOR && p[0] <= MOST_FACTOR;
-    case STEP_KEEP:
-    case STEP_ADD: return p[0] >= -MOST_SHARE && p[0] <= MOST_SHARE;
-    case STEP_HUE: return p[0] >= -0.5f && p[0] <= 0.5f && p[1] >= 0 && p[1] <= 255;
-    case STEP_POSTERIZE: return p[0] >= 0 && p[0] <= 8;
-    case STEP_BLUR:
-        for (int i = 0; i < 2; i++)
-            if (!(p[i] >= 1 && p[i] <= MOST_KERNEL && (int)p[i] % 2 == 1 && p[2 + i] > 0))
-                return false;
-        return true;
-    case STEP_NOISE: return p[2] >= 0 && p[2] <= 65535 && p[3] >= 0 && p[3] <= 65535;
-    case STEP_PERMUTE: return p[0] >= 0 && p[0] < 3 && p[1] >= 0 && p[1] < 3 && p[2] >= 0 && p[2] < 3;
-    case STEP_AFFINE:
-    case STEP_PERSPECTIVE: return (step->flags & 3) <= BICUBIC && (step->flags >> 2 & 3) <= FILL_EDGE;
-    case STEP_ERASE:
-        return step->flags >= 0 && step->flags <= 2 &&
-               (step->flags != 1 || (p[4] >= 0 && p[4] <= 65535 && p[5] >= 0 && p[5] <= 65535));
-    default: return step->code >= STEP_IDENTITY && step->code <= STEP_LAST;
-    }
+    return !ops[step->code].valid || ops[step->code].valid(step);
 }
 
 /* Runs `steps` one after the other, in place. REFUSED if a step is not valid or memory is missing; the pixels are then
  * undefined. */
-enum outcome run_program(struct decoder *decoder, const struct image *image, const struct step *steps, int64_t count)
+enum outcome run_program(struct worker *worker, const struct image *image, const struct step *steps, int64_t count)
 {
     bool kept = false; /* there was a STEP_KEEP, which STEP_ADD and STEP_MIX need */
     for (int64_t i = 0; i < count; i++) {
@@ -83,26 +110,10 @@ enum outcome run_program(struct decoder *decoder, const struct image *image, con
         kept = kept || code == STEP_KEEP;
     }
     enum outcome outcome = DONE;
-    for (int64_t i = 0; i < count && outcome == DONE;) {
-        const struct step *step = &steps[i];
-        int64_t done = 1;
-        switch (step->code) {
-        case STEP_SHARPNESS: outcome = sharpen(decoder, image, step); break;
-        case STEP_BLUR: outcome = blur(decoder, image, step); break;
-        case STEP_NOISE: outcome = add_noise(decoder, image, step); break;
-        case STEP_AFFINE:
-        case STEP_PERSPECTIVE:
-            outcome = places_pixels(step) ? place_pixels(decoder, image, step) : warp(decoder, image, step);
-            break;
-        case STEP_ERASE: outcome = erase(decoder, image, step); break;
-        case STEP_MIRROR: outcome = mirror_image(decoder, image); break;
-        case STEP_FLIP: outcome = flip_image(decoder, image); break;
-        case STEP_KEEP: outcome = keep_image(decoder, image, step); break;
-        case STEP_ADD: add_image(decoder, image, step); break;
-        case STEP_MIX: mix_images(decoder, image); break;
-        default: outcome = run_points(decoder, image, step, count - i, &done);
-        }
-        i += done;
+    for (int64_t i = 0, done; i < count && outcome == DONE; i += done) {
+        const struct op *op = &ops[steps[i].code];
+        done = 1;
+        outcome = op->run ? op->run(worker, image, &steps[i]) : run_points(worker, image, &steps[i], count - i, &done);
     }
     return outcome;
 }

@@ -1,6 +1,7 @@
 /* Affine maps that move pixels along one axis only, such as shears and translations: sums of four pixels, not sixteen.
  */
-#include "augment.h"
+#include "../simd/arithmetic.h"
+#include "program.h"
 
 #include <string.h>
 
@@ -121,13 +122,13 @@ static void show_fills(uint8_t *at, const struct taps_of_warp *taps, int64_t fir
 }
 
 /* Moves each row by `slope` more than the row above. */
-static enum outcome shift_rows(struct decoder *decoder, const struct image *image, const struct taps_of_warp *taps,
+static enum outcome shift_rows(struct worker *worker, const struct image *image, const struct taps_of_warp *taps,
                                float slope, float by, bool bicubic)
 {
     int64_t width = image->width;
-    if (grow_buffer(&decoder->scratch.floats, (size_t)(3 * (width + 3) + PADDING)) != DONE)
+    if (grow_buffer(&worker->scratch.floats, (size_t)(3 * (width + 3) + PADDING)) != DONE)
         return REFUSED;
-    uint8_t *line = (uint8_t *)decoder->scratch.floats.at;
+    uint8_t *line = (uint8_t *)worker->scratch.floats.at;
     const uint8_t *const lines[4] = {line, line + 3, line + 6, line + 9};
     for (int64_t row = 0; row < image->height; row++) {
         uint8_t *to = image->at + 3 * row * width;
@@ -135,7 +136,7 @@ static enum outcome shift_rows(struct decoder *decoder, const struct image *imag
         struct shift shift = shift_of(down * slope + by, width, bicubic);
         const float *const weights[4] = {shift.weights, shift.weights + 1, shift.weights + 2, shift.weights + 3};
         copy_line(line, taps->at + 3 * row * width, shift.first, width + 3, width);
-        decoder->kernels->augment->sum_lines(to, lines, weights, false, 3 * width);
+        worker->kernels->sum_lines(to, lines, weights, false, 3 * width);
         show_fills(to, taps, 0, first_inside(&shift, width));
         show_fills(to, taps, stop_inside(&shift, width), width);
     }
@@ -166,16 +167,16 @@ static void collect_line(const struct columns *columns, const struct taps_of_war
 }
 
 /* Moves each column by `slope` more than the column to its left. */
-static enum outcome shift_columns(struct decoder *decoder, const struct image *image, const struct taps_of_warp *taps,
+static enum outcome shift_columns(struct worker *worker, const struct image *image, const struct taps_of_warp *taps,
                                   float slope, float by, bool bicubic)
 {
     int64_t width = image->width, height = image->height;
     size_t line = (size_t)(3 * width + PADDING);
-    if (grow_buffer(&decoder->scratch.floats,
+    if (grow_buffer(&worker->scratch.floats,
                     (size_t)(12 * width) * sizeof(float) + (size_t)(3 * width) * 4 + 4 * line) != DONE)
         return REFUSED;
     struct columns columns = {.all_to = height};
-    float *floats = decoder->scratch.floats.at;
+    float *floats = worker->scratch.floats.at;
     for (int n = 0; n < 4; n++)
         columns.weights[n] = floats + 3 * width * n;
     columns.first = (int32_t *)(floats + 12 * width);
@@ -202,7 +203,7 @@ static enum outcome shift_columns(struct decoder *decoder, const struct image *i
         collect_line(&columns, taps, row + 3);
         for (int n = 0; n < 4; n++)
             lines[n] = columns.lines[(row + n) & 3];
-        decoder->kernels->augment->sum_lines(to, lines, (const float *const *)columns.weights, true, 3 * width);
+        worker->kernels->sum_lines(to, lines, (const float *const *)columns.weights, true, 3 * width);
         if (row < columns.all_from || row >= columns.all_to)
             for (int64_t i = 0; i < width; i++)
                 if (row < columns.inside[2 * i] || row >= columns.inside[2 * i + 1])
@@ -220,11 +221,11 @@ bool moves_one_axis(const struct step *step)
     return (p[3] == 0 && p[5] == 0) || (p[1] == 0 && p[2] == 0);
 }
 
-enum outcome warp_one_axis(struct decoder *decoder, const struct image *image, const struct step *step,
+enum outcome warp_one_axis(struct worker *worker, const struct image *image, const struct step *step,
                            const struct taps_of_warp *taps)
 {
     const float *p = step->p;
     bool bicubic = (step->flags & 3) == BICUBIC;
-    return p[3] == 0 && p[5] == 0 ? shift_rows(decoder, image, taps, p[1], p[2], bicubic)
-                                  : shift_columns(decoder, image, taps, p[3], p[5], bicubic);
+    return p[3] == 0 && p[5] == 0 ? shift_rows(worker, image, taps, p[1], p[2], bicubic)
+                                  : shift_columns(worker, image, taps, p[3], p[5], bicubic);
 }

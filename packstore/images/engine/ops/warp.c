@@ -1,7 +1,14 @@
 /* Affine maps and perspective, as in torchvision's _apply_grid_transform() and torch's grid_sample(). */
-#include "augment.h"
+#include "../simd/arithmetic.h"
+#include "program.h"
 
 #include <string.h>
+
+/* Map from pixels of a result row to positions in the source: a matrix or a perspective. */
+struct map {
+    float m[8]; /* scaled so that the image reaches from -1 to 1 */
+    bool perspective;
+};
 
 /* ---- loops ---- */
 
@@ -238,8 +245,8 @@ VECTORS_FMA void places_vector(uint32_t *places, const struct taps_of_warp *taps
 }
 #endif
 
-static void nearest(const struct augment_kernels *kernels, uint8_t *to, const struct taps_of_warp *taps,
-                    uint32_t *places, int64_t count)
+static void nearest(const struct kernels *kernels, uint8_t *to, const struct taps_of_warp *taps, uint32_t *places,
+                    int64_t count)
 {
     kernels->places(places, taps, (uint32_t)(taps->height * taps->width), count);
     for (int64_t i = 0; i < count - 1; i++) /* and a byte that the next pixel overwrites */
@@ -382,10 +389,10 @@ VECTORS_FMA void bicubic_vector(uint8_t *to, const struct taps_of_warp *taps, in
 
 /* ---- the pass ---- */
 
-enum outcome warp(struct decoder *decoder, const struct image *image, const struct step *step)
+enum outcome warp(struct worker *worker, const struct image *image, const struct step *step)
 {
-    struct scratch *scratch = &decoder->scratch;
-    const struct augment_kernels *kernels = decoder->kernels->augment;
+    struct scratch *scratch = &worker->scratch;
+    const struct kernels *kernels = worker->kernels;
     int64_t size = 3 * image->height * image->width, width = image->width;
     if (grow_buffer(&scratch->copied, (size_t)size + PADDING) != DONE)
         return REFUSED;
@@ -399,7 +406,7 @@ enum outcome warp(struct decoder *decoder, const struct image *image, const stru
     for (int c = 0; c < 3; c++)
         ((uint8_t *)scratch->copied.at)[size + c] = taps.way == FILL_ZEROS ? 0 : (uint8_t)taps.fill[c];
     if (moves_one_axis(step))
-        return warp_one_axis(decoder, image, step, &taps);
+        return warp_one_axis(worker, image, step, &taps);
     if (grow_buffer(&scratch->floats, (size_t)(3 * width) * sizeof(float) + (size_t)width) != DONE)
         return REFUSED;
     float *x = scratch->floats.at, *y = x + width;

@@ -1,6 +1,7 @@
 /* Converts types and layouts. Bytes become floating point by a factor and a summand; each step is rounded in float32,
  * as in torch. */
-#include "../simd/vectors.h"
+#include "../simd/arithmetic.h"
+#include "shape.h"
 
 #include <string.h>
 
@@ -312,7 +313,7 @@ static void look_up(void *to, size_t size, const uint8_t *from, int64_t pixels, 
 }
 
 /* Converts bytes, of one channel or of three interleaved, to the requested type and layout. */
-void convert_pixels(const struct decoder *decoder, const struct task *task, const uint8_t *from, void *to,
+void convert_pixels(const struct kernels *kernels, const struct task *task, const uint8_t *from, void *to,
                     int64_t pixels)
 {
     const struct form *form = task->form;
@@ -320,21 +321,20 @@ void convert_pixels(const struct decoder *decoder, const struct task *task, cons
     if (form->table)
         look_up(to, (size_t)size_of(form->to), from, pixels, channels, form->planes != 0, form->table);
     else if (form->planes && channels == 3)
-        decoder->kernels->split(to, (int)form->to, from, pixels, form->factors);
+        kernels->split(to, (int)form->to, from, pixels, form->factors);
     else if (form->to == UINT8)
         memcpy(to, from, (size_t)(channels * pixels));
     else
-        decoder->kernels->normalize(to, (int)form->to, from, channels * pixels, form->factors);
+        kernels->normalize(to, (int)form->to, from, channels * pixels, form->factors);
 }
 
 /* Converts planes of floating point to the requested type and layout. */
-void convert_planes(const struct decoder *decoder, const struct task *task, const void *from, void *to, int64_t pixels)
+void convert_planes(const struct kernels *kernels, const struct task *task, const void *from, void *to, int64_t pixels)
 {
     const struct form *form = task->form;
     const int kind = task->kind;
     const bool planes = form->planes || task->channels == 1;
     const int64_t values = task->channels * pixels;
-    const struct kernels *kernels = decoder->kernels;
     const uint8_t *source = from;
     int64_t from_size = size_of(kind), to_size = size_of(form->to);
     float line[LINE], joined[3 * LINE];

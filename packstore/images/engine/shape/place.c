@@ -1,5 +1,5 @@
 /* Cuts a window out of pixels that are not resized, pads it where it exceeds them, and mirrors it. */
-#include "../engine.h"
+#include "shape.h"
 
 #include <string.h>
 
@@ -29,7 +29,7 @@ INLINE void reverse(uint8_t *to, const uint8_t *from, int64_t count, const int s
 }
 
 /* Writes `columns` elements of a line of `width` elements, from `left` on; only `fill` if the line is NULL. */
-INLINE void place_line(const struct decoder *decoder, uint8_t *to, const uint8_t *from, int64_t width, int64_t left,
+INLINE void place_line(const struct kernels *kernels, uint8_t *to, const uint8_t *from, int64_t width, int64_t left,
                        int64_t columns, bool mirrored, int64_t padding, const uint8_t *fill, const int size)
 {
     int64_t first = left < 0 ? -left : 0, stop = width - left < columns ? width - left : columns;
@@ -37,9 +37,9 @@ INLINE void place_line(const struct decoder *decoder, uint8_t *to, const uint8_t
         first = stop = columns; /* all columns are outside */
     int64_t count = stop - first;
     if (count > 0 && mirrored && size == 3)
-        decoder->kernels->mirror(to + (columns - stop) * size, from + (left + first) * size, count);
+        kernels->mirror(to + (columns - stop) * size, from + (left + first) * size, count);
     else if (count > 0 && mirrored && size == 1)
-        decoder->kernels->gray_mirror(to + (columns - stop), from + (left + first), count);
+        kernels->gray_mirror(to + (columns - stop), from + (left + first), count);
     else if (count > 0 && mirrored)
         reverse(to + (columns - stop) * size, from + (left + first) * size, count, size);
     else if (count > 0)
@@ -54,7 +54,7 @@ INLINE void place_line(const struct decoder *decoder, uint8_t *to, const uint8_t
     }
 }
 
-INLINE void place_of(const struct decoder *decoder, const struct request *request, const struct form *form, uint8_t *to,
+INLINE void place_of(const struct kernels *kernels, const struct request *request, const struct form *form, uint8_t *to,
                      const uint8_t *fills, int planes, const int size)
 {
     const struct box *window = &request->window, *box = &request->box;
@@ -63,14 +63,14 @@ INLINE void place_of(const struct decoder *decoder, const struct request *reques
         for (int64_t y = 0; y < window->height; y++, to += window->width * size) {
             int64_t row = padded_place(window->top + y, box->height, form->padding);
             const uint8_t *from = row < 0 ? NULL : plane + ((box->top + row) * request->width + box->left) * size;
-            place_line(decoder, to, from, box->width, window->left, window->width, request->mirrored, form->padding,
+            place_line(kernels, to, from, box->width, window->left, window->width, request->mirrored, form->padding,
                        fill, size);
         }
     }
 }
 
 /* Writes the window of the request's pixels or planes, in their type and layout. */
-void place(const struct decoder *decoder, const struct task *task)
+void place(const struct kernels *kernels, const struct task *task)
 {
     const struct request *request = task->request;
     const struct form *form = task->form;
@@ -81,14 +81,14 @@ void place(const struct decoder *decoder, const struct task *task)
         for (int c = 0; c < 3; c++)
             fill[c] = (uint8_t)(int)form->fill[c];
     } else {
-        decoder->kernels->from_floats(fill, (int)form->from, form->fill, 3);
+        kernels->from_floats(fill, (int)form->from, form->fill, 3);
     }
     if (form->from == UINT8 && channels == 1)
-        place_of(decoder, request, form, to, fill, 1, 1);
+        place_of(kernels, request, form, to, fill, 1, 1);
     else if (form->from == UINT8)
-        place_of(decoder, request, form, to, fill, 1, 3);
+        place_of(kernels, request, form, to, fill, 1, 3);
     else if (form->from == FLOAT32)
-        place_of(decoder, request, form, to, fill, channels, 4);
+        place_of(kernels, request, form, to, fill, channels, 4);
     else
-        place_of(decoder, request, form, to, fill, channels, 2);
+        place_of(kernels, request, form, to, fill, channels, 2);
 }

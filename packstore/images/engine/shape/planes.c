@@ -1,26 +1,22 @@
 /* Antialiased bilinear resizing of one or three planes of floating point, in float32, with torch's weights (ATen,
  * UpSampleKernel.cpp). The order of sums differs, columns first, so the last bits may differ. */
-#include "../simd/vectors.h"
+#include "../simd/arithmetic.h"
+#include "shape.h"
 
 #include <string.h>
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Makes taps like make_taps() in resize.c. The weights are those of _compute_indices_min_size_weights_aa(), which mixes
  * float32 and float64. Each pixel has equally many, some of them zeros, all for existing source pixels. */
-enum outcome make_float_taps(struct float_taps *taps, int64_t source, int64_t target, int64_t from, int64_t count,
-                             bool mirrored)
+static enum outcome make_float_taps(struct float_taps *taps, struct buffer *buffer, int64_t source, int64_t target,
+                                    int64_t from, int64_t count, bool mirrored)
 {
     float scale = (float)source / (float)target, support = scale >= 1 ? scale : 1;
     float inverse = scale >= 1 ? (float)(1.0 / (double)scale) : 1;
     int64_t most = ((int64_t)support + (support > (float)(int64_t)support)) * 2 + 1, width = smaller(most, source);
-    if (grow_buffer(&taps->buffer, (size_t)count * ((size_t)width * sizeof(float) + sizeof(int32_t))) != DONE)
+    if (grow_buffer(buffer, (size_t)count * ((size_t)width * sizeof(float) + sizeof(int32_t))) != DONE)
         return REFUSED;
     taps->taps = (int)width;
-    taps->at = taps->buffer.at;
+    taps->at = buffer->at;
     taps->weights = (float *)(taps->at + count);
     memset(taps->weights, 0, (size_t)(count * width) * sizeof(float));
     taps->first = source, taps->stop = 0;
@@ -176,32 +172,36 @@ VECTORS void sum_pixels_vector(float *const to[3], float *pixels, const float *c
 }
 #endif
 
-/* Resizes the box of the request by the decoder's taps. Writes `rows` of `columns` elements from `to` on, in planes of
+/* Resizes the planes of the task's request; writes the visible part of its window from `to` on, in planes of float32 of
  * the window's size. */
-enum outcome resize_planes(struct decoder *decoder, const struct request *request, float *to, int64_t rows,
-                           int64_t columns)
+enum outcome resize_planes(struct worker *worker, const struct task *task, float *to)
 {
-    const struct float_taps *across = &decoder->output.float_across, *down = &decoder->output.float_down;
-    const struct task *task = &decoder->output.task;
-    const struct box *box = &request->box, *window = &request->window;
+    const struct request *request = task->request;
+    const struct box *box = &request->box, *window = &request->window, *visible = &task->visible;
     const uint8_t *planes = request->source;
-    int kind = (int)task->form->from;
-    int64_t size = size_of(kind), count = across->stop - across->first, height = request->height,
-            width = request->width;
-    int64_t to_plane = task->channels == 1 ? 0 : window->height * window->width;
-    if (grow_buffer(&decoder->scratch.line, (size_t)(7 * count) * sizeof(float)) != DONE)
+    struct scratch *scratch = &worker->scratch;
+    struct float_taps across, down;
+    if (make_float_taps(&across, &scratch->taps[0], box->width, request->size_width, window->left + visible->left,
+                        visible->width, request->mirrored) != DONE ||
+        make_float_taps(&down, &scratch->taps[1], box->height, request->size_height, window->top + visible->top,
+                        visible->height, false) != DONE)
         return REFUSED;
-    float *line = decoder->scratch.line.at;
+    int kind = (int)task->form->from;
+    int64_t size = size_of(kind), count = across.stop - across.first, height = request->height, width = request->width;
+    int64_t to_plane = task->channels == 1 ? 0 : window->height * window->width;
+    if (grow_buffer(&scratch->line, (size_t)(7 * count) * sizeof(float)) != DONE)
+        return REFUSED;
+    float *line = scratch->line.at;
     /* For one plane the loops make the same row three times, which takes no longer. */
     int64_t line_step = task->channels == 1 ? 0 : count;
     const float *const lines[3] = {line, line + line_step, line + 2 * line_step};
-    for (int64_t y = 0; y < rows; y++) {
-        int64_t at = (box->top + down->first + down->at[y]) * width + box->left + across->first;
+    for (int64_t y = 0; y < visible->height; y++) {
+        int64_t at = (box->top + down.first + down.at[y]) * width + box->left + across.first;
         for (int c = 0; c < task->channels; c++)
-            decoder->kernels->sum_rows(line + c * count, kind, planes + (c * height * width + at) * size, width * size,
-                                       down->weights + y * down->taps, down->taps, count);
+            worker->kernels->sum_rows(line + c * count, kind, planes + (c * height * width + at) * size, width * size,
+                                      down.weights + y * down.taps, down.taps, count);
         float *row = to + y * window->width, *const results[3] = {row, row + to_plane, row + 2 * to_plane};
-        decoder->kernels->sum_pixels(results, line + 3 * count, lines, across, count, columns);
+        worker->kernels->sum_pixels(results, line + 3 * count, lines, &across, count, visible->width);
     }
     return DONE;
 }

@@ -2,7 +2,8 @@
  * has all its source rows, while these are in the caches. Bilinear and bicubic are bit for bit torch's (ATen,
  * UpSampleKernel.cpp). Box, Lanczos, and the filters named after it are Pillow's (Resample.c), whose weights have 22
  * fractional bits. */
-#include "../simd/vectors.h"
+#include "../simd/arithmetic.h"
+#include "shape.h"
 
 #include <math.h>
 #include <string.h>
@@ -100,32 +101,32 @@ static int precision_of(double largest)
 
 /* Makes taps for pixels `from` to `from + count - 1` when `source` pixels are resized to `target`; in reverse order if
  * `mirrored`. Places count from `first`; weights are padded with zeros to a `multiple`. */
-enum outcome make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored,
-                       int multiple)
+enum outcome make_taps(struct taps *taps, struct buffer *buffer, int64_t source, int64_t target, int64_t from,
+                       int64_t count, bool mirrored, int multiple)
 {
     double scale = (double)source / (double)target, support = support_of(taps->sampling, scale), largest = 0;
     int64_t most = ((int64_t)support + (support > (double)(int64_t)support)) * 2 + 1;
     int64_t width = (most + multiple - 1) / multiple * multiple, widest = 1;
-    if (grow_buffer(&taps->exact, (size_t)(width * target) * sizeof(double)) != DONE ||
-        grow_buffer(&taps->places, (size_t)(2 * target) * sizeof(int64_t)) != DONE)
+    const bool wide = is_wide(taps->sampling);
+    /* Exact weights, places and numbers of all pixels; then the places and rounded weights of the wanted ones. */
+    size_t exact_bytes = (size_t)(width * target) * sizeof(double),
+           places_bytes = (size_t)(2 * target) * sizeof(int64_t);
+    size_t weight_bytes = (size_t)width * sizeof(int16_t) * (wide ? 2 : 1);
+    if (grow_buffer(buffer, exact_bytes + places_bytes + (size_t)count * (weight_bytes + sizeof(int32_t))) != DONE)
         return REFUSED;
-    double *exact = taps->exact.at;
-    int64_t *first = taps->places.at, *counts = first + target;
+    double *exact = buffer->at;
+    int64_t *first = (int64_t *)(exact + width * target), *counts = first + target;
     for (int64_t i = 0; i < target; i++) {
         counts[i] = exact_weights(taps->sampling, scale, source, i, most, exact + i * width, &first[i]);
         for (int64_t j = 0; j < counts[i]; j++)
             largest = exact[i * width + j] > largest ? exact[i * width + j] : largest;
         widest = counts[i] > widest ? counts[i] : widest;
     }
-    const bool wide = is_wide(taps->sampling);
     taps->precision = wide ? WEIGHT_BITS : precision_of(largest);
     taps->taps = (int)((widest + multiple - 1) / multiple * multiple);
     taps->first = first[from];
     taps->stop = first[from + count - 1] + counts[from + count - 1];
-    size_t weight_bytes = (size_t)taps->taps * sizeof(int16_t) * (wide ? 2 : 1);
-    if (grow_buffer(&taps->rounded, (size_t)count * (weight_bytes + sizeof(int32_t))) != DONE)
-        return REFUSED;
-    taps->at = taps->rounded.at;
+    taps->at = (int32_t *)(counts + target);
     taps->weights = (int16_t *)(taps->at + count);
     taps->low_at = wide ? count * taps->taps : 0;
     for (int64_t i = 0; i < count; i++) {
@@ -141,11 +142,6 @@ enum outcome make_taps(struct taps *taps, int64_t source, int64_t target, int64_
         }
     }
     return DONE;
-}
-
-INLINE uint8_t clamp(int value)
-{
-    return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
 /* Returns a rounded weight, with its lower bits if there are any. */
@@ -571,65 +567,72 @@ void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights,
 }
 #endif
 
-/* Prepares to resize rows of `columns` pixels by the decoder's taps. */
-enum outcome begin_resizing(struct decoder *decoder, int64_t columns)
+/* Prepares to resize the rows of a task's box, by the taps that were made. */
+enum outcome begin_resizing(struct resizing *resizing, struct worker *worker, const struct task *task)
 {
-    struct output *output = &decoder->output;
-    struct resizing *resizing = &output->resizing;
-    int64_t channels = output->task.channels, result_bytes = channels * columns + PADDING;
-    int64_t reach = channels * (output->across.stop - output->across.first + output->across.taps) + 16;
-    bool columns_first = output->task.request->sampling & SAMPLE_COLUMNS_FIRST;
-    *resizing = (struct resizing){.columns_first = columns_first,
+    const struct taps *across = &resizing->across, *down = &resizing->down;
+    int64_t channels = task->channels, result_bytes = channels * task->visible.width + PADDING;
+    int64_t reach = channels * (across->stop - across->first + across->taps) + 16;
+    bool columns_first = task->request->sampling & SAMPLE_COLUMNS_FIRST;
+    *resizing = (struct resizing){.kernels = worker->kernels,
+                                  .across = *across,
+                                  .down = *down,
+                                  .channels = channels,
+                                  .source_rows = task->box.height,
+                                  .rows = task->visible.height,
+                                  .columns = task->visible.width,
+                                  .to = task->shown,
+                                  .stride = channels * task->request->window.width,
+                                  .columns_first = columns_first,
                                   .row_bytes = columns_first ? reach + PADDING : result_bytes,
-                                  .most = output->down.taps + SPARE_ROWS,
+                                  .most = down->taps + SPARE_ROWS,
                                   .reach = reach};
     /* For the last rows, vertical taps have zero weights for rows after the last. One more for finish_row(). */
-    size_t rows = (size_t)(resizing->most + output->down.taps + columns_first);
-    if (grow_buffer(&decoder->scratch.resized, rows * (size_t)resizing->row_bytes + (size_t)result_bytes) != DONE)
+    size_t rows = (size_t)(resizing->most + down->taps + columns_first);
+    struct buffer *kept = &worker->scratch.resized, *line = &worker->scratch.line;
+    if (grow_buffer(kept, rows * (size_t)resizing->row_bytes + (size_t)result_bytes) != DONE ||
+        grow_buffer(line, (size_t)(2 * reach)) != DONE)
         return REFUSED;
-    return grow_buffer(&decoder->scratch.line, (size_t)(2 * resizing->reach));
+    resizing->kept = kept->at;
+    resizing->line = line->at;
+    return DONE;
 }
 
 /* Resizes two rows horizontally. */
-static void resize_pair(const struct decoder *decoder, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b)
+static void resize_pair(const struct resizing *resizing, const uint8_t *a, const uint8_t *b, uint8_t *to_a,
+                        uint8_t *to_b)
 {
-    const struct task *task = &decoder->output.task;
-    (task->channels == 1 ? decoder->kernels->gray_rows : decoder->kernels->rows)(&decoder->output.across, a, b, to_a,
-                                                                                 to_b, task->visible.width);
+    const struct kernels *kernels = resizing->kernels;
+    (resizing->channels == 1 ? kernels->gray_rows : kernels->rows)(&resizing->across, a, b, to_a, to_b,
+                                                                   resizing->columns);
 }
 
 /* Writes an output row from the kept rows from `kept` on. */
-static void finish_row(const struct decoder *decoder, const uint8_t *kept, int64_t row, uint8_t *to)
+static void finish_row(const struct resizing *resizing, const uint8_t *kept, int64_t row, uint8_t *to)
 {
-    const struct output *output = &decoder->output;
-    const struct resizing *resizing = &output->resizing;
-    const struct taps *down = &output->down;
+    const struct taps *down = &resizing->down;
     const int16_t *weights = down->weights + row * down->taps;
-    int64_t bytes = output->task.channels * output->task.visible.width;
+    int64_t bytes = resizing->channels * resizing->columns;
     if (!resizing->columns_first) {
-        decoder->kernels->columns(kept, resizing->row_bytes, weights, down, to, bytes);
+        resizing->kernels->columns(kept, resizing->row_bytes, weights, down, to, bytes);
         return;
     }
-    uint8_t *line = (uint8_t *)decoder->scratch.resized.at + (resizing->most + output->down.taps) * resizing->row_bytes;
+    uint8_t *line = resizing->kept + (resizing->most + down->taps) * resizing->row_bytes;
     uint8_t *result = line + resizing->row_bytes; /* with space for what the loops write more */
-    decoder->kernels->columns(kept, resizing->row_bytes, weights, down, line, resizing->reach);
-    resize_pair(decoder, line, line, result, result);
+    resizing->kernels->columns(kept, resizing->row_bytes, weights, down, line, resizing->reach);
+    resize_pair(resizing, line, line, result, result);
     memcpy(to, result, (size_t)bytes);
 }
 
 /* Takes the next two rows of the source (the last row twice if their number is odd), and writes the output rows that
- * are then complete. May read `resizing.reach` bytes of each row. */
-void resize_rows(struct decoder *decoder, const uint8_t *a, const uint8_t *b)
+ * are then complete. May read `reach` bytes of each row. */
+void resize_rows(struct resizing *resizing, const uint8_t *a, const uint8_t *b)
 {
-    struct output *output = &decoder->output;
-    struct resizing *resizing = &output->resizing;
-    const struct task *task = &output->task;
-    const struct taps *down = &output->down;
-    int64_t row_bytes = resizing->row_bytes, rows = task->visible.height;
-    int64_t y = resizing->read, more = a == b ? 1 : 2;
-    uint8_t *kept = decoder->scratch.resized.at;
+    const struct taps *down = &resizing->down;
+    int64_t row_bytes = resizing->row_bytes, y = resizing->read, more = a == b ? 1 : 2;
+    uint8_t *kept = resizing->kept;
     if (y + more - resizing->first > resizing->most) { /* move the rows that are still needed to the front */
-        int64_t first = down->at[resizing->made] < y ? down->at[resizing->made] : y;
+        int64_t first = smaller(down->at[resizing->made], y);
         memmove(kept, kept + (first - resizing->first) * row_bytes, (size_t)((y - first) * row_bytes));
         resizing->first = first;
     }
@@ -638,46 +641,45 @@ void resize_rows(struct decoder *decoder, const uint8_t *a, const uint8_t *b)
         memcpy(to, a, (size_t)resizing->reach);
         memcpy(next, b, (size_t)resizing->reach);
     } else {
-        resize_pair(decoder, a, b, to, next);
+        resize_pair(resizing, a, b, to, next);
     }
     resizing->read = y += more;
-    for (; resizing->made < rows; resizing->made++) {
+    for (; resizing->made < resizing->rows; resizing->made++) {
         int64_t at = down->at[resizing->made];
-        if (at + down->taps > y && y < task->box.height)
+        if (at + down->taps > y && y < resizing->source_rows)
             break;
-        finish_row(decoder, kept + (at - resizing->first) * row_bytes, resizing->made,
-                   task->shown + resizing->made * task->channels * task->request->window.width);
+        finish_row(resizing, kept + (at - resizing->first) * row_bytes, resizing->made,
+                   resizing->to + resizing->made * resizing->stride);
     }
 }
 
 /* Returns a row of the source from which the loops may read as much as they do: the row, or a copy with space after it.
  * `left`: readable bytes from the row on. */
-static const uint8_t *readable(struct decoder *decoder, int which, const uint8_t *row, int64_t left)
+static const uint8_t *readable(const struct resizing *resizing, int which, const uint8_t *row, int64_t left)
 {
-    int64_t reach = decoder->output.resizing.reach;
-    if (left >= reach)
+    if (left >= resizing->reach)
         return row;
-    uint8_t *copy = (uint8_t *)decoder->scratch.line.at + which * reach;
+    uint8_t *copy = resizing->line + which * resizing->reach;
     memcpy(copy, row, (size_t)left);
-    memset(copy + left, 0, (size_t)(reach - left));
+    memset(copy + left, 0, (size_t)(resizing->reach - left));
     return copy;
 }
 
 /* Resizes pixels whose rows are `stride` bytes apart; `nbytes` may be read. */
-enum outcome resize(struct decoder *decoder, const uint8_t *pixels, int64_t nbytes, int64_t stride)
+enum outcome resize(struct resizing *resizing, struct worker *worker, const struct task *task, const uint8_t *pixels,
+                    int64_t nbytes, int64_t stride)
 {
-    if (begin_resizing(decoder, decoder->output.task.visible.width) != DONE)
+    if (begin_resizing(resizing, worker, task) != DONE)
         return REFUSED;
-    int64_t height = decoder->output.task.box.height;
-    for (int64_t y = 0; y < height; y += 2) { /* takes the last row twice if the number is odd */
-        const uint8_t *a = readable(decoder, 0, pixels, nbytes), *b = a;
+    for (int64_t y = 0; y < resizing->source_rows; y += 2) { /* takes the last row twice if the number is odd */
+        const uint8_t *a = readable(resizing, 0, pixels, nbytes), *b = a;
         pixels += stride;
         nbytes -= stride;
-        if (y + 1 < height)
-            b = readable(decoder, 1, pixels, nbytes);
+        if (y + 1 < resizing->source_rows)
+            b = readable(resizing, 1, pixels, nbytes);
         pixels += stride;
         nbytes -= stride;
-        resize_rows(decoder, a, b);
+        resize_rows(resizing, a, b);
     }
     return DONE;
 }

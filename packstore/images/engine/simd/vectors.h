@@ -5,7 +5,7 @@
 #ifndef PACKSTORE_VECTORS_H
 #define PACKSTORE_VECTORS_H
 
-#include "../engine.h"
+#include "../core/base.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
