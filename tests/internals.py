@@ -163,7 +163,7 @@ if TYPE_CHECKING:
     from packstore.exports import base as exports_base
     from packstore.exports import mds, parquet, run
     from packstore.exports.archives import TarWriter
-    from packstore.exports.base import Export, Record, ShardWriter
+    from packstore.exports.base import Export, Record
     from packstore.exports.folder import image_file
     from packstore.exports.labels.base import LabelsExport
     from packstore.exports.options import ExportOptions

@@ -11,13 +11,13 @@ import tempfile
 import zipfile
 import zlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
 from packstore.core.files import drop, open_file
-from packstore.exports.base import Record, ShardWriter
-from packstore.exports.folder import FilesExport, FilesWriter, image_file
+from packstore.exports.base import Record
+from packstore.exports.folder import FilesExport, image_file
 from packstore.stores.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, parse_export_manifest
 
 _LOCAL, _CENTRAL = struct.Struct("<4s5H3L2H"), struct.Struct("<4s6H3L5H2L")
@@ -72,13 +72,12 @@ class _ArchiveExport(FilesExport):
     _out: IO[bytes] | None = None
     _opened: TarWriter | ZipWriter | None = None
 
-    def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates the archive at the first call, unless :meth:`resume` has opened it. Returns a writer that appends a
-        shard. Ignores ``number`` and ``split``."""
+    def write_shard(self, number: int, split: str, records: Iterable[Record]) -> None:
+        """Appends the records. The first call creates the archive, unless :meth:`resume` has opened it."""
         if self._out is None:
             self._out = open_file(self.path, "wb")
             self._opened = self.new_writer(self._out)
-        return FilesWriter(self.add_image)
+        super().write_shard(number, split, records)
 
     def resume(self, size: int) -> None:
         """Opens the archive, cuts it off after ``size`` bytes and appends from there. For a zip, reads the headers of
@@ -88,8 +87,8 @@ class _ArchiveExport(FilesExport):
         self._out.seek(size)
         self._opened = self.new_writer(self._out)
 
-    def sync(self, shard: ShardWriter) -> None:
-        """Flushes the whole archive to disk, whatever the shard."""
+    def sync(self, file: str | None) -> None:
+        """Flushes the whole archive to disk."""
         assert self._out is not None
         self._out.flush()
         os.fsync(self._out.fileno())
@@ -104,11 +103,10 @@ class _ArchiveExport(FilesExport):
     def new_writer(self, out: IO[bytes]) -> TarWriter | ZipWriter:
         """Returns a writer that appends at the end of ``out``. If ``out`` is empty, begins the archive."""
 
-    def add_image(self, record: Record) -> Mapping[str, str]:
-        """Adds the image of a record to the archive. Returns its path as ``{"file": path}``."""
-        path = self.record_paths(record)
+    def write_record(self, record: Record) -> None:
+        """Adds the image of a record to the archive."""
+        record.line["file"] = path = self.record_paths(record)
         self._writer.add(path, image_file(record))
-        return {"file": path}
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         """Adds the record lines and the export manifest unless the export is bare. Ends the archive and closes it.

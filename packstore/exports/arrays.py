@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import zipfile
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
-from packstore.core.files import beyond_standard_streams, drop, open_file
+from packstore.core.files import beyond_standard_streams
 from packstore.core.manifest import Manifest
-from packstore.exports.base import BLOCK_BYTES, Export, Record, ShardWriter, can_be_strings, name_shard
+from packstore.exports.base import BLOCK_BYTES, Export, Record, can_be_strings, name_shard
 from packstore.stores.hdf5.writer import FailureHidingFile
 
 IMAGES, OFFSETS, SHAPES, CLASSES = "images", "images_offsets", "images_shape", "class_names"
@@ -71,56 +71,45 @@ class _ShardFilesExport(ArraysExport):
 
     Attributes:
         extension: File extension of a shard.
-        writer: Class of its writer.
     """
 
     extension: ClassVar[str]
-    writer: ClassVar[type[_ArraysWriter]]
 
-    def begin(self, number: int, split: str) -> ShardWriter:
-        """Returns the writer of a shard, named by split and number."""
-        return self.writer(self.path, name_shard(split, number, self.extension), self.manifest, self.array_columns)
+    def write_shard(self, number: int, split: str, records: Iterable[Record]) -> str:
+        """Collects the images in an unnamed temporary file and other values in memory, and writes the shard by
+        :meth:`write_arrays`."""
+        file = name_shard(split, number, self.extension)
+        with tempfile.TemporaryFile(dir=self.path) as images:
+            shard = _CollectedShard(self.manifest, self.array_columns, images)
+            for record in records:
+                shard.add(record)
+            images.seek(0)
+            self.write_arrays(self.path / file, shard)
+        return file
+
+    @abstractmethod
+    def write_arrays(self, path: Path, shard: _CollectedShard) -> None:
+        """Writes a shard's file. After an error the file stays incomplete."""
 
 
-class _ArraysWriter(ShardWriter):
-    """Collects the images of a shard in an unnamed temporary file, and other values in memory. Writes the shard when it
-    is closed. Creating it creates the temporary file."""
+class _CollectedShard:
+    """Records of a shard: the bytes of their images in a file, other values in memory."""
 
-    def __init__(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> None:
-        self.file = name
-        self.path = folder / name
+    def __init__(self, manifest: Manifest, columns: Sequence[Column], images: IO[bytes]) -> None:
         self.manifest = manifest
         self.columns = columns
-        self.images: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - until the shard ends
+        self.images = images
         self._values = {column.name: bytearray() for column in columns}
         self.ends = [0]
         self._shapes: list[tuple[int, ...]] = []
 
-    def add(self, record: Record) -> Mapping[str, str]:
-        """Appends the image to the temporary file, and the values of the columns to those in memory. Returns an empty
-        mapping."""
+    def add(self, record: Record) -> None:
+        """Appends the image to the file, and the values of the columns to those in memory."""
         self.ends.append(self.ends[-1] + self.images.write(record.image_bytes))
         if isinstance(record.image, np.ndarray):
             self._shapes.append(record.image.shape)
         for column in self.columns:
             self._values[column.name] += np.asarray(record.stored[column.name]).tobytes()
-        return {}
-
-    def close(self) -> None:
-        """Writes the shard. Deletes the temporary file, also after an error."""
-        self.images.seek(0)
-        try:
-            self.write_shard()
-        finally:
-            self.images.close()
-
-    def abort(self) -> None:
-        """Deletes the temporary file. Writes no shard."""
-        self.images.close()
-
-    @abstractmethod
-    def write_shard(self) -> None:
-        """Writes the shard's file from the collected records."""
 
     @property
     def record_count(self) -> int:
@@ -148,11 +137,6 @@ class _ArraysWriter(ShardWriter):
             values = np.frombuffer(bytes(self._values[column.name]), NUMPY_DTYPE[column.dtype])
             yield array_name(column.name), values.reshape(self.record_count, *column.shape)
 
-    def read_next_image(self, number: int) -> bytes:
-        """Reads the next image from the temporary file. ``number``, its number in the shard from 0, gives only its
-        size."""
-        return self.images.read(self.ends[number + 1] - self.ends[number])
-
 
 def array_name(column: str) -> str:
     """Returns the array name of a column: ``labels`` for ``label``, else the column's own name."""
@@ -165,36 +149,36 @@ def storable_class_names(manifest: Manifest) -> tuple[str, ...] | None:
     return manifest.classes if can_be_strings(manifest.classes or ()) else None
 
 
-class _NpzWriter(_ArraysWriter):
-    """Writes a shard as an uncompressed ``.npz``."""
+class NpzExport(_ShardFilesExport):
+    """Shards ``train-000000.npz`` …, not compressed."""
 
-    def write_shard(self) -> None:
-        """Copies the images into the archive in blocks. Then writes the other arrays and the class names. After an
-        error the file stays incomplete."""
-        out = open_file(self.path, "wb")
-        try:
-            with zipfile.ZipFile(out, "w", allowZip64=True) as archive:
-                if self.is_one_array:
-                    shape, dtype = self.image_array_type
-                else:
-                    shape, dtype = (self.ends[-1],), np.dtype(np.uint8)
-                    self._add_array(archive, OFFSETS, np.array(self.ends, np.int64))
-                with archive.open(_make_npy_entry(IMAGES), "w", force_zip64=True) as file:
-                    file.write(_build_npy_header(shape, dtype))
-                    shutil.copyfileobj(self.images, file, _BLOCK_BYTES)
-                for name, array in self.small_arrays():
-                    self._add_array(archive, name, array)
-                if (names := storable_class_names(self.manifest)) is not None:
-                    self._add_array(archive, CLASSES, np.array(names, np.str_))
-            out.close()
-        except BaseException:
-            drop(out)
-            raise
+    name = "npz"
+    help = "numpy's npz files"
+    suffixes = (".npz",)
+    source = "npz"
+    extension = "npz"
 
-    def _add_array(self, archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
-        """Adds an array to the archive as an ``.npy`` file."""
-        with archive.open(_make_npy_entry(name), "w", force_zip64=True) as file:
-            npy.write_array(file, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
+    def write_arrays(self, path: Path, shard: _CollectedShard) -> None:
+        """Copies the images into the archive in blocks. Then writes the other arrays and the class names."""
+        with self.open_files(path.name) as (out,), zipfile.ZipFile(out, "w", allowZip64=True) as archive:
+            if shard.is_one_array:
+                shape, dtype = shard.image_array_type
+            else:
+                shape, dtype = (shard.ends[-1],), np.dtype(np.uint8)
+                _add_array(archive, OFFSETS, np.array(shard.ends, np.int64))
+            with archive.open(_make_npy_entry(IMAGES), "w", force_zip64=True) as file:
+                file.write(_build_npy_header(shape, dtype))
+                shutil.copyfileobj(shard.images, file, _BLOCK_BYTES)
+            for name, array in shard.small_arrays():
+                _add_array(archive, name, array)
+            if (names := storable_class_names(self.manifest)) is not None:
+                _add_array(archive, CLASSES, np.array(names, np.str_))
+
+
+def _add_array(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
+    """Adds an array to the archive as an ``.npy`` file."""
+    with archive.open(_make_npy_entry(name), "w", force_zip64=True) as file:
+        npy.write_array(file, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
 
 
 def _make_npy_entry(name: str) -> zipfile.ZipInfo:
@@ -211,58 +195,6 @@ def _build_npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     return out.getvalue()
 
 
-class NpzExport(_ShardFilesExport):
-    """Shards ``train-000000.npz`` …, not compressed."""
-
-    name = "npz"
-    help = "numpy's npz files"
-    suffixes = (".npz",)
-    source = "npz"
-    extension = "npz"
-    writer = _NpzWriter
-
-
-class _Hdf5ShardWriter(_ArraysWriter):
-    """Writes a shard as an HDF5 file. The HDF5 library does not see failed writes."""
-
-    def write_shard(self) -> None:
-        """Writes the shard's HDF5 file. Raises the :class:`OSError` of the first failed write."""
-        import h5py
-
-        with beyond_standard_streams():
-            out = self.path.open("w+b", buffering=0)
-        with out:
-            held = FailureHidingFile(out)
-            try:
-                with h5py.File(held, "w") as file:
-                    self._write_arrays(file, held)
-            finally:
-                held.raise_failure()
-
-    def _write_arrays(self, file: Any, held: FailureHidingFile) -> None:
-        """Writes all arrays to the HDF5 ``file``, and stops with :class:`OSError` soon after a failed write."""
-        import h5py
-
-        if self.is_one_array:
-            shape, dtype = self.image_array_type
-            images = file.create_dataset(IMAGES, shape, dtype)
-            rows = max(1, _BLOCK_BYTES // max(1, self.ends[1]))
-            for start in range(0, self.record_count, rows):
-                held.raise_failure()
-                stop = min(start + rows, self.record_count)
-                data = b"".join(self.read_next_image(number) for number in range(start, stop))
-                images[start:stop] = np.frombuffer(data, dtype).reshape(stop - start, *shape[1:])
-        else:
-            images = file.create_dataset(IMAGES, (self.record_count,), h5py.vlen_dtype(np.uint8))
-            for number in range(self.record_count):
-                held.raise_failure()
-                images[number] = np.frombuffer(self.read_next_image(number), np.uint8)
-        for name, array in self.small_arrays():
-            file.create_dataset(name, data=array)
-        if (names := storable_class_names(self.manifest)) is not None:
-            file.create_dataset(CLASSES, data=[*names], dtype=h5py.string_dtype())
-
-
 class Hdf5Export(_ShardFilesExport):
     """Shards ``train-000000.h5`` …. Images of one shape are a contiguous dataset; others are variable-length values."""
 
@@ -271,7 +203,6 @@ class Hdf5Export(_ShardFilesExport):
     suffixes = (".hdf5s",)
     source = "hdf5"
     extension = "h5"
-    writer = _Hdf5ShardWriter
 
     def overhead(self) -> int:
         """Adds 1,365 bytes, the unused space of HDF5's heap, if images have variable length and over 4 KiB on
@@ -279,3 +210,36 @@ class Hdf5Export(_ShardFilesExport):
         image = self.manifest.image
         large = image.kind == "ragged" and image.nbytes > BLOCK_BYTES * self.manifest.records
         return super().overhead() + (BLOCK_BYTES // 3 if large else 0)  # unused space of a heap per large image
+
+    def write_arrays(self, path: Path, shard: _CollectedShard) -> None:
+        """Writes a shard's file. Raises the :class:`OSError` of the first failed write, which the HDF5 library does not
+        see, soon after it."""
+        import h5py
+
+        with beyond_standard_streams():
+            out = path.open("w+b", buffering=0)
+        with out:
+            held = FailureHidingFile(out)
+            try:
+                with h5py.File(held, "w") as file:
+                    if shard.is_one_array:
+                        shape, dtype = shard.image_array_type
+                        images = file.create_dataset(IMAGES, shape, dtype)
+                        rows = max(1, _BLOCK_BYTES // max(1, shard.ends[1]))
+                    else:
+                        shape, dtype, rows = (shard.record_count,), np.dtype(np.uint8), 1
+                        images = file.create_dataset(IMAGES, shape, h5py.vlen_dtype(np.uint8))
+                    for start in range(0, shard.record_count, rows):
+                        held.raise_failure()
+                        stop = min(start + rows, shard.record_count)
+                        block = np.frombuffer(shard.images.read(shard.ends[stop] - shard.ends[start]), dtype)
+                        if shard.is_one_array:
+                            images[start:stop] = block.reshape(stop - start, *shape[1:])
+                        else:
+                            images[start] = block
+                    for name, array in shard.small_arrays():
+                        file.create_dataset(name, data=array)
+                    if (names := storable_class_names(self.manifest)) is not None:
+                        file.create_dataset(CLASSES, data=[*names], dtype=h5py.string_dtype())
+            finally:
+                held.raise_failure()

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +55,8 @@ class Record:
         inexact: Names that the export adds: columns of :meth:`Export.exact_columns` whose value in this record the
             format cannot hold exactly. These values go into the record's line in ``packstore.rows.jsonl``. Without
             effect if :attr:`Export.keeps_keys` is True, since records then have no lines.
+        line: Entries that the export adds to the record's line: ``{"file": path}`` if the record is a file of its own,
+            with further entries of the kind.
     """
 
     number: int
@@ -63,6 +66,7 @@ class Record:
     stored: Mapping[str, Any]
     columns: Mapping[str, Column] = field(repr=False)
     inexact: set[str] = field(default_factory=set)
+    line: dict[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
         """Returns the value of a column as :meth:`packstore.stores.Reader.item` does, or None if it is missing.
@@ -112,57 +116,6 @@ def image_extension(data: bytes) -> str:
         return "bin"
 
 
-class ShardWriter(ABC):
-    """Writes one shard: consecutive records of one split. In an export of one file, a shard may hold records of several
-    splits.
-
-    Attributes:
-        file: Path of the shard's file in the export, with ``/``. None if each record is a file of its own. None, too,
-            if the export is one file.
-    """
-
-    file: str | None = None
-
-    @abstractmethod
-    def add(self, record: Record) -> Mapping[str, str]:
-        """Writes a record. Returns entries to add to its line in ``packstore.rows.jsonl``.
-
-        If the record is a file of its own, this is ``{"file": path}``, with further entries of the kind. Else it is
-        empty.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Completes and closes the shard. After that, the caller makes it durable with :meth:`Export.sync`."""
-
-    def abort(self) -> None:
-        """Closes open files after an error. Deletes nothing that another run needs. By default does nothing."""
-        return
-
-
-class FileWriter(ShardWriter):
-    """Base of writers that write a shard to a file, and perhaps others ``beside`` it, which stay open until its end.
-    Creating it creates the files."""
-
-    file: str
-
-    def __init__(self, folder: Path, file: str, *beside: str) -> None:
-        self.file = file
-        self.out: IO[bytes] = open_file(folder / file, "wb")
-        self.beside: list[IO[bytes]] = [open_file(folder / each, "wb") for each in beside]
-
-    def close(self) -> None:
-        """Closes the files."""
-        for file in (self.out, *self.beside):
-            file.close()
-
-    def abort(self) -> None:
-        """Closes the files, which stay incomplete."""
-        for file in (self.out, *self.beside):
-            if not file.closed:
-                drop(file)
-
-
 class Export(ABC):
     """One kind of export; an instance writes one export.
 
@@ -205,12 +158,13 @@ class Export(ABC):
         self.reader = reader
         self.recoded = recoded
 
-    @abstractmethod
     def exact_columns(self) -> Sequence[str]:
-        """Returns the names of the columns that the format holds and its source returns exactly, without the image.
+        """Returns the names of the columns that the format holds and its source returns exactly, without the image. By
+        default none.
 
         Values of other columns go into ``packstore.rows.jsonl``.
         """
+        return ()
 
     def visible_columns(self) -> Sequence[str]:
         """Returns the names of the columns that other readers than packstore get from the format. By default
@@ -242,15 +196,39 @@ class Export(ABC):
         return lost
 
     @abstractmethod
-    def begin(self, number: int, split: str) -> ShardWriter:
-        """Opens the writer of shard ``number`` of a split, from 0. Overwrites leftovers of an interrupted run."""
+    def write_shard(self, number: int, split: str, records: Iterable[Record]) -> str | None:
+        """Writes all ``records`` as shard ``number`` of a split, from 0. In an export of one file, a shard may hold
+        records of several splits. Overwrites leftovers of an interrupted run.
+
+        Sets :attr:`Record.line` and :attr:`Record.inexact` of each record before it takes the next.
+
+        Returns:
+            Path of the shard's file in the export, with ``/``. None if each record is a file of its own, or if the
+            export is one file. The caller then makes the shard durable with :meth:`sync`.
+        """
+
+    @contextmanager
+    def open_files(self, *files: str) -> Iterator[list[IO[bytes]]]:
+        """Creates files of the export, and closes them at the end of a ``with``. After an error they stay
+        incomplete."""
+        opened: list[IO[bytes]] = []
+        try:
+            opened += [open_file(self.path / file, "wb") for file in files]
+            yield opened
+            for file in opened:
+                file.close()
+        except BaseException:
+            for file in opened:
+                if not file.closed:
+                    drop(file)
+            raise
 
     def resume(self, size: int) -> None:
         """Reopens an export of one file. Keeps the ``size`` bytes that an interrupted run has completed, and cuts off
         the rest.
 
-        Called before the first :meth:`begin`, when :attr:`export_manifest` is set. Kinds of one file must override it:
-        this base raises :class:`NotImplementedError`.
+        Called before the first shard, when :attr:`export_manifest` is set. Kinds of one file must override it: this
+        base raises :class:`NotImplementedError`.
         """
         raise NotImplementedError(f"{type(self).__name__} is one file and cannot resume")
 
@@ -292,7 +270,7 @@ class Export(ABC):
         return export_manifest
 
     def undo_finish(self) -> None:
-        """Gives shards their names from :meth:`begin` again if an interrupted :meth:`finish` has renamed them.
+        """Gives shards their first names again if an interrupted :meth:`finish` has renamed them.
 
         Called first when a run resumes. By default does nothing.
         """
@@ -303,11 +281,10 @@ class Export(ABC):
         does nothing."""
         return
 
-    def sync(self, shard: ShardWriter) -> None:
-        """Makes a finished shard durable. By default flushes :attr:`ShardWriter.file` to disk; does nothing if that is
-        None."""
-        if shard.file is not None:
-            sync_tree(self.path / shard.file)
+    def sync(self, file: str | None) -> None:
+        """Makes a finished shard durable. By default flushes its ``file`` to disk; does nothing if that is None."""
+        if file is not None:
+            sync_tree(self.path / file)
 
     @classmethod
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:

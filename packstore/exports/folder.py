@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -12,7 +13,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from packstore.core.files import open_file, sync_file_system
 from packstore.core.manifest import Manifest
-from packstore.exports.base import EXTENSIONS, Export, Record, ShardWriter, safe_name, shorten_name
+from packstore.exports.base import EXTENSIONS, Export, Record, safe_name, shorten_name
 from packstore.stores import Reader
 
 IMAGE_SUFFIXES = frozenset({*EXTENSIONS.values(), "jpeg", "tiff", "pgm", "pbm", "heif", "j2k", "jpx", "jpf"})
@@ -37,14 +38,19 @@ UNLABELLED = "unlabelled"
 class FilesExport(Export):
     """Base of exports that hold images as files in folders of splits and classes.
 
-    Files have the names in their keys, made safe. Labels are only in the names of folders.
+    Files have the names in their keys, made safe. Labels are only in the names of folders, so no column is exact.
     """
 
     source = "exported"
 
-    def exact_columns(self) -> Sequence[str]:
-        """Returns no columns: labels are only in the names of folders."""
-        return ()
+    def write_shard(self, number: int, split: str, records: Iterable[Record]) -> None:
+        """Writes each record by :meth:`write_record`. Ignores ``number`` and ``split``: shards leave no trace."""
+        for record in records:
+            self.write_record(record)
+
+    @abstractmethod
+    def write_record(self, record: Record) -> None:
+        """Writes the files of a record, and sets :attr:`Record.line`."""
 
     def visible_columns(self) -> Sequence[str]:
         """Returns ``label`` if classes are folders, else none. Reads all labels."""
@@ -71,19 +77,15 @@ class FolderExport(FilesExport):
 
     shard_bytes = None
 
-    def begin(self, number: int, split: str) -> ShardWriter:
-        """Returns a writer of files. Ignores ``number`` and ``split``: shards leave no trace in the folder."""
-        return FilesWriter(self.write_record)
-
-    def sync(self, shard: ShardWriter) -> None:
-        """Flushes the whole file system, whatever the shard, since each image is a file."""
+    def sync(self, file: str | None) -> None:
+        """Flushes the whole file system, since each image is a file."""
         sync_file_system(self.path)
 
-    def write_record(self, record: Record) -> Mapping[str, str]:
-        """Writes the image and the files beside it. Returns the entries of the record's line."""
+    def write_record(self, record: Record) -> None:
+        """Writes the image and the files beside it."""
         data, path = image_file(record), self.image_path(record)
         self.write_file(path, data)
-        return {"file": path, **self.write_beside(record, path, data)}
+        record.line.update({"file": path, **self.write_beside(record, path, data)})
 
     def image_path(self, record: Record) -> str:
         """Returns the path of a record's image in the export."""
@@ -116,21 +118,6 @@ class ImageFolderExport(FolderExport):
 
     name = "imagefolder"
     help = "an image folder, root/split/class/file"
-
-
-class FilesWriter(ShardWriter):
-    """Lets the export write each record: a shard leaves no trace of its own."""
-
-    def __init__(self, write_record: Callable[[Record], Mapping[str, str]]) -> None:
-        self._write_record = write_record
-
-    def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the files of a record. Returns their paths, and further entries of its line."""
-        return self._write_record(record)
-
-    def close(self) -> None:
-        """Does nothing: the export closes its files."""
-        return
 
 
 def image_file(record: Record) -> bytes:

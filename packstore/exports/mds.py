@@ -23,7 +23,7 @@ from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.files import sync_directory
-from packstore.exports.base import Export, FileWriter, Record, ShardWriter, safe_name, shorten_name
+from packstore.exports.base import Export, Record, safe_name, shorten_name
 from packstore.stores.export_manifest import ExportManifest
 
 _INDEX = "index.json"
@@ -37,7 +37,7 @@ _CODES = {
 
 
 class MdsExport(Export):
-    """MDS shards, and an ``index.json`` for each split. Closing a shard of 4 GiB or more raises :class:`UsageError`.
+    """MDS shards, and an ``index.json`` for each split. A shard of 4 GiB or more raises :class:`UsageError`.
 
     A missing value is empty or zeros, and 0 in the column ``NAME_valid``.
     """
@@ -70,16 +70,42 @@ class MdsExport(Export):
         """Returns estimated bytes of a sample's key, offset and sizes."""
         return 16 + self.mean_key_bytes + 4 * len(self.columns)
 
-    def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates the folder of the split and the shard's file in it. Replaces a file that exists."""
-        folder = shorten_name(safe_name(split)) if split else ""
+    def write_shard(self, number: int, split: str, records: Iterable[Record]) -> str:
+        """Creates the folder of the split and the shard's file in it. Collects the samples in a temporary file, since
+        the shard's header needs their number."""
+        folder, encodings = shorten_name(safe_name(split)) if split else "", self._choose_encodings()
         (self.path / folder).mkdir(exist_ok=True)
-        name = f"{folder}/shard.{number:05}.mds".lstrip("/")
-        return _MdsWriter(self.path, name, self.columns, self._choose_encodings())
+        file, ends = f"{folder}/shard.{number:05}.mds".lstrip("/"), array("Q", [0])
+        with self.open_files(file) as (out,), tempfile.TemporaryFile(dir=self.path / folder) as samples:
+            for record in records:
+                ends.append(ends[-1] + samples.write(self._encode_sample(record, encodings)))
+            described = json.dumps(_describe_columns(encodings), sort_keys=True).encode("ascii")
+            begin = 4 * (len(ends) + 1) + len(described)
+            if begin + ends[-1] > _MAX_SHARD_BYTES:
+                raise UsageError(f"an MDS shard of {begin + ends[-1]} bytes is too large; give a smaller --shard-size")
+            out.write(np.uint32(len(ends) - 1).tobytes())
+            out.write((np.frombuffer(ends, np.uint64) + np.uint64(begin)).astype("<u4").tobytes())
+            out.write(described)
+            samples.seek(0)
+            shutil.copyfileobj(samples, out, 1 << 20)
+        return file
 
-    def sync(self, shard: ShardWriter) -> None:
+    def _encode_sample(self, record: Record, encodings: Mapping[str, str]) -> bytes:
+        """Returns the sample of a record: the sizes of values that vary in size, then all values."""
+        values = {"key": record.key.encode("utf-8", "surrogateescape"), "image": record.image_bytes}
+        if isinstance(record.image, np.ndarray):
+            values["image"] = _encode_value(record.columns["image"], values["image"], record.image.shape)
+        for column in self.columns:
+            values[column.name] = _encode_value(column, record.stored_bytes(column.name), record.shape_of(column))
+            if column.nullable:
+                values[column.valid_name] = bytes([record.has_value(column.name)])
+        data = [values[name] for name in encodings]
+        sizes = [len(values[name]) for name, encoding in encodings.items() if not _parse_fixed_size(encoding)]
+        return np.array(sizes, "<u4").tobytes() + b"".join(data)
+
+    def sync(self, file: str | None) -> None:
         """Makes the shard's file and the export's folder durable, but not the entry in the split's folder."""
-        super().sync(shard)
+        super().sync(file)
         sync_directory(self.path)
 
     def documents(self, export_manifest: ExportManifest, lines: Path | None) -> Mapping[str, Iterable[bytes]]:
@@ -106,57 +132,6 @@ class MdsExport(Export):
             if column.nullable:
                 encodings[column.valid_name] = "uint8"
         return dict(sorted(encodings.items()))  # sorted by name, as in the format
-
-
-class _MdsWriter(FileWriter):
-    """Collects samples in a temporary file until the shard ends: the shard's header needs their number.
-
-    Creating it creates this file and the shard's file. Closing a shard of 4 GiB or more raises :class:`UsageError`.
-    """
-
-    def __init__(self, folder: Path, file: str, columns: Sequence[Column], encodings: Mapping[str, str]) -> None:
-        super().__init__(folder, file)
-        self._columns, self._encodings = columns, encodings
-        self._samples = tempfile.TemporaryFile(dir=(folder / file).parent)  # noqa: SIM115 - until the shard ends
-        self._ends = array("Q", [0])
-
-    def add(self, record: Record) -> Mapping[str, str]:
-        """Encodes the record as a sample and appends it to the temporary file. Returns an empty mapping."""
-        values = {"key": record.key.encode("utf-8", "surrogateescape"), "image": record.image_bytes}
-        if isinstance(record.image, np.ndarray):
-            values["image"] = _encode_value(record.columns["image"], values["image"], record.image.shape)
-        for column in self._columns:
-            values[column.name] = _encode_value(column, record.stored_bytes(column.name), record.shape_of(column))
-            if column.nullable:
-                values[column.valid_name] = bytes([record.has_value(column.name)])
-        data = [values[name] for name in self._encodings]
-        sizes = [len(values[name]) for name, encoding in self._encodings.items() if not _parse_fixed_size(encoding)]
-        sample = np.array(sizes, "<u4").tobytes() + b"".join(data)
-        self._ends.append(self._ends[-1] + self._samples.write(sample))
-        return {}
-
-    def close(self) -> None:
-        """Writes the header, copies the samples, and deletes the temporary file. Raises :class:`UsageError` if the
-        shard has 4 GiB or more."""
-        described = json.dumps(_describe_columns(self._encodings), sort_keys=True).encode("ascii")
-        count = len(self._ends) - 1
-        begin = 4 * (count + 2) + len(described)
-        if begin + self._ends[-1] > _MAX_SHARD_BYTES:
-            raise UsageError(
-                f"an MDS shard of {begin + self._ends[-1]} bytes is too large; give a smaller --shard-size"
-            )
-        self.out.write(np.uint32(count).tobytes())
-        self.out.write((np.frombuffer(self._ends, np.uint64) + np.uint64(begin)).astype("<u4").tobytes())
-        self.out.write(described)
-        self._samples.seek(0)
-        shutil.copyfileobj(self._samples, self.out, 1 << 20)
-        self._samples.close()
-        super().close()
-
-    def abort(self) -> None:
-        """Deletes the temporary file and closes the shard's file, which stays incomplete."""
-        self._samples.close()
-        super().abort()
 
 
 def _describe_columns(encodings: Mapping[str, str]) -> dict[str, Any]:

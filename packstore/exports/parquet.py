@@ -10,7 +10,7 @@ import importlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -25,7 +25,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.fields import BOXES_ARE
 from packstore.core.manifest import Manifest
-from packstore.exports.base import Export, FileWriter, Record, ShardWriter, shorten_name
+from packstore.exports.base import Export, Record, shorten_name
 from packstore.sources.yamltext import format_yaml_string
 from packstore.stores import Reader
 from packstore.stores.export_manifest import ExportManifest
@@ -66,11 +66,51 @@ class ParquetExport(Export):
             *(f"the split name {own!r}: it becomes {name!r}" for own, name in renamed.items()),
         ]
 
-    def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates a Parquet file. Its name lacks the number of shards until :meth:`finish`."""
+    def write_shard(self, number: int, split: str, records: Iterable[Record]) -> str:
+        """Writes a Parquet file in row groups. Its name lacks the number of shards until :meth:`finish`.
+
+        Marks text that is not UTF-8 as inexact.
+        """
         (self.path / DATA).mkdir(exist_ok=True)
         file = f"{DATA}/{self._split_names[split]}-{number:05}.parquet"
-        return _ParquetWriter(self.path, file, self._schema, self._held)
+        inside = {"file": ".bytes", "files": ".list.element.bytes"}
+        files = [column.name + inside[column.form] for column in self._held if column.form in inside]
+        named = [name for name in _list_leaf_paths(self._schema) if name not in ("image.bytes", *files)]
+        with self.open_files(file) as (out,):
+            writer = _import_pyarrow("pyarrow.parquet").ParquetWriter(
+                out, self._schema, compression="none", use_dictionary=False, write_statistics=named
+            )
+            try:
+                for rows in self._group_rows(records):
+                    writer.write_batch(self._make_batch(rows))
+                writer.close()
+            finally:
+                writer.is_open = False  # after an error, garbage collection would write the file's end
+        return file
+
+    def _group_rows(self, records: Iterable[Record]) -> Iterator[list[Record]]:
+        """Yields the records of each row group, and marks text that is not UTF-8 as inexact."""
+        rows: list[Record] = []
+        nbytes = 0
+        for record in records:
+            for column in self._held:
+                if column.form == "text" and not _is_utf8(record.stored[column.name]):
+                    record.inexact.add(column.name)
+            rows.append(record)
+            nbytes += len(record.image)
+            if nbytes >= _GROUP_BYTES or (len(rows) >= _GROUP_ROWS and nbytes >= _GROUP_BYTES // 16):
+                yield rows
+                rows, nbytes = [], 0
+        if rows:
+            yield rows
+
+    def _make_batch(self, rows: Sequence[Record]) -> Any:
+        """Converts the records of a row group to Arrow."""
+        arrays = [_make_file_array([record.image for record in rows], [_file_name(record) for record in rows])]
+        for column in self._held:
+            there = [record.has_value(column.name) for record in rows]
+            arrays.append(_make_arrow_array(column, [record.stored[column.name] for record in rows], there))
+        return _import_pyarrow("pyarrow").RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         """Renames the shards to ``…-of-00002.parquet``, also in the export manifest. Then does as the base."""
@@ -111,67 +151,6 @@ class ParquetExport(Export):
         configs = [{"config_name": "default", "data_files": files}]
         head = _format_yaml({"configs": configs, "dataset_info": info})
         return f"---{head}\n---\n\nExported by packstore: {self.manifest.records:,} records.\n"
-
-
-class _ParquetWriter(FileWriter):
-    """Writes a Parquet file. Collects records in memory and writes them as a row group.
-
-    A row group ends when its images have 16 MiB. With at least 100 records, it ends at 1 MiB. Creating the writer
-    creates the file.
-    """
-
-    def __init__(self, folder: Path, file: str, schema: Any, columns: Sequence[Column]) -> None:
-        super().__init__(folder, file)
-        self._columns = columns
-        self._schema = schema
-        self._rows: list[Record] = []
-        self._nbytes = 0
-        inside = {"file": ".bytes", "files": ".list.element.bytes"}
-        files = [column.name + inside[column.form] for column in columns if column.form in inside]
-        named = [name for name in _list_leaf_paths(schema) if name not in ("image.bytes", *files)]
-        self._writer = _import_pyarrow("pyarrow.parquet").ParquetWriter(
-            self.out, schema, compression="none", use_dictionary=False, write_statistics=named
-        )
-
-    def add(self, record: Record) -> Mapping[str, str]:
-        """Collects the record in memory, and writes the row group if it ends with this record. Returns an empty
-        mapping.
-
-        Marks text that is not UTF-8 as inexact.
-        """
-        for column in self._columns:
-            if column.form == "text" and not _is_utf8(record.stored[column.name]):
-                record.inexact.add(column.name)
-        self._rows.append(record)
-        self._nbytes += len(record.image)
-        full = len(self._rows) >= _GROUP_ROWS and self._nbytes >= _GROUP_BYTES // 16
-        if full or self._nbytes >= _GROUP_BYTES:
-            self._write_rows()
-        return {}
-
-    def close(self) -> None:
-        """Writes the last row group and the end of the file."""
-        if self._rows:
-            self._write_rows()
-        self._writer.close()
-        super().close()
-
-    def abort(self) -> None:
-        """Closes the file without its end. The collected records are lost."""
-        if not self.out.closed:
-            super().abort()
-            self._writer.is_open = False  # otherwise garbage collection would write the file's end
-
-    def _write_rows(self) -> None:
-        """Writes the collected records as a row group, and forgets them."""
-        pa = _import_pyarrow("pyarrow")
-        images = [record.image for record in self._rows]
-        arrays = [_make_file_array(images, [_file_name(record) for record in self._rows])]
-        for column in self._columns:
-            there = [record.has_value(column.name) for record in self._rows]
-            arrays.append(_make_arrow_array(column, [record.stored[column.name] for record in self._rows], there))
-        self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-        self._rows, self._nbytes = [], 0
 
 
 def _file_name(record: Record) -> str:

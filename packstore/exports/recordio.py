@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 
 from packstore.core.errors import SampleError
 from packstore.core.files import sync_tree
-from packstore.exports.base import Export, FileWriter, Record, ShardWriter, name_shard
+from packstore.exports.base import Export, Record, name_shard
 from packstore.sources.records.recordio import HEADER, frame_record
 from packstore.stores.export_manifest import ExportManifest
 
@@ -58,49 +58,37 @@ class RecordioExport(Export):
         """Returns estimated bytes of a record's header, and of its lines in the index and the list."""
         return 60 + self.mean_key_bytes
 
-    def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates the three files of a shard, named by split and number. Replaces files that exist."""
-        return _RecWriter(self.path, name_shard(split, number, "rec"), self._holds_label)
+    def write_shard(self, number: int, split: str, records: Iterable[Record]) -> str:
+        """Writes the images with their labels, their places to the index, and their keys to the list.
 
-    def sync(self, shard: ShardWriter) -> None:
+        A label is 0 if labels are not held. Raises :class:`SampleError` for an image too large for a record.
+        """
+        file = name_shard(split, number, "rec")
+        with self.open_files(file, *_companion_files(file)) as (out, index, listed):
+            for count, record in enumerate(records):
+                assert isinstance(record.image, bytes)
+                label = int(record["label"]) if self._holds_label else 0
+                try:
+                    data = frame_record(HEADER.pack(0, label, count, 0) + record.image)
+                except ValueError as error:
+                    raise SampleError(record.key, str(error)) from None
+                index.write(b"%d\t%d\n" % (count, out.tell()))
+                out.write(data)
+                name = record.key.translate({9: "%09", 10: "%0A", 13: "%0D"}).encode("utf-8", "surrogateescape")
+                listed.write(b"%d\t%d\t%s\n" % (count, label, name))
+        return file
+
+    def sync(self, file: str | None) -> None:
         """Makes the shard's three files durable."""
-        assert shard.file is not None
-        for file in (shard.file, *_companion_files(shard.file)):
-            sync_tree(self.path / file)
+        assert file is not None
+        for each in (file, *_companion_files(file)):
+            sync_tree(self.path / each)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         """Adds the index and the list of each shard to the export manifest. Writes the export manifest unless the
         export is bare."""
         files = tuple(file for shard in export_manifest.shards for file in _companion_files(shard.file))
         return super().finish(replace(export_manifest, files=files), lines)
-
-
-class _RecWriter(FileWriter):
-    """Writes a ``.rec`` file with its index and its list of keys. Creating it creates all three files."""
-
-    def __init__(self, folder: Path, name: str, has_label: bool) -> None:
-        super().__init__(folder, name, *_companion_files(name))
-        self._holds_label = has_label
-        self._count = 0
-
-    def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the image with its label, and its lines in index and list. Returns an empty mapping.
-
-        The label is 0 if labels are not held. Raises :class:`SampleError` for an image too large for a record.
-        """
-        assert isinstance(record.image, bytes)
-        label = int(record["label"]) if self._holds_label else 0
-        index, listed = self.beside
-        try:
-            data = frame_record(HEADER.pack(0, label, self._count, 0) + record.image)
-        except ValueError as error:
-            raise SampleError(record.key, str(error)) from None
-        index.write(b"%d\t%d\n" % (self._count, self.out.tell()))
-        self.out.write(data)
-        name = record.key.translate({9: "%09", 10: "%0A", 13: "%0D"}).encode("utf-8", "surrogateescape")
-        listed.write(b"%d\t%d\t%s\n" % (self._count, label, name))
-        self._count += 1
-        return {}
 
 
 def _companion_files(file: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -174,10 +174,20 @@ def run_export(
     return _make_report(plan, export_manifest, started, resumed)
 
 
+@dataclass(slots=True)
+class _Written:
+    """What a shard holds so far: number of records, bytes of their images, and checksums of re-encoded ones."""
+
+    records: int = 0
+    nbytes: int = 0
+    checksums: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+
 class _ShardLoop:
     """Writes the shards that an interrupted run has not completed, with their record lines and receipts.
 
-    Verifies the checksums of each record. After an error, aborts the shard.
+    Verifies the checksums of each record.
     """
 
     def __init__(
@@ -215,44 +225,46 @@ class _ShardLoop:
 
     def _write_shard(self, records: Iterator[Record], split: str, most: int) -> ShardReceipt:
         """Writes at most ``most`` records of a split to a new durable shard, and returns its receipt."""
-        number = len(self._parts)
-        checksums: list[int] = []
-        rows: list[int] = []
-        limit, limit_records = self._plan.shard_bytes, most
-        if limit is None:
-            limit, limit_records = _CHUNK_BYTES, min(most, _CHUNK_RECORDS)
-        nbytes = count = 0
-        shard = self._export.begin(sum(part.split == split for part in self._parts), split)
-        try:
-            with self._staging.lines_path(number).open("wb") as lines:
-                for record in records:
-                    facts = shard.add(record)
-                    if self._plan.has_lines:
-                        key = {} if self._plan.kind.keeps_keys else {"key": record.key}
-                        lines.write(format_record_line(self._line_columns(record), record.stored, **key, **facts))
-                    if isinstance(record.image, bytes) and self._plan.recoding.new:
-                        checksums.append(image_checksum(record.image))
-                        rows.append(row_checksum(self._plan.manifest.columns, record.stored))
-                    nbytes += len(record.image) if isinstance(record.image, bytes) else record.image.nbytes
-                    count += 1
-                    self._report_progress(record, nbytes)
-                    if count >= limit_records or (limit is not None and nbytes >= limit):
-                        break
-            shard.close()
-        except BaseException:
-            shard.abort()
-            raise
-        self._bytes += nbytes
-        self._export.sync(shard)  # makes it durable
-        file = shard.file or ("" if self._plan.kind.one_file else None)
+        number, written = sum(part.split == split for part in self._parts), _Written()
+        lines_path = self._staging.lines_path(len(self._parts))
+        with lines_path.open("wb") as lines:
+            taken = self._take_records(records, most, lines, written)
+            file = self._export.write_shard(number, split, taken)
+            if next(taken, None) is not None:
+                raise RuntimeError(f"the export {self._plan.kind.name!r} has to write all records of a shard")
+        self._export.sync(file)  # makes it durable
+        measured = file or ("" if self._plan.kind.one_file else None)
         return ShardReceipt(
             split=split,
-            records=count,
-            file=shard.file,
-            size=0 if file is None else (self._staging.path / file).stat().st_size,
-            records_digest=records_digest(np.array(checksums, np.uint64), np.array(rows, np.uint64)),
-            lines=self._staging.lines_path(number).stat().st_size,
+            records=written.records,
+            file=file,
+            size=0 if measured is None else (self._staging.path / measured).stat().st_size,
+            records_digest=records_digest(np.array(written.checksums, np.uint64), np.array(written.rows, np.uint64)),
+            lines=lines_path.stat().st_size,
         )
+
+    def _take_records(
+        self, records: Iterator[Record], most: int, lines: IO[bytes], written: _Written
+    ) -> Iterator[Record]:
+        """Yields the records of a shard. Writes the line of each, and counts it, when the export takes the next."""
+        limit = self._plan.shard_bytes
+        if limit is None:
+            limit, most = _CHUNK_BYTES, min(most, _CHUNK_RECORDS)
+        for record in records:
+            yield record
+            if self._plan.has_lines:
+                key = {} if self._plan.kind.keeps_keys else {"key": record.key}
+                lines.write(format_record_line(self._line_columns(record), record.stored, **key, **record.line))
+            if isinstance(record.image, bytes) and self._plan.recoding.new:
+                written.checksums.append(image_checksum(record.image))
+                written.rows.append(row_checksum(self._plan.manifest.columns, record.stored))
+            written.records += 1
+            image_bytes = len(record.image) if isinstance(record.image, bytes) else record.image.nbytes
+            written.nbytes += image_bytes
+            self._bytes += image_bytes
+            self._report_progress(record)
+            if written.records >= most or written.nbytes >= limit:
+                return
 
     def _line_columns(self, record: Record) -> list[Column]:
         """Returns the columns whose values go into the line of a record, with their companions."""
@@ -260,12 +272,11 @@ class _ShardLoop:
         columns = (self._columns[name] for name in (*self._not_held, *record.inexact))
         return [each for column in columns for each in (column, *column.companions)]
 
-    def _report_progress(self, record: Record, nbytes: int) -> None:
+    def _report_progress(self, record: Record) -> None:
         """Reports progress after some records, and after the last."""
         records = self._plan.manifest.records
         if record.number % _REPORT_EVERY == 0 or record.number + 1 == records:
-            # ``nbytes`` counts the current shard, ``_bytes`` those before.
-            self._progress(Progress("export", record.number + 1, records, self._bytes + nbytes))
+            self._progress(Progress("export", record.number + 1, records, self._bytes))
 
     def _read_records(self, first: int) -> Generator[Record]:
         """Yields the records from number ``first`` on, in order."""

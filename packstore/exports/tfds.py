@@ -20,7 +20,7 @@ import numpy as np
 from packstore.core.column import Column
 from packstore.core.column_types.pictures import frame
 from packstore.core.columns import NUMPY_DTYPE
-from packstore.exports.base import Export, FileWriter, Record, ShardWriter, can_be_lines, has_varying_shapes
+from packstore.exports.base import Export, Record, can_be_lines, has_varying_shapes
 from packstore.sources.records.wire import PACKED, frame_record, write_example
 from packstore.stores.export_manifest import ExportManifest
 
@@ -75,9 +75,29 @@ class TfdsExport(Export):
         """Returns estimated bytes of an example's key, framing and names of features."""
         return 40 + self.mean_key_bytes + sum(len(column.name) + 12 for column in self.columns)
 
-    def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates a TFRecord file, named by the split's name in TensorFlow Datasets. Replaces a file that exists."""
-        return _RecordWriter(self.path, f"{_NAME}-{self._split_names[split]}.tfrecord-{number:05}", self.columns)
+    def write_shard(self, number: int, split: str, records: Iterable[Record]) -> str:
+        """Writes a TFRecord file, named by the split's name in TensorFlow Datasets. Each record is an example with its
+        key, image and all columns."""
+        file = f"{_NAME}-{self._split_names[split]}.tfrecord-{number:05}"
+        with self.open_files(file) as (out,):
+            for record in records:
+                out.write(frame_record(write_example(self._make_example(record))))
+        return file
+
+    def _make_example(self, record: Record) -> dict[str, Any]:
+        """Returns the features of a record."""
+        example: dict[str, Any] = {"key": [record.key.encode("utf-8", "surrogateescape")]}
+        if isinstance(record.image, np.ndarray):
+            example |= _encode_value(record.columns["image"], record.image_bytes, record.image.shape)
+        else:
+            example["image"] = [record.image]
+        for column in self.columns:
+            empty = column.form == "files" and not record.has_value(column.name)
+            raw = frame([]) if empty else record.stored_bytes(column.name)
+            example |= _encode_value(column, raw, record.shape_of(column))
+            if column.nullable:
+                example[column.valid_name] = np.array([int(record.has_value(column.name))])
+        return example
 
     def documents(self, export_manifest: ExportManifest, lines: Path | None) -> Mapping[str, Iterable[bytes]]:
         """Returns ``dataset_info.json``, ``features.json`` and files of class names.
@@ -131,30 +151,6 @@ class TfdsExport(Export):
             if column.nullable:
                 features[column.valid_name] = _make_scalar("bool")
         return _make_feature("featuresDict", {"features": features})
-
-
-class _RecordWriter(FileWriter):
-    """Writes a TFRecord file with a ``tf.train.Example`` for each record. Creating it creates the file."""
-
-    def __init__(self, folder: Path, name: str, columns: Sequence[Column]) -> None:
-        super().__init__(folder, name)
-        self._columns = columns
-
-    def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the record as an example with its key, image and all columns. Returns an empty mapping."""
-        example: dict[str, Any] = {"key": [record.key.encode("utf-8", "surrogateescape")]}
-        if isinstance(record.image, np.ndarray):
-            example |= _encode_value(record.columns["image"], record.image_bytes, record.image.shape)
-        else:
-            example["image"] = [record.image]
-        for column in self._columns:
-            empty = column.form == "files" and not record.has_value(column.name)
-            raw = frame([]) if empty else record.stored_bytes(column.name)
-            example |= _encode_value(column, raw, record.shape_of(column))
-            if column.nullable:
-                example[column.valid_name] = np.array([int(record.has_value(column.name))])
-        self.out.write(frame_record(write_example(example)))
-        return {}
 
 
 def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ A missing value has no file.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,9 +20,7 @@ from packstore.core.column import Column
 from packstore.exports.archives import TarWriter
 from packstore.exports.base import (
     Export,
-    FileWriter,
     Record,
-    ShardWriter,
     can_be_lines,
     image_extension,
     name_shard,
@@ -68,9 +66,24 @@ class WebDatasetExport(Export):
         sizes = [column.size_of(self.manifest.records) // max(1, self.manifest.records) for column in self.columns]
         return 512 + self.estimate_block_padding(512) + sum(512 - (-(size + 64) // 512) * 512 - size for size in sizes)
 
-    def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates a tar, named by split and number. Replaces a file that exists."""
-        return _SampleWriter(self.path, name_shard(split, number, "tar"), self.columns)
+    def write_shard(self, number: int, split: str, records: Iterable[Record]) -> str:
+        """Writes a tar with one or more files for each record: its image, and a file for each value. A list of images
+        has a file for each image.
+
+        A missing value has no file. An empty list has no file either: if the column may have missing values, marks the
+        list as inexact.
+        """
+        file, names = name_shard(split, number, "tar"), set[str]()
+        with self.open_files(file) as (out,):
+            tar = TarWriter(out)
+            for record in records:
+                name, image = _make_unique_name(record, names), record.image
+                tar.add(f"{name}.{record.extension}", _encode_npy(image) if isinstance(image, np.ndarray) else image)
+                for column in self.columns:
+                    for suffix, data in _encode_value_files(column, record):
+                        tar.add(f"{name}.{suffix}", data)
+            tar.close()
+        return file
 
     def documents(self, export_manifest: ExportManifest, lines: Path | None) -> Mapping[str, Iterable[bytes]]:
         """Returns ``classnames.txt`` if there are class names and each can be a line."""
@@ -84,71 +97,44 @@ class WebDatasetExport(Export):
         return classes is not None and can_be_lines(classes)
 
 
-class _SampleWriter(FileWriter):
-    """Writes a tar with one or more files for each record. Creating it creates the tar."""
-
-    def __init__(self, folder: Path, name: str, columns: Sequence[Column]) -> None:
-        super().__init__(folder, name)
-        self._columns = columns
-        self._names: set[str] = set()
-        self._tar = TarWriter(self.out)
-
-    def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the files of a record: its image, and a file for each value. A list of images has a file for each
-        image. Returns an empty mapping.
-
-        A missing value has no file. An empty list has no file either: if the column may have missing values, marks the
-        list as inexact.
-        """
-        name = self._unique_name(record)
-        image = record.image
-        self._tar.add(f"{name}.{record.extension}", _encode_npy(image) if isinstance(image, np.ndarray) else image)
-        for column in self._columns:
-            as_stored = column.form in ("text", "bytes")
-            value = bytes(record.stored[column.name]) if as_stored else record[column.name]
-            if column.form == "files" and value is not None:
-                for number, file in enumerate(value):
-                    self._tar.add(f"{name}.{column.name}.{number}.{image_extension(file)}", file)
-                if not value and column.nullable:
-                    record.inexact.add(column.name)  # without a file, the value would be missing
-            elif value is not None and record.has_value(column.name):
-                extension, data = _encode_value_file(column, value)
-                self._tar.add(f"{name}.{extension}", data)
-        return {}
-
-    def close(self) -> None:
-        """Writes the end of the tar and closes it."""
-        self._tar.close()
-        super().close()
-
-    def _unique_name(self, record: Record) -> str:
-        """Returns a path without extension, unique in the shard, for the files of a record."""
-        *folders, base = record.key.split("/")
-        stem, dot, suffix = base.rpartition(".")
-        if not dot or suffix.lower() not in (record.extension, "jpeg"):
-            stem = base
-        base = shorten_name(safe_name(stem).replace(".", "%2E"))
-        if base.startswith("_"):
-            base = f"%5F{base[1:]}"  # readers reserve names that begin with __
-        name = "/".join([*(safe_name(folder) for folder in folders), base])
-        if len(name.encode()) > _LONGEST:
-            name = xxh3_128_hexdigest(record.key.encode("utf-8", "surrogateescape"))
-        unique, count = name, 1
-        while unique in self._names:
-            count += 1
-            unique = f"{name}~{count}"
-        self._names.add(unique)
-        return unique
+def _make_unique_name(record: Record, used: set[str]) -> str:
+    """Returns a path without extension for the files of a record, and adds it to those ``used`` in the shard."""
+    *folders, base = record.key.split("/")
+    stem, dot, suffix = base.rpartition(".")
+    if not dot or suffix.lower() not in (record.extension, "jpeg"):
+        stem = base
+    base = shorten_name(safe_name(stem).replace(".", "%2E"))
+    if base.startswith("_"):
+        base = f"%5F{base[1:]}"  # readers reserve names that begin with __
+    name = "/".join([*(safe_name(folder) for folder in folders), base])
+    if len(name.encode()) > _LONGEST:
+        name = xxh3_128_hexdigest(record.key.encode("utf-8", "surrogateescape"))
+    unique, count = name, 1
+    while unique in used:
+        count += 1
+        unique = f"{name}~{count}"
+    used.add(unique)
+    return unique
 
 
-def _encode_value_file(column: Column, value: Any) -> tuple[str, bytes]:
-    """Returns the extension and the content of the file for a value."""
+def _encode_value_files(column: Column, record: Record) -> Iterator[tuple[str, bytes]]:
+    """Yields suffix and content of each file of a record's value; none if it is missing."""
+    if not record.has_value(column.name):
+        return
+    as_stored = column.form in ("text", "bytes")
+    value = bytes(record.stored[column.name]) if as_stored else record[column.name]
+    if column.form == "files":
+        for number, file in enumerate(value):
+            yield f"{column.name}.{number}.{image_extension(file)}", file
+        if not value and column.nullable:
+            record.inexact.add(column.name)  # without a file, the value would be missing
+        return
     extension = image_extension(value) if column.form == "file" else column.traits.extension
     if extension == "cls":
         value = str(value).encode("ascii")
     name = extension if _USUAL.get(column.name) == extension else f"{column.name}.{extension}"
     # Texts, files and bytes stay as they are.
-    return name, value if isinstance(value, bytes) else _encode_npy(value)
+    yield name, value if isinstance(value, bytes) else _encode_npy(value)
 
 
 def _encode_npy(array: Any) -> bytes:

@@ -8,7 +8,7 @@ variable-length values (``vlen-bytes``).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.files import sync_file_system
 from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name, storable_class_names
-from packstore.exports.base import Record, ShardWriter, safe_name, shorten_name
+from packstore.exports.base import Record, safe_name, shorten_name
 from packstore.stores.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, ExportShard
 
 _CHUNK_BYTES = 4 << 20
@@ -42,14 +42,51 @@ class ZarrExport(ArraysExport):
     suffixes = (".zarr",)
     source = "zarr"
 
-    def begin(self, number: int, split: str) -> ShardWriter:
-        """Returns the writer of the next range of rows in the group of the split. Ignores ``number``."""
-        records = next((len(s) for s in self.manifest.splits if s.name == split), self.manifest.records)
+    def write_shard(self, number: int, split: str, records: Iterable[Record]) -> None:
+        """Writes the next range of rows in the group of the split, images in whole chunks. Keeps values of columns in
+        memory until all are written. Ignores ``number``."""
+        total = next((len(s) for s in self.manifest.splits if s.name == split), self.manifest.records)
         start = next((s.start for s in self.manifest.splits if s.name == split), 0)
-        return _ZarrWriter(self, self.path / _group_name(split), records, start)
+        folder, ragged, stop = self.path / _group_name(split), self.manifest.image.kind == "ragged", 0
+        images: list[Any] = []
+        shapes: list[tuple[int, ...]] = []
+        values: dict[str, list[NDArray[Any]]] = {column.name: [] for column in self.array_columns}
+        for record in records:
+            stop, image = record.number - start + 1, record.image
+            if isinstance(image, np.ndarray) and ragged:
+                shapes.append(image.shape)
+            images.append(image.tobytes() if isinstance(image, np.ndarray) and ragged else image)
+            if stop % _count_chunk_rows(images[0]) == 0:
+                self._write_images(folder, images, total, stop)
+                images = []
+            for column in self.array_columns:
+                values[column.name].append(np.asarray(record.stored[column.name]))
+        if images:
+            self._write_images(folder, images, total, stop)
+        arrays = {
+            array_name(column.name): np.array(values[column.name], NUMPY_DTYPE[column.dtype])
+            for column in self.array_columns
+        }
+        if shapes:
+            arrays[SHAPES] = np.array(shapes, np.int32)
+        for name, rows in arrays.items():
+            chunk = max(1, _VALUES_A_CHUNK * 8 // max(8, rows[:1].nbytes))
+            array = self._open_array(folder, name, (total, *rows.shape[1:]), rows.dtype, chunk)
+            array[stop - len(rows) : stop] = rows
 
-    def sync(self, shard: ShardWriter) -> None:
-        """Flushes the whole file system, whatever the shard, since each chunk is a file."""
+    def _write_images(self, folder: Path, images: Sequence[Any], total: int, stop: int) -> None:
+        """Writes images of the split up to the one before ``stop``; ``total`` is the number of all its images."""
+        first, dtype = images[0], None
+        if isinstance(first, bytes):
+            block, shape = np.empty(len(images), object), (total,)
+            block[:] = images
+        else:
+            block, shape, dtype = np.stack(images), (total, *first.shape), first.dtype
+        array = self._open_array(folder, IMAGES, shape, dtype, _count_chunk_rows(first))
+        array[stop - len(images) : stop] = block
+
+    def sync(self, file: str | None) -> None:
+        """Flushes the whole file system, since each chunk is a file."""
         sync_file_system(self.path)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
@@ -75,7 +112,7 @@ class ZarrExport(ArraysExport):
             lines,
         )
 
-    def open_array(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
+    def _open_array(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
         """Opens the array ``name`` in ``folder`` if it exists. Otherwise creates it with ``rows`` rows a chunk.
 
         ``shape`` and ``dtype`` are for a new array. If ``dtype`` is None, its values are bytes of variable length.
@@ -102,79 +139,9 @@ class ZarrExport(ArraysExport):
             )
 
 
-class _ZarrWriter(ShardWriter):
-    """Writes the records of a shard into the arrays of its split, images in whole chunks. Keeps values of columns in
-    memory until the shard is closed."""
-
-    def __init__(self, export: ZarrExport, folder: Path, records: int, start: int) -> None:
-        self._export = export
-        self._folder = folder
-        self._records = records
-        self._start = start
-        self._first: int | None = None
-        self._images: list[Any] = []
-        self._written = 0
-        self._values: dict[str, list[NDArray[Any]]] = {column.name: [] for column in export.array_columns}
-        self._shapes: list[tuple[int, ...]] = []
-
-    def add(self, record: Record) -> Mapping[str, str]:
-        """Collects the record in memory. Writes the collected images as soon as they end a chunk. Returns an empty
-        mapping."""
-        if self._first is None:
-            self._first = self._written = record.number - self._start
-        image, ragged = record.image, self._export.manifest.image.kind == "ragged"
-        if isinstance(image, np.ndarray) and ragged:
-            self._shapes.append(image.shape)
-        self._images.append(image.tobytes() if isinstance(image, np.ndarray) and ragged else image)
-        if (self._written + len(self._images)) % self._chunk_rows == 0:
-            self._write_images()
-        for column in self._export.array_columns:
-            self._values[column.name].append(np.asarray(record.stored[column.name]))
-        return {}
-
-    def close(self) -> None:
-        """Writes the remaining images and all columns. Writes nothing without records."""
-        self._write_images()
-        if self._first is None:
-            return
-        stop = self._written
-        for column in self._export.array_columns:
-            dtype = NUMPY_DTYPE[column.dtype]
-            self._write_values(array_name(column.name), np.array(self._values[column.name], dtype), dtype, stop)
-        if self._shapes:
-            self._write_values(SHAPES, np.array(self._shapes, np.int32), np.int32, stop)
-
-    def _write_values(self, name: str, values: NDArray[Any], dtype: Any, stop: int) -> None:
-        """Writes the values of the last records before ``stop`` into the array ``name``."""
-        rows = max(1, _VALUES_A_CHUNK * 8 // max(8, values[:1].nbytes))
-        array = self._export.open_array(self._folder, name, (self._records, *values.shape[1:]), np.dtype(dtype), rows)
-        array[stop - len(values) : stop] = values
-
-    @property
-    def _chunk_rows(self) -> int:
-        """Returns the number of images in a chunk."""
-        # There is at least one collected image when this is called.
-        first = self._images[0]
-        return _FILES_A_CHUNK if isinstance(first, bytes) else max(1, _CHUNK_BYTES // max(1, first.nbytes))
-
-    def _write_images(self) -> None:
-        """Writes the collected images, if any, and forgets them."""
-        if not self._images:
-            return
-        stop = self._written + len(self._images)
-        first = self._images[0]
-        if isinstance(first, bytes):
-            block = np.empty(len(self._images), object)
-            block[:] = self._images
-            array = self._export.open_array(self._folder, IMAGES, (self._records,), None, self._chunk_rows)
-        else:
-            block = np.stack(self._images)
-            array = self._export.open_array(
-                self._folder, IMAGES, (self._records, *first.shape), first.dtype, self._chunk_rows
-            )
-        array[self._written : stop] = block
-        self._written = stop
-        self._images.clear()
+def _count_chunk_rows(image: Any) -> int:
+    """Returns the number of images like ``image`` in a chunk."""
+    return _FILES_A_CHUNK if isinstance(image, bytes) else max(1, _CHUNK_BYTES // max(1, image.nbytes))
 
 
 def _group_name(split: str) -> str:

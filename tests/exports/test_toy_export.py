@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from packstore.testing import ExportSuite
-from tests.internals import EXPORTS, Export, Record, ShardWriter, image_file
+from tests.internals import EXPORTS, Export, Record, convert, export, image_file
+from tests.makers.datasets import make_folder
 
 
 class NumberedExport(Export):
@@ -17,28 +19,16 @@ class NumberedExport(Export):
     source = "exported"
     shard_bytes = None
 
-    def exact_columns(self) -> Sequence[str]:
-        return ()
-
     def losses(self) -> Sequence[str]:
         return ("keys",)
 
-    def begin(self, number: int, split: str) -> ShardWriter:
-        return _Files(self.path / (split or "all"))
-
-
-class _Files(ShardWriter):
-    def __init__(self, folder: Path) -> None:
+    def write_shard(self, number: int, split: str, records: Iterable[Record]) -> None:
+        folder = self.path / (split or "all")
         folder.mkdir(exist_ok=True)
-        self._folder = folder
-
-    def add(self, record: Record) -> Mapping[str, str]:
-        file = self._folder / f"{record.number:06}.{record.extension}"
-        file.write_bytes(image_file(record))
-        return {"file": f"{self._folder.name}/{file.name}"}
-
-    def close(self) -> None:
-        return
+        for record in records:
+            file = folder / f"{record.number:06}.{record.extension}"
+            file.write_bytes(image_file(record))
+            record.line["file"] = f"{folder.name}/{file.name}"
 
 
 class TestNumbered(ExportSuite):
@@ -49,3 +39,21 @@ class TestNumbered(ExportSuite):
         EXPORTS.register("numbered", NumberedExport)
         yield
         EXPORTS.unregister("numbered")
+
+
+class LazyExport(NumberedExport):
+    name = "lazy"
+
+    def write_shard(self, number: int, split: str, records: Iterable[Record]) -> None:
+        super().write_shard(number, split, itertools.islice(records, 1))
+
+
+def test_an_export_that_leaves_records_out_is_refused(tmp_path: Path) -> None:
+    convert(make_folder(tmp_path / "images"), tmp_path / "in.lmdb")
+    EXPORTS.register("lazy", LazyExport)
+    try:
+        with pytest.raises(RuntimeError, match="'lazy' has to write all records"):
+            export(tmp_path / "in.lmdb", tmp_path / "out", to="lazy")
+    finally:
+        EXPORTS.unregister("lazy")
+    assert not (tmp_path / "out").exists()
