@@ -63,7 +63,10 @@ def build_editable(wheel_directory: str, config_settings: Any = None, metadata_d
 
 
 def _build_extensions(command: build_ext) -> None:
-    """Compiles files at the same time, which setuptools compiles one after another."""
+    """Compiles files at the same time, which setuptools compiles one after another. A wheel's engine is stripped."""
+    if not command.editable_mode:  # symbols and lines stay for gdb and perf where packstore is developed
+        for extension in command.extensions:
+            extension.extra_link_args.append("-s")
     compile_in_turn = command.compiler.compile
 
     def compile_together(sources: list[str], **options: Any) -> list[str]:
