@@ -1,25 +1,32 @@
 """Base of exports with labels beside images, in the format of a tool: :class:`LabelsExport`.
 
-A format is a class with names and flags, and one method that formats labels: :meth:`SidecarExport.format_sidecar` for a
-file beside each image, :meth:`DocumentExport.format_document` for documents of many images.
+A format is a class with names and flags, and one method that formats the labels of an image. They are a file beside it,
+or a part of a document of many images.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from packstore.core.column import UPRIGHT
+from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Record, safe_name
 from packstore.exports.folder import FolderExport, make_distinct
-from packstore.exports.labels.objects import LabelledImage, LabelledObject, ObjectColumns
+from packstore.exports.labels.objects import (
+    LabelledImage,
+    LabelledObject,
+    ObjectColumns,
+    find_captions_column,
+    join_texts,
+)
 from packstore.images.encode.options import readers_transpose
 from packstore.images.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
@@ -29,31 +36,51 @@ from packstore.stores.export_manifest import ExportManifest, RecordLines
 
 _COCO_COLUMN = "json"
 """Column in which the source ``coco`` keeps polygons."""
+_SEGMENTATIONS = "segmentations"
+"""Column with a list of polygons for each object."""
+_MAX_CLASSES = 1 << 20
 
 
 class LabelsExport(FolderExport):
     """Base of exports that hold images as files, and labels beside the images.
 
-    This base writes no labels. It adds width and height of each image to its record line. Raises :class:`UsageError`
-    for class numbers of 2^20 or more without names, unless the kind writes no classes. Creating the object reads all
-    labels of objects without class names to find such numbers.
+    Raises :class:`UsageError` for class numbers of 2^20 or more without names, unless the kind writes no classes.
+    Creating the object reads all labels of objects without class names to find such numbers.
 
     Attributes:
         images: The folder of the images.
+        document: Path of the document of all images. If it has ``{split}``, there is a document for each split. Empty
+            if each image has a file of labels.
+        no_split: Replaces ``{split}`` in a store without splits.
+        head: Beginning of a document.
+        between: Text between images in a document.
+        tail: End of a document.
+        label_folder: Folder of the files of labels, which replaces :attr:`images` in the path of an image.
+        label_suffix: Suffix of the files of labels.
         extra: Name of the JSON column with a value for each object, see :class:`ObjectColumns`.
         keypoints: The format has keypoints.
         polygons: The format has polygons, which are in the column :attr:`extra`.
         tags: The format has classes of whole images (tags).
+        captions: The format has captions.
+        difficult: The format marks objects that are hard to recognise.
         crowds: The format marks crowd regions. If False, they are left out: other readers would train on them.
         upright_kinds: Kinds of image files that the format's own tools turn upright by their orientation, so that their
             labels count in the upright image. Labels of other files count in the frame of the store.
     """
 
-    images = "images"
-    extra = "segmentations"
+    images: ClassVar[str] = "images"
+    document: ClassVar[str] = ""
+    no_split: ClassVar[str] = "all"
+    between: ClassVar[str] = ",\n"
+    tail: ClassVar[str] = "\n]}\n"
+    label_folder: ClassVar[str] = "images"
+    label_suffix: ClassVar[str] = "json"
+    extra: ClassVar[str] = _SEGMENTATIONS
     keypoints: ClassVar[bool] = False
     polygons: ClassVar[bool] = False
     tags: ClassVar[bool] = False
+    captions: ClassVar[bool] = False
+    difficult: ClassVar[bool] = False
     crowds: ClassVar[bool] = False
     upright_kinds: ClassVar[frozenset[str]] = frozenset()
 
@@ -62,32 +89,41 @@ class LabelsExport(FolderExport):
         if self.object_columns.labels in self.visible_columns():
             _ = self.object_classes  # refuses class numbers that are too large, before anything is written
 
+    @property
+    def head(self) -> str:
+        """Beginning of a document."""
+        return ""
+
     @cached_property
     def object_columns(self) -> ObjectColumns:
         """Names of the columns that describe objects."""
         return ObjectColumns(self.manifest, self.extra)
 
-    @cached_property
-    def object_classes(self) -> list[str]:
-        """Class names of objects, by number. Without names, numbers as text; reads all labels for them.
+    @property
+    def tag_column(self) -> str | None:
+        """Name of the column with the class of the whole image: ``label``. None if the store has none, or the format
+        has no such classes."""
+        return "label" if self.tags and self.manifest.has_label else None
 
-        Raises :class:`UsageError` for class numbers of 2^20 or more without names.
-        """
-        return self.object_columns.class_names(self.largest_label)
+    @property
+    def captions_column(self) -> str | None:
+        """Name of the column of captions. None if the store has none, or the format has no captions."""
+        return find_captions_column(self.columns) if self.captions else None
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns the columns that the format has: boxes and their labels, keypoints, crowd regions, polygons, and the
-        class of the image."""
-        of, names = self.object_columns, [self.tag_column]
-        names += [of.boxes, of.labels, of.keypoints if self.keypoints else None]
-        names += [of.crowds if self.crowds else None, of.extra if self.polygons else None]
+        """Returns the columns of the store that the format has."""
+        of = self.object_columns
+        names = [self.tag_column, self.captions_column, of.boxes, of.labels]
+        parts = {of.keypoints: self.keypoints, of.crowds: self.crowds, of.extra: self.polygons}
+        names += [name for name, written in {**parts, of.difficult: self.difficult}.items() if written]
         return [name for name in names if name is not None]
 
     def describe_hidden(self, name: str) -> str:
         """Describes a column that is not written. For the column ``json``, adds that polygons of COCO in it are not
         written. For the column of crowd regions, adds their number, which reads the column."""
         if name == self.object_columns.crowds and self.object_columns.boxes in self.visible_columns():
-            return f"{name!r} (crowd regions are left out of the labels: {self._count_crowds():,})"
+            count = sum(int(np.count_nonzero(flags > 0)) for flags in self._read_values(name))
+            return f"{name!r} (crowd regions are left out of the labels: {count:,})"
         if name == _COCO_COLUMN and self.object_columns.boxes:
             return f"{name!r} (polygons in it, as COCO has them, are not written)"
         return super().describe_hidden(name)
@@ -96,20 +132,20 @@ class LabelsExport(FolderExport):
         """Returns a text on the order of records and on keys. Before it, texts on shapes that are no single polygon, if
         polygons are written, and on boxes, if the store has neither boxes nor a class of images that is written."""
         lost = []
-        if self.object_columns.extra and self.polygons:
+        if self.object_columns.extra == _SEGMENTATIONS and self.polygons:
             lost.append("shapes of objects with several polygons or run lengths: they become boxes")
         if not self.object_columns.boxes and not self.tag_column:
             lost.append("objects: the store has no boxes")
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
     def overhead(self) -> int:
-        """Adds the estimated bytes of an image's labels, :attr:`label_bytes`, to the usual estimate."""
-        return super().overhead() + self.label_bytes
+        """Adds the estimated bytes of an image's labels, :meth:`label_bytes`, to the usual estimate."""
+        return super().overhead() + self.label_bytes()
 
-    @property
-    @abstractmethod
     def label_bytes(self) -> int:
-        """Estimated bytes on disk of an image's labels."""
+        """Estimates the bytes on disk of an image's labels: of its text in a document, or of a block for its file."""
+        columns = self.visible_columns()
+        return 150 + self.estimate_text(columns) if self.document else BLOCK_BYTES if columns else 0
 
     def estimate_text(self, columns: Iterable[str]) -> int:
         """Estimates the bytes of text for an image: ten times the stored bytes of these columns, and the key."""
@@ -136,9 +172,10 @@ class LabelsExport(FolderExport):
         return self.write_labels(record, image, size[::-1] if upright and swaps_sides(orientation) else size)
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """Writes the labels of a record if the format has a file for each image.
+        """Writes the labels of a record, unless the format has documents.
 
-        By default writes none, and returns the size as ``{"width": "640", "height": "480"}``.
+        An image without boxes and class gets no file; an empty list of boxes counts as boxes. Bytes that are not UTF-8
+        become ``?``.
 
         Args:
             record: The record.
@@ -146,9 +183,29 @@ class LabelsExport(FolderExport):
             size: Width and height of the image; (0, 0) if its size cannot be read.
 
         Returns:
-            Further entries of the record's line in ``packstore.rows.jsonl``.
+            Further entries of the record's line in ``packstore.rows.jsonl``: the path of the file as ``beside``. For
+            documents, the size as ``{"width": "640", "height": "480"}``.
         """
-        return {"width": str(size[0]), "height": str(size[1])}
+        if self.document:
+            return {"width": str(size[0]), "height": str(size[1])}
+        labels = self.read_labels(record.number, image, size, record.split, record.__getitem__)
+        text = None if labels.objects is None and labels.tag is None else self.format_image(labels)
+        if text is None:
+            return {}
+        self.write_file(self.label_path(image), text.encode("utf-8", "replace"))
+        return {"beside": self.label_path(image)}
+
+    def label_path(self, image: str) -> str:
+        """Returns the path of an image's file of labels."""
+        before, _, after = f"/{image}".partition(f"/{self.images}/")
+        return f"{before}/{self.label_folder}/{after.rpartition('.')[0]}.{self.label_suffix}"[1:]
+
+    def format_image(self, image: LabelledImage) -> str | None:
+        """Returns the text of an image's labels. None if it has none: then no file is written.
+
+        A kind has to override this method, or :meth:`write_labels`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has to override format_image")
 
     def documents(self, export_manifest: ExportManifest, lines: Path | None) -> Mapping[str, Iterable[bytes]]:
         """Returns the texts of :meth:`format_documents`. Bytes that are not UTF-8 become ``?``."""
@@ -157,41 +214,39 @@ class LabelsExport(FolderExport):
         return {path: (piece.encode("utf-8", "replace") for piece in pieces) for path, pieces in texts.items()}
 
     def format_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
-        """Returns the texts, in pieces, of files that follow all images, by path. By default there are none.
+        """Returns the texts, in pieces, of files that follow all images, by path: the documents, and those of
+        :meth:`list_more_documents`. Splits with the same path share a document.
 
-        ``rows``: the record lines, with the path of each image, and its size if :meth:`write_labels` adds it.
+        ``rows``: the record lines, with the path of each image, and its size if the format has documents.
         """
+        files: dict[str, list[tuple[str, int, int]]] = {}
+        for name, folder, start, stop in self.split_ranges if self.document else ():
+            files.setdefault(self.document.format(split=folder or self.no_split), []).append((name, start, stop))
+        made = {path: self._format_document(self._read_images(rows, parts)) for path, parts in files.items()}
+        return {**made, **self.list_more_documents(rows)}
+
+    def list_more_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
+        """Returns the texts, in pieces, of files beside the documents, such as class names. By default there are
+        none."""
         return {}
+
+    def _format_document(self, images: Iterable[LabelledImage]) -> Iterator[str]:
+        """Yields the text of a document of ``images``, in pieces."""
+        yield self.head
+        yield from join_texts(map(self.format_image, images), self.between)
+        yield self.tail
+
+    def _read_images(self, rows: RecordLines, parts: Sequence[tuple[str, int, int]]) -> Iterator[LabelledImage]:
+        """Yields the labels of the images in ``parts``: name, first record and end of each split."""
+        for split, start, stop in parts:
+            for number in range(start, stop):
+                line = rows[number]
+                size = int(line["width"]), int(line["height"])
+                yield self.read_labels(number, line["file"], size, split, partial(self.read_value, number))
 
     def read_value(self, number: int, name: str) -> Any:
         """Reads the value of record ``number`` in the column ``name`` from the store. Returns None if it is missing."""
         return self.reader.item(name, number)
-
-    def read_objects(self, item: Callable[[str], Any]) -> list[LabelledObject] | None:
-        """Reads the objects of a record, see :meth:`ObjectColumns.read_objects`. Leaves out crowd regions if the format
-        cannot mark them."""
-        objects = self.object_columns.read_objects(item)
-        return objects if self.crowds or objects is None else [each for each in objects if not each.crowd]
-
-    @property
-    def tag_column(self) -> str | None:
-        """Name of the column with the class of the whole image: ``label``. None if the store has none, or the format
-        has no such classes."""
-        return "label" if self.tags and self.manifest.has_label else None
-
-    @cached_property
-    def image_classes(self) -> list[str]:
-        """Class names of whole images. Without names: the class numbers that occur, which reads all labels.
-
-        Empty if the store or the format has no classes of images.
-        """
-        name = self.tag_column
-        if name is None or self.manifest.classes is not None:
-            return [] if name is None else list(self.manifest.classes or ())
-        numbers = self.reader.fixed_column(name)
-        if self.manifest.column(name).nullable:
-            numbers = numbers[self.reader.fixed_column(self.manifest.column(name).valid_name)]
-        return [str(number) for number in np.unique(numbers).tolist()]
 
     def read_labels(self, number: int, file: str, size: tuple[int, int], split: str, item: Any) -> LabelledImage:
         """Builds the :class:`LabelledImage` of a record.
@@ -208,9 +263,75 @@ class LabelsExport(FolderExport):
         tag = None if label is None else str(label) if names is None else names[label]
         return LabelledImage(number, file, *size, split, self.read_objects(item), tag)
 
-    def class_name(self, obj: LabelledObject) -> str:
-        """Returns the class name of an object. Returns its class number as text if the class has no name."""
-        return self.object_classes[obj.label] if 0 <= obj.label < len(self.object_classes) else str(obj.label)
+    def read_objects(self, item: Callable[[str], Any]) -> list[LabelledObject] | None:
+        """Reads the objects of a record. Returns None if the record has no value of boxes.
+
+        Leaves out objects whose boxes or keypoints are not finite, and crowd regions if the format cannot mark them.
+        Without a label for each box, all objects get class 0. Without keypoints for each box, objects have no
+        keypoints.
+
+        ``item``: returns the record's value in a column, by name.
+        """
+        of, classes = self.object_columns, self.object_classes
+        boxes = None if of.boxes is None else item(of.boxes)
+        if boxes is None:
+            return None
+        columns: list[Sequence[Any]] = []
+        for name in (of.labels, of.keypoints, of.crowds, of.difficult):
+            values = None if name is None else item(name)
+            columns.append([None] * len(boxes) if values is None or len(values) != len(boxes) else values.tolist())
+        extra = None if of.extra is None else item(of.extra)
+        if isinstance(extra, dict):
+            extra = extra.get("annotations")  # the list is in an object
+        columns.append(extra if isinstance(extra, list) and len(extra) == len(boxes) else [None] * len(boxes))
+        objects = []
+        for box, label, points, crowd, difficult, each in zip(
+            np.asarray(boxes, np.float64).tolist(), *columns, strict=True
+        ):
+            number, is_crowd = label or 0, (crowd or 0) > 0
+            if all(map(isfinite, (*box, *(v for point in points or () for v in point)))) and self.crowds >= is_crowd:
+                name = classes[number] if 0 <= number < len(classes) else str(number)
+                objects.append(LabelledObject(tuple(box), number, name, points, each, is_crowd, difficult or 0))
+        return objects
+
+    @cached_property
+    def object_classes(self) -> list[str]:
+        """Class names of objects, by number. Without names, numbers as text; reads all labels for them. Without
+        labels, ``object``.
+
+        Raises :class:`UsageError` for class numbers of 2^20 or more without names.
+        """
+        of = self.object_columns
+        if of.classes is not None or of.labels is None:
+            return ["object"] if of.classes is None else list(of.classes)
+        largest = max((int(values.max()) for values in self._read_values(of.labels) if len(values)), default=0)
+        if largest >= _MAX_CLASSES:
+            raise UsageError(
+                f"the column {of.labels!r} has class numbers up to {largest:,} without names, and the export lists "
+                f"all classes, at most {_MAX_CLASSES:,}; pack the source again with names of classes, or leave the "
+                f"column out (packstore select --drop-column {of.labels})"
+            )
+        return [str(number) for number in range(largest + 1)]
+
+    @cached_property
+    def image_classes(self) -> list[str]:
+        """Class names of whole images. Without names: the class numbers that occur, which reads all labels.
+
+        Empty if the store or the format has no classes of images.
+        """
+        name = self.tag_column
+        if name is None or self.manifest.classes is not None:
+            return [] if name is None else list(self.manifest.classes or ())
+        numbers = self.reader.fixed_column(name)
+        if self.manifest.column(name).nullable:
+            numbers = numbers[self.reader.fixed_column(self.manifest.column(name).valid_name)]
+        return [str(number) for number in np.unique(numbers).tolist()]
+
+    @cached_property
+    def class_numbers(self) -> dict[str, int]:
+        """Maps each class name to its number in the document. Classes of objects and of images share the numbers."""
+        names = dict.fromkeys([*(self.object_classes if self.object_columns.boxes else ()), *self.image_classes])
+        return {name: number for number, name in enumerate(names)}
 
     @property
     def split_ranges(self) -> list[tuple[str, str, int, int]]:
@@ -222,78 +343,7 @@ class LabelsExport(FolderExport):
         pairs = zip(self.manifest.splits, folders, strict=True)
         return [(each.name, folder, each.start, each.stop) for each, folder in pairs]
 
-    def _count_crowds(self) -> int:
-        """Counts the crowd regions in the store."""
-        name = self.object_columns.crowds
-        flags = (self.reader.item(name, i) for i in range(len(self.reader))) if name is not None else ()
-        return sum(int(np.count_nonzero(values > 0)) for values in flags if values is not None)
-
-    def largest_label(self) -> int:
-        """Returns the largest class number of objects in the store; 0 if there is none. Reads all labels."""
-        name = self.object_columns.labels
-        labels = (self.reader.item(name, i) for i in range(len(self.reader))) if name is not None else ()
-        return max((int(values.max()) for values in labels if values is not None and len(values)), default=0)
-
-
-class SidecarExport(LabelsExport):
-    """Base of formats with a label file for each image. An image without boxes and class gets none; an empty list of
-    boxes counts as boxes."""
-
-    @property
-    def label_bytes(self) -> int:
-        """Estimated bytes of a label file: a block of the file system, or 0 if the store has no labels."""
-        return BLOCK_BYTES if self.visible_columns() else 0
-
-    @abstractmethod
-    def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
-        """Returns path and text of the label file of an image. No file is written if the path is empty."""
-
-    def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """Writes the label file and returns its path as ``{"beside": path}``.
-
-        For an image without labels, writes nothing and returns an empty mapping. Bytes that are not UTF-8 become ``?``.
-        """
-        labels = self.read_labels(record.number, image, size, record.split, record.__getitem__)
-        if labels.objects is None and labels.tag is None:
-            return {}
-        path, text = self.format_sidecar(labels)
-        if not path:
-            return {}
-        self.write_file(path, text.encode("utf-8", "replace"))
-        return {"beside": path}
-
-
-class DocumentExport(LabelsExport):
-    """Base of formats with one document of all images, or one for each split.
-
-    Attributes:
-        document: Path of the document. If it has ``{split}``, there is a document for each split.
-        no_split: Replaces ``{split}`` in a store without splits.
-    """
-
-    document: ClassVar[str]
-    no_split: ClassVar[str] = "all"
-
-    @property
-    def label_bytes(self) -> int:
-        """Estimated bytes of text for an image."""
-        return 150 + self.estimate_text(self.visible_columns())
-
-    @abstractmethod
-    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
-        """Yields the text of a document of ``images``, in pieces."""
-
-    def format_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
-        """Returns the documents. Splits with the same path share a document."""
-        files: dict[str, list[tuple[str, int, int]]] = {}
-        for name, folder, start, stop in self.split_ranges:
-            files.setdefault(self.document.format(split=folder or self.no_split), []).append((name, start, stop))
-        return {path: self.format_document(self._read_images(rows, parts)) for path, parts in files.items()}
-
-    def _read_images(self, rows: RecordLines, parts: Sequence[tuple[str, int, int]]) -> Iterator[LabelledImage]:
-        """Yields the labels of the images in ``parts``: name, first record and end of each split."""
-        for split, start, stop in parts:
-            for number in range(start, stop):
-                line = rows[number]
-                size = int(line["width"]), int(line["height"])
-                yield self.read_labels(number, line["file"], size, split, partial(self.read_value, number))
+    def _read_values(self, name: str) -> Iterator[Any]:
+        """Yields the values of a column that are not missing."""
+        values = (self.reader.item(name, number) for number in range(len(self.reader)))
+        return (each for each in values if each is not None)

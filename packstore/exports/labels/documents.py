@@ -8,17 +8,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from packstore.exports.base import Record
-from packstore.exports.labels.base import DocumentExport, LabelsExport
+from packstore.exports.labels.base import LabelsExport
 from packstore.exports.labels.objects import (
     LabelledImage,
     LabelledObject,
     escape_xml,
-    find_captions_column,
     format_json,
     format_number,
     join_texts,
@@ -41,14 +40,11 @@ class CocoExport(LabelsExport):
 
     name = "coco"
     help = "COCO: images and annotations/instances_*.json"
+    document = "annotations/{of}{split}.json"
     extra = "json"
     keypoints = True
+    captions = True
     crowds = True
-
-    def visible_columns(self) -> Sequence[str]:
-        """Returns the columns of boxes, labels, keypoints and captions that the store has."""
-        captions = find_captions_column(self.columns)
-        return [*super().visible_columns(), *([] if captions is None else [captions])]
 
     def describe_hidden(self, name: str) -> str:
         """Describes a column that is not written. For the column ``json``, says which of its entries are written."""
@@ -56,9 +52,8 @@ class CocoExport(LabelsExport):
             return f"{name!r} (but segmentation, area, iscrowd and other entries of its objects are written)"
         return super().describe_hidden(name)
 
-    @property
     def label_bytes(self) -> int:
-        """Estimated bytes of JSON for an image."""
+        """Estimates the bytes of JSON for an image."""
         return 100 + self.estimate_text((*self.visible_columns(), *filter(None, [self.object_columns.extra])))
 
     def format_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
@@ -71,17 +66,17 @@ class CocoExport(LabelsExport):
             points = [str(n) for n in range(self.object_columns.shape[0])]
             categories = [category | {"keypoints": points, "skeleton": []} for category in categories]
         files: dict[str, Iterable[str]] = {}
-        captions, listed = find_captions_column(self.columns), f',"categories":{format_json(categories)}'
+        listed = f',"categories":{format_json(categories)}'
         for _, folder, start, stop in self.split_ranges:
-            tail, images = f"_{folder}.json" if folder else ".json", range(start, stop)
+            split, images = f"_{folder}" if folder else "", range(start, stop)
             objects = self._read_annotations(images) if self.object_columns.boxes else iter(())
-            files[f"annotations/instances{tail}"] = self._format_document(rows, images, objects, listed)
-            if captions is not None:
-                texts = self._read_captions(captions, images)
-                files[f"annotations/captions{tail}"] = self._format_document(rows, images, texts, "")
+            files[self.document.format(of="instances", split=split)] = self._format_file(rows, images, objects, listed)
+            if self.captions_column is not None:
+                texts = self._read_captions(self.captions_column, images)
+                files[self.document.format(of="captions", split=split)] = self._format_file(rows, images, texts, "")
         return files
 
-    def _format_document(
+    def _format_file(
         self, rows: RecordLines, records: range, annotations: Iterator[dict[str, Any]], more: str
     ) -> Iterator[str]:
         """Yields the text of a file of annotations: the images ``records``, their ``annotations``, and ``more``."""
@@ -119,12 +114,12 @@ class CocoExport(LabelsExport):
 
 def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
     """Returns the annotation of an object, without ids."""
-    left, top, right, bottom = obj.box
+    left, top, width, height = obj.corner_and_size
     extra = obj.extra if isinstance(obj.extra, dict) else {}
     kept = {name: value for name, value in extra.items() if name not in _OWN}
     # ``area`` and ``iscrowd`` of the object's JSON win over these.
-    annotation = {"area": (right - left) * (bottom - top), "iscrowd": int(obj.crowd)} | kept
-    annotation |= {"category_id": obj.label + 1, "bbox": [left, top, right - left, bottom - top]}
+    annotation = {"area": width * height, "iscrowd": int(obj.crowd)} | kept
+    annotation |= {"category_id": obj.label + 1, "bbox": [left, top, width, height]}
     if obj.keypoints is not None:
         points = [[*point, 2] if len(point) == 2 else point for point in obj.keypoints]  # 2: visible
         annotation["keypoints"] = [value for point in points for value in point]
@@ -139,48 +134,38 @@ _OPEN_IMAGES = [
 ]
 
 
-class ToolExport(DocumentExport):
-    """Base of formats of tools that annotate, which have polygons and classes of images."""
-
-    tags = True
-    polygons = True
-
-    @cached_property
-    def class_numbers(self) -> dict[str, int]:
-        """Maps each class name to its number in the document. Classes of objects and of images share the numbers."""
-        names = dict.fromkeys([*(self.object_classes if self.object_columns.boxes else ()), *self.image_classes])
-        return {name: number for number, name in enumerate(names)}
-
-
-class CvatExport(ToolExport):
+class CvatExport(LabelsExport):
     """CVAT for images (https://docs.cvat.ai/docs/dataset_management/formats/format-cvat/): boxes, polygons and tags in
     one XML file; splits become subsets."""
 
     name = "cvat"
     help = "CVAT for images: images and annotations.xml"
     document = "annotations.xml"
+    between = "\n"
+    tail = "\n</annotations>\n"
+    tags = True
+    polygons = True
 
-    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
-        """Yields the XML: the class names of objects and images, and an element for each image."""
+    @property
+    def head(self) -> str:
+        """Beginning of the XML, with the class names of objects and images."""
         names = map(escape_xml, self.class_numbers)
         labels = "".join(f"<label><name>{name}</name><attributes></attributes></label>" for name in names)
-        yield (
+        return (
             '<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n'
             f"<meta><task><name>packstore</name><size>{self.manifest.records}</size><labels>{labels}</labels></task>"
             "</meta>\n"
         )
-        yield from join_texts(map(self._format_image, images), "\n")
-        yield "\n</annotations>\n"
 
-    def _format_image(self, image: LabelledImage) -> str:
+    def format_image(self, image: LabelledImage) -> str:
         """Returns the element ``<image>`` with its tag, boxes and polygons."""
-        name = escape_xml(image.file.removeprefix("images/"))
+        name = escape_xml(image.inner_path)
         subset = f' subset="{escape_xml(image.split)}"' if image.split else ""
         lines = [f'<image id="{image.number}" name="{name}"{subset} width="{image.width}" height="{image.height}">']
         if image.tag is not None:
             lines.append(f'<tag label="{escape_xml(image.tag)}" source="manual"></tag>')
         for obj in image.objects or ():
-            known = f'label="{escape_xml(self.class_name(obj))}" source="manual" occluded="0"'
+            known = f'label="{escape_xml(obj.name)}" source="manual" occluded="0"'
             polygon = obj.polygon
             if polygon is not None:
                 points = ";".join(f"{format_number(x)},{format_number(y)}" for x, y in pair_coordinates(polygon))
@@ -192,7 +177,7 @@ class CvatExport(ToolExport):
         return "\n".join([*lines, "</image>"])
 
 
-class DatumaroExport(ToolExport):
+class DatumaroExport(LabelsExport):
     """Datumaro (https://open-edge-platform.github.io/datumaro): boxes, polygons and classes of images; a JSON document
     for each split, ``annotations/train.json`` with ``images/train``."""
 
@@ -200,18 +185,19 @@ class DatumaroExport(ToolExport):
     help = "Datumaro: images and annotations/*.json"
     document = "annotations/{split}.json"
     no_split = "default"
+    tags = True
+    polygons = True
     crowds = True
 
-    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
-        """Yields the JSON: the class names, and an item for each image."""
+    @property
+    def head(self) -> str:
+        """Beginning of the JSON, with the class names."""
         labels = [{"name": name, "parent": "", "attributes": []} for name in self.class_numbers]
         categories = {"label": {"labels": labels, "attributes": []}}
-        head = f'"dm_format_version":"1.0","media_type":2,"info":{{}},"categories":{format_json(categories)}'
-        yield f'{{{head},"items":[\n'
-        yield from join_texts(map(self._format_item, images))
-        yield "\n]}\n"
+        facts = f'"dm_format_version":"1.0","media_type":2,"info":{{}},"categories":{format_json(categories)}'
+        return f'{{{facts},"items":[\n'
 
-    def _format_item(self, image: LabelledImage) -> str:
+    def format_image(self, image: LabelledImage) -> str:
         """Returns the item of an image."""
         rest: dict[str, Any] = {"attributes": {}, "group": 0}
         made = [self._format_object(obj, n) | rest for n, obj in enumerate(image.objects or ())]
@@ -220,21 +206,20 @@ class DatumaroExport(ToolExport):
                 entry["attributes"] = {"is_crowd": obj.crowd}
         if image.tag is not None:
             made.append({"id": 0, "type": "label", "label_id": self.class_numbers[image.tag]} | rest)
-        path = image.file.removeprefix("images/")
-        path = path.partition("/")[2] if image.split else path
+        path = image.inner_path.partition("/")[2] if image.split else image.inner_path
         media = {"path": path, "size": [image.height, image.width]}
         return format_json({"id": path.rpartition(".")[0], "annotations": made, "attr": {}, "image": media})
 
     def _format_object(self, obj: LabelledObject, number: int) -> dict[str, Any]:
         """Returns the annotation of an object."""
-        polygon, (left, top, right, bottom) = obj.polygon, obj.box
-        shape: dict[str, Any] = {"type": "bbox", "bbox": [left, top, right - left, bottom - top]}
+        polygon = obj.polygon
+        shape: dict[str, Any] = {"type": "bbox", "bbox": obj.corner_and_size}
         if polygon is not None:
             shape = {"type": "polygon", "points": polygon}
-        return {"id": number, **shape, "label_id": self.class_numbers.get(self.class_name(obj)), "z_order": 0}
+        return {"id": number, **shape, "label_id": self.class_numbers.get(obj.name), "z_order": 0}
 
 
-class FiftyOneExport(ToolExport):
+class FiftyOneExport(LabelsExport):
     """FiftyOne (https://docs.voxel51.com/user_guide/export_datasets.html): detections, polylines (polygons) and
     classifications in ``samples.json``; splits are tags of samples.
 
@@ -245,21 +230,17 @@ class FiftyOneExport(ToolExport):
     help = "FiftyOne: data, samples.json and metadata.json"
     images = "data"
     document = "samples.json"
+    head = '{"samples":[\n'
+    tags = True
+    polygons = True
     crowds = True
 
-    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
-        """Yields the JSON of all samples."""
-        yield '{"samples":[\n'
-        yield from join_texts(map(self._format_sample, images))
-        yield "\n]}\n"
-
-    def format_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
-        """Adds ``metadata.json``. If the store has boxes, it has the class names of objects."""
+    def list_more_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
+        """Returns ``metadata.json``. If the store has boxes, it has the class names of objects."""
         info = {"classes": self.object_classes} if self.object_columns.boxes else {}
-        metadata = format_json({"media_type": "image", "info": info}) + "\n"
-        return {**super().format_documents(rows), "metadata.json": [metadata]}
+        return {"metadata.json": [format_json({"media_type": "image", "info": info}) + "\n"]}
 
-    def _format_sample(self, image: LabelledImage) -> str:
+    def format_image(self, image: LabelledImage) -> str:
         """Returns the sample of an image, with coordinates as fractions of its sides."""
         sample: dict[str, Any] = {"filepath": image.file, "tags": [image.split] if image.split else []}
         if image.tag is not None:
@@ -268,18 +249,16 @@ class FiftyOneExport(ToolExport):
             return format_json(sample)
         boxes: list[dict[str, Any]] = []
         shapes: list[dict[str, Any]] = []
-        across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         for obj in image.objects:
-            label, polygon = self.class_name(obj), obj.polygon
+            polygon = obj.polygon
             # As FiftyOne's importer of COCO writes it.
             crowd = {"iscrowd": int(obj.crowd)} if self.object_columns.crowds else {}
             if polygon is None:
-                left, top, right, bottom = obj.box
-                box = [left * across, top * down, (right - left) * across, (bottom - top) * down]
-                boxes.append({"_cls": "Detection", "label": label, "bounding_box": box} | crowd)
+                box = image.scale(obj.corner_and_size)
+                boxes.append({"_cls": "Detection", "label": obj.name, "bounding_box": box} | crowd)
             else:
-                points = [[(x * across, y * down) for x, y in pair_coordinates(polygon)]]
-                line = {"_cls": "Polyline", "label": label, "points": points, "closed": True, "filled": True}
+                points = [pair_coordinates(image.scale(polygon))]
+                line = {"_cls": "Polyline", "label": obj.name, "points": points, "closed": True, "filled": True}
                 shapes.append(line | crowd)
         sample["ground_truth"] = {"_cls": "Detections", "detections": boxes}
         if shapes:
@@ -287,22 +266,19 @@ class FiftyOneExport(ToolExport):
         return format_json(sample)
 
 
-class LabelStudioExport(ToolExport):
+class LabelStudioExport(LabelsExport):
     """Label Studio (https://labelstud.io/guide/export): tasks for images that it serves from the export's folder, and
     its labelling configuration. Each split has a JSON file of tasks, with percentages of the image's sides."""
 
     name = "label_studio"
     help = "Label Studio: images, tasks and label_config.xml"
     document = "tasks_{split}.json"
+    head, tail = "[", "]\n"
+    tags = True
+    polygons = True
 
-    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
-        """Yields the JSON array of tasks."""
-        yield "["
-        yield from join_texts(map(self._format_task, images))
-        yield "]\n"
-
-    def format_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
-        """Adds ``label_config.xml``, the labelling configuration with all class names."""
+    def list_more_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
+        """Returns ``label_config.xml``, the labelling configuration with all class names."""
         labels = "".join(f'<Label value="{escape_xml(name)}"/>' for name in self.object_classes)
         lines = ["<View>", '<Image name="image" value="$image"/>']
         if self.object_columns.boxes:
@@ -310,12 +286,12 @@ class LabelStudioExport(ToolExport):
                 lines.append(f'<{kind}Labels name="{name}" toName="image">{labels}</{kind}Labels>')
         if choices := "".join(f'<Choice value="{escape_xml(name)}"/>' for name in self.image_classes):
             lines.append(f'<Choices name="class" toName="image">{choices}</Choices>')
-        return {**super().format_documents(rows), "label_config.xml": ["\n".join([*lines, "</View>", ""])]}
+        return {"label_config.xml": ["\n".join([*lines, "</View>", ""])]}
 
-    def _format_task(self, image: LabelledImage) -> str:
+    def format_image(self, image: LabelledImage) -> str:
         """Returns the task of an image, without annotation if it has neither boxes nor class."""
         annotated = image.objects is not None or image.tag is not None
-        results = [self._format_result(image, obj, n) for n, obj in enumerate(image.objects or ())]
+        results = [_format_result(image, obj, n) for n, obj in enumerate(image.objects or ())]
         if image.tag is not None:
             value = {"choices": [image.tag]}
             results.append({"id": "c", "type": "choices", "from_name": "class", "to_name": "image", "value": value})
@@ -324,31 +300,30 @@ class LabelStudioExport(ToolExport):
         served = f"/data/local-files/?d={quote(image.file, errors='surrogateescape')}"
         return format_json({"id": number, "annotations": made, "data": {"image": served}})
 
-    def _format_result(self, image: LabelledImage, obj: LabelledObject, number: int) -> dict[str, Any]:
-        """Returns the result for an object, in percent of the image's sides."""
-        across, down = 100 / max(1, image.width), 100 / max(1, image.height)
-        polygon, label = obj.polygon, [self.class_name(obj)]
-        if polygon is None:
-            left, top, right, bottom = obj.box
-            kind = "rectanglelabels"
-            value: dict[str, Any] = {"x": left * across, "y": top * down}
-            value |= {"width": (right - left) * across, "height": (bottom - top) * down, "rotation": 0}
-        else:
-            kind = "polygonlabels"
-            value = {"points": [(x * across, y * down) for x, y in pair_coordinates(polygon)], "closed": True}
-        return {
-            "id": f"r{number}",
-            "type": kind,
-            "from_name": "polygon" if polygon else "box",
-            "to_name": "image",
-            "original_width": image.width,
-            "original_height": image.height,
-            "image_rotation": 0,
-            "value": value | {kind: label},
-        }
+
+def _format_result(image: LabelledImage, obj: LabelledObject, number: int) -> dict[str, Any]:
+    """Returns Label Studio's result for an object, in percent of the image's sides."""
+    polygon = obj.polygon
+    if polygon is None:
+        kind = "rectanglelabels"
+        sides = zip(("x", "y", "width", "height"), image.scale(obj.corner_and_size, 100), strict=True)
+        value: dict[str, Any] = {**dict(sides), "rotation": 0}
+    else:
+        kind = "polygonlabels"
+        value = {"points": pair_coordinates(image.scale(polygon, 100)), "closed": True}
+    return {
+        "id": f"r{number}",
+        "type": kind,
+        "from_name": "polygon" if polygon else "box",
+        "to_name": "image",
+        "original_width": image.width,
+        "original_height": image.height,
+        "image_rotation": 0,
+        "value": value | {kind: [obj.name]},
+    }
 
 
-class CsvExport(DocumentExport):
+class CsvExport(LabelsExport):
     """``annotations.csv`` in the form that TensorFlow's object detection reads: a row for each object.
 
     If the store has no boxes, a row for each image with its class.
@@ -357,6 +332,7 @@ class CsvExport(DocumentExport):
     name = "csv"
     help = "images and annotations.csv, a row for each box or image"
     document = "annotations.csv"
+    between, tail = "", ""
     tags = True
 
     @property
@@ -364,21 +340,23 @@ class CsvExport(DocumentExport):
         """None if the store has boxes: a row then has the class of a box."""
         return None if self.object_columns.boxes else super().tag_column
 
-    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
-        """Yields the names of the columns, and the rows of each image. An image without objects has empty cells."""
+    @property
+    def head(self) -> str:
+        """The names of the columns."""
         columns = ["filename", "split"] if self.manifest.splits else ["filename"]
-        yield _format_line([*columns, *(_BOX if self.object_columns.boxes else ["label"])])
-        for image in images:
-            first = [image.file, image.split] if self.manifest.splits else [image.file]
-            if not self.object_columns.boxes:
-                yield _format_line([*first, image.tag or ""])
-                continue
-            size = [str(image.width), str(image.height)]
-            rows = [[*size, self.class_name(each), *map(format_number, each.box)] for each in image.objects or ()]
-            yield from (_format_line([*first, *row]) for row in rows or [[*size, *[""] * 5]])
+        return _format_line([*columns, *(_BOX if self.object_columns.boxes else ["label"])])
+
+    def format_image(self, image: LabelledImage) -> str:
+        """Returns the rows of an image. An image without objects has empty cells."""
+        first = [image.file, image.split] if self.manifest.splits else [image.file]
+        if not self.object_columns.boxes:
+            return _format_line([*first, image.tag or ""])
+        size = [str(image.width), str(image.height)]
+        rows = [[*size, each.name, *map(format_number, each.box)] for each in image.objects or ()]
+        return "".join(_format_line([*first, *row]) for row in rows or [[*size, *[""] * 5]])
 
 
-class OpenImagesExport(DocumentExport):
+class OpenImagesExport(LabelsExport):
     """``train-annotations-bbox.csv`` and ``class-descriptions-boxable.csv``, with boxes as fractions of the sides.
 
     Source: https://storage.googleapis.com/openimages/web/download_v7.html. An ``ImageID`` is the path of an image below
@@ -388,28 +366,28 @@ class OpenImagesExport(DocumentExport):
     name = "open_images"
     help = "Open Images: images, annotations-bbox.csv and class descriptions"
     document = "{split}-annotations-bbox.csv"
+    head = ",".join(_OPEN_IMAGES) + "\n"
+    between, tail = "", ""
     crowds = True
 
     def image_path(self, record: Record) -> str:
         """Returns a path in the folder of the split; in ``images`` if the store has no splits."""
         return self.record_paths(record) if record.split else super().image_path(record)
 
-    def format_document(self, images: Iterator[LabelledImage]) -> Iterator[str]:
-        """Yields the names of the columns, and a line for each box; ``IsGroupOf`` is 1 for a crowd region."""
-        yield _format_line(_OPEN_IMAGES)
-        for image in images:
-            name = image.file.partition("/")[2].rpartition(".")[0]
-            across, down = 1 / max(1, image.width), 1 / max(1, image.height)
-            for obj in image.objects or ():
-                left, top, right, bottom = obj.box
-                corners = map(repr, [left * across, right * across, top * down, bottom * down])
-                flags = ["0", "0", str(int(obj.crowd)), "0", "0"]
-                yield _format_line([name, "xclick", _class_identifier(obj.label), "1", *corners, *flags])
+    def format_image(self, image: LabelledImage) -> str:
+        """Returns a line for each box; ``IsGroupOf`` is 1 for a crowd region."""
+        name, lines = image.inner_path.rpartition(".")[0], []
+        for obj in image.objects or ():
+            left, top, right, bottom = image.scale(obj.box)
+            corners = map(repr, [left, right, top, bottom])
+            flags = ["0", "0", str(int(obj.crowd)), "0", "0"]
+            lines.append(_format_line([name, "xclick", _class_identifier(obj.label), "1", *corners, *flags]))
+        return "".join(lines)
 
-    def format_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
-        """Adds ``class-descriptions-boxable.csv``, which maps class identifiers to names."""
+    def list_more_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
+        """Returns ``class-descriptions-boxable.csv``, which maps class identifiers to names."""
         lines = (_format_line([_class_identifier(number), name]) for number, name in enumerate(self.object_classes))
-        return {**super().format_documents(rows), "class-descriptions-boxable.csv": lines}
+        return {"class-descriptions-boxable.csv": lines}
 
 
 def _class_identifier(number: int) -> str:

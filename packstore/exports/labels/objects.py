@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
-import numpy as np
-
 from packstore.core.column import DIFFICULT, Column, find_class_column, find_crowd_column
-from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
 
-_MAX_CLASSES = 1 << 20
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML cannot hold."""
 
@@ -28,6 +24,7 @@ class LabelledObject:
     Attributes:
         box: ``left, top, right, bottom`` in pixels.
         label: Its class number; 0 if it has no label.
+        name: Its class name; the number as text if it has none.
         keypoints: ``(points, 2 or 3)`` as lists; None for none.
         extra: Its value in the JSON column: an annotation of COCO, or a polygon. None for none.
         crowd: It is no ordinary object, but a crowd or a region to ignore.
@@ -36,10 +33,17 @@ class LabelledObject:
 
     box: tuple[float, float, float, float]
     label: int
+    name: str
     keypoints: list[list[float]] | None
     extra: Any
     crowd: bool = False
     difficult: int = 0
+
+    @property
+    def corner_and_size(self) -> list[float]:
+        """``left, top, width, height`` of its box in pixels."""
+        left, top, right, bottom = self.box
+        return [left, top, right - left, bottom - top]
 
     @property
     def polygon(self) -> list[float] | None:
@@ -77,10 +81,19 @@ class LabelledImage:
     objects: Sequence[LabelledObject] | None
     tag: str | None
 
+    @property
+    def inner_path(self) -> str:
+        """Path of its file below the folder of the images."""
+        return self.file.partition("/")[2]
+
+    def scale(self, flat: Sequence[float], whole: int = 1) -> list[float]:
+        """Converts ``x, y, x, y, …`` in pixels to shares of the image's sides, of which each is ``whole``."""
+        across, down = whole / max(1, self.width), whole / max(1, self.height)
+        return [value * (down if number % 2 else across) for number, value in enumerate(flat)]
+
 
 class ObjectColumns:
-    """Names of the columns of a store that describe objects: boxes, labels, keypoints and a JSON column. Also reads the
-    objects of a record.
+    """Names of the columns of a store that describe objects: boxes, labels, keypoints and a JSON column.
 
     Attributes:
         boxes: Name of the first column of boxes; None if the store has none.
@@ -114,56 +127,6 @@ class ObjectColumns:
         texts = {column.name for column in columns if column.traits.extension == "json"}
         self.extra = extra if extra in texts and self.boxes is not None else None
 
-    def read_objects(self, item: Callable[[str], Any]) -> list[LabelledObject] | None:
-        """Reads the objects of a record. Returns None if the record has no value of boxes.
-
-        Leaves out objects whose boxes or keypoints are not finite. Without a label for each box, all objects get
-        class 0. Without keypoints for each box, objects have no keypoints.
-
-        ``item``: returns the record's value in a column, by name.
-        """
-        boxes = None if self.boxes is None else item(self.boxes)
-        if boxes is None:
-            return None
-        columns: list[Sequence[Any]] = []
-        for name in (self.labels, self.keypoints, self.crowds, self.difficult):
-            values = None if name is None else item(name)
-            columns.append([None] * len(boxes) if values is None or len(values) != len(boxes) else values.tolist())
-        extra = self._read_extra(item, len(boxes))
-        return [
-            LabelledObject(tuple(box), label or 0, points, each, (crowd or 0) > 0, difficult or 0)
-            for box, label, points, crowd, difficult, each in zip(
-                np.asarray(boxes, np.float64).tolist(), *columns, extra, strict=True
-            )
-            if all(map(math.isfinite, (*box, *(value for point in points or () for value in point))))
-        ]
-
-    def _read_extra(self, item: Callable[[str], Any], count: int) -> Sequence[Any]:
-        """Returns the JSON column's value for each of ``count`` objects, or None for each if these do not fit."""
-        value = None if self.extra is None else item(self.extra)
-        if isinstance(value, dict):
-            value = value.get("annotations")  # the list is in an object
-        return value if isinstance(value, list) and len(value) == count else [None] * count
-
-    def class_names(self, most: Callable[[], int]) -> list[str]:
-        """Returns the class names. Without names, returns the numbers up to ``most()`` as text. Without labels, returns
-        ``object``.
-
-        Raises :class:`UsageError` if ``most()`` is 2^20 or more.
-        """
-        if self.classes is not None:
-            return list(self.classes)
-        if self.labels is None:
-            return ["object"]
-        largest = most()
-        if largest >= _MAX_CLASSES:
-            raise UsageError(
-                f"the column {self.labels!r} has class numbers up to {largest:,} without names, and the export lists "
-                f"all classes, at most {_MAX_CLASSES:,}; pack the source again with names of classes, or leave the "
-                f"column out (packstore select --drop-column {self.labels})"
-            )
-        return [str(number) for number in range(largest + 1)]
-
 
 def find_captions_column(columns: Sequence[Column]) -> str | None:
     """Returns the name of the column of captions. Returns None if there is no such column.
@@ -195,7 +158,7 @@ def format_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def join_texts(texts: Iterable[str], separator: str = ",\n") -> Iterator[str]:
+def join_texts(texts: Iterable[str | None], separator: str = ",\n") -> Iterator[str]:
     """Yields texts that are not empty, with the separator before each but the first."""
     first = True
     for text in texts:

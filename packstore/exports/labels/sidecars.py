@@ -9,7 +9,7 @@ from typing import Any
 
 from packstore.exports.base import BLOCK_BYTES, Record, safe_name
 from packstore.exports.folder import make_distinct
-from packstore.exports.labels.base import LabelsExport, SidecarExport
+from packstore.exports.labels.base import LabelsExport
 from packstore.exports.labels.objects import (
     LabelledImage,
     LabelledObject,
@@ -34,7 +34,7 @@ _YOLO_SPLITS = {
 _YOLO_OWN = ("names", "kpt_shape", "nc", "path")
 
 
-class VocExport(SidecarExport):
+class VocExport(LabelsExport):
     """Pascal VOC (http://host.robots.ox.ac.uk/pascal/VOC/): an XML file for each image, and lists of images by split.
 
     Boxes count pixels from 1, and both corners belong to the object, see
@@ -43,30 +43,25 @@ class VocExport(SidecarExport):
 
     name = "voc"
     help = "Pascal VOC: JPEGImages, Annotations and ImageSets"
-    images = "JPEGImages"
+    images, label_folder, label_suffix = "JPEGImages", "Annotations", "xml"
+    difficult = True
 
-    def visible_columns(self) -> Sequence[str]:
-        """Adds the column of difficult objects to those of the base."""
-        difficult = self.object_columns.difficult
-        return [*super().visible_columns(), *([] if difficult is None else [difficult])]
-
-    def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
-        """Returns the path ``Annotations/NAME.xml`` and its XML, with boxes that count pixels from 1."""
-        name = image.file.partition("/")[2]
+    def format_image(self, image: LabelledImage) -> str:
+        """Returns the XML of an image, with boxes that count pixels from 1."""
         size = f"<width>{image.width}</width><height>{image.height}</height><depth>3</depth>"
-        lines = ["<annotation>", "<folder>JPEGImages</folder>", f"<filename>{escape_xml(name)}</filename>"]
+        lines = ["<annotation>", "<folder>JPEGImages</folder>", f"<filename>{escape_xml(image.inner_path)}</filename>"]
         lines += [f"<size>{size}</size>", "<segmented>0</segmented>"]
         for obj in image.objects or ():
             left, top, right, bottom = obj.box
             corners = zip(("xmin", "ymin", "xmax", "ymax"), (left + 1, top + 1, right, bottom), strict=True)
             box = "".join(f"<{side}>{format_number(value)}</{side}>" for side, value in corners)
             lines.append(
-                f"<object><name>{escape_xml(self.class_name(obj))}</name><pose>Unspecified</pose><truncated>0</truncated>"
+                f"<object><name>{escape_xml(obj.name)}</name><pose>Unspecified</pose><truncated>0</truncated>"
                 f"<difficult>{obj.difficult}</difficult><bndbox>{box}</bndbox></object>"
             )
-        return f"Annotations/{name.rpartition('.')[0]}.xml", "\n".join([*lines, "</annotation>", ""])
+        return "\n".join([*lines, "</annotation>", ""])
 
-    def format_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
+    def list_more_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
         """Returns ``ImageSets/Main/train.txt`` …, the names of each split's images."""
         return {
             f"ImageSets/Main/{folder or 'train'}.txt": (
@@ -76,7 +71,7 @@ class VocExport(SidecarExport):
         }
 
 
-class KittiExport(SidecarExport):
+class KittiExport(LabelsExport):
     """KITTI's objects (https://www.cvlibs.net/datasets/kitti/eval_object.php): ``train/image_2`` and
     ``train/label_2``, a line for each object.
 
@@ -86,6 +81,7 @@ class KittiExport(SidecarExport):
 
     name = "kitti"
     help = "KITTI: image_2 and label_2"
+    images, label_folder, label_suffix = "image_2", "label_2", "txt"
     crowds = True
 
     def losses(self) -> list[str]:
@@ -99,16 +95,14 @@ class KittiExport(SidecarExport):
         """Returns a path in ``image_2``, below the folder of the split if there is one."""
         path = self.record_paths(record)
         split, _, rest = path.partition("/") if record.split else ("", "", path)
-        return f"{split}/image_2/{rest}" if split else f"image_2/{rest}"
+        return f"{split}/{self.images}/{rest}" if split else f"{self.images}/{rest}"
 
-    def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
-        """Returns the path of a text file in ``label_2``, and its text: a line for each object."""
-        before, _, rest = f"/{image.file}".partition("/image_2/")
-        lines = [
+    def format_image(self, image: LabelledImage) -> str:
+        """Returns a line for each object."""
+        return "".join(
             f"{self._class_word(obj)} -1 -1 -10 {' '.join(map(repr, obj.box))} {_UNKNOWN}\n"
             for obj in image.objects or ()
-        ]
-        return f"{before}/label_2/{rest.rpartition('.')[0]}.txt"[1:], "".join(lines)
+        )
 
     def _class_word(self, obj: LabelledObject) -> str:
         """Returns the class of an object as one word; ``_`` and its number if it has no name."""
@@ -123,7 +117,7 @@ class KittiExport(SidecarExport):
         return make_distinct([word if re.match("[A-Za-z_]", word) else f"_{word}" for word in words])
 
 
-class LabelMeExport(SidecarExport):
+class LabelMeExport(LabelsExport):
     """LabelMe (https://github.com/wkentaro/labelme): a JSON file beside each image, with boxes and polygons in pixels.
 
     The class of an image is a flag. An object with exactly one valid polygon becomes a polygon, any other its box as a
@@ -136,14 +130,14 @@ class LabelMeExport(SidecarExport):
     polygons = True
     upright_kinds = frozenset(("jpeg",))  # see LabelMeSource.annotation_frame
 
-    def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
-        """Returns the path of the JSON file beside an image, and its text."""
+    def format_image(self, image: LabelledImage) -> str:
+        """Returns the JSON of an image."""
         shapes: list[dict[str, Any]] = []
         for obj in image.objects or ():
             polygon = obj.polygon
             points = pair_coordinates(obj.box if polygon is None else polygon)
             kind = "rectangle" if polygon is None else "polygon"
-            shape = {"label": self.class_name(obj), "points": points, "group_id": None}
+            shape = {"label": obj.name, "points": points, "group_id": None}
             shapes.append(shape | {"shape_type": kind, "flags": {}})
         document = {
             "version": "5.4.1",
@@ -154,10 +148,10 @@ class LabelMeExport(SidecarExport):
             "imageHeight": image.height,
             "imageWidth": image.width,
         }
-        return f"{image.file.rpartition('.')[0]}.json", format_json(document)
+        return format_json(document)
 
 
-class YoloExport(SidecarExport):
+class YoloExport(LabelsExport):
     """YOLO (https://docs.ultralytics.com/datasets/): a folder of images, a label file for each image that has boxes,
     and ``data.yaml``. Boxes are in fractions of the image's sides.
 
@@ -170,23 +164,21 @@ class YoloExport(SidecarExport):
     help = "YOLO: images, labels and data.yaml"
     extra = "polygons"
     keypoints = True
+    polygons = True
     upright_kinds = frozenset(("jpeg", "tiff"))  # see YoloSource.annotation_frame
 
-    def visible_columns(self) -> Sequence[str]:
-        """Returns the columns of boxes, labels, keypoints and polygons that the store has."""
-        polygons = self.object_columns.extra
-        return [*super().visible_columns(), *([] if polygons is None else [polygons])]
+    def label_path(self, image: str) -> str:
+        """Returns the path at which readers expect the label file: the last folder ``images`` becomes ``labels``."""
+        before, _, after = f"/{image}".rpartition("/images/")
+        return f"{before}/labels/{after.rpartition('.')[0]}.txt"[1:]
 
-    def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
-        """Returns the path at which readers expect the label file, and its text. In the path, the last folder
-        ``images`` becomes ``labels``."""
+    def format_image(self, image: LabelledImage) -> str | None:
+        """Returns a line for each object; None for an image of unknown size."""
         if not (image.width and image.height):
-            return "", ""
-        before, _, after = f"/{image.file}".rpartition("/images/")
-        lines = (self._format_line(obj, image.width, image.height) for obj in image.objects or ())
-        return f"{before}/labels/{after.rpartition('.')[0]}.txt"[1:], "".join(lines)
+            return None
+        return "".join(self._format_line(obj, image.width, image.height) for obj in image.objects or ())
 
-    def format_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
+    def list_more_documents(self, rows: RecordLines) -> Mapping[str, Iterable[str]]:
         """Returns ``data.yaml`` with splits, classes and the shape of keypoints.
 
         A split such as ``validation`` gets the usual name ``val``, unless another split has that name. Without a split
@@ -243,9 +235,8 @@ class MasksExport(LabelsExport):
         """Returns the columns of masks."""
         return [*self._mask_folders]
 
-    @property
     def label_bytes(self) -> int:
-        """Estimated bytes of one record's masks, each with half a block of padding on disk."""
+        """Estimates the bytes of one record's masks, each with half a block of padding on disk."""
         sizes = [column.size_of(self.manifest.records) for column in self.columns if column.holds_masks]
         return BLOCK_BYTES // 2 * len(sizes) + sum(sizes) // max(1, self.manifest.records)
 
