@@ -171,11 +171,8 @@ if TYPE_CHECKING:
     from packstore.exports.run import export
     from packstore.exports.staging import ExportStaging, find_owned_files
     from packstore.exports.tfds import TfdsExport
-    from packstore.images import decoders, masks, orientation, progressive, turbojpeg_library
-    from packstore.images.decoders import backends, native
-    from packstore.images.decoders.native import decode, pixels_of_pillow
-    from packstore.images.decoders.pillow import OpenImage
-    from packstore.images.decoders.png import decode_png
+    from packstore.images import decoders, image_files, masks, orientation, pillow, progressive, turbojpeg_library
+    from packstore.images.decoders import backends
     from packstore.images.decoders.region import load_region
     from packstore.images.display import find_window, to_display
     from packstore.images.encode import EncodedImage, EncodeOptions, Encoder, Encoding, parse_size
@@ -185,14 +182,18 @@ if TYPE_CHECKING:
     from packstore.images.encode.statistics import DatasetStatistics
     from packstore.images.engine.engine import Engine, augment
     from packstore.images.engine.requests import _FIELDS, OutputFormat, Requests, _Form
-    from packstore.images.frames import count_frames, list_tiff_pages
-    from packstore.images.jpeg import is_complete_jpeg, without_metadata
-    from packstore.images.kinds import exr, jxl
+    from packstore.images.image_files import count_frames, decode, strip_metadata
+    from packstore.images.kinds import jpeg as jpeg_headers
+    from packstore.images.kinds import tiff_directory
+    from packstore.images.kinds.exr import OpenExr
+    from packstore.images.kinds.jpeg import find_pictures, is_complete_jpeg, without_metadata
+    from packstore.images.kinds.jxl import JpegXl
+    from packstore.images.kinds.png import decode_png
+    from packstore.images.kinds.tiff_directory import list_tiff_pages
+    from packstore.images.kinds.unread import UNREAD_BYTES, UNREAD_SUFFIXES
     from packstore.images.losses import find_losses
     from packstore.images.mask_files import make_mask_file
     from packstore.images.masks import decode_mask, read_mask_header
-    from packstore.images.metadata import strip_metadata
-    from packstore.images.mpf import find_pictures
     from packstore.images.normalization import parse_normalization
     from packstore.images.orientation import (
         map_to_stored_box,
@@ -211,7 +212,7 @@ if TYPE_CHECKING:
         shrink_to_side,
         to_grey,
     )
-    from packstore.images.pillow_tags import parse_exif_orientation
+    from packstore.images.pillow import parse_exif_orientation, pixels_of_pillow
     from packstore.images.programs import (
         AS_PILLOW,
         INTERPOLATIONS,
@@ -250,7 +251,6 @@ if TYPE_CHECKING:
         sniff,
     )
     from packstore.images.turbojpeg_library import turbo_version
-    from packstore.images.unread import UNREAD_BYTES, UNREAD_SUFFIXES
     from packstore.objects import call_interruptibly, connection, direct, iterate_interruptibly
     from packstore.objects.agent import get_agent_if_forked
     from packstore.objects.location import parse_url

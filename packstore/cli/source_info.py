@@ -177,7 +177,7 @@ def count_modes(source: Source, survey: Survey) -> Counter[str]:
 
     Skips bad files. Empty for arrays, if the samples are not counted, and if reading would consume them.
     """
-    from packstore.images.decoders import native
+    from packstore.images.image_files import describe_image
     from packstore.images.sniff import HeaderError, sniff
 
     counts = Counter[str]()
@@ -186,7 +186,7 @@ def count_modes(source: Source, survey: Survey) -> Counter[str]:
     for entry in source.pick_entries(None, survey.records, _LOOKED_AT):
         with suppress(PackstoreError, HeaderError):
             data = bytes(source.image(entry))
-            described = native.describe_image(memoryview(data), sniff(data))
+            described = describe_image(memoryview(data), sniff(data))
             if described is not None:
                 more = f" of {described.frames} frames" if described.frames > 1 else ""
                 counts[f"{described.mode.name}{more}"] += 1

@@ -1,13 +1,19 @@
-"""The result of reading the header of an image file, and the error for a broken one."""
+"""The result of reading the header of an image file, the error for a broken one, and limits of sizes."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from packstore.core.errors import DecodeError
+
 Data = bytes | bytearray | memoryview
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-AVIF_BRANDS = (b"avif", b"avis")
-HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+
+MAX_PIXELS = 178_956_970
+"""Largest image, in pixels; a larger one is refused as a decompression bomb. Pillow's default limit."""
+_MOST_VALUES = 16
+_MOST_SCANS, _SCANS_OF_LARGE, _SCAN_BYTES = 500, 24, 8
+_SCANNED_PIXELS = 1 << 31
+"""Limit of pixels times scans: some seconds of decoding."""
 
 
 class HeaderError(ValueError):
@@ -26,8 +32,7 @@ class ImageInfo(NamedTuple):
     """Parsed header of an image file.
 
     Attributes:
-        kind: ``jpeg``, ``png``, ``gif``, ``bmp``, ``webp``, ``tiff``, ``pnm``, ``avif``, ``heif``, ``jp2`` (JPEG 2000),
-            ``jxl`` (JPEG XL), ``exr``, ``hdr`` (Radiance) or ``npy``.
+        kind: Name in :data:`packstore.images.kinds.KINDS`: ``jpeg``, ``png``, ``jp2`` (JPEG 2000), ``hdr`` (Radiance) …
         width: Width in pixels as decoded, at least 1. EXIF is not applied; a TIFF's own orientation is.
         height: Height in pixels as decoded, at least 1.
         components: Samples per pixel as stored. 1: gray, or a palette. 2: gray with alpha. 3: colours. 4: CMYK in a
@@ -38,7 +43,8 @@ class ImageInfo(NamedTuple):
         adobe: The colour transform in a JPEG's Adobe marker (0 none, 1 YCbCr, 2 YCCK), or None without that marker.
         app1_at: Offset of the first APP1 segment of a JPEG, which may hold EXIF or XMP; 0 without one.
         app1_alone: That segment is the only APP1, and no stray bytes lie between segments.
-        mpf_at: Offset of the index of further pictures in a JPEG, see :mod:`packstore.images.mpf`; 0 without one.
+        mpf_at: Offset of the index of further pictures in a JPEG, see :mod:`packstore.images.kinds.jpeg`;
+            0 without one.
         tiff_orientation: Orientation of a TIFF, 1 … 8, which every decoder applies; 1 for other kinds.
     """
 
@@ -60,6 +66,57 @@ class ImageInfo(NamedTuple):
         return self.sof in (0xC2, 0xC6, 0xCA, 0xCE)
 
 
-def is_heif(start: bytes) -> bool:
-    """Tells if a file that begins with ``start`` (at least 12 bytes) is HEIF or AVIF."""
-    return start[4:8] == b"ftyp" and start[8:12] in (*AVIF_BRANDS, *HEIF_BRANDS)
+def excess_pixels_message(width: int, height: int, max_pixels: int) -> str | None:
+    """Returns the error text for an image with too many pixels, to follow a file's name. Returns None if it has at most
+    ``max_pixels``."""
+    if width * height <= max_pixels:
+        return None
+    return (
+        f"is an image of {width} x {height} pixels, more than the limit of {max_pixels} that guards against "
+        "decompression bombs; raise max_pixels (--max-pixels) if it is genuine"
+    )
+
+
+def too_many_values(what: str, values: int, max_pixels: int) -> str | None:
+    """Returns the error text for an array with too many values, to follow a file's name.
+
+    Returns None for at most 16 values per pixel of ``max_pixels``. ``what``: description of the array, for the text."""
+    if values <= _MOST_VALUES * max_pixels:
+        return None
+    return (
+        f"is {what}, more than {_MOST_VALUES} times the limit of {max_pixels} that guards against decompression bombs; "
+        "raise max_pixels (--max-pixels) if it is genuine"
+    )
+
+
+def check_size(width: int, height: int, max_pixels: int) -> None:
+    """Raises :class:`DecodeError` for more than ``max_pixels`` pixels."""
+    reason = excess_pixels_message(width, height, max_pixels)
+    if reason is not None:
+        raise DecodeError(reason)
+
+
+def check_cost(data: memoryview, width: int, height: int, max_pixels: int) -> None:
+    """Raises :class:`DecodeError` for more than ``max_pixels`` pixels. Raises it for a JPEG, too, with more scans than
+    can be decoded in seconds."""
+    check_size(width, height, max_pixels)
+    reason = excess_scans_message(data, width * height)
+    if reason is not None:
+        raise DecodeError(reason)
+
+
+def excess_scans_message(data: memoryview, pixels: int) -> str | None:
+    """Returns an error text for a JPEG with so many scans that decoding takes too long. Returns None for other files.
+
+    Each scan goes through all pixels, even with hardly a byte.
+    """
+    most = min(_MOST_SCANS, max(_SCANS_OF_LARGE, _SCANNED_PIXELS // max(1, pixels)))
+    if bytes(data[:2]) != b"\xff\xd8" or len(data) < most * _SCAN_BYTES:
+        return None
+    scans = bytes(data).count(b"\xff\xda")  # these two bytes do not occur within a scan
+    return f"a JPEG of {scans:,} scans, of at most {most} that an image of its size may have" if scans > most else None
+
+
+def no_such_frame(count: int, frame: int) -> DecodeError:
+    """Returns the error about a frame that a file does not have."""
+    return DecodeError(f"the image has {count} frame{'s' if count > 1 else ''}, but no frame {frame} (from 0)")

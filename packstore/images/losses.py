@@ -1,7 +1,6 @@
 """Finds what an image file would lose if it is read in a store's mode: bits, frames, channels, alpha.
 
-The header decides for nearly all files in a microsecond: PNG (third edition, 11.2 and 11.3), GIF89a, RFC 9649 (WebP).
-For the others, Pillow or tifffile opens the file.
+The header decides for nearly all files in a microsecond. For the others, Pillow or another library opens the file.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from packstore.core.errors import UsageError, printable
 from packstore.core.modes import MAX_CHANNELS, RGB, Mode, mode_of
+from packstore.images.kinds import get_kind
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo
 
 if TYPE_CHECKING:
-    from packstore.images.decoders.native import ImageDescription
+    from packstore.images.kinds.base import ImageDescription
 
-_WEBP_ANIMATION, _WEBP_ALPHA = 0x02, 0x10
 _ANSWERS = {
     "depth": "--depth keep (values as they are, if all images have this type), scale, clip or window:LO,HI (from LO to "
     "HI)",
@@ -105,24 +104,22 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
         HeaderError: The frame to read does not exist; or it is a further frame of a PNG of 16 bits in colour.
         DecodeError: A library that the file needs is missing.
     """
-    plain = reading.mode == RGB.name and not reading.frame
-    if plain and info.kind == "jpeg" and not info.mpf_at:
-        return _COLOUR if info.components == 3 else LossReport({}, _JPEG.get(info.components, ()))
-    if plain and not exceeds_rgb(bytes(data), info):
-        is_gray = info.components == 1 and (info.kind == "pnm" or (info.kind == "png" and data[25] != _PALETTE))
-        return LossReport({}, ("gray_to_colour",)) if is_gray else _COLOUR
-    from packstore.images.decoders import native
-
-    description = native.describe_image(memoryview(data), info)
+    kind = get_kind(info.kind)
+    if reading.mode == RGB.name and not reading.frame:
+        conversions = kind.find_conversion_to_rgb(data, info)
+        if conversions is not None:
+            return LossReport({}, conversions)
+    file = kind(memoryview(data), info)
+    description = file.describe()
     if description is None:
-        return LossReport({}, is_certain=info.kind != "tiff")
+        return LossReport({}, is_certain=kind.plugin_reads_all)
     if reading.frame >= description.frames:
         several = "1 frame" if description.frames == 1 else f"{description.frames:,} frames"
         raise HeaderError(f"has {several}, but no frame {reading.frame} (from 0)")
-    if reading.frame and info.kind == "png" and info.precision > 8 and info.components > 1:
-        raise HeaderError("is a PNG of 16 bits a channel, of which packstore reads the first frame")
     if reading.frame:  # frames of a file may differ in depth, channels and alpha
-        description = native.describe_image(memoryview(data), info, reading.frame)
+        if (reason := file.refuse_further_frames()) is not None:
+            raise HeaderError(f"is {reason}")
+        description = file.describe(reading.frame)
         if description is None:
             return LossReport({}, is_certain=False)
     mode, wanted, losses = description.mode, reading.pixels, {}
@@ -139,11 +136,6 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
     if reading.by_pillow and losses:
         return LossReport({}, tuple(f"{name}_by_pillow" for name in losses))
     return LossReport(losses, () if losses else _find_conversion(description, wanted), description.is_certain)
-
-
-_COLOUR = LossReport({})
-_JPEG = {1: ("gray_to_colour",), 4: ("cmyk_to_rgb",)}
-_PALETTE = 3  # colour type of a PNG
 
 
 def _find_conversion(found: ImageDescription, wanted: Mode) -> tuple[str, ...]:
@@ -225,14 +217,4 @@ def exceeds_rgb(data: bytes, info: ImageInfo) -> bool:
     """Tells by the header if a file may have more than 8-bit RGB: more bits, alpha or frames.
 
     ``data`` is the file, or its beginning. True for kinds whose header does not tell."""
-    if info.kind == "jpeg":
-        return bool(info.mpf_at)
-    if info.kind == "png":
-        pixels = data.find(b"IDAT")
-        head = data[: max(0, pixels)]
-        return pixels < 0 or info.precision > 8 or info.components in (2, 4) or b"tRNS" in head or b"acTL" in head
-    if info.kind == "webp":
-        return info.components == 4 or (data[12:16] == b"VP8X" and bool(data[20] & (_WEBP_ANIMATION | _WEBP_ALPHA)))
-    if info.kind == "pnm":
-        return info.precision > 8
-    return info.kind != "bmp" or info.components == 4
+    return get_kind(info.kind).find_conversion_to_rgb(data, info) is None

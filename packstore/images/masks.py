@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError
 from packstore.images.engine import png_rows
-from packstore.images.metadata import strip_metadata
 from packstore.images.sniff import MAX_PIXELS, excess_pixels_message
 
 if TYPE_CHECKING:
@@ -106,6 +105,8 @@ def open_mask(data: Buffer, header: MaskHeader) -> Image:
 
     Raises :class:`DecodeError` for a damaged file. Does not check the number of pixels."""
     from PIL.PngImagePlugin import PngImageFile
+
+    from packstore.images.image_files import strip_metadata
 
     try:
         # Image.open would check the image against a limit of the whole process, which is not the dataset's.

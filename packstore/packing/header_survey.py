@@ -320,9 +320,9 @@ def _is_read_by_pillow(data: bytes, info: ImageInfo, max_pixels: int) -> bool:
     """Tells if ``--pixels pillow`` packs a file: Pillow must decode it if it would lose something."""
     try:
         if examine_losses(data, info, PLAIN).losses:
-            from packstore.images.decoders import pillow
+            from packstore.images.image_files import decode_rgb
 
-            pillow.decode(memoryview(data), max_pixels)
+            decode_rgb(memoryview(data), max_pixels)
     except (HeaderError, DecodeError):
         return False
     return True

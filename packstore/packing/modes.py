@@ -185,15 +185,15 @@ def read_file_mode(data: Buffer, where: str, max_pixels: int, frame: int = 0) ->
 
     Raises :class:`SourceError` for a damaged or unknown file; the message begins with ``where``.
     """
-    from packstore.images.decoders import native
+    from packstore.images import image_files
 
     try:
         info = check_header(data)
-        described = native.describe_image(memoryview(data), info)
+        described = image_files.describe_image(memoryview(data), info)
         if described is not None and 0 < frame < described.frames:
-            described = native.describe_image(memoryview(data), info, frame)
+            described = image_files.describe_image(memoryview(data), info, frame)
         if described is None:
-            native.decode(memoryview(data), max_pixels)  # raises with the reason
+            image_files.decode(memoryview(data), max_pixels)  # raises with the reason
     except HeaderError as error:
         raise SourceError(f"{where}: {error.reason}, and its mode is to be kept") from None
     except DecodeError as error:

@@ -236,9 +236,9 @@ class FileChecks:
         self, column: Column, reading: Reading, losses: Mapping[str, str], data: Any, info: ImageInfo
     ) -> str:
         """Returns the message for a file that would lose something, with the options that help."""
-        from packstore.images.decoders import native
+        from packstore.images import image_files
 
-        described = native.describe_image(memoryview(data), info, reading.frame)
+        described = image_files.describe_image(memoryview(data), info, reading.frame)
         mode = "" if described is None else described.mode.name
         has = f"it has {'; and '.join(losses.values())}. The images of this column are read as {reading.pixels}. "
         own = f"--column {column.name}"

@@ -23,8 +23,8 @@ from packstore.core.fields import Array, column_of
 from packstore.core.files import Location
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.images.decoders import native, pillow
-from packstore.images.frames import count_frames
+from packstore.images.image_files import any_frame_has_alpha, count_frames, describe_image, open_file
+from packstore.images.kinds.base import ImageFile
 from packstore.images.reading import ALL_FRAMES, CLIPS, FILE_CLIPS, Reading, convert_pixels
 from packstore.images.sniff import HeaderError, check_header, too_many_values
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
@@ -147,10 +147,10 @@ class FrameFilesSource(WrappedSource):
             rest = islice(fetched, len(entry.ref[-1]) - 1)
             yield entry._replace(ref=(*entry.ref[:-1], tuple(map(tuple, (first, *rest)))))
 
-    def read_file(self, key: str, file: Entry, frames: int) -> tuple[ImageData | Sample, native.FrameReader]:
+    def read_file(self, key: str, file: Entry, frames: int) -> tuple[ImageData | Sample, ImageFile]:
         """Reads a file with ``frames`` frames, and opens it. Keeps the last file of each thread open, for the next
         frame. Raises :class:`SampleError`, with the key of the sample, for a bad file."""
-        kept: tuple[Entry, ImageData | Sample, native.FrameReader] | None = getattr(self._last, "file", None)
+        kept: tuple[Entry, ImageData | Sample, ImageFile] | None = getattr(self._last, "file", None)
         if kept is not None and kept[0] == file:
             return kept[1:]
         self._last.file = None
@@ -160,11 +160,11 @@ class FrameFilesSource(WrappedSource):
             if not frames:  # counted as broken
                 _inspect_frames(data)
                 raise SampleError(key, "could not be read when frames were counted; run this again")
-            reader = native.FrameReader(memoryview(data), self.options.max_pixels)
+            reader = open_file(memoryview(data), self.options.max_pixels)
         self._last.file = file, sample, reader
         return sample, reader
 
-    def read_frame(self, key: str, reader: native.FrameReader, frame: int, reading: Reading) -> NDArray[Any]:
+    def read_frame(self, key: str, reader: ImageFile, frame: int, reading: Reading) -> NDArray[Any]:
         """Decodes a frame, and converts it by ``reading`` to ``(H, W, C)``. Raises :class:`SampleError` with ``key``
         for a damaged frame, and for transparent pixels that the mode would lose."""
         with named_errors(key):
@@ -172,7 +172,7 @@ class FrameFilesSource(WrappedSource):
             drops = own.has_alpha and not reading.pixels.has_alpha and reading.alpha is None
             if drops and pixels[..., -1].min() < own.white:
                 raise SampleError(key, f"frame {frame} has transparent pixels; say with --alpha what becomes of them")
-            return convert_pixels(pixels, own, reading, reader.bits if reading.depth == "scale" else None)
+            return convert_pixels(pixels, own, reading, reader.info.precision if reading.depth == "scale" else None)
 
     def scan_files(self, progress: ProgressCallback = no_progress, total: int | None = None) -> Mode:
         """Returns the mode that holds all frames. The first call reads all files of all splits, and counts their
@@ -215,9 +215,9 @@ def _inspect_frames(data: bytes) -> tuple[int, tuple[int, int], set[Mode]]:
     or :class:`DecodeError` for a damaged file."""
     info = check_header(data)
     frames = count_frames(data, info)
-    descriptions = [native.describe_image(memoryview(data), info, layout) for layout in frames.layouts]
+    descriptions = [describe_image(memoryview(data), info, layout) for layout in frames.layouts]
     modes = {each.mode for each in descriptions if each is not None}
-    if frames.transparent and pillow.any_frame_has_alpha(memoryview(data)):
+    if frames.transparent and any_frame_has_alpha(memoryview(data)):
         modes = {mode_of(each.channels + 1, each.dtype) if each.channels in (1, 3) else each for each in modes}
     by_library = [each.frames for each in descriptions if each is not None and info.kind in _BY_LIBRARY]
     return max(frames.total, *by_library, 0), (info.height, info.width), modes

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError
-from packstore.images import perceptual
-from packstore.images.decoders import native, pillow
+from packstore.images import image_files, perceptual
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.tree import Tree
 
@@ -95,9 +94,9 @@ def _read(data: bytes) -> Picture | None:
         return None
     try:
         if info.kind == "jpeg":
-            pixels = pillow.decode(memoryview(data), _MAX_PIXELS, _SIDE)
+            pixels = image_files.decode_rgb(memoryview(data), _MAX_PIXELS, _SIDE)
         else:
-            pixels = native.decode(memoryview(data), _MAX_PIXELS)[0]
+            pixels = image_files.decode(memoryview(data), _MAX_PIXELS)[0]
     except (DecodeError, ValueError):
         return Picture(info.kind, info.width, info.height, hash(data), 0, False, True, 0.0, False, None)
     pixels = pixels.reshape(*pixels.shape[:2], -1)

@@ -163,7 +163,7 @@ def convert_image(value: Any, mode: str | None) -> tuple[NDArray[Any], tuple[str
         raise ValueError(f"found an image of {found}; expected mode {wanted} of {wanted.dtype}")
     unified: tuple[str, ...] = ()
     if is_pil(value):
-        from packstore.images.decoders.native import pillow_conversions
+        from packstore.images.pillow import pillow_conversions
 
         unified = pillow_conversions(value)
     if array.shape[2] != wanted.channels:
@@ -205,7 +205,7 @@ def _to_channels_last(value: Any) -> NDArray[Any]:
     """Converts the pixels of an image to an array ``(H, W, C)``. The image is a Pillow image, a tensor ``(C, H, W)`` or
     an array ``(H, W, C)``. Two axes are ``(H, W)``. Raises :class:`ValueError` for other numbers of axes."""
     if is_pil(value):
-        from packstore.images.decoders.native import pixels_of_pillow
+        from packstore.images.pillow import pixels_of_pillow
 
         return pixels_of_pillow(value)
     array = array_of(value)

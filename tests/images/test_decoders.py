@@ -161,7 +161,7 @@ def test_a_fast_decoder_is_really_used(decoder: Decoder, monkeypatch: pytest.Mon
     names = [
         n for n in ORDINARY if n.startswith(("444", "422", "420", "progressive", "gray", "restarts", "rgb", "noise"))
     ]
-    monkeypatch.setattr("packstore.images.decoders.pillow.decode", fail)
+    monkeypatch.setattr("packstore.images.image_files.decode_rgb", fail)
     for name in names:
         if decoder.name == "pillow":
             with pytest.raises(AssertionError):
@@ -416,6 +416,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+def replace_library(patch: pytest.MonkeyPatch, name: str, load: Any) -> None:
+    patch.setitem(backends.LIBRARIES, name, backends.LIBRARIES[name]._replace(load=load))
+
+
 def missing() -> tuple[backends.Decode, str]:
     raise ImportError("No module named 'it'")
 
@@ -424,7 +428,7 @@ def test_auto_takes_the_first_available(fresh: pytest.MonkeyPatch) -> None:
     present = [name for name, what in available_decoders().items() if not what.startswith(UNAVAILABLE)]
     assert get_decoder().name == present[0]
     for gone, following in pairwise(present):
-        fresh.setitem(backends._LOADERS, gone, missing)
+        replace_library(fresh, gone, missing)
         decoders._loaded.clear()
         assert get_decoder("auto").name == following
     assert get_decoder().name == "pillow"
@@ -432,15 +436,15 @@ def test_auto_takes_the_first_available(fresh: pytest.MonkeyPatch) -> None:
 
 def test_without_any_library_every_attempt_is_listed(fresh: pytest.MonkeyPatch) -> None:
     for name in DECODERS[:-1]:
-        fresh.setitem(backends._LOADERS, name, missing)
-    fresh.setattr("packstore.images.decoders.pillow.find_version", missing)
+        replace_library(fresh, name, missing)
+    fresh.setattr("packstore.images.pillow.find_version", missing)
     with pytest.raises(UsageError, match=r"turbojpeg: .*simplejpeg: .*jpeg4py: .*opencv: .*pillow: "):
         get_decoder()
     assert list(available_decoders()) == list(DECODERS)
 
 
 def test_a_forced_decoder_that_is_missing_says_why(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setitem(backends._LOADERS, "simplejpeg", missing)
+    replace_library(fresh, "simplejpeg", missing)
     with pytest.raises(
         UsageError, match=r"'simplejpeg' is not available: No module named 'it' \(pip install simplejpeg\)"
     ):
@@ -449,7 +453,7 @@ def test_a_forced_decoder_that_is_missing_says_why(fresh: pytest.MonkeyPatch) ->
     def no_library() -> tuple[backends.Decode, str]:
         raise OSError("Could not load libjpeg-turbo library")
 
-    fresh.setitem(backends._LOADERS, "jpeg4py", no_library)
+    replace_library(fresh, "jpeg4py", no_library)
     assert "Could not load libjpeg-turbo library (on Debian" in available_decoders()["jpeg4py"]
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from packstore import convert
 from packstore.images.decoders import get_decoder
-from tests.internals import DecodeError, HeaderError, Reading, SampleError, UsageError, check_header, native, sniff
+from tests.internals import DecodeError, HeaderError, Reading, SampleError, UsageError, check_header, image_files, sniff
 from tests.makers.annotated import fill
 from tests.makers.images import avif, heic, tiny
 from tests.makers.sources import not_packed
@@ -115,8 +115,8 @@ def deep_heic(mode: str) -> tuple[bytes, NDArray[np.uint16]]:
 
 
 def decoded(data: bytes) -> tuple[NDArray[Any], str]:
-    pixels, mode = native.decode(memoryview(data), 10**6)
-    described = native.describe_image(memoryview(data), check_header(data))
+    pixels, mode = image_files.decode(memoryview(data), 10**6)
+    described = image_files.describe_image(memoryview(data), check_header(data))
     assert described is not None
     assert described.mode == mode
     return pixels, mode.name
@@ -183,10 +183,10 @@ def test_pixels_and_mode(channels: int, dtype: str, bits: int | None, mode: str,
     info = check_header(data)
     assert (info.kind, info.width, info.height, info.components) == ("jp2", 14, 11, channels)
     assert info.precision == (bits or 8 * pixels.itemsize)
-    described = native.describe_image(memoryview(data), info)
+    described = image_files.describe_image(memoryview(data), info)
     assert described is not None
     assert described.mode.name == mode
-    found, found_mode = native.decode(memoryview(data), 10**6)
+    found, found_mode = image_files.decode(memoryview(data), 10**6)
     assert found_mode.name == mode
     np.testing.assert_array_equal(found, pixels)
     np.testing.assert_array_equal(get_decoder(reading=Reading(mode)).decode(data), pixels)
@@ -197,7 +197,7 @@ def test_hostile_headers() -> None:
     large = data[:8] + (60000).to_bytes(4) * 2 + data[16:]
     assert sniff(large).width == 60000
     with pytest.raises(DecodeError, match="max_pixels"):
-        native.decode(memoryview(large), 10**6)
+        image_files.decode(memoryview(large), 10**6)
     for wrong in (data[:8] + bytes(8) + data[16:], data[:40] + bytes(2) + data[42:]):
         with pytest.raises(HeaderError, match="no pixels"):
             sniff(wrong)

@@ -21,7 +21,7 @@ from tests.internals import (
     SampleError,
     check_header,
     decode_mask,
-    native,
+    image_files,
     read_mask_header,
     read_orientation,
     sniff,
@@ -45,10 +45,10 @@ def no_warnings() -> Any:
 def test_pixels_do_not_depend_on_metadata(name: str) -> None:
     odd, clean = list_odd_files()[name]
     assert check_header(odd)[:5] == check_header(clean)[:5]
-    found, expected = (native.decode(memoryview(data), MAX_PIXELS) for data in (odd, clean))
+    found, expected = (image_files.decode(memoryview(data), MAX_PIXELS) for data in (odd, clean))
     assert found[1] == expected[1]
     np.testing.assert_array_equal(found[0], expected[0])
-    described = [native.describe_image(memoryview(data), sniff(data)) for data in (odd, clean)]
+    described = [image_files.describe_image(memoryview(data), sniff(data)) for data in (odd, clean)]
     assert described[0] == described[1]
     if expected[1].dtype != "uint8":
         return
@@ -104,7 +104,7 @@ def test_transparency_and_orientation_stay() -> None:
     large = png_chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(3 << 20)))
     odd = clean[:33] + large + clean[33:]
     assert read_orientation(odd) == 6
-    pixels, mode = native.decode(memoryview(odd), MAX_PIXELS)
+    pixels, mode = image_files.decode(memoryview(odd), MAX_PIXELS)
     assert mode.has_alpha
     assert (pixels[..., 3] == 0).any()
     # Pillow reads the orientation in a text.

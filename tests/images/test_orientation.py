@@ -19,10 +19,9 @@ from packstore.testing.encodings import picture
 from tests.internals import (
     DecodeError,
     HeaderError,
-    OpenImage,
     check_header,
+    image_files,
     map_to_stored_box,
-    native,
     read_annotation_orientation,
     read_orientation,
     sniff,
@@ -77,7 +76,7 @@ def no_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("Pillow was asked")
 
     monkeypatch.setattr(ours, "_read_with_pillow", asked)
-    monkeypatch.setattr(ours, "parse_exif_orientation", asked)
+    monkeypatch.setattr(ours, "_parse_with_pillow", asked)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -238,7 +237,7 @@ UNUSUAL: dict[str, list[Tag]] = {
 
 def decode_with_pillow(data: bytes) -> Any:
     """Pillow's pixels."""
-    return OpenImage(memoryview(data)).load_frame(0, LIMIT, False, np.array)
+    return image_files.open_file(memoryview(data), LIMIT).pillow.load_frame(0, LIMIT, False, np.array)
 
 
 @pytest.mark.filterwarnings("ignore:Metadata Warning")  # Pillow's, of several values
@@ -255,7 +254,7 @@ def test_unusual_tags_are_as_pillow_has_them(name: str, order: str, big: bool) -
     np.testing.assert_array_equal(TURNS[read_annotation_orientation(data)](pixels), wanted)
     np.testing.assert_array_equal(get_decoder().decode(data), wanted)
     deep = tiff(Page(pixels.astype(np.uint16) * 257, UNUSUAL[name]), order=order, big=big)
-    np.testing.assert_array_equal(native.decode(memoryview(deep), LIMIT)[0], wanted.astype(np.uint16) * 257)
+    np.testing.assert_array_equal(image_files.decode(memoryview(deep), LIMIT)[0], wanted.astype(np.uint16) * 257)
 
 
 @pytest.mark.slow
@@ -306,7 +305,7 @@ def test_each_page_is_turned_by_its_own_tag(layout: str, backwards: bool) -> Non
     ]
     data = tiff(*pages, order=kind.order, big=kind.big)
     assert (sniff(data).height, sniff(data).width) == SIZE
-    reader = native.FrameReader(memoryview(data), LIMIT)
+    reader = image_files.open_file(memoryview(data), LIMIT)
     for number in range(len(turns))[:: -1 if backwards else 1]:
         pixels, mode = reader.read_frame(number)
         assert mode.name == kind.mode
@@ -334,7 +333,7 @@ def test_damaged_files_have_the_size_that_is_decoded(
         data[start + at % (len(data) - start)] = value
     try:
         info = check_header(data)
-        pixels, _ = native.decode(memoryview(bytes(data)), LIMIT)
+        pixels, _ = image_files.decode(memoryview(bytes(data)), LIMIT)
     except (HeaderError, DecodeError):
         return
     assert pixels.shape[:2] == (info.height, info.width)

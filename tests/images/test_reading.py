@@ -27,8 +27,8 @@ from tests.internals import (
     convert_pixels,
     decode_png,
     find_losses,
+    image_files,
     mode_of,
-    native,
     parse_mode,
 )
 from tests.makers.images import encode
@@ -109,11 +109,11 @@ FILES: dict[str, tuple[bytes, NDArray[Any], str]] = {
 @pytest.mark.parametrize("name", FILES)
 def test_files_are_read_whole(name: str) -> None:
     data, wanted, mode = FILES[name]
-    pixels, found = native.decode(memoryview(data), MAX_PIXELS)
+    pixels, found = image_files.decode(memoryview(data), MAX_PIXELS)
     assert found.name == mode
     assert pixels.dtype == wanted.dtype
     assert np.array_equal(pixels, as_hwc(wanted))
-    described = native.describe_image(memoryview(data), check_header(data))
+    described = image_files.describe_image(memoryview(data), check_header(data))
     assert described is not None
     assert described.mode == found
     decoder = get_decoder(reading=Reading(mode))
@@ -268,8 +268,8 @@ def test_a_frame_by_its_number() -> None:
 def test_a_tiff_without_tifffile_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tifffile", None)
     with pytest.raises(DecodeError, match=r"packstore\[tiff\]"):
-        native.decode(memoryview(FILES["tiff of five channels"][0]), MAX_PIXELS)
-    pixels, _ = native.decode(memoryview(FILES["tiff of 16 bits"][0]), MAX_PIXELS)  # which Pillow reads
+        image_files.decode(memoryview(FILES["tiff of five channels"][0]), MAX_PIXELS)
+    pixels, _ = image_files.decode(memoryview(FILES["tiff of 16 bits"][0]), MAX_PIXELS)  # which Pillow reads
     assert np.array_equal(pixels[..., 0], GRAY)
 
 
@@ -286,7 +286,7 @@ def test_a_damaged_directory_of_a_tiff_is_a_decode_error() -> None:
     data = FILES["tiff by Deflate"][0]
     for at in range(30, 48):
         with suppress(DecodeError):
-            native.decode(memoryview(data[:at] + b"\1" + data[at + 1 :]), MAX_PIXELS)
+            image_files.decode(memoryview(data[:at] + b"\1" + data[at + 1 :]), MAX_PIXELS)
 
 
 CHANNELS = {"gray": 1, "rgb": 3, "palette": 1, "gray alpha": 2, "rgb alpha": 4}
@@ -340,7 +340,7 @@ def make_png(colour: str, bits: int, interlaced: bool, transparent: bool) -> byt
 
 def decode(data: bytes, mode: str | None = None) -> NDArray[Any]:
     """Pixels ``(C, H, W)`` as packstore reads them: in the file's own mode, or another."""
-    pixels, found = native.decode(memoryview(data), MAX_PIXELS)
+    pixels, found = image_files.decode(memoryview(data), MAX_PIXELS)
     return (pixels if mode is None else convert_pixels(pixels, found, Reading(mode))).transpose(2, 0, 1)
 
 

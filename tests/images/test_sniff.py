@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-import packstore.images.jpeg_header
-import packstore.images.tiff_header
 from packstore.images.engine import is_plain_jpeg
 from tests.conftest import SharedData
-from tests.internals import HeaderError, ImageInfo, check_header, sniff
+from tests.internals import HeaderError, ImageInfo, check_header, jpeg_headers, sniff, tiff_directory
 from tests.makers.images import HEIGHT, WIDTH, all_images, encode, picture
 
 NAMES = tuple(all_images())
@@ -177,8 +175,8 @@ def test_a_tiff_that_names_its_strips_again_and_again_has_them_read_once(monkeyp
     start = len(tiff_of(*[(0, 0, 0, 0)] * (entries + 3)))
     strips = [(273, 4, count, start)] * entries
     data = tiff_of((256, 4, 1, 1), (257, 4, 1, 1), *strips, (279, 4, count, start), tail=bytes(4 * count))
-    read = Mock(side_effect=packstore.images.tiff_header._read_numbers)
-    monkeypatch.setattr(packstore.images.tiff_header, "_read_numbers", read)
+    read = Mock(side_effect=tiff_directory._read_numbers)
+    monkeypatch.setattr(tiff_directory, "_read_numbers", read)
     assert check_header(data).width == 1
     assert read.call_count == 2  # where the strips lie, and how long they are
 
@@ -268,7 +266,7 @@ def test_a_header_that_was_seen_before_says_the_same(name: str, changes: list[tu
     for at, value in changes:
         other[at % len(other)] = value
     for look in (sniff, check_header):
-        packstore.images.jpeg_header._latest = None
+        jpeg_headers._latest = None
         expected = outcome(look, bytes(other))
         sniff(data)
         assert outcome(look, bytes(other)) == expected

@@ -71,9 +71,9 @@ from tests.internals import (
     count_frames,
     declare_columns,
     hash_lookup3,
+    image_files,
     is_complete_jpeg,
     load_mat,
-    native,
     open_image_folder,
     open_tree,
     parse_datum,
@@ -220,11 +220,11 @@ def _tiff(data: bytes) -> None:
     view = memoryview(data)
     info = sniff(view)
     if info.kind == "tiff":
-        reader = native.FrameReader(view, 1 << 16)
-        native.describe_image(view, info)
+        reader = image_files.open_file(view, 1 << 16)
+        image_files.describe_image(view, info)
         reader.read_frame()
         for page in range(1, min(3, count_frames(data, info).total)):
-            native.describe_image(view, info, page)
+            image_files.describe_image(view, info, page)
             reader.read_frame(page)
 
 
@@ -623,14 +623,14 @@ def _mat(data: bytes) -> None:
 
 
 TARGETS = (
-    Target("sniff", _sniff, (HeaderError,), ("images/sniff.py", "images/jpeg_header.py", "images/tiff_header.py")),
-    Target("jpeg", _jpeg, (), ("images/jpeg.py",)),
+    Target("sniff", _sniff, (HeaderError,), ("images/sniff.py", "kinds/jpeg.py", "kinds/tiff_directory.py")),
+    Target("jpeg", _jpeg, (), ("kinds/jpeg.py",)),
     Target("orientation", _orientation, (), ("orientation.py",)),
     Target(
         "tiff",
         _tiff,
         (DecodeError, HeaderError),
-        ("decoders/tiff.py", "decoders/native.py", "images/frames.py", "sources/geotiff.py"),
+        ("kinds/tiff.py", "kinds/tiff_directory.py", "images/image_files.py", "sources/geotiff.py"),
     ),
     Target("seek_index", _seek_index, (), ("engine/requests.py", "engine/engine.py"), _repair_seek_index),
     Target("engine", _engine, (), ("engine/requests.py", "engine/engine.py")),

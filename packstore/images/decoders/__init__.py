@@ -18,13 +18,12 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import DecodeError, UsageError, printable
-from packstore.images.decoders import backends, native
-from packstore.images.decoders import pillow as _pillow
+from packstore.images.decoders import backends
 from packstore.images.decoders.region import load_region
 from packstore.images.engine import get_engine
-from packstore.images.header import TIFF
-from packstore.images.jpeg import is_complete_jpeg
-from packstore.images.kinds import KINDS
+from packstore.images.header import check_cost
+from packstore.images.kinds import find_kind
+from packstore.images.kinds.jpeg import is_complete_jpeg
 from packstore.images.orientation import read_orientation, upright
 from packstore.images.reading import DECODERS, PLAIN, Reading, convert_pixels
 from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, sniff
@@ -67,8 +66,6 @@ _HEADER_BYTES = 16384
 _END = b"\xff\xd9"
 _WITH_TURBOJPEG = ("engine", "turbojpeg", "simplejpeg")
 """Decoders that use TurboJPEG's library for crops, if it supports them; users choose the others by name."""
-
-_NOT_PILLOWS = tuple(magic for kind in KINDS.values() for magic in kind.magics)
 
 _lock = threading.Lock()
 _loaded: dict[str, backends.DecoderLibrary] = {}
@@ -150,7 +147,7 @@ class Decoder:
         header = _parse_ordinary_jpeg(view, None) if self.reading.is_plain else None
         if header is None or min(header.height, header.width) < 2 * side:
             return self.decode(view, exif_transpose=exif_transpose)
-        image = _pillow.decode(view, self.max_pixels, side)
+        image = _decode_by_pillow(view, self.max_pixels, side)
         return upright(image, read_orientation(view)) if exif_transpose else image
 
     def describe_flaw(self, data: Buffer) -> str | None:
@@ -171,7 +168,7 @@ class Decoder:
                     return "a progressive JPEG without all of its scans"
             return None
         try:
-            _pillow.check_cost(view, header.width, header.height, self.max_pixels)
+            check_cost(view, header.width, header.height, self.max_pixels)
             self._fast(view)
         except MemoryError:
             raise
@@ -245,7 +242,7 @@ class Decoder:
             return None
         if box[2] > _WORTH * header.height and box[3] > _WORTH * header.width:
             return None
-        _pillow.check_cost(data, header.width, header.height, self.max_pixels)
+        check_cost(data, header.width, header.height, self.max_pixels)
         try:
             image = self._region(data, header.height, header.width, box)  # type: ignore[misc]
         except MemoryError:
@@ -273,34 +270,38 @@ class Decoder:
             luma = self._decode_luma(data, info) if self._channels == 1 else None
             if luma is not None:
                 return luma
-            pixels, mode = native.decode(data, self.max_pixels, self.reading.frame, gray=gray)
+            from packstore.images.image_files import decode
+
+            pixels, mode = decode(data, self.max_pixels, self.reading.frame, gray=gray)
             has_bits = self.reading.depth == "scale" and not mode.has_alpha
             return convert_pixels(pixels, mode, self.reading, sniff(data).precision if has_bits else None)
         header = _parse_ordinary_jpeg(data, info) if self._fast is not None else None
-        if header is None and bytes(data[:12]).startswith(_NOT_PILLOWS):
-            return convert_pixels(*native.decode(data, self.max_pixels), self.reading)
         if self._fast is None or header is None:
-            return self._decode_by_pillow(data)
-        _pillow.check_cost(data, header.width, header.height, self.max_pixels)
+            return self._decode_other(data)
+        check_cost(data, header.width, header.height, self.max_pixels)
         try:
             image = self._fast(data)
         except MemoryError:
             raise
         except Exception:  # whatever the library dislikes (each has its own exceptions), Pillow decides
-            return _pillow.decode(data, self.max_pixels)
+            return _decode_by_pillow(data, self.max_pixels)
         if image.shape != (header.height, header.width, 3):
-            return _pillow.decode(data, self.max_pixels)
+            return _decode_by_pillow(data, self.max_pixels)
         return image
 
-    def _decode_by_pillow(self, data: memoryview) -> NDArray[Any]:
-        """Decodes a file of 8 bits as RGB by Pillow. If Pillow cannot decode a TIFF, such as one with WebP compression,
-        tifffile decodes it."""
-        try:
-            return _pillow.decode(data, self.max_pixels)
-        except DecodeError:
-            if bytes(data[:4]) not in TIFF:
-                raise
-            return convert_pixels(*native.decode(data, self.max_pixels), self.reading)
+    def _decode_other(self, data: memoryview) -> NDArray[Any]:
+        """Decodes a file of 8 bits as RGB by Pillow. Decodes a kind that Pillow does not read, or a TIFF that it
+        refuses, such as one with WebP compression, by the library for it."""
+        kind = find_kind(bytes(data[:16]))
+        if kind is None or kind.plugin[0]:
+            try:
+                return _decode_by_pillow(data, self.max_pixels)
+            except DecodeError:
+                if kind is None or kind.plugin_reads_all:
+                    raise
+        from packstore.images.image_files import decode
+
+        return convert_pixels(*decode(data, self.max_pixels), self.reading)
 
     def _decode_luma(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8] | None:
         """Decodes the luma of an ordinary JPEG with simplejpeg: ``(H, W, 1)``.
@@ -310,7 +311,7 @@ class Decoder:
         header = _parse_ordinary_jpeg(data, info)
         if header is None:
             return None
-        _pillow.check_cost(data, header.width, header.height, self.max_pixels)
+        check_cost(data, header.width, header.height, self.max_pixels)
         luma = backends.decode_luma(data)
         return luma if luma is not None and luma.shape == (header.height, header.width, 1) else None
 
@@ -383,6 +384,13 @@ def _parse_ordinary_jpeg(data: memoryview, info: ImageInfo | None) -> ImageInfo 
     return header
 
 
+def _decode_by_pillow(data: memoryview, max_pixels: int, side: int | None = None) -> NDArray[np.uint8]:
+    """Decodes an image to RGB, see :func:`packstore.images.image_files.decode_rgb`."""
+    from packstore.images import image_files
+
+    return image_files.decode_rgb(data, max_pixels, side)
+
+
 def _is_within(box: Box, height: int, width: int) -> bool:
     """Tells if a box has pixels and lies within an image of ``height`` x ``width``."""
     top, left, rows, columns = box
@@ -397,12 +405,8 @@ def _load_library(name: str) -> backends.DecoderLibrary:
     with _lock:
         if name not in _loaded and name not in _reasons:
             try:
-                _loaded[name] = (
-                    backends.DecoderLibrary(None, _pillow.find_version())
-                    if name == "pillow"
-                    else backends.load_decoder_library(name)
-                )
-            except (backends.UnavailableError, ImportError) as error:
+                _loaded[name] = backends.load_decoder_library(name)
+            except backends.UnavailableError as error:
                 _reasons[name] = str(error)
         if name in _loaded:
             return _loaded[name]

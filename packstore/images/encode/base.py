@@ -17,7 +17,7 @@ from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import RGB, Mode
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
 from packstore.images.engine import is_plain_jpeg
-from packstore.images.kinds import KINDS
+from packstore.images.kinds import get_kind
 from packstore.images.losses import examine_losses, losses_error
 from packstore.images.reading import convert_pixels
 from packstore.images.resize import Pixels, compute_limited_size, resize_to_fit, shrink_to_limits, target_size
@@ -111,12 +111,8 @@ class SourceImages:
         if self.options.check == "none":
             return image, None
         info = check_header(image)
-        if info.kind in ("heif", "avif"):
-            from packstore.images.decoders.pillow import load_heif_plugin
-
-            load_heif_plugin(info.kind)  # kept as a file that nothing here can read, it would show only in training
-        if (kind := KINDS.get(info.kind)) is not None:
-            kind.import_library()
+        kind = get_kind(info.kind)
+        kind.import_library()  # kept as a file that nothing here can read, it would show only in training
         options = self.options
         reason = excess_pixels_message(info.width, info.height, options.max_pixels) or unread_bits_message(info)
         if reason is not None:
@@ -128,14 +124,14 @@ class SourceImages:
                 raise HeaderError(f"has {'; and '.join(examined.losses.values())}")
             raise losses_error(key, examined.losses, reading)
         if examined is not None and any(name.endswith("_by_pillow") for name in examined.unified):
-            from packstore.images.decoders import pillow
+            from packstore.images.image_files import decode_rgb
 
-            pillow.decode(memoryview(image), options.max_pixels)  # not every file that packstore reads
-        elif kind is not None or (examined is not None and not examined.is_certain):
+            decode_rgb(memoryview(image), options.max_pixels)  # not every file that packstore reads
+        elif not kind.plugin[0] or (examined is not None and not examined.is_certain):
             # The header does not tell if such a file is complete and if the mode can represent its values.
-            from packstore.images.decoders import native
+            from packstore.images.image_files import decode
 
-            native.decode(memoryview(image), options.max_pixels)
+            decode(memoryview(image), options.max_pixels)
         _thread.latest = image, info
         _thread.unified = () if examined is None else examined.unified
         return image, info

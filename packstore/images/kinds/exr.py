@@ -5,18 +5,18 @@ Pixels are those of the data window, of the largest level.
 
 from __future__ import annotations
 
-import importlib
 import io
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.modes import Mode, mode_of
 from packstore.images.header import HeaderError, ImageInfo
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from packstore.core.modes import Mode
+from packstore.images.kinds.base import OwnFile, import_extra
+from packstore.images.mode_dtypes import to_mode_dtype
 
 _TILED, _DEEP, _PARTS = 0x200, 0x800, 0x1000
 _TYPES = {0: "uint32", 1: "float16", 2: "float32"}
@@ -43,67 +43,6 @@ class _ExrHeader(NamedTuple):
     channels: dict[str, str]
     chunks: int
     end: int
-
-
-def read_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the header. With ``whole``, also checks that the last chunk lies within the file.
-
-    Raises :class:`HeaderError` for damage, deep pixels, several parts, subsampled channels and unknown compressions.
-    For a truncated header, raises the errors of :func:`_parse_header`."""
-    header = _parse_header(data)
-    if whole:
-        if header.end + 8 * header.chunks > len(data):
-            raise HeaderError(f"is truncated: a table of {header.chunks:,} chunks, the file has {len(data):,} bytes")
-        import numpy as np
-
-        last = int(np.frombuffer(data, "<u8", header.chunks, header.end).max())
-        # Header of a chunk: coordinates (four for a tile), and the size of the pixels.
-        place = last + (16 if int.from_bytes(data[4:8], "little") & _TILED else 4)
-        end = place + 4 + int.from_bytes(data[place : place + 4], "little")
-        if end > len(data):
-            raise HeaderError(f"is truncated: its last chunk ends at byte {end}, the file has {len(data)}")
-    bits = max(16 if dtype == "float16" else 32 for dtype in header.channels.values())
-    return ImageInfo("exr", header.width, header.height, len(header.channels), bits)
-
-
-def find_mode(data: bytes, info: ImageInfo) -> Mode:
-    """Returns a mode of int32 if all channels are uint32, else of float32.
-
-    Values may exceed the mode: :func:`decode` checks them."""
-    from packstore.core.modes import mode_of
-
-    return mode_of(info.components, "int32" if {*_parse_header(data).channels.values()} == {"uint32"} else "float32")
-
-
-def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
-    """Decodes the channels with OpenEXR to ``(H, W, C)``.
-
-    Raises :class:`DecodeError` without the library, or for values that the mode cannot represent. A damaged file raises
-    the library's own errors."""
-    import numpy as np
-
-    from packstore.images.mode_dtypes import to_mode_dtype
-
-    channels = _parse_header(data).channels
-    planes = import_library().InputFile(io.BytesIO(data)).channels([*channels])
-    shape = info.height, info.width
-    pixels = np.stack(
-        [np.frombuffer(plane, dtype).reshape(shape) for plane, dtype in zip(planes, channels.values(), strict=True)],
-        axis=-1,
-    )
-    # Mixed with whole numbers, numpy converts floating point to float64: compare all values.
-    held = to_mode_dtype(pixels, "an OpenEXR image")
-    return np.ascontiguousarray(held)
-
-
-def import_library() -> Any:
-    """Imports ``OpenEXR``. If it is missing, raises :class:`DecodeError`, which says what to install."""
-    from packstore.core.errors import DecodeError
-
-    try:
-        return importlib.import_module("OpenEXR")
-    except ImportError:
-        raise DecodeError("an OpenEXR image, which takes OpenEXR: pip install 'packstore[exr]'") from None
 
 
 def _parse_header(data: bytes) -> _ExrHeader:
@@ -202,3 +141,46 @@ def _count_tiles(width: int, height: int, description: bytes) -> int:
     wides, highs = sides(width), sides(height)
     count = max(len(wides), len(highs))
     return sum(tiles(wides[min(n, len(wides) - 1)], highs[min(n, len(highs) - 1)]) for n in range(count))
+
+
+class OpenExr(OwnFile):
+    """An OpenEXR file. Refuses deep pixels, several parts, subsampled channels and unknown compressions."""
+
+    @staticmethod
+    def read_header(data: bytes, whole: bool) -> ImageInfo:
+        header = _parse_header(data)
+        if whole:
+            if header.end + 8 * header.chunks > len(data):
+                raise HeaderError(
+                    f"is truncated: a table of {header.chunks:,} chunks, the file has {len(data):,} bytes"
+                )
+            last = int(np.frombuffer(data, "<u8", header.chunks, header.end).max())
+            # Header of a chunk: coordinates (four for a tile), and the size of the pixels.
+            place = last + (16 if int.from_bytes(data[4:8], "little") & _TILED else 4)
+            end = place + 4 + int.from_bytes(data[place : place + 4], "little")
+            if end > len(data):
+                raise HeaderError(f"is truncated: its last chunk ends at byte {end}, the file has {len(data)}")
+        bits = max(16 if dtype == "float16" else 32 for dtype in header.channels.values())
+        return ImageInfo("exr", header.width, header.height, len(header.channels), bits)
+
+    @classmethod
+    def import_library(cls) -> Any:
+        return import_extra("OpenEXR", "exr", "an OpenEXR image")
+
+    def find_mode(self) -> Mode:
+        is_whole = {*_parse_header(self.content).channels.values()} == {"uint32"}
+        return mode_of(self.info.components, "int32" if is_whole else "float32")
+
+    def decode(self, frame: int) -> NDArray[Any]:
+        channels = _parse_header(self.content).channels
+        planes = self.import_library().InputFile(io.BytesIO(self.content)).channels([*channels])
+        shape = self.info.height, self.info.width
+        pixels = np.stack(
+            [
+                np.frombuffer(plane, dtype).reshape(shape)
+                for plane, dtype in zip(planes, channels.values(), strict=True)
+            ],
+            axis=-1,
+        )
+        # Mixed with whole numbers, numpy converts floating point to float64: compare all values.
+        return np.ascontiguousarray(to_mode_dtype(pixels, "an OpenEXR image"))

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import importlib
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from packstore.images.header import HeaderError, ImageInfo
+import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from packstore.core.modes import Mode
+from packstore.core.modes import Mode, mode_of
+from packstore.images.header import HeaderError, ImageInfo, no_such_frame
+from packstore.images.kinds.base import OwnFile, damaged_image, import_extra
 
 _CODESTREAM = b"\xff\x0a"
 _HEAD = 1 << 16
@@ -71,94 +70,6 @@ class _Bits:
     def read_enum(self) -> int:
         """Reads a number in the coding of enumerations."""
         return self.read_u32((0, 0), (1, 0), (2, 4), (18, 6))
-
-
-def read_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the header. With ``whole``, also checks the sizes of boxes.
-
-    Raises :class:`HeaderError` for a damaged or truncated file, for channels besides colours and alpha, and for too
-    many bits. A box that is cut off in its own header may raise :class:`struct.error`."""
-    header = _parse_header(data, whole)
-    return ImageInfo("jxl", header.width, header.height, header.colours + header.has_alpha, header.bits)
-
-
-def find_mode(data: bytes, info: ImageInfo) -> Mode:
-    """Returns the mode by the header: float32 for floating point, uint8 up to 8 bits, else uint16."""
-    from packstore.core.modes import mode_of
-
-    header = _parse_header(data, False)
-    return mode_of(info.components, "float32" if header.is_float else "uint8" if header.bits <= 8 else "uint16")
-
-
-def decode(data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
-    """Decodes a frame with imagecodecs; float16 becomes float32. Ignores ``info``.
-
-    Raises :class:`DecodeError` without the library, and if the frame does not exist. A damaged or truncated header
-    raises :class:`HeaderError`. Other damage raises the library's own errors."""
-    import numpy as np
-
-    from packstore.core.errors import DecodeError
-
-    pixels = _read_frame(data, frame)
-    if pixels is None:
-        raise DecodeError(f"the image has {count_frames(data)} frames, but no frame {frame} (from 0)")
-    return pixels.astype(np.float32) if pixels.dtype == np.float16 else pixels
-
-
-def count_frames(data: bytes) -> int:
-    """Counts the frames: 1 without animation. Decodes some frames of an animation.
-
-    imagecodecs has no function for it, so this searches for the first frame that is missing.
-
-    Raises :class:`DecodeError` for damaged frames, and without imagecodecs for an animation."""
-    if not _parse_header(data, False).animated:
-        return 1
-    low, high = 1, 2
-    while _has_frame(data, high - 1):
-        low, high = high, 2 * high
-    while low + 1 < high:  # frame low - 1 exists, frame high - 1 does not
-        middle = (low + high) // 2
-        low, high = (middle, high) if _has_frame(data, middle - 1) else (low, middle)
-    return low
-
-
-def _has_frame(data: bytes, frame: int) -> bool:
-    """Tells if a frame exists; decodes it. Raises :class:`DecodeError` if it is damaged."""
-    from packstore.core.errors import DecodeError
-
-    try:
-        return _read_frame(data, frame) is not None
-    except (DecodeError, HeaderError, MemoryError):
-        raise
-    except Exception as error:  # imagecodecs raises almost anything on damaged files
-        raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200] or type(error).__name__}") from error
-
-
-def _read_frame(data: bytes, frame: int) -> NDArray[Any] | None:
-    """Decodes a frame, ``(H, W, C)``. Returns None if it does not exist.
-
-    imagecodecs then leaves the memory as it was, without an error. Damage raises its errors."""
-    import numpy as np
-
-    header = _parse_header(data, False)
-    dtype = np.dtype(f"{'f' if header.is_float else 'u'}{-(-header.bits // 8)}")
-    channels = header.colours + header.has_alpha
-    for filler in (0, 1):  # a frame may be all zeros
-        pixels = np.full((header.height, header.width, channels), filler, dtype)
-        import_library().jpegxl_decode(data, index=frame, out=pixels if channels > 1 else pixels[..., 0])
-        if (pixels != filler).any():
-            return pixels
-    return None
-
-
-def import_library() -> Any:
-    """Imports ``imagecodecs``. If it is missing, raises :class:`DecodeError`, which says what to install."""
-    from packstore.core.errors import DecodeError
-
-    try:
-        return importlib.import_module("imagecodecs")
-    except ImportError:
-        raise DecodeError("a JPEG XL image, which takes imagecodecs: pip install 'packstore[tiff]'") from None
 
 
 def _parse_header(data: bytes, whole: bool) -> _JxlHeader:
@@ -277,3 +188,58 @@ def _list_codestream_parts(data: bytes, whole: bool) -> Iterator[bytes]:
             if not whole:
                 return
         at = end
+
+
+class JpegXl(OwnFile):
+    """A JPEG XL file."""
+
+    has_frames = True
+
+    @staticmethod
+    def read_header(data: bytes, whole: bool) -> ImageInfo:
+        header = _parse_header(data, whole)
+        return ImageInfo("jxl", header.width, header.height, header.colours + header.has_alpha, header.bits)
+
+    @classmethod
+    def import_library(cls) -> Any:
+        return import_extra("imagecodecs", "tiff", "a JPEG XL image")
+
+    def find_mode(self) -> Mode:
+        header = _parse_header(self.content, False)
+        dtype = "float32" if header.is_float else "uint8" if header.bits <= 8 else "uint16"
+        return mode_of(self.info.components, dtype)
+
+    def decode(self, frame: int) -> NDArray[Any]:
+        pixels = self._find_frame(frame)
+        if pixels is None:
+            raise no_such_frame(self.count(), frame)
+        return pixels.astype(np.float32) if pixels.dtype == np.float16 else pixels
+
+    def count(self) -> int:
+        # imagecodecs has no function for it, so this searches for the first frame that is missing.
+        if not _parse_header(self.content, False).animated:
+            return 1
+        low, high = 1, 2
+        with damaged_image():
+            while self._find_frame(high - 1) is not None:
+                low, high = high, 2 * high
+            while low + 1 < high:  # frame low - 1 exists, frame high - 1 does not
+                middle = (low + high) // 2
+                low, high = (low, middle) if self._find_frame(middle - 1) is None else (middle, high)
+        return low
+
+    def _find_frame(self, frame: int) -> NDArray[Any] | None:
+        """Decodes a frame, ``(H, W, C)``. Returns None if it does not exist.
+
+        imagecodecs then leaves the memory as it was, without an error. Damage raises its errors."""
+        header = _parse_header(self.content, False)
+        dtype = np.dtype(f"{'f' if header.is_float else 'u'}{-(-header.bits // 8)}")
+        channels = header.colours + header.has_alpha
+        for filler in (0, 1):  # a frame may be all zeros
+            pixels = np.full((header.height, header.width, channels), filler, dtype)
+            self.import_library().jpegxl_decode(
+                self.content, index=frame, out=pixels if channels > 1 else pixels[..., 0]
+            )
+            if (pixels != filler).any():
+                return pixels
+        return None

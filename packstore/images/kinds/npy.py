@@ -9,61 +9,21 @@ from __future__ import annotations
 import io
 import math
 import tokenize
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from packstore.core.modes import Mode, mode_of, parse_mode
 from packstore.images.header import HeaderError, ImageInfo
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from packstore.core.modes import Mode
+from packstore.images.kinds.base import OwnFile
+from packstore.images.mode_dtypes import find_mode_dtype, to_mode_dtype
 
 _FEW = 4
 """Largest length of an axis that is taken for channels."""
 _LONGEST = 10_000
 """Bytes of a header: numpy's own limit."""
-
-
-def read_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the header. With ``whole``, also checks the file's size.
-
-    Raises :class:`HeaderError` for arrays that are no images, :class:`IndexError` for a truncated header."""
-    shape, dtype, at, _ = _parse_header(data)
-    nbytes = math.prod(shape) * dtype.itemsize
-    if whole and len(data) - at != nbytes:
-        what = "truncated" if len(data) - at < nbytes else "damaged"
-        raise HeaderError(f"is {what}: an array of {nbytes} bytes, the file has {len(data) - at} for it")
-    first = _channels_first(shape)
-    height, width = shape[1:] if first else shape[:2]
-    channels = 1 if len(shape) == 2 else shape[0 if first else 2]
-    return ImageInfo("npy", width, height, channels, 8 * dtype.itemsize)
-
-
-def find_mode(data: bytes, info: ImageInfo) -> Mode:
-    """Returns the mode for the array's dtype and channels. Two channels give a ``multi`` mode, without alpha."""
-    from packstore.core.modes import mode_of, parse_mode
-
-    dtype = _mode_dtype(_parse_header(data)[1])
-    usual = mode_of(info.components, dtype)
-    return parse_mode(f"multi:{info.components}:{dtype}") if usual.has_alpha and info.components == 2 else usual
-
-
-def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
-    """Converts the array to ``(H, W, C)`` in the mode's dtype; True becomes 255. Ignores ``info``.
-
-    Raises :class:`DecodeError` if a value does not fit."""
-    import numpy as np
-
-    from packstore.images.mode_dtypes import to_mode_dtype
-
-    shape, dtype, at, fortran = _parse_header(data)
-    array = np.frombuffer(data, dtype, math.prod(shape), at).reshape(shape, order="F" if fortran else "C")
-    if len(shape) == 2:
-        array = array[..., None]
-    elif _channels_first(shape):
-        array = array.transpose(1, 2, 0)
-    return np.ascontiguousarray(to_mode_dtype(array, "an array"))
 
 
 def _parse_header(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
@@ -82,17 +42,10 @@ def _parse_header(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
         raise HeaderError("holds Python objects, which numpy keeps as a pickle, and packstore runs none")
     if len(shape) not in (2, 3) or min(shape) < 1:
         raise HeaderError(f"is an array of shape {shape}; an image has height and width, or channels besides")
-    if _mode_dtype(dtype) is None:
+    if find_mode_dtype(dtype) is None:
         raise HeaderError(f"is an array of {dtype}, which is no type of pixels")
     _channels_first(shape)
     return shape, dtype, size, fortran
-
-
-def _mode_dtype(dtype: Any) -> Any:
-    """Returns the dtype of a mode for values of ``dtype``, or None. Imports numpy only when called."""
-    from packstore.images.mode_dtypes import find_mode_dtype
-
-    return find_mode_dtype(dtype)
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
@@ -127,8 +80,6 @@ def parse_npy_header(start: bytes) -> NpyHeader:
 
     Raises :class:`ValueError` if the header is damaged, cut off, or of a version other than 1 and 2.
     """
-    from numpy.lib import format as npy
-
     stream = io.BytesIO(start)
     try:
         version = npy.read_magic(stream)
@@ -141,3 +92,34 @@ def parse_npy_header(start: bytes) -> NpyHeader:
             f"is no array of numpy's: {' '.join(str(error).partition(chr(10))[0].split())[:200]}"
         ) from None
     return NpyHeader(shape, is_fortran, dtype, stream.tell())
+
+
+class Npy(OwnFile):
+    """An array. Two channels give a ``multi`` mode, without alpha; True becomes 255."""
+
+    @staticmethod
+    def read_header(data: bytes, whole: bool) -> ImageInfo:
+        shape, dtype, at, _ = _parse_header(data)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if whole and len(data) - at != nbytes:
+            what = "truncated" if len(data) - at < nbytes else "damaged"
+            raise HeaderError(f"is {what}: an array of {nbytes} bytes, the file has {len(data) - at} for it")
+        first = _channels_first(shape)
+        height, width = shape[1:] if first else shape[:2]
+        channels = 1 if len(shape) == 2 else shape[0 if first else 2]
+        return ImageInfo("npy", width, height, channels, 8 * dtype.itemsize)
+
+    def find_mode(self) -> Mode:
+        dtype = find_mode_dtype(_parse_header(self.content)[1]) or ""
+        usual = mode_of(self.info.components, dtype)
+        is_multi = usual.has_alpha and self.info.components == 2
+        return parse_mode(f"multi:{self.info.components}:{dtype}") if is_multi else usual
+
+    def decode(self, frame: int) -> NDArray[Any]:
+        shape, dtype, at, fortran = _parse_header(self.content)
+        array = np.frombuffer(self.content, dtype, math.prod(shape), at).reshape(shape, order="F" if fortran else "C")
+        if len(shape) == 2:
+            array = array[..., None]
+        elif _channels_first(shape):
+            array = array.transpose(1, 2, 0)
+        return np.ascontiguousarray(to_mode_dtype(array, "an array"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from packstore.images.kinds import RADIANCE
+
 _RAW = "a camera raw"
 UNREAD_SUFFIXES = {
     **dict.fromkeys((".tga", ".icb", ".vda"), "a Targa"),
@@ -18,8 +20,6 @@ UNREAD_SUFFIXES = {
 }
 """Kinds of files by suffix, in lower case."""
 
-RADIANCE = (b"#?RADIANCE", b"#?RGBE")
-"""First bytes of Radiance HDR, the images among the many kinds of headers that end in ``.hdr``."""
 _MAGICS = (
     (b"DDS ", "a DirectDraw surface"),
     (b"8BPS", "a Photoshop"),

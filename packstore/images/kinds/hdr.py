@@ -7,65 +7,19 @@ A value is ``mantissa * 2 ** (exponent - 136)``; exposure and colour correction 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.modes import Mode, mode_of
 from packstore.images.header import HeaderError, ImageInfo
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from packstore.core.modes import Mode
+from packstore.images.kinds.base import OwnFile
 
 _END = re.compile(rb"\n\r?\n")
 _SIZE = re.compile(rb"([+-])([XY]) +(\d{1,9}) +([+-])([XY]) +(\d{1,9})\r?\n")
 _FORMAT = re.compile(rb"^FORMAT=\s*(\S+)", re.M)
 _SHORTEST, _LONGEST = 8, 0x7FFF
 """Widths of scanlines for which the newer run-length coding is defined."""
-
-
-def read_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the size. ``whole`` has no effect, since only decoding finds the end.
-
-    Raises :class:`HeaderError` for colours that are not RGB and for a broken size, :class:`IndexError` for a truncated
-    header."""
-    size = _match_size(data)
-    columns, rows = int(size[6]), int(size[3])
-    width, height = (columns, rows) if size[2] == b"Y" else (rows, columns)
-    return ImageInfo("hdr", width, height, 3, 32)
-
-
-def find_mode(data: bytes, info: ImageInfo) -> Mode:
-    """Returns RGB of float32."""
-    from packstore.core.modes import mode_of
-
-    return mode_of(3, "float32")
-
-
-def decode(data: bytes, info: ImageInfo) -> NDArray[np.float32]:
-    """Decodes the scanlines to float32 ``(H, W, 3)``, upright. Ignores ``info``.
-
-    Raises :class:`HeaderError` for truncated or damaged data. A truncated run raises :class:`IndexError` or
-    :class:`ValueError`."""
-    import numpy as np
-
-    size = _match_size(data)
-    rows, columns, at = int(size[3]), int(size[6]), size.end()
-    # Four bytes code at most 127 of each of a pixel's four.
-    if rows * columns > 64 * (len(data) - at):
-        raise HeaderError(f"is truncated: {len(data) - at} bytes for {rows} x {columns} pixels")
-    coded = np.empty((rows, columns, 4), np.uint8)
-    for row in range(rows):
-        start = data[at : at + 4]
-        if len(start) < 4:
-            raise HeaderError(f"is truncated: Radiance ends in scanline {row} of {rows}")
-        if _SHORTEST <= columns <= _LONGEST and start[:2] == b"\2\2" and start[2] << 8 | start[3] == columns:
-            at = _read_new_rle(data, at + 4, coded[row])
-        else:
-            at = _read_old_rle(data, at, coded[row])
-    values = np.ldexp(coded[..., :3].astype(np.float32), coded[..., 3:].astype(np.int32) - 136)
-    values[coded[..., 3] == 0] = 0
-    return np.ascontiguousarray(_orient_scanlines(values, size), dtype=np.float32)
 
 
 def _match_size(data: bytes) -> re.Match[bytes]:
@@ -93,8 +47,6 @@ def _read_new_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
 
     Raises :class:`HeaderError` for a run that does not fit. Truncated data raise :class:`IndexError` or
     :class:`ValueError`."""
-    import numpy as np
-
     width = len(row)
     for plane in range(4):
         done = 0
@@ -121,8 +73,6 @@ def _read_old_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
     repeats ``n << 8`` times, a third ``n << 16``, a fourth ``n << 24``.
 
     Raises :class:`HeaderError` for a run that does not fit, and for truncated data."""
-    import numpy as np
-
     width, done, shift = len(row), 0, 0
     plain = data[at : at + 4 * width]
     if len(plain) == 4 * width and b"\1\1\1" not in plain:
@@ -153,3 +103,36 @@ def _orient_scanlines(values: NDArray[np.float32], size: re.Match[bytes]) -> NDA
     )
     values = values[:: 1 if rows_fall else -1, :: 1 if columns_rise else -1]
     return values if size[2] == b"Y" else values.transpose(1, 0, 2)
+
+
+class Radiance(OwnFile):
+    """A Radiance HDR file. Only decoding finds its end."""
+
+    @staticmethod
+    def read_header(data: bytes, whole: bool) -> ImageInfo:
+        size = _match_size(data)
+        columns, rows = int(size[6]), int(size[3])
+        width, height = (columns, rows) if size[2] == b"Y" else (rows, columns)
+        return ImageInfo("hdr", width, height, 3, 32)
+
+    def find_mode(self) -> Mode:
+        return mode_of(3, "float32")
+
+    def decode(self, frame: int) -> NDArray[np.float32]:
+        data, size = self.content, _match_size(self.content)
+        rows, columns, at = int(size[3]), int(size[6]), size.end()
+        # Four bytes code at most 127 of each of a pixel's four.
+        if rows * columns > 64 * (len(data) - at):
+            raise HeaderError(f"is truncated: {len(data) - at} bytes for {rows} x {columns} pixels")
+        coded = np.empty((rows, columns, 4), np.uint8)
+        for row in range(rows):
+            start = data[at : at + 4]
+            if len(start) < 4:
+                raise HeaderError(f"is truncated: Radiance ends in scanline {row} of {rows}")
+            if _SHORTEST <= columns <= _LONGEST and start[:2] == b"\2\2" and start[2] << 8 | start[3] == columns:
+                at = _read_new_rle(data, at + 4, coded[row])
+            else:
+                at = _read_old_rle(data, at, coded[row])
+        values = np.ldexp(coded[..., :3].astype(np.float32), coded[..., 3:].astype(np.int32) - 136)
+        values[coded[..., 3] == 0] = 0
+        return np.ascontiguousarray(_orient_scanlines(values, size), dtype=np.float32)

@@ -1,18 +1,16 @@
-"""Parses the first directory of a TIFF or BigTIFF file (TIFF 6.0)."""
+"""Parses the directories of a TIFF or BigTIFF file (TIFF 6.0), and removes metadata from them."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Container, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from packstore.images import pillow_tags
+import numpy as np
+from numpy.typing import NDArray
+
 from packstore.images.header import HeaderError, ImageInfo
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 READABLE_TIFF_BITS = (1, 2, 4, 8, 16, 32, 64)
 """Bits per sample of TIFF files that packstore reads."""
@@ -23,14 +21,49 @@ PIXEL_TAGS = frozenset((
 ))  # fmt: skip
 """Tags on which the pixels depend; others are metadata."""
 _MAX_SAMPLES = 16
+_ORIENTATION = 274
+_SUBFILE, _REDUCED = 254, 1
+_LAYOUT = (258, 262, 277, 284, 338, 339)  # bits, colours, samples, planes, extra samples, sample format
+_MOST_PAGES, _MOST_STRIPPED = 1 << 20, 1 << 16
 _XMP = 700
 _SHORT = 3
-_TAGS = frozenset((256, 257, 258, 273, pillow_tags.ORIENTATION, 277, 279, 324, 325))
+_TAGS = frozenset((256, 257, 258, 273, _ORIENTATION, 277, 279, 324, 325))
 _MAX_TAGS = 0xFFFF  # the maximum of a TIFF; a BigTIFF could claim more
+_LAYOUT_WIDTHS = {1: 1, 3: 2, 4: 4, 16: 8}
 _WIDTHS = {**dict(enumerate((1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4), 1)), 16: 8, 17: 8, 18: 8}  # bytes a value
 Entry = tuple[int, int, int, int]
 """Tag, type, number of values and their offset in the file."""
 _NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # unsigned integers, for struct and numpy alike
+
+
+class Layout(NamedTuple):
+    """Sizes in a TIFF or BigTIFF, in the format of :mod:`struct` or in bytes.
+
+    Attributes:
+        order: Byte order.
+        offset: An offset in the file.
+        entries: Number of entries of a directory.
+        entry: Tag, type and number of values of an entry.
+        entry_bytes: Bytes of an entry.
+        inline: Bytes of values within an entry, at its end.
+        first: Place of the offset of the first directory.
+    """
+
+    order: str
+    offset: str
+    entries: str
+    entry: str
+    entry_bytes: int
+    inline: int
+    first: int
+
+
+def read_layout(data: bytes | memoryview) -> Layout:
+    """Returns the layout of a TIFF."""
+    order = "<" if data[:2] == b"II" else ">"
+    if 43 in data[2:4]:
+        return Layout(order, order + "Q", order + "Q", order + "HHQ", 20, 8, 8)
+    return Layout(order, order + "I", order + "H", order + "HHI", 12, 4, 4)
 
 
 def parse_tiff_header(data: bytes, whole: bool) -> ImageInfo:
@@ -40,13 +73,13 @@ def parse_tiff_header(data: bytes, whole: bool) -> ImageInfo:
     The size is that of the upright image, as decoders return it.
 
     Raises :class:`HeaderError`, and :class:`struct.error` for a truncated header."""
-    order, big = _read_layout(data)
-    at = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)[0]
+    layout = read_layout(data)
+    at = struct.unpack_from(layout.offset, data, layout.first)[0]
     tags: dict[int, tuple[str, int, int]] = {}  # format, number of values, offset of the values
     entries = list(_read_entries(data, at, PIXEL_TAGS if whole else _TAGS))
     for tag, kind, length, value in entries:
         if tag in _TAGS and kind in _NUMBERS:
-            tags.setdefault(tag, (order + _NUMBERS[kind], length, value))
+            tags.setdefault(tag, (layout.order + _NUMBERS[kind], length, value))
 
     def first(tag: int, default: int | None = None) -> int:
         """Returns the first value of a tag, or ``default`` if it is missing. Raises :class:`HeaderError` without a
@@ -80,14 +113,14 @@ def read_tiff_orientation(data: bytes | memoryview, at: int) -> int:
     """Reads the orientation of the page whose directory begins at byte ``at``, 1 … 8, as Pillow applies it.
 
     Returns 1 if it is missing or invalid. Raises :class:`HeaderError` for a truncated directory."""
-    return _find_orientation(data, at, list(_read_entries(data, at, (pillow_tags.ORIENTATION,))))
+    return _find_orientation(data, at, list(_read_entries(data, at, (_ORIENTATION,))))
 
 
 def _find_orientation(data: bytes | memoryview, at: int, entries: list[Entry]) -> int:
     """Finds the orientation among the entries of the directory at byte ``at``, else in its XMP."""
-    found = [entry[1:] for entry in entries if entry[0] == pillow_tags.ORIENTATION]
+    found = [entry[1:] for entry in entries if entry[0] == _ORIENTATION]
     if [entry[:2] for entry in found] == [(_SHORT, 1)]:
-        orientation: int = struct.unpack_from(_read_layout(data)[0] + "H", data, found[0][2])[0]
+        orientation: int = struct.unpack_from(read_layout(data).order + "H", data, found[0][2])[0]
         return orientation if 1 <= orientation <= 8 else 1
     texts = []
     with suppress(HeaderError):  # XMP beyond the end of the file is no reason to refuse its pixels
@@ -97,12 +130,9 @@ def _find_orientation(data: bytes | memoryview, at: int, entries: list[Entry]) -
     # Versions of Pillow differ about other types, two entries, and XMP.
     for _ in _read_entries(data, at, None):  # Pillow gives up at values that a part of the file lacks; this raises
         pass
-    return pillow_tags.read_tiff_orientation(memoryview(data), at)
+    from packstore.images.pillow import read_tiff_orientation as ask_pillow
 
-
-def _read_layout(data: bytes | memoryview) -> tuple[str, bool]:
-    """Returns the byte order for struct, and True for a BigTIFF."""
-    return "<" if data[:2] == b"II" else ">", 43 in data[2:4]
+    return ask_pillow(memoryview(data), at)
 
 
 def _read_entries(data: bytes | memoryview, at: int, wanted: Container[int] | None) -> Iterator[Entry]:
@@ -110,8 +140,8 @@ def _read_entries(data: bytes | memoryview, at: int, wanted: Container[int] | No
 
     Raises :class:`HeaderError` for a damaged directory, and for values of a yielded entry beyond the end of the
     file."""
-    order, big = _read_layout(data)
-    count_format, size, inline = (order + "Q", 20, 8) if big else (order + "H", 12, 4)
+    layout = read_layout(data)
+    count_format, size, inline = layout.entries, layout.entry_bytes, layout.inline
     if at + struct.calcsize(count_format) > len(data):
         raise HeaderError(f"is truncated: TIFF directory at byte {at}, the file has {len(data)}")
     count = struct.unpack_from(count_format, data, at)[0]
@@ -121,13 +151,13 @@ def _read_entries(data: bytes | memoryview, at: int, wanted: Container[int] | No
     if count > _MAX_TAGS:
         raise HeaderError(f"is damaged: a TIFF directory of {count} entries")
     for entry in range(at, at + count * size, size):
-        tag, kind, length = struct.unpack_from(order + ("HHQ" if big else "HHI"), data, entry)
+        tag, kind, length = struct.unpack_from(layout.entry, data, entry)
         if kind not in _WIDTHS or not length or not (wanted is None or tag in wanted):
             continue
         value = entry + size - inline
         width = _WIDTHS[kind]
         if length * width > inline:
-            value = struct.unpack_from(order + ("Q" if big else "I"), data, value)[0]
+            value = struct.unpack_from(layout.offset, data, value)[0]
             if value + length * width > len(data):  # of any tag: a decoder may need the values, such as JPEG tables
                 end = value + length * width
                 raise HeaderError(f"is truncated: TIFF values end at byte {end}, the file has {len(data)}")
@@ -139,8 +169,6 @@ def _check_pixels(data: bytes, offsets: tuple[str, int, int], counts: tuple[str,
 
     ``offsets``, ``counts``: format, number and place of the values. A file may hold millions of values, so numpy
     compares them, in uint64 without overflow."""
-    import numpy as np
-
     length, size = min(offsets[1], counts[1]), np.uint64(len(data))
     starts, sizes = (_read_numbers(data, letter, length, value) for letter, _, value in (offsets, counts))
     beyond = np.flatnonzero((starts > size) | (sizes > size - np.minimum(starts, size)))
@@ -151,6 +179,72 @@ def _check_pixels(data: bytes, offsets: tuple[str, int, int], counts: tuple[str,
 
 def _read_numbers(data: bytes, letter: str, length: int, at: int) -> NDArray[np.uint64]:
     """Reads ``length`` numbers of a tag as uint64."""
-    import numpy as np
-
     return np.frombuffer(data, letter, length, at).astype(np.uint64)
+
+
+def list_tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ...]]]:
+    """Lists the pages of a TIFF: index in the file, and layout. Leaves out reduced-resolution pages.
+
+    A layout is the raw values of six tags: bits, colours, samples and the like. Values are cut to 64 bytes.
+
+    Raises :class:`HeaderError` for a damaged list of pages, :class:`struct.error` for a truncated file."""
+    layout = read_layout(data)
+    entry = layout.entry_bytes
+    (at,) = struct.unpack_from(layout.offset, data, layout.first)
+    pages: list[tuple[int, tuple[bytes, ...]]] = []
+    seen: set[int] = set()
+    while at:
+        if at in seen or len(seen) >= _MOST_PAGES:
+            raise HeaderError("is damaged: its pages go round in a circle")
+        seen.add(at)
+        # An offset of 2**63 or more would raise OverflowError.
+        (count,) = struct.unpack_from(layout.entries, data, min(at, len(data)))
+        at += struct.calcsize(layout.entries)
+        if at + count * entry > len(data):
+            raise HeaderError(f"is truncated: TIFF directory of {count} entries at byte {at}")
+        values = {}
+        for place in range(at, at + count * entry, entry):
+            tag, kind, length = struct.unpack_from(layout.entry, data, place)
+            if tag in _LAYOUT or tag == _SUBFILE:
+                size, value = length * _LAYOUT_WIDTHS.get(kind, 1), place + entry - layout.inline
+                if size > layout.inline:
+                    (value,) = struct.unpack_from(layout.offset, data, value)
+                values[tag] = bytes(data[value : value + min(size, 64)])
+        if not int.from_bytes(values.get(_SUBFILE, b""), "little" if layout.order == "<" else "big") & _REDUCED:
+            pages.append((len(seen) - 1, tuple(values.get(tag, b"") for tag in _LAYOUT)))
+        (at,) = struct.unpack_from(layout.offset, data, at + count * entry)
+    return pages
+
+
+def strip_tiff(data: memoryview) -> bytearray | memoryview:
+    """Removes entries from the directories of all pages. Nothing else moves."""
+    layout = read_layout(data)
+    entry, width = layout.entry_bytes, struct.calcsize(layout.offset)
+    stripped = bytearray(data)
+    (at,) = struct.unpack_from(layout.offset, data, layout.first)
+    seen: set[int] = set()
+    while at and at not in seen and len(seen) < _MOST_STRIPPED and at < len(data):
+        seen.add(at)
+        (count,) = struct.unpack_from(layout.entries, data, at)
+        first = at + struct.calcsize(layout.entries)
+        end = first + count * entry
+        if end + width > len(data):
+            raise struct.error
+        places = range(first, end, entry)
+        kept = [
+            data[place : place + entry]
+            for place in places
+            if (tag := struct.unpack_from(layout.order + "H", data, place)[0]) in PIXEL_TAGS
+            or (tag == _XMP and _names_orientation(data, place, layout))
+        ]
+        rest = b"".join((*kept, data[end : end + width]))
+        struct.pack_into(layout.entries, stripped, at, len(kept))
+        stripped[first : first + len(rest)] = rest
+        (at,) = struct.unpack_from(layout.offset, data, end)
+    return data if stripped == data else stripped
+
+
+def _names_orientation(data: memoryview, place: int, layout: Layout) -> bool:
+    """Tells if the XMP of the entry at ``place`` lies in the file and names an orientation, which Pillow applies."""
+    length, at = struct.unpack_from(layout.order + 2 * layout.offset[-1], data, place + 4)
+    return at + length <= len(data) and b"tiff:Orientation" in bytes(data[at : at + length])
