@@ -467,6 +467,66 @@ def test_another_module_called_turbojpeg_is_not_used(content: str, fresh: pytest
     fresh.delitem(sys.modules, "turbojpeg")
 
 
+STAND_IN = """
+import warnings
+TJPF_RGB = 0
+__version__ = {version!r}
+
+class TurboJPEG:
+    def __init__(self, lib_path=None):
+        pass
+
+    def encode(self, image):
+        return b"whole file"
+
+    def decode(self, data, pixel_format=1):
+        if bytes(data) != b"whole file":
+            {report}
+        return "pixels"
+
+    def {hook}(self, handle):
+        warnings.warn(self.__get_error_string(handle))
+
+    def __get_error_string(self, handle):
+        return "premature end"
+"""
+
+
+def stand_in(patch: pytest.MonkeyPatch, folder: Path, **values: str) -> None:
+    """Puts a module in place of PyTurboJPEG, with the methods by which its versions report damaged data."""
+    (folder / "turbojpeg.py").write_text(STAND_IN.format(**values))
+    patch.syspath_prepend(str(folder))
+    patch.delitem(sys.modules, "turbojpeg", raising=False)
+
+
+@pytest.mark.parametrize("version", ["1.8.3", "2.6.1"])
+def test_pyturbojpeg_refuses_damaged_files(version: str, fresh: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stand_in(fresh, tmp_path, version=version, report="self.__report_error(1)", hook="__report_error")
+    decode, name = backends.load_decoder_library("turbojpeg")
+    assert decode is not None
+    assert (name, decode(memoryview(b"whole file"))) == (f"PyTurboJPEG {version}", "pixels")
+    with pytest.raises(OSError, match=r"^premature end$"):
+        decode(memoryview(b"whole"))
+    fresh.delitem(sys.modules, "turbojpeg")
+
+
+@pytest.mark.parametrize(
+    ("report", "hook", "message"),
+    [
+        ("self.__warn(1)", "__warn", "has another way to report damaged data"),
+        ("warnings.warn('premature end')", "__report_error", "decodes a truncated file without an error"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:premature end")
+def test_a_version_of_pyturbojpeg_that_only_warns_is_not_used(
+    report: str, hook: str, message: str, fresh: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_in(fresh, tmp_path, version="3.0", report=report, hook=hook)
+    with pytest.raises(UsageError, match=rf"PyTurboJPEG 3.0 {message}; packstore knows its versions 1.7.2 to 2.6"):
+        get_decoder("turbojpeg")
+    fresh.delitem(sys.modules, "turbojpeg")
+
+
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(UsageError, match="unknown decoder 'gd'; decoders: auto, engine, turbojpeg, simplejpeg"):
         get_decoder("gd")
