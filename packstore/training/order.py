@@ -6,9 +6,10 @@ so batch 40,000 costs as much as batch 0, resuming needs no replay, and ranks ag
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +84,15 @@ class Order:
     indices: NDArray[np.int64] | None = None
     mixture: Mixture | None = None
 
+    at_once: ClassVar[int] = 65536
+    """Records whose places are worked out at once: 256 take 47 µs, 16,384 0.3 ms, these 0.6 ms."""
+
+    on_device: ClassVar[bool] = True
+    """A device can compute the records itself."""
+
+    has_length: ClassVar[bool] = True
+    """The number of batches is known."""
+
     def __post_init__(self) -> None:
         if self.indices is not None:
             object.__setattr__(self, "indices", _check_indices(self.indices, self.length))
@@ -152,6 +162,44 @@ class Order:
         # Rounded as the lengths of lanes are, so that of the tail, too, a rank takes what remains in its own lanes.
         first, stop = -(-size * self.rank // self.world_size), -(-size * (self.rank + 1) // self.world_size)
         return start + first, start + stop
+
+    def check(self, given: bool) -> None:
+        """Raises :class:`UsageError` if an epoch has no batches. ``given`` is unused."""
+        if not self.count_batches():
+            raise UsageError(
+                f"an epoch has no batches: {self.count:,} records, a global batch of {self.global_batch_size:,} "
+                f"({self.batch_size:,} on each of {self.world_size:,} ranks){' and drop_last' * self.drop_last}"
+            )
+
+    def with_ranks(self, rank: int, world_size: int, window: int | None) -> Order:
+        """Returns the order for other ranks, and another window."""
+        return replace(self, rank=rank, world_size=world_size, window=window)
+
+    def count_rank_records(self) -> int:
+        """Returns the number of records of an epoch on this rank."""
+        last = self.count_batches() - 1
+        start, stop = self.batch_bounds(last)
+        return last * self.batch_size + stop - start
+
+    def ends_after(self, batches: int) -> bool:
+        """Tells if an epoch has no batch after its first ``batches``."""
+        return batches >= self.count_batches()
+
+    def join_positions(self, bounds: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+        """Joins the positions of consecutive batches, given as start and stop."""
+        if self.world_size == 1:  # one batch begins where another ends
+            return np.arange(bounds[0][0], bounds[-1][1])
+        return np.concatenate([np.arange(*pair) for pair in bounds])
+
+    def iterate_groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
+        """Yields groups of consecutive batches of this rank, from batch ``first`` on: the records as
+        :meth:`records_at` returns them, and the size of each batch.
+
+        A group has about ``images`` records, but at least one batch."""
+        count, at_once = self.count_batches(), max(1, images // self.batch_size)
+        for start in range(first, count, at_once):
+            bounds = [self.batch_bounds(number) for number in range(start, min(start + at_once, count))]
+            yield self.records_at(epoch, self.join_positions(bounds)), [end - begin for begin, end in bounds]
 
     def count_records(self, batches: int) -> int:
         """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks.

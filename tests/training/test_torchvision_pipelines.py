@@ -307,6 +307,7 @@ def test_a_pipeline_with_augmix_is_that_of_the_engine(
     flip, choice = module.RandomHorizontalFlip(), module.RandomApply([module.AugMix()], 0.8)
     transform = module.Compose([module.RandomResizedCrop((48, 41)), flip, choice, flip, module.ToTensor()])
     expected, *states = items(tv.datasets.ImageFolder(folder, transform), seed=5)
+    assert is_like_pillow()
     monkeypatch.setattr(PlannedImage, "load", lambda *a: pytest.fail("made the pixels of one image"))
     found, *found_states = items(PackedDataset(stores(), transform=transform), batched=True, seed=5)
     differences = (torch.stack(found) - torch.stack(expected)).abs() * 255

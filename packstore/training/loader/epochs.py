@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence, Sized
-from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from numbers import Integral
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,10 +31,10 @@ from packstore.training.lanes import (
 )
 from packstore.training.loader.options import LoaderOptions, parse_indices, resolve_ranks
 from packstore.training.order import Order
-from packstore.training.random_draws import MASK, OccurrenceCounter, with_occurrences
+from packstore.training.random_draws import MASK, with_occurrences
 
-_ORDERED_AT_ONCE = 65536  # records whose places are worked out at once: 256 take 47 µs, 16,384 0.3 ms, these 0.6 ms
-_DRAWN_AT_ONCE = 4096  # records that are drawn from a sampler ahead of the batches: it may be endless
+if TYPE_CHECKING:
+    from packstore.training.loader.sampler_order import SamplerOrder
 
 
 class Epochs:
@@ -95,7 +94,7 @@ class Epochs:
             )
         count = len(dataset) if self._subset is None else len(self._subset)
         in_turn = is_remote and not options.shuffle and self._subset is None and self.mixture is None
-        self.order = Order(
+        order = Order(
             length=count,
             batch_size=batch_size,
             seed=options.seed,
@@ -107,9 +106,14 @@ class Epochs:
             mixture=self.mixture,
         )
         self._fits_cache = options.window is None and is_remote and (lanes or by_shards)
-        self._dataset, self._order_of_one = dataset, self.order
+        self._dataset, self._order_of_one = dataset, order
         self._sampler_epoch = getattr(self._sampler, "epoch", None)
-        self._drawn_batches: int | None = None  # of the latest epoch of a sampler, once that has ended
+        self.order: Order | SamplerOrder = order
+        if options.sampler is not None:
+            from packstore.training.loader.sampler_order import SamplerOrder
+
+            replicas = int(options.sampler.num_replicas) if self._sampler_divides else 1  # type: ignore[attr-defined]
+            self.order = SamplerOrder(order, options.sampler, self._subset, self._records, replicas)
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
@@ -121,13 +125,9 @@ class Epochs:
                 the sampler.
         """
         self.order = self._current_order()
-        self._drawn_batches = None
         generator = self._sampler_generator
         self.generator_state = None if generator is None else bytes(generator.get_state().tolist()).hex()
-        if self._sampler is None:
-            _refuse_empty(self.order)
-        elif self._options.rank is None and self.order.world_size > 1:
-            _refuse_unseeded(self._sampler, self.order.world_size)
+        self.order.check(given=self._options.rank is not None)
 
     def restore_generator(self, state: str | None) -> None:
         """Sets the sampler's generator and :attr:`generator_state` to ``state``, so that the sampler draws that epoch
@@ -162,7 +162,7 @@ class Epochs:
         generator = getattr(self._sampler, "generator", None)
         return generator if isinstance(generator, torch.Generator) else None
 
-    def _current_order(self) -> Order:
+    def _current_order(self) -> Order | SamplerOrder:
         """Returns the order with the current rank and world size.
 
         If the sampler itself divides its records among ranks, these are 0 and 1. With a world size of 1, the order's
@@ -170,7 +170,7 @@ class Epochs:
         rank, world_size = (0, 1) if self._sampler_divides else resolve_ranks(self._options)
         # Several ranks must agree, though their caches may differ.
         window = self._fitting_window if world_size == 1 else self._options.window
-        return replace(self.order, rank=rank, world_size=world_size, window=window)
+        return self.order.with_ranks(rank, world_size, window)
 
     @cached_property
     def _fitting_window(self) -> int | None:
@@ -191,14 +191,9 @@ class Epochs:
         return self._options.rank is None and hasattr(self._sampler, "num_replicas") and hasattr(self._sampler, "rank")
 
     @property
-    def _sampler_ranks(self) -> int:
-        """Number of ranks among which the sampler divides its records."""
-        return int(self._sampler.num_replicas) if self._sampler_divides else 1  # type: ignore[union-attr]
-
-    @property
     def global_batch_size(self) -> int:
         """Number of records of a full batch, over all ranks."""
-        return self.order.global_batch_size * self._sampler_ranks
+        return self.order.global_batch_size
 
     def take_epoch_of_sampler(self) -> int | None:
         """Returns the epoch that the user has set in the sampler since the last call, and remembers it.
@@ -221,29 +216,24 @@ class Epochs:
     def count_batches(self) -> int:
         """Returns the number of batches of an epoch with the current ranks. Raises :class:`TypeError` for a sampler
         without a length."""
-        order = self._current_order()
-        return (order if self._sampler is None else _sampler_order(order, len(self._sampler))).count_batches()  # type: ignore[arg-type]
+        return self._current_order().count_batches()
 
     def count_records(self, batches: int) -> int:
         """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks. For a sampler
         without a length, all batches count as full."""
-        order = self._order_with_length()
-        whole = batches * self.order.global_batch_size if order is None else order.count_records(batches)
-        return whole * self._sampler_ranks
+        return self.order.count_records(batches)
 
     def batches_before(self, position: int) -> int:
         """Returns the number of batches that contain the first ``position`` records of an epoch, rounded up.
 
         ``position`` counts the records of all ranks. For a sampler without a length, the number is rounded down."""
-        order, position = self._order_with_length(), position // self._sampler_ranks
-        return position // self.order.global_batch_size if order is None else order.batches_before(position)
+        return self.order.batches_before(position)
 
     def ends_after(self, batches: int) -> bool:
         """Tells if an epoch has no batch after its first ``batches``.
 
         For a sampler without a length, that is known of the latest epoch, from its last batch on."""
-        order = self._order_with_length()
-        return batches == self._drawn_batches if order is None else batches >= order.count_batches()
+        return self.order.ends_after(batches)
 
     @property
     def items(self) -> Sequence[int]:
@@ -260,7 +250,7 @@ class Epochs:
     def list_shard_reads(self, epoch: int) -> ShardReads | None:
         """Lists the shards that this rank reads in an epoch. Returns None with a sampler, and for an order that does
         not follow shards."""
-        return None if self._sampler is not None else self.order.list_shard_reads(epoch)
+        return self.order.list_shard_reads(epoch)
 
     def list_sequential_reads(self, step: int) -> ShardReads:
         """Lists the shards of the split, with batches of ``step`` records in their stored order."""
@@ -271,20 +261,13 @@ class Epochs:
         """SHA-256 of the numbers of the shards' first records, if the order depends on them; else None."""
         lanes, mixture = self.order.lanes, self.mixture
         starts = [] if lanes is None else [lanes.starts]
-        if mixture is not None and self.order.shuffle:
+        if mixture is not None and self.shuffle:
             starts = [shards.starts for shards in mixture.fetched.values()]
         return hashlib.sha256(b"".join(each.tobytes() for each in starts)).hexdigest() if starts else None
 
-    def _order_with_length(self) -> Order | None:
-        """Returns the order of an epoch with its length, or None for a sampler without a length."""
-        if self._sampler is None:
-            return self.order
-        return _sampler_order(self.order, len(self._sampler)) if isinstance(self._sampler, Sized) else None
-
     def iterate_batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
         """Yields the ids of each batch's records on this rank, from batch ``first`` of the epoch on."""
-        at_once = _ORDERED_AT_ONCE if self._sampler is None else _DRAWN_AT_ONCE
-        for ids, sizes in self.iterate_groups(epoch, first, at_once):
+        for ids, sizes in self.iterate_groups(epoch, first, self.order.at_once):
             offset = 0
             for size in sizes:
                 yield ids[offset : offset + size]
@@ -293,7 +276,7 @@ class Epochs:
     @property
     def has_length(self) -> bool:
         """False with a sampler without a length: the number of batches is unknown."""
-        return self._sampler is None or isinstance(self._sampler, Sized)
+        return self.order.has_length
 
     def iterate_indices(self, epoch: int, first: int = 0) -> Iterator[list[int]]:
         """Yields the indices of each batch on this rank, from batch ``first`` of the epoch on: those of the dataset, or
@@ -308,77 +291,17 @@ class Epochs:
     def count_rank_records(self) -> int:
         """Returns the number of records of an epoch on this rank. Raises :class:`TypeError` for a sampler without a
         length."""
-        order = self._current_order()
-        order = order if self._sampler is None else _sampler_order(order, len(self._sampler))  # type: ignore[arg-type]
-        last = order.count_batches() - 1
-        start, stop = order.batch_bounds(last)
-        return last * order.batch_size + stop - start
+        return self._current_order().count_rank_records()
 
     def iterate_groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
         """Yields groups of consecutive batches: the ids, and the size of each batch.
 
-        A group has about ``images`` records, but at least one batch. With a sampler, reads and raises as
-        :meth:`_iterate_sampler_groups`."""
-        if self._sampler is not None:
-            yield from self._iterate_sampler_groups(epoch, first, images)
-            return
-        order, indices = self.order, self._subset_ids
-        count = order.count_batches()
-        at_once = max(1, images // order.batch_size)
-        for start in range(first, count, at_once):
-            bounds = [order.batch_bounds(number) for number in range(start, min(start + at_once, count))]
-            positions = order.records_at(epoch, _batch_positions(order, bounds))
-            ids = (positions if indices is None else indices[positions]) + self.first_record
-            yield ids, [end - begin for begin, end in bounds]
-
-    def _iterate_sampler_groups(
-        self, epoch: int, first: int, images: int
-    ) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
-        """Does :meth:`iterate_groups` with a sampler. Sets the sampler's epoch.
-
-        Takes indices only a few batches ahead, since the sampler may be endless. Draws those before batch ``first``,
-        too.
-
-        Raises :class:`UsageError` for anything but indices of the dataset, and if an epoch has no batches."""
+        A group has about ``images`` records, but at least one batch. Sets the sampler's epoch, and raises as
+        :meth:`SamplerOrder.iterate_groups`."""
         self.set_epoch_of_sampler(epoch)
-        of_ranks, occurrences = self.order, OccurrenceCounter(self._records)
-        at_once, whole = max(1, images // of_ranks.batch_size), of_ranks.global_batch_size
-        drawn, held = iter(self._sampler), np.empty(0, np.int64)  # type: ignore[arg-type]
-        wanted = (at_once + 1) * whole  # one batch more, since the last full batch may get the remaining records
-        ended, before = False, 0
-        while not ended:
-            held = np.concatenate([held, self._draw_ids(drawn, wanted - len(held), occurrences, not len(held))])
-            ended = len(held) < wanted
-            order = _sampler_order(of_ranks, len(held))
-            if ended:
-                _refuse_empty(order)
-            count = order.count_batches() if ended else at_once
-            before += count
-            if ended:
-                self._drawn_batches = before
-            bounds = [order.batch_bounds(number) for number in range(max(first, 0), count)]
-            if bounds:
-                yield held[_batch_positions(order, bounds)] + self.first_record, [end - begin for begin, end in bounds]
-            held, first = held[count * whole :], first - count
-
-    def _draw_ids(
-        self, drawn: Iterator[Any], count: int, occurrences: OccurrenceCounter, needed: bool
-    ) -> NDArray[np.int64]:
-        """Takes up to ``count`` indices from ``drawn``, the sampler's iterator, and makes ids of them.
-
-        ``occurrences`` counts each record. An exhausted sampler gives an empty array, or with ``needed`` a
-        :class:`UsageError`. Anything but indices of the dataset raises it, too."""
-        entries: list[Any] = list(islice(drawn, count))
-        if not entries and not needed:
-            return np.empty(0, np.int64)
-        try:
-            records = np.fromiter(map(index, entries), np.int64, len(entries))
-        except TypeError as error:
-            batch = next((entry for entry in entries if isinstance(entry, list | tuple)), None)
-            advice = "" if batch is None else "; it gives batches: pass the sampler within, and batch_size="
-            raise UsageError(f"sampler should give one whole number after another: {error}{advice}") from error
-        items = parse_indices(records, self.order.length, "what sampler gives")
-        return occurrences.make_ids(items if self._subset is None else self._subset[items])
+        indices = self._subset_ids if self.order.on_device else None
+        for records, sizes in self.order.iterate_groups(epoch, first, images):
+            yield (records if indices is None else indices[records]) + self.first_record, sizes
 
     def iterate_groups_on(
         self, device: torch.device, epoch: int, first: int, images: int, numbers: bool
@@ -397,11 +320,11 @@ class Epochs:
             images: As for :meth:`iterate_groups`.
             numbers: The host needs the ids, too. If False, the array of ids may be empty.
         """
-        if device.type == "cpu" or numbers or self._sampler is not None:
+        order, indices = self.order, self._subset_ids
+        if device.type == "cpu" or numbers or not isinstance(order, Order):
             for ids, sizes in self.iterate_groups(epoch, first, images):
                 yield torch.from_numpy(ids - self.first_record).to(device, non_blocking=True), ids, sizes
             return
-        order, indices = self.order, self._subset_ids
         bounds = [order.batch_bounds(number) for number in range(first, order.count_batches())]
         if not bounds:
             return
@@ -418,34 +341,3 @@ class Epochs:
             sizes = [end - begin for begin, end in bounds[start : start + at_once]]
             yield places[offset : offset + sum(sizes)], none, sizes
             offset += sum(sizes)
-
-
-def _sampler_order(order: Order, length: int) -> Order:
-    """Returns the order of ``length`` records as a sampler gives them, divided among ranks as in ``order``."""
-    return replace(order, length=length, shuffle=False, block=None, shards=None)
-
-
-def _batch_positions(order: Order, bounds: list[tuple[int, int]]) -> NDArray[np.int64]:
-    """Joins the positions of consecutive batches, given as start and stop."""
-    if order.world_size == 1:  # one batch begins where another ends
-        return np.arange(bounds[0][0], bounds[-1][1])
-    return np.concatenate([np.arange(*pair) for pair in bounds])
-
-
-def _refuse_unseeded(sampler: Any, world_size: int) -> None:
-    """Raises :class:`UsageError` for a sampler whose ``generator`` is None: each process would draw another order."""
-    if getattr(sampler, "generator", sampler) is None:
-        name = type(sampler).__name__
-        raise UsageError(
-            f"{name} has no seed: each of the {world_size} ranks would draw another order, and take its part of that; "
-            f"give all ranks the same one: {name}(..., generator=torch.Generator().manual_seed(0))"
-        )
-
-
-def _refuse_empty(order: Order) -> None:
-    """Raises :class:`UsageError` if an epoch of this order has no batches."""
-    if not order.count_batches():
-        raise UsageError(
-            f"an epoch has no batches: {order.count:,} records, a global batch of {order.global_batch_size:,} "
-            f"({order.batch_size:,} on each of {order.world_size:,} ranks){' and drop_last' if order.drop_last else ''}"
-        )
