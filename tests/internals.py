@@ -494,14 +494,14 @@ if TYPE_CHECKING:
     from packstore.training.items import Item
     from packstore.training.lanes import ShardReads, group_by_shard, max_bytes_needed
     from packstore.training.loader import Padded
-    from packstore.training.loader import prepared as planning
+    from packstore.training.loader import batch_plan as planning
     from packstore.training.loader.assemble import Assembler
+    from packstore.training.loader.batch_plan import BatchGroup, group_batches
     from packstore.training.loader.checks import ChecksumPolicy
     from packstore.training.loader.device_steps import MIXING_STREAM
     from packstore.training.loader.job import BatchJob
     from packstore.training.loader.looks import DrawnLook, Look
     from packstore.training.loader.normalizer import Normalizer
-    from packstore.training.loader.prepared import BatchGroup, group_batches
     from packstore.training.loader.record_assembler import RecordAssembler
     from packstore.training.loader.residence import free_memory
     from packstore.training.loader.rows import RowFormat

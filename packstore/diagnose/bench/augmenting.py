@@ -18,7 +18,7 @@ from packstore.training.augment.detection import BatchBoxes
 from packstore.training.augment.operations import apply_operations, plan_operations
 from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.loader import PackedLoader
-from packstore.training.loader.looks import draw_program
+from packstore.training.loader.looks import DrawnLook, draw_program
 from packstore.training.random_draws import Draws
 
 
@@ -102,7 +102,8 @@ def _make_view_cutters(loader: PackedLoader, sample: SampledRecords) -> list[tup
     ids = np.array(sample.records[: len(sizes)], np.int64)
     for look in loader.pipeline.views.looks:
         count, name = look.count, "" if look.view is None else look.view.name
-        drawn, _ = look.draw(sizes, ids, 0, 0, torch.empty((0, *look.row_shape())))
+        drawn = look.draw(sizes, ids, 0, 0, torch.empty((0, *look.row_shape())))
+        assert isinstance(drawn, DrawnLook)
         several = SampledRecords(
             np.repeat(ids, count).tolist(), [], [image for image in sample.pixels for _ in range(count)]
         )

@@ -1,6 +1,6 @@
 """Writes images of records into the rows of a batch buffer, in worker threads. A class for each way:
 
-- :class:`RecordAssembler`: image files and arrays. :class:`UnequalAssembler`: the same for images that differ in size.
+- :class:`RecordAssembler`: image files and arrays.
 - :class:`CopyAssembler`: whole images of one mapped array.
 
 Everything except decoding and resizing runs under the GIL, so it is kept short. Values that can be computed for a whole
@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError
+from packstore.training.loader.batch_plan import BatchPlan, GroupShare
 from packstore.training.loader.checks import ChecksumPolicy, ImagesByNumber
 from packstore.training.loader.column_rows import Failures
-from packstore.training.loader.prepared import GroupShare, PreparedBatch
 from packstore.training.loader.rows import RowFormat
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import StoredImages
@@ -39,13 +39,9 @@ class Assembler(ABC):
             format.
         dtype: Dtype of a row.
         form: Format of a row, or of a crop in a row.
-        as_list: Each image is a tensor of its own, in :attr:`PreparedBatch.images`.
-        defers: Threads only decode, and :meth:`run_deferred` runs the operations.
     """
 
     shape: tuple[int, ...]
-    as_list = False
-    defers = False
     _stage = "decode"
 
     def __init__(self, images: StoredImages, stats: Stats, checks: ChecksumPolicy | None, form: RowFormat) -> None:
@@ -81,12 +77,9 @@ class Assembler(ABC):
         If ``kept`` is None, returns all rows without a copy."""
         return [buffer if kept is None else buffer[torch.from_numpy(kept)]]
 
-    def run_deferred(self, prepared: PreparedBatch) -> None:  # noqa: B027 - nothing is deferred
-        """Runs what :attr:`defers` says, in the calling thread."""
-
-    def estimate_bytes(self, prepared: PreparedBatch) -> int:
-        """Estimates the bytes of pixels that writing a prepared batch makes, for dividing it among threads."""
-        return prepared.out.nbytes
+    def estimate_bytes(self, plan: BatchPlan) -> int:
+        """Estimates the bytes of pixels that writing a planned batch makes, for dividing it among threads."""
+        return plan.out.nbytes
 
     def prepare_batch(
         self,
@@ -98,7 +91,7 @@ class Assembler(ABC):
         absent: Set[int] = frozenset(),
         check_all: bool = False,
         share: GroupShare | None = None,
-    ) -> PreparedBatch:
+    ) -> BatchPlan:
         """Reads the records of ``ids`` and plans their rows; chooses the checksums to verify. Decodes nothing. Adds the
         seconds to the statistics.
 
@@ -119,40 +112,40 @@ class Assembler(ABC):
         """
         start = perf_counter()
         records = ids & MASK
-        prepared = PreparedBatch(out, ids, seed, epoch, records.tolist(), failed=[*absent])
+        plan = BatchPlan(out, ids, seed, epoch, records.tolist(), failed=[*absent])
         if self._checks is not None:
-            prepared.pending = self._checks.choose_checksums(records, epoch, check_all)
-            if prepared.pending.faults:
-                self._note_faults(prepared, errors)
-        plan = None
-        if share is not None and not prepared.failed:
-            plan = share.group.plan_once(lambda ids: self._plan_group(ids, seed, epoch))
-        if share is None or plan is None:
-            read = self._plan_batch(prepared, records, errors)
+            plan.pending = self._checks.choose_checksums(records, epoch, check_all)
+            if plan.pending.faults:
+                self._note_faults(plan, errors)
+        group = None
+        if share is not None and not plan.failed:
+            group = share.group.plan_once(lambda ids: self._plan_group(ids, seed, epoch))
+        if share is None or group is None:
+            read = self._plan_batch(plan, records, errors)
         else:
             read = perf_counter()
-            prepared.take_group_rows(plan, share.rows)
+            plan.take_group_rows(group, share.rows)
         self._stats.add_seconds("read", read - start)
         self._stats.add_seconds("decode", perf_counter() - read)
-        return prepared
+        return plan
 
     @abstractmethod
-    def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
+    def _plan_batch(self, plan: BatchPlan, records: NDArray[np.int64], errors: Failures) -> float:
         """Reads ``records``, and plans their rows in ``prepared``. Returns the time at which reading ended.
 
-        Adds records that cannot be read to ``prepared.failed``, and stores their errors in ``errors``. Raises the first
+        Adds records that cannot be read to ``plan.failed``, and stores their errors in ``errors``. Raises the first
         error if ``errors`` is None."""
 
-    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> PreparedBatch | None:
+    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> BatchPlan | None:
         """Plans the records of several batches at once, without a buffer.
 
         Returns None if each batch must be planned by itself. This default always does."""
         return None
 
     def fill_rows(
-        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int] = frozenset()
+        self, plan: BatchPlan, first: int, stop: int, errors: Failures, skip: Set[int] = frozenset()
     ) -> list[int]:
-        """Verifies, decodes and writes rows ``first`` … ``stop - 1`` of a prepared batch. Adds the seconds to the
+        """Verifies, decodes and writes rows ``first`` … ``stop - 1`` of a planned batch. Adds the seconds to the
         statistics.
 
         Rows in ``skip`` need not be written.
@@ -167,42 +160,38 @@ class Assembler(ABC):
                 ``errors`` is.
         """
         start = perf_counter()
-        failed = self._write_rows(prepared, first, stop, errors, skip)
+        failed = self._write_rows(plan, first, stop, errors, skip)
         self._stats.add_seconds(self._stage, perf_counter() - start)
         return failed
 
     @abstractmethod
-    def _write_rows(
-        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
-    ) -> list[int]:
+    def _write_rows(self, plan: BatchPlan, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
         """Does :meth:`fill_rows` without the statistics.
 
         Returns the rows that failed, and stores their errors in ``errors``. Raises the first error if ``errors`` is
         None."""
 
-    def _note_faults(self, prepared: PreparedBatch, errors: Failures) -> None:
+    def _note_faults(self, plan: BatchPlan, errors: Failures) -> None:
         """Marks records with damaged values in other columns as failed, and stores their errors in ``errors``.
 
         If ``errors`` is None, raises the error of the batch's first damaged record instead. To find the first, verifies
         the images of the records before it."""
-        assert prepared.pending is not None
-        faults = prepared.pending.faults
+        assert plan.pending is not None
+        faults = plan.pending.faults
         if errors is None:
-            self._verify_images(prepared, 0, [self._images.view(i) for i in prepared.numbers[: min(faults)]], errors)
+            self._verify_images(plan, 0, [self._images.view(i) for i in plan.numbers[: min(faults)]], errors)
         for row, error in sorted(faults.items()):
-            prepared.failed.append(self._note_error(errors, row, prepared.numbers[row], error))
+            plan.failed.append(self._note_error(errors, row, plan.numbers[row], error))
 
-    def _verify_images(
-        self, prepared: PreparedBatch, first: int, images: ImagesByNumber, errors: Failures
-    ) -> list[int]:
+    def _verify_images(self, plan: BatchPlan, first: int, images: ImagesByNumber, errors: Failures) -> list[int]:
         """Verifies pending checksums of ``images``, which belong to the rows from ``first`` on.
 
         Returns the damaged rows, and stores their errors in ``errors``. Raises the first error if ``errors`` is None.
         """
-        if prepared.pending is None:
+        if plan.pending is None:
             return []
-        damaged = prepared.pending.find_damaged(first, images, prepared.failed)
-        return [self._note_error(errors, row, prepared.numbers[row], error) for row, error in damaged]
+        damaged = plan.pending.find_damaged(first, images, plan.failed)
+        return [self._note_error(errors, row, plan.numbers[row], error) for row, error in damaged]
 
     def _note_error(self, errors: Failures, row: int, record: int, error: PackstoreError) -> int:
         """Stores the error of a record in ``errors``, with the record's key in its text; returns ``row``. Raises the

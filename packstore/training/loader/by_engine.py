@@ -50,7 +50,7 @@ class EngineGatherer:
             rows = self._memory.allocate((len(places), *self._shape), form.dtype)
         requests = Requests.of_array(self._images, places.numpy())
         sizes = np.repeat(self._size, len(places), 0)
-        self._look.draw(sizes, ids.numpy(), self._seed, epoch, rows)[0].set_outputs(requests)
+        self._look.draw(sizes, ids.numpy(), self._seed, epoch, rows).set_outputs(requests)
         parts = max(1, min(self._threads, len(places), len(places) * self.pixels // _LEAST))
         bounds = [len(places) * part // parts for part in range(parts + 1)]
         if self._pool is None and parts > 1:

@@ -17,6 +17,7 @@ from packstore.training.augment.operations import ONE_SIZE
 from packstore.training.augment.steps import check_targets
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.batch_plan import BatchPlan
 from packstore.training.loader.column_rows import (
     ColumnContext,
     ColumnReader,
@@ -28,7 +29,6 @@ from packstore.training.loader.column_rows import (
     missing_value_error,
 )
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.pictures import describe_record
 from packstore.training.random_draws import Draws
 
@@ -175,14 +175,14 @@ class ColumnReaders:
         return len(self._readers)
 
     def read_batch(
-        self, prepared: PreparedBatch, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
+        self, plan: BatchPlan, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
     ) -> BatchColumns:
-        """Reads the columns of a batch whose main images are prepared.
+        """Reads the columns of a batch whose main images are planned.
 
         Moves boxes and keypoints with the images. Does not decode masks and further images yet.
 
         Args:
-            prepared: The prepared batch.
+            plan: The plan batch.
             assembler: Assembler of the main images.
             new_buffer: Returns the allocator of rows for the column with this index.
             errors: Receives the failed records; None raises the first.
@@ -191,17 +191,18 @@ class ColumnReaders:
             UsageError: A record has no value, and the column is not optional; names the record and its key.
             StoreError, DecodeError: ``errors`` is None, and a record cannot be read.
         """
-        ids, sizes, placement = prepared.ids, None, None
-        if prepared.operations is not None:
-            sizes, placement = prepared.sizes, prepared.operations.placement
+        ids, sizes, placement = plan.ids, None, None
+        look = plan.looks[0] if plan.looks else None
+        if look is not None and look.placement is not None:
+            sizes, placement = plan.sizes, look.placement
         elif self._places:
             from packstore.training.augment.targets import plan_targets
 
-            sizes = prepared.sizes
-            draws = Draws(prepared.seed, prepared.epoch, ids)
-            placement = plan_targets(sizes, self._options.augment, draws, prepared.first_crops)
+            sizes, first = plan.sizes, None if look is None else look.first
+            draws = Draws(plan.seed, plan.epoch, ids)
+            placement = plan_targets(sizes, self._options.augment, draws, first)
         context = ColumnContext(
-            self._dataset.reader, ids, prepared.seed, prepared.epoch, sizes, placement, set(prepared.failed), errors
+            self._dataset.reader, ids, plan.seed, plan.epoch, sizes, placement, set(plan.failed), errors
         )
         rows = {}
         for place, reader in enumerate(self._readers):

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.batch_plan import BatchPlan
 from packstore.training.loader.checks import ChecksumPolicy
 from packstore.training.loader.column_rows import Failures
-from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.loader.rows import RowFormat, height_width
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import MappedImages
@@ -32,19 +32,17 @@ class CopyAssembler(Assembler):
         self._size = height_width(images.column)
         self.shape = form.row_shape(self._size)
 
-    def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
+    def _plan_batch(self, plan: BatchPlan, records: NDArray[np.int64], errors: Failures) -> float:
         """Sets the common size of the images. Reads nothing."""
-        prepared.sizes = np.tile(np.array(self._size, np.int64), (len(records), 1))
+        plan.sizes = np.tile(np.array(self._size, np.int64), (len(records), 1))
         return perf_counter()
 
-    def _write_rows(
-        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
-    ) -> list[int]:
+    def _write_rows(self, plan: BatchPlan, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
         """Copies all images, verifies the checksums of the copies, and normalises them.
 
         Returns the damaged rows, or raises the first error if ``errors`` is None."""
-        records = prepared.ids[first:stop] & MASK
-        out, finishes = prepared.out[first:stop], self.form is not self._stored
+        records = plan.ids[first:stop] & MASK
+        out, finishes = plan.out[first:stop], self.form is not self._stored
         if finishes:
             out = torch.empty((len(out), *self._stored.row_shape(self._size)), dtype=self._stored.dtype, device="cpu")
         copies = as_numpy(out)
@@ -53,7 +51,7 @@ class CopyAssembler(Assembler):
         else:  # torch has no such dtype
             stored = np.take(self._array, records, axis=0)
             copies[:], copies = stored, stored
-        failed = self._verify_images(prepared, first, copies, errors)  # the copies, which nothing changes any more
+        failed = self._verify_images(plan, first, copies, errors)  # the copies, which nothing changes any more
         if finishes:
-            self.form.write_rows(out, prepared.out[first:stop])
+            self.form.write_rows(out, plan.out[first:stop])
         return failed

@@ -23,6 +23,7 @@ from packstore.training.augment.clips import place_clip
 from packstore.training.augment.operations import HOW_TO_COLLATE
 from packstore.training.augment.targets import place_mask
 from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.batch_plan import BatchPlan
 from packstore.training.loader.column_rows import (
     ColumnContext,
     ColumnReader,
@@ -33,7 +34,6 @@ from packstore.training.loader.column_rows import (
     fill_missing,
     select_rows,
 )
-from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.loader.rows import SizeError, split_flat
 from packstore.training.pictures import ImageListReader, read_stored_array, read_stored_files
 
@@ -279,14 +279,14 @@ class ImageRows(ColumnRows):
         host: The buffer.
         missing: True for records without an image; None if the column is not optional.
         assembler: Assembler that writes the images.
-        prepared: The batch, as the assembler has planned it.
+        plan: The batch, as the assembler has planned it.
         finish: Augments and normalises images on the device.
     """
 
     host: torch.Tensor
     missing: NDArray[np.bool_] | None
     assembler: Assembler
-    prepared: PreparedBatch
+    plan: BatchPlan
     finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
     in_ring = True
@@ -295,7 +295,7 @@ class ImageRows(ColumnRows):
         """Decodes and writes the images of rows with the column's assembler.
 
         Returns the rows that failed. Raises as :meth:`Assembler.fill_rows`."""
-        return self.assembler.fill_rows(self.prepared, first, stop, context.errors, skip)
+        return self.assembler.fill_rows(self.plan, first, stop, context.errors, skip)
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         """Returns one tensor of the images in the rows ``kept``, or all."""
@@ -350,10 +350,10 @@ class ImageColumnReader(ColumnReader):
         if missing is not None:
             absent |= set(np.flatnonzero(missing).tolist())
         host = new_buffer((len(context.ids), *assembler.row_shape_for(context.records)), assembler.dtype)
-        prepared = assembler.prepare_batch(host, context.ids, context.seed, context.epoch, context.errors, absent)
-        context.failed |= set(prepared.failed) - absent
+        plan = assembler.prepare_batch(host, context.ids, context.seed, context.epoch, context.errors, absent)
+        context.failed |= set(plan.failed) - absent
         if context.sizes is not None:
-            sizes = prepared.sizes
+            sizes = plan.sizes
             for row in np.flatnonzero((sizes != context.sizes).any(1)).tolist():
                 if row not in absent and row not in context.failed:
                     (height, width), (tall, wide) = sizes[row].tolist(), context.sizes[row].tolist()
@@ -362,7 +362,7 @@ class ImageColumnReader(ColumnReader):
         for row in absent:
             host[row] = 0
         finish = partial(self._finish, self.column, epoch=context.epoch)
-        return ImageRows(host, missing, assembler, prepared, finish)
+        return ImageRows(host, missing, assembler, plan, finish)
 
 
 @dataclass(eq=False)

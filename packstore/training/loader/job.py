@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.stores.proven import DamagedCopies
+from packstore.training.loader.batch_plan import BatchPlan, GroupShare
 from packstore.training.loader.column_rows import NewBuffer
 from packstore.training.loader.columns import BatchColumns
 from packstore.training.loader.device_steps import DrawnForBatch, ImageSet
 from packstore.training.loader.pipeline import LoadedBatch, Pipeline
-from packstore.training.loader.prepared import GroupShare, PreparedBatch
 from packstore.training.loader.rows import split_flat
 from packstore.training.random_draws import MASK
 from packstore.training.record_notes import naming_records
@@ -60,10 +60,8 @@ class BatchJob:
         self._errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
         self._buffer = torch.empty(0, device="cpu")
         self._prepared: Future[BatchColumns | ViewColumns] | None = None
-        self._images: list[torch.Tensor | None] = []  # each row, if they differ in size
-        self._planned: PreparedBatch | None = None
+        self._plan: BatchPlan | None = None
         self._shapes: list[torch.Size] = []  # of the sent rows
-        self._image_tensors = 1
         self._slices: list[Future[list[int]]] = []
         self._failed: list[int] = []
         self._called: list[list[torch.Tensor | None]] = []  # results of functions that threads call, by set of images
@@ -104,19 +102,19 @@ class BatchJob:
         assembler = pipeline.assembler
         self._called = [[None] * len(each.ids) for each in self._image_sets()]
         share = self._share if count == self._records else None
-        prepared = assembler.prepare_batch(self._buffer, self.ids, seed, self._epoch, self._errors, share=share)
+        plan = assembler.prepare_batch(self._buffer, self.ids, seed, self._epoch, self._errors, share=share)
 
         def new_buffer(place: int) -> NewBuffer:
             if ring.transport.asynchronous:  # page-locked memory is the consumer's to make
                 return _new_memory
             return partial(ring.get_buffer, self._slot, _FIRST_OF_COLUMNS + place)
 
-        self._images, self._planned = prepared.images, prepared
-        columns = pipeline.columns.read_batch(prepared, assembler, new_buffer, self._errors)
+        self._plan = plan
+        columns = pipeline.columns.read_batch(plan, assembler, new_buffer, self._errors)
         decoded = pipeline.dataset.manifest.holds_files
-        made = assembler.estimate_bytes(prepared)
+        made = assembler.estimate_bytes(plan)
         if not decoded and made <= _SMALL_BYTES:  # done sooner than waking another thread
-            self._failed = self._fill_slice(prepared, columns, 0, count)
+            self._failed = self._fill_slice(plan, columns, 0, count)
             return columns
         most = _DECODED_SLICE if decoded else _PIXELS_SLICE
         most = max(most, _SMALL_BYTES * count // max(1, made))
@@ -124,12 +122,12 @@ class BatchJob:
         least = _LEAST_SLICE if decoded else max(_LEAST_SLICE, _LEAST_BYTES * count // max(1, made))
         parts = min(max(threads, -(-count // most)), -(-count // least)) or 1
         if decoded and count:
-            parts = min(count, max(parts, int(prepared.sizes.prod(1).sum()) // _MOST_PIXELS))
+            parts = min(count, max(parts, int(plan.sizes.prod(1).sum()) // _MOST_PIXELS))
         bounds = [count * part // parts for part in range(parts + 1)]
         for first, stop in pairwise(bounds):
             if self._cancelled:
                 break
-            self._slices.append(pool.submit(self._fill_slice, prepared, columns, first, stop))
+            self._slices.append(pool.submit(self._fill_slice, plan, columns, first, stop))
         return columns
 
     def _leave_out_lost_shards(self) -> None:
@@ -142,14 +140,12 @@ class BatchJob:
             self.ids = self.ids[~lost]
             self._buffer, self._sent = self._buffer[: len(self.ids)], len(self.ids)
 
-    def _fill_slice(
-        self, prepared: PreparedBatch, columns: BatchColumns | ViewColumns, first: int, stop: int
-    ) -> list[int]:
+    def _fill_slice(self, plan: BatchPlan, columns: BatchColumns | ViewColumns, first: int, stop: int) -> list[int]:
         """Writes rows ``first`` … ``stop - 1`` of images and columns. Calls the user's functions with the images.
 
         Returns the rows that failed. Runs in a thread of the pool."""
         with naming_records(self._pipeline.dataset.reader, self.ids[first:stop]):
-            failed = self._pipeline.assembler.fill_rows(prepared, first, stop, self._errors)
+            failed = self._pipeline.assembler.fill_rows(plan, first, stop, self._errors)
             failed += columns.fill_rows(first, stop, failed)
             if self._called:
                 skip = {row for row in (*failed, *columns.failed_rows) if first <= row < stop}
@@ -263,26 +259,28 @@ class BatchJob:
             self._errors = None  # logged once, however often the batch is sent
         self._sent, self._sent_ids = len(ids), ids
         images = assembler.select_sections(self._buffer, kept)
-        if assembler.defers and self._planned is not None:
-            assembler.run_deferred(self._planned)
+        for look in self._plan.looks if self._plan is not None else ():
+            look.run_deferred()
+        others = [torch.from_numpy(ids)]
         if self._pipeline.form is not None:
-            rows = range(len(self._images)) if kept is None else kept.tolist()
-            images = self._collect_rows(ring, [image for row in rows if (image := self._images[row]) is not None])
-        for number, each in enumerate(sets):
-            if each.steps.in_decoding:
-                results = [result for result in self._called[number] if result is not None]
-                images[number] = each.steps.in_decoding[-1].stack_results(results) if results else each.images[:0]
-        others = [torch.from_numpy(ids), *columns.host_tensors(kept)]
-        if assembler.as_list:
+            assert self._plan is not None
+            own = self._plan.looks[0].images
+            rows = range(len(own)) if kept is None else kept.tolist()
+            images = self._collect_rows(ring, [image for row in rows if (image := own[row]) is not None])
             sizes = [assembler.form.image_size(shape) for shape in self._shapes]
             others.append(torch.tensor(sizes, dtype=torch.int64, device="cpu").view(-1, 2))
+        made = [bool(each.steps.in_decoding) for each in sets] or [False] * len(images)
+        for number, each in enumerate(sets):
+            if made[number]:
+                results = [result for result in self._called[number] if result is not None]
+                images[number] = each.steps.in_decoding[-1].stack_results(results) if results else each.images[:0]
+        others += columns.host_tensors(kept)
         if ring.transport.asynchronous:
             others = [
                 self._copy_to_page_locked(ring, number, tensor)
                 for number, tensor in enumerate(others, _FIRST_OF_COLUMNS)
             ]
-        self._image_tensors = len(images)
-        finish = partial(self._finish_on_device, columns, kept, ids)
+        finish = partial(self._finish_on_device, columns, made, kept, ids)
         self._slot.shipment = ring.transport.send((*images, *others), finish)
 
     def _collect_rows(self, ring: Ring, rows: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -312,6 +310,7 @@ class BatchJob:
     def _finish_on_device(
         self,
         columns: BatchColumns | ViewColumns,
+        made: Sequence[bool],
         kept: NDArray[np.int64] | None,
         host_ids: NDArray[np.int64],
         tensors: tuple[torch.Tensor, ...],
@@ -322,34 +321,23 @@ class BatchJob:
 
         Args:
             columns: The batch's other columns.
+            made: For each tensor of images: it has results of user functions, ``(B, C, h, w)``, and not rows.
             kept: Rows that have not failed; None for all.
             host_ids: Ids of these rows' records, on the host.
-            tensors: Tensors that were sent: images, ids, columns. If images differ in size, the sizes come last.
+            tensors: Tensors that were sent: images, ids, the sizes of images that differ in size, columns.
         """
-        if self._pipeline.views is not None and (count := len(self._pipeline.views.looks)):
-            ids = tensors[count]
-            views = self._pipeline.views.build_from_crops(tensors[:count], ids, self._epoch, host_ids)
-            others = columns.build_values(iter(tensors[count + 1 :]), kept, ids)
-            return self._pipeline.device_steps.call_transform(views), *others
-        if self._pipeline.form is not None:
-            count = self._image_tensors
-            rows = split_flat(tensors[0], self._shapes) if count == 1 and tensors[0].ndim == 1 else tensors[:count]
-            images, self._drawn = self._pipeline.device_steps.convert_unequal(
-                [self._pipeline.assembler.as_images(row[None])[0] for row in rows],
-                *(tensors[-1], self._pipeline.form, host_ids, self._epoch),
-            )
-            return images, *columns.build_values(iter(tensors[count + 1 : -1]), kept, tensors[count])
-        images, ids = tensors[:2]
-        if self._pipeline.views is not None:
-            whole = self._pipeline.assembler.as_images(images)
-            views = self._pipeline.views.build_from_images(whole, ids, self._epoch, host_ids)
-            return self._pipeline.device_steps.call_transform(views), *columns.build_values(
-                iter(tensors[2:]), kept, ids
-            )
-        if not self._pipeline.device_steps.in_decoding:
-            images = self._pipeline.assembler.as_images(images)
-        images, self._drawn = self._pipeline.device_steps(images, ids, self._epoch, host_ids)
-        return images, *columns.build_values(iter(tensors[2:]), kept, ids)
+        pipeline, there = self._pipeline, iter(tensors)
+        images, ids, sizes = [next(there) for _ in made], next(there), None
+        as_images = pipeline.assembler.as_images
+        if pipeline.form is None:
+            images = [image if done else as_images(image) for image, done in zip(images, made, strict=True)]
+        else:
+            sizes = next(there)
+            flat = len(images) == 1 and images[0].ndim == 1
+            rows = split_flat(images[0], self._shapes) if flat else images
+            images = [as_images(row[None])[0] for row in rows]
+        finished, self._drawn = pipeline.finish(images, ids, self._epoch, host_ids, sizes)
+        return finished, *columns.build_values(there, kept, ids)
 
     def cancel(self) -> None:
         """Cancels the preparation and all slices that have not begun; frees the buffers."""
@@ -362,7 +350,7 @@ class BatchJob:
     def _break_cycle(self) -> None:
         """Breaks the reference cycle of job and futures, so that buffers are freed without the garbage collector."""
         self._buffer, self._prepared, self._slices = torch.empty(0, device="cpu"), None, []
-        self._called, self._images, self._planned, self._error, self._pool = [], [], None, None, None
+        self._called, self._plan, self._error, self._pool = [], None, None, None
 
 
 def _new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column
-from packstore.images.engine import MOST_SIDE, Requests, get_engine
+from packstore.core.modes import Mode
+from packstore.images.engine import MODES, MOST_SIDE, Requests, get_engine
 from packstore.images.programs import Program, join_programs
 from packstore.training.augment.base import Crops, GeometricOperation, Size, Step
 from packstore.training.augment.operations import output_size, plan_each, write_crop
@@ -22,7 +26,14 @@ from packstore.training.random_draws import Draws
 from packstore.training.values import as_numpy
 
 if TYPE_CHECKING:
+    from packstore.training.augment.targets import Placement
     from packstore.training.augment.views import View
+
+ANY_SIZE = 4096
+"""Least height and width with which unreadable images are planned, if rows have none."""
+
+OfRecord = tuple[NDArray[np.int64], int, int]
+"""Id of a record, ``(1,)``, seed and epoch of its random numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +51,9 @@ class Look:
     operations: Sequence[GeometricOperation] = ()
     programs: Sequence[Any] = ()
     view: View | None = None
+
+    one_by_one: ClassVar[bool] = False
+    """Operations run image by image, since they give images different sizes."""
 
     @property
     def count(self) -> int:
@@ -60,22 +74,19 @@ class Look:
         """Returns the number of values of all crops of a record, if operations set their size."""
         return self.count * int(np.prod(self.row_shape()))
 
-    def draw(
-        self, sizes: NDArray[np.int64], ids: NDArray[np.int64], seed: int, epoch: int, out: torch.Tensor
-    ) -> tuple[DrawnLook, Crops | None]:
+    def draw(self, sizes: NDArray[np.int64], ids: NDArray[np.int64], seed: int, epoch: int, out: torch.Tensor) -> Drawn:
         """Draws the operations for records whose images have ``sizes``, int64 ``(B, 2)``.
 
         ``out``: the look's rows of a batch buffer, or no rows.
 
-        Returns the drawn look, and the crops after the first operation; None without operations. Raises
-        :class:`UsageError` for an image too small for its crop."""
+        Raises :class:`UsageError` for an image too small for its crop."""
         if self.view is not None:
             seed, ids = self.view.derive_seed(seed), self.view.all_crop_ids(ids)
             sizes = np.repeat(sizes.clip(1), self.count, 0)
         draws = Draws(seed, epoch, ids)
         planned = plan_each(self.operations, sizes, draws)
         program = draw_program(self.programs, len(self.operations), draws, self.form.image_size(out.shape[1:]))
-        return DrawnLook(self, planned[-1], program, out), planned[1] if self.operations else None
+        return DrawnLook(self, planned[-1], program, out, planned[1] if self.operations else None)
 
 
 def take_programs(operations: Sequence[Step], first: int) -> tuple[Any, ...]:
@@ -103,21 +114,81 @@ def engine_takes(image: Column, operations: Sequence[GeometricOperation]) -> boo
     return all(size is None or max(size) <= MOST_SIDE for size in sizes)
 
 
-@dataclass(frozen=True, eq=False)
-class DrawnLook:
-    """A look whose operations are drawn for the records of a batch. The crops of a record are adjacent.
+class Drawn(ABC):
+    """A look whose operations are drawn for the records of a batch.
 
     Attributes:
         look: The look.
+        out: Rows of a batch buffer, ``(B * count, *row)``; none for the plan of several batches.
+        images: Each image, if images get memory of their own.
+        first: Crops after the first operation; None without operations, and if there is :attr:`placement`.
+        too_large: Errors of rows whose images cannot be made.
+    """
+
+    look: Look
+    out: torch.Tensor
+    images: Sequence[torch.Tensor | None] = ()
+    first: Crops | None = None
+    too_large: Mapping[int, PackstoreError] = MappingProxyType({})
+
+    @property
+    def placement(self) -> Placement | None:
+        """Moves of the pixels by all operations; None if other columns plan them again."""
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of pixels that are made."""
+        return self.out.nbytes
+
+    @property
+    @abstractmethod
+    def fits_engine(self) -> bool:
+        """True if the engine can write all images."""
+
+    @abstractmethod
+    def set_outputs(self, requests: Requests) -> None:
+        """Adds crops, programs and destinations to requests to the engine, one for each image to write."""
+
+    @abstractmethod
+    def write_pixels(self, decoded: Mapping[int, NDArray[Any]], column: Column, mode: Mode) -> dict[int, DecodeError]:
+        """Writes what is made of decoded images, by row, that have the planned sizes.
+
+        ``column``, ``mode``: of the pixels. Returns the errors of crops that would need too many pixels, by row."""
+
+    @abstractmethod
+    def write_alone(
+        self, row: int, pixels: NDArray[Any], of_record: OfRecord | None, column: Column, mode: Mode
+    ) -> None:
+        """Writes what is made of one decoded image, as :meth:`write_pixels`.
+
+        ``of_record``: what it is drawn by, if the image has another size than planned; None for as planned.
+
+        Raises the error of :meth:`write_pixels`, and :class:`SizeError` for a crop of another size than its row."""
+
+    def finish_rows(self, first: int, stop: int, skip: Collection[int]) -> Iterable[tuple[int, PackstoreError]]:
+        """Runs what is left on the images of rows ``first`` … ``stop - 1`` except those in ``skip``; by default
+        nothing. Yields the rows that fail with their errors."""
+        return ()
+
+    def run_deferred(self) -> None:  # noqa: B027 - nothing is deferred
+        """Runs operations that wait for the thread that asks for the batch; by default none."""
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnLook(Drawn):
+    """A drawn look whose crops the engine makes. The crops of a record are adjacent.
+
+    Attributes:
         crops: Crops of all records, ``(B * count)``.
         program: Pixel operations on each crop, ``(B * count, n)``; None for none.
-        out: Rows of a batch buffer, ``(B * count, *row)``; none for the plan of several batches.
     """
 
     look: Look
     crops: Crops
     program: Program | None
     out: torch.Tensor
+    first: Crops | None = None
 
     @property
     def size(self) -> Size:
@@ -129,11 +200,51 @@ class DrawnLook:
         they have."""
         rows = slice(first * self.look.count, stop * self.look.count)
         program = None if self.program is None else self.program[rows]
-        return DrawnLook(self.look, self.crops.select_rows(rows), program, self.out[rows] if out is None else out)
+        first_crops = None if self.first is None else self.first.select_rows(rows)
+        return DrawnLook(
+            self.look, self.crops.select_rows(rows), program, self.out[rows] if out is None else out, first_crops
+        )
 
-    def has_other_sizes(self) -> bool:
-        """Tells if a crop has another size than the rows."""
-        return bool((self.crops.window[:, 2:] != self.size).any())
+    @property
+    def fits_engine(self) -> bool:
+        """True if all crops have the size of the rows."""
+        return not (self.crops.window[:, 2:] != self.size).any()
+
+    def write_pixels(self, decoded: Mapping[int, NDArray[Any]], column: Column, mode: Mode) -> dict[int, DecodeError]:
+        """Writes all crops of decoded images: by the engine if it knows their mode, else by torch."""
+        errors: dict[int, DecodeError] = {}
+        places = self.look.crop_places(np.array([*decoded]))
+        if column.layout == "CHW":  # only whole arrays come here
+            for place, pixels in zip(places.tolist(), decoded.values(), strict=True):
+                as_numpy(self.out)[place] = pixels
+            return errors
+        count, refused = self.look.count, np.ones(len(places), np.bool_)
+        if mode in MODES:
+            images = [np.ascontiguousarray(pixels) for pixels in decoded.values()]
+            requests = Requests(images, np.array([pixels.shape[:2] for pixels in images], np.int64)).repeat(count)
+            self.set_outputs(requests, places)
+            refused = get_engine().run(requests, 0, len(places), 0)
+        rows = [*decoded]
+        for number in np.flatnonzero(refused).tolist():
+            row = rows[number // count]
+            try:
+                self.write_without_engine(int(places[number]), decoded[row])
+            except DecodeError as error:
+                errors[row] = error
+        return errors
+
+    def write_alone(
+        self, row: int, pixels: NDArray[Any], of_record: OfRecord | None, column: Column, mode: Mode
+    ) -> None:
+        """Writes all crops of one decoded image; draws them again for its size with ``of_record``."""
+        alone: Drawn = self.select_records(row, row + 1)
+        if of_record is not None:
+            found = pixels.shape[1:] if column.layout == "CHW" else pixels.shape[:2]
+            alone = self.look.draw(np.array([found]), *of_record, alone.out)
+        assert isinstance(alone, DrawnLook)
+        alone.check_sizes()
+        for error in alone.write_pixels({0: pixels}, column, mode).values():
+            raise error
 
     def set_outputs(self, requests: Requests, rows: NDArray[np.int64] | None = None) -> None:
         """Adds crops, programs and destinations to requests to the engine. ``rows``: rows of the requests; None for
@@ -159,6 +270,6 @@ class DrawnLook:
 
     def check_sizes(self) -> None:
         """Raises :class:`SizeError` if a crop has another size than the rows."""
-        if self.has_other_sizes():
+        if not self.fits_engine:
             wrong = (self.crops.window[:, 2:] != self.size).any(1)
             raise SizeError.between(self.crops.window[int(wrong.argmax()), 2:].tolist(), self.size)

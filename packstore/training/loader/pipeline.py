@@ -5,7 +5,7 @@ The images are streamed, or resident in device memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -169,13 +169,20 @@ class Pipeline:
             images = self._stored_images(image, decoder, mapped=True)
             return RecordAssembler(images, self.views.looks, decoder.max_pixels, self.stats, alone, checks)
         if self.one_by_one:
-            from packstore.training.loader.unequal_assembler import UnequalAssembler
+            from packstore.training.loader.unequal_look import UnequalLook
 
             assert isinstance(self.columns, ColumnReaders)
-            size = None if self.form is not None else final_image_size(self.dataset, self.options)
             images = self._stored_images(image, decoder)
-            form, of_records = division.form or images.stored, (decoder.max_pixels, self.stats, alone, checks)
-            return UnequalAssembler(self.options.augment, size, self.columns.objects, images, form, *of_records)
+            look = UnequalLook(
+                division.form or images.stored,
+                images=images,
+                steps=self.options.augment,
+                size=None if self.form is not None else final_image_size(self.dataset, self.options),
+                objects=self.columns.objects,
+                alone=alone,
+                stats=self.stats,
+            )
+            return RecordAssembler(images, [look], decoder.max_pixels, self.stats, alone, checks)
         if self._resident:
             return self._new_assembler(image, (), alone, checks)
         return self._new_assembler(image, division.crops, alone, checks, division.form, division.programs)
@@ -260,6 +267,33 @@ class Pipeline:
         names = [name for name in self.dataset.columns if name not in ("image", "key")]
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
+
+    def finish(
+        self,
+        images: Sequence[torch.Tensor],
+        ids: torch.Tensor,
+        epoch: int,
+        host_ids: NDArray[np.int64],
+        sizes: torch.Tensor | None = None,
+    ) -> tuple[Any, DrawnForBatch]:
+        """Runs what is left for the images of a batch, with torch on its device; the user's ``transform`` last.
+
+        Returns the finished images, and the draws by which they were mixed.
+
+        Args:
+            images: One tensor ``(B, C, h, w)``; with views, the crops of each view; or each image ``(C, h, w)``.
+            ids: Ids of the records, on the device.
+            epoch: Epoch of random operations.
+            host_ids: The same ids on the host.
+            sizes: Heights and widths of images that differ in size, int64 ``(B, 2)``.
+        """
+        steps = self.device_steps
+        if self.views is not None:
+            return steps.call_transform(self.views.build(images, ids, epoch, host_ids)), _NOTHING
+        if self.form is not None:
+            assert sizes is not None
+            return steps.convert_unequal(images, sizes, self.form, host_ids, epoch)
+        return steps(images[0], ids, epoch, host_ids)
 
     def make_batch(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch = _NOTHING) -> Any:
         """Builds the user's batch, a tensor, tuple or dict, from its images and other columns.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -13,25 +13,21 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError, PackstoreError, UsageError
 from packstore.images.decoders import Box
-from packstore.images.engine import MODES, Requests, get_engine
+from packstore.images.engine import Requests, get_engine
 from packstore.images.orientation import map_to_stored_box, upright
 from packstore.images.sniff import excess_pixels_message
 from packstore.training.augment.base import Crops
 from packstore.training.augment.operations import output_size
 from packstore.training.loader.assemble import Assembler, wrong_header_error
+from packstore.training.loader.batch_plan import BatchPlan, Header
 from packstore.training.loader.checks import ChecksumPolicy
 from packstore.training.loader.column_rows import Failures
-from packstore.training.loader.looks import DrawnLook, Look, engine_takes
-from packstore.training.loader.prepared import Header, PreparedBatch
+from packstore.training.loader.looks import ANY_SIZE, DrawnLook, Look, engine_takes
 from packstore.training.loader.rows import SizeError, height_width
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import COLD_BATCHES, StoredImages
 from packstore.training.pictures import locate_error
 from packstore.training.random_draws import MASK
-from packstore.training.values import as_numpy
-
-_ANY_SIZE = 4096
-"""Least height and width with which unreadable images are planned, if rows have none."""
 
 try:
     import resource
@@ -47,8 +43,6 @@ class RecordAssembler(Assembler):
     With views, a buffer is ``(B, elements)``: all crops of the first view come first, and so on.
 
     While threads wait for the disk, asks the operating system to read the next batches ahead."""
-
-    _plans_groups = True
 
     def __init__(
         self,
@@ -81,7 +75,9 @@ class RecordAssembler(Assembler):
         self._alone = alone
         self._own_sizes = False
         self._has_views = looks[0].view is not None
-        self._is_remote = images.reader.table.cache is not None
+        self._one_by_one = looks[0].one_by_one
+        # A remote store is fetched batch by batch.
+        self._plans_groups = not (self._has_views or self._one_by_one or images.reader.table.cache is not None)
         self._crops_per_record = sum(look.count for look in looks)
         self._is_taken = engine_takes(images.column, looks[0].operations)
         self.shape = self._row_shape()
@@ -92,6 +88,8 @@ class RecordAssembler(Assembler):
         if self._has_views:
             return (sum(look.elements() for look in self._looks),)
         (look,), column = self._looks, self._images.column
+        if look.one_by_one:
+            return look.row_shape()
         if column.kind == "fixed" and (column.layout == "CHW" or self._is_taken):
             return look.row_shape(height_width(column))
         return look.form.row_shape(self._common_size(look))
@@ -130,7 +128,7 @@ class RecordAssembler(Assembler):
         """Reads height and width of an image, after EXIF rotation, from its header. Returns 0 and 0 if the header is
         unreadable."""
         images = self._images
-        alone = PreparedBatch(
+        alone = BatchPlan(
             torch.empty(0), np.array([record]), 0, 0, views=[view], turned=images.read_orientations([view])
         )
         images.make_requests(alone.ids, alone)
@@ -172,7 +170,7 @@ class RecordAssembler(Assembler):
         places = (torch.from_numpy(look.crop_places(kept)) for look in self._looks)
         return [section[rows] for section, rows in zip(sections, places, strict=True)]
 
-    def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
+    def _plan_batch(self, plan: BatchPlan, records: NDArray[np.int64], errors: Failures) -> float:
         """Gets the stored bytes of ``records``, and plans their rows.
 
         If the store is cold (not in memory yet), asks the operating system to read the records ahead. Counts down the
@@ -185,22 +183,28 @@ class RecordAssembler(Assembler):
         images = self._images
         fetch = images.cold > 0
         images.cold -= fetch
-        if fetch or prepared.failed or not self._try_view_all(prepared, records):
-            self._view_each(prepared, errors, fetch=fetch)
+        if fetch or plan.failed or not self._try_view_all(plan, records):
+            self._view_each(plan, errors, fetch=fetch)
         read = perf_counter()
-        self._plan_rows(prepared, records)
+        self._plan_rows(plan, records)
+        for row, error in plan.looks[0].too_large.items():
+            plan.failed.append(self._note_error(errors, row, plan.numbers[row], error))
         return read
 
-    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> PreparedBatch | None:
+    def estimate_bytes(self, plan: BatchPlan) -> int:
+        """Returns the bytes of all crops; of images one by one, those of the decoded images."""
+        return sum(look.nbytes for look in plan.looks)
+
+    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> BatchPlan | None:
         """Plans the records of several batches at once.
 
         Returns None for a cold or remote store, with views, and without operations that set the size. Returns None also
         if a record fails, or the engine does not support the pixels."""
-        # A cold store is read by many threads; a remote one is fetched batch by batch.
-        if not self._plans_groups or self._has_views or self._images.cold or self._own_sizes or self._is_remote:
+        # A cold store is read by many threads.
+        if not self._plans_groups or self._images.cold or self._own_sizes:
             return None
         none = torch.empty((0, *self.shape), dtype=self.dtype, device="cpu")
-        plan, records = PreparedBatch(none, ids, seed, epoch), ids & MASK
+        plan, records = BatchPlan(none, ids, seed, epoch), ids & MASK
         if not self._try_view_all(plan, records):
             return None
         try:
@@ -209,74 +213,70 @@ class RecordAssembler(Assembler):
             return None  # the batch that has the record says so
         return plan if plan.requests is not None else None
 
-    def _plan_rows(self, prepared: PreparedBatch, records: NDArray[np.int64]) -> None:
+    def _plan_rows(self, plan: BatchPlan, records: NDArray[np.int64]) -> None:
         """Plans the rows of a batch from the images' bytes in memory.
 
         Reads headers, draws crops, and makes requests to the engine. Images with unreadable headers get a size, too.
         Raises :class:`UsageError` for an image too small for its crop."""
-        prepared.turned = self._images.read_orientations(prepared.views)
-        requests = self._images.make_requests(records, prepared)
-        self._replace_unread(prepared)
-        prepared.requests = self._request_rows(prepared, requests)
+        plan.turned = self._images.read_orientations(plan.views)
+        requests = self._images.make_requests(records, plan)
+        self._replace_unread(plan)
+        plan.requests = self._request_rows(plan, requests)
 
-    def _try_view_all(self, prepared: PreparedBatch, records: NDArray[np.int64]) -> bool:
-        """Gets the stored bytes of all records of the batch at once, into ``prepared.views``.
+    def _try_view_all(self, plan: BatchPlan, records: NDArray[np.int64]) -> bool:
+        """Gets the stored bytes of all records of the batch at once, into ``plan.views``.
 
         Returns False if any record fails. :meth:`_view_each` then finds out which."""
         try:
-            prepared.views = self._images.view_all(records)
+            plan.views = self._images.view_all(records)
         except PackstoreError:
             return False  # one by one it shows which
         return True
 
-    def _view_each(self, prepared: PreparedBatch, errors: Failures, *, fetch: bool) -> None:
+    def _view_each(self, plan: BatchPlan, errors: Failures, *, fetch: bool) -> None:
         """Gets the stored bytes of the records one by one. A record that fails gets empty bytes.
 
-        Adds each failed record to ``prepared.failed`` and its error to ``errors``, or raises the first error if
+        Adds each failed record to ``plan.failed`` and its error to ``errors``, or raises the first error if
         ``errors`` is None. With ``fetch``, asks the operating system to read each record ahead."""
-        left_out, images = {*prepared.failed}, self._images
-        for row, record in enumerate(prepared.numbers):
+        left_out, images = {*plan.failed}, self._images
+        for row, record in enumerate(plan.numbers):
             if row in left_out:
-                prepared.views.append(b"")
+                plan.views.append(b"")
                 continue
             try:
                 view = images.view(record)
                 if fetch:
                     images.will_need(view)
-                prepared.views.append(view)
+                plan.views.append(view)
             except PackstoreError as error:
-                prepared.failed.append(self._note_error(errors, row, record, error))
-                prepared.views.append(b"")
+                plan.failed.append(self._note_error(errors, row, record, error))
+                plan.views.append(b"")
 
-    def _replace_unread(self, prepared: PreparedBatch) -> None:
+    def _replace_unread(self, plan: BatchPlan) -> None:
         """Sets the size of images with unreadable headers to the batch's largest. No operation then refuses them as too
         small; decoding raises later."""
-        unread = prepared.sizes[:, 0] == 0
+        unread = plan.sizes[:, 0] == 0
         if unread.any():
-            least = (_ANY_SIZE, _ANY_SIZE) if self._has_views else self._looks[0].form.image_size(self.shape)
-            prepared.sizes[unread] = np.maximum(prepared.sizes.max(0), least)
+            own = self._has_views or self._one_by_one
+            least = (ANY_SIZE, ANY_SIZE) if own else self._looks[0].form.image_size(self.shape)
+            plan.sizes[unread] = np.maximum(plan.sizes.max(0), least)
 
-    def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> Requests | None:
+    def _request_rows(self, plan: BatchPlan, requests: Requests | None) -> Requests | None:
         """Draws the looks into ``prepared``, and adds their crops, programs and outputs to ``requests``.
 
         Returns None if ``requests`` is None, or an image comes out in another size than the rows."""
-        of_batch = prepared.ids, prepared.seed, prepared.epoch
-        drawn = [
-            look.draw(prepared.sizes, *of_batch, out)
-            for look, out in zip(self._looks, self.split_buffer(prepared.out), strict=True)
+        plan.looks = [
+            look.draw(plan.sizes, plan.ids, plan.seed, plan.epoch, out)
+            for look, out in zip(self._looks, self.split_buffer(plan.out), strict=True)
         ]
-        prepared.looks = [look for look, _ in drawn]
-        prepared.first_crops = None if self._has_views else drawn[0][1]
-        if requests is None or any(look.has_other_sizes() for look in prepared.looks):
+        if requests is None or not all(look.fits_engine for look in plan.looks):
             return None  # the row that has another size says so
-        parts = [requests.repeat(look.look.count) if self._has_views else requests for look in prepared.looks]
-        for look, part in zip(prepared.looks, parts, strict=True):
+        parts = [requests.repeat(look.look.count) if self._has_views else requests for look in plan.looks]
+        for look, part in zip(plan.looks, parts, strict=True):
             look.set_outputs(part)
         return Requests.interleave(parts, [look.count for look in self._looks])
 
-    def _write_rows(
-        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
-    ) -> list[int]:
+    def _write_rows(self, plan: BatchPlan, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
         """Verifies checksums, lets the engine write the rows, and decodes and writes the rows that it refuses.
 
         Counts the decoded images. If this thread waited for the disk, turns reading ahead on.
@@ -284,23 +284,26 @@ class RecordAssembler(Assembler):
         Returns the rows that failed; their errors are in ``errors``. If ``errors`` is None, raises the first error.
         Always raises a :class:`SizeError` or :class:`MemoryError`."""
         faults = _count_major_faults()
-        failed = self._verify_images(prepared, first, prepared.views[first:stop], errors)
-        left_out = {*failed, *prepared.failed, *skip}
+        failed = self._verify_images(plan, first, plan.views[first:stop], errors)
+        left_out = {*failed, *plan.failed, *skip}
         decoded: dict[int, NDArray[Any]] = {}
-        for row in self._run_engine(prepared, first, stop):
+        for row in self._run_engine(plan, first, stop):
             if row in left_out:
                 continue
             try:
-                pixels = self._write_refused(prepared, row)
+                pixels = self._write_refused(plan, row)
                 if pixels is not None:
                     decoded[row] = pixels
             except SizeError:
                 raise
             except PackstoreError as error:
-                failed.append(self._note_error(errors, row, prepared.numbers[row], error))
-        for look in prepared.looks if decoded else ():
-            for row, large in self._write_crops(look, decoded).items():
-                failed.append(self._note_error(errors, row, prepared.numbers[row], large))
+                failed.append(self._note_error(errors, row, plan.numbers[row], error))
+        for look in plan.looks if decoded else ():
+            for row, large in look.write_pixels(decoded, self._images.column, self._images.mode).items():
+                failed.append(self._note_error(errors, row, plan.numbers[row], large))
+        for look in plan.looks:
+            for row, wrong in look.finish_rows(first, stop, {*left_out, *failed}):
+                failed.append(self._note_error(errors, row, plan.numbers[row], wrong))
         if self._images.are_files:
             left_out.update(failed)
             self._stats.add_decoded(stop - first - sum(first <= row < stop for row in left_out))
@@ -308,20 +311,20 @@ class RecordAssembler(Assembler):
             self._images.cold = COLD_BATCHES
         return failed
 
-    def _run_engine(self, prepared: PreparedBatch, first: int, stop: int) -> Iterable[int]:
+    def _run_engine(self, plan: BatchPlan, first: int, stop: int) -> Iterable[int]:
         """Lets the engine write rows ``first`` … ``stop - 1``. Counts invalid seek indexes.
 
         Returns the rows that the engine refused. Without requests, these are all rows."""
-        if prepared.requests is None:
+        if plan.requests is None:
             return range(first, stop)
         engine, count = get_engine(), self._crops_per_record
-        refused = engine.run(prepared.requests, first * count, stop * count, self._max_pixels)
+        refused = engine.run(plan.requests, first * count, stop * count, self._max_pixels)
         if engine.unindexed:
             self._stats.add_unindexed(engine.unindexed)
         rows: list[int] = (first + np.unique(np.flatnonzero(refused) // count)).tolist()
         return rows
 
-    def _write_refused(self, prepared: PreparedBatch, row: int) -> NDArray[Any] | None:
+    def _write_refused(self, plan: BatchPlan, row: int) -> NDArray[Any] | None:
         """Decodes a record that the engine has refused, and returns its pixels; None if its crops are written already.
 
         Decodes only a part of the image if possible. If the image has another size than its header says, draws its
@@ -334,78 +337,46 @@ class RecordAssembler(Assembler):
         - :class:`SizeError` if a crop has another size than its row.
         - :class:`MemoryError` if the engine had no memory for an array.
         """
-        header, cropped = self._row_header(prepared, row), bool(self._looks[0].operations)
+        header, column, cropped = self._row_header(plan, row), self._images.column, bool(self._looks[0].operations)
         if cropped and not self._has_views and self._images.can_decode_part(header):
-            (look,) = (look.select_records(row, row + 1) for look in prepared.looks)
-            box = _box_in_stored_image(prepared, row, look.crops)
-            part = upright(self._images.decode_crop(prepared.views[row], box, header), prepared.turned.get(row, 1))
+            (planned,) = plan.looks
+            assert isinstance(planned, DrawnLook)
+            look = planned.select_records(row, row + 1)
+            box = _box_in_stored_image(plan, row, look.crops)
+            part = upright(self._images.decode_crop(plan.views[row], box, header), plan.turned.get(row, 1))
             whole = np.array([(0, 0, *part.shape[:2])])
-            self._write_alone(replace(look, crops=look.crops.replace(box=whole)), part)
+            replace(look, crops=look.crops.replace(box=whole)).write_alone(0, part, None, column, self._images.mode)
             return None
-        pixels = self._read_pixels(prepared, row, header)
-        if self._is_taken and prepared.requests is not None:  # refused, but its shape is right
+        pixels = self._read_pixels(plan, row, header)
+        if self._is_taken and plan.requests is not None:  # refused, but its shape is right
             raise MemoryError(f"the engine has no memory for an image of {pixels.shape}")
-        found = pixels.shape[1:] if self._images.column.layout == "CHW" else pixels.shape[:2]
-        said = prepared.sizes[row].tolist()
-        if [*found] == said and prepared.requests is not None:  # then all crops have their rows' size
+        found = pixels.shape[1:] if column.layout == "CHW" else pixels.shape[:2]
+        said = plan.sizes[row].tolist()
+        if [*found] == said and plan.requests is not None:  # then all crops have their rows' size
             return pixels
-        if [*found] != said and cropped and not self._alone:
+        if [*found] != said and (cropped or self._one_by_one) and not self._alone:
             raise wrong_header_error(said, found)
-        of_record = prepared.ids[row : row + 1], prepared.seed, prepared.epoch
-        for look in prepared.looks:
-            alone = look.select_records(row, row + 1)
-            if [*found] != said:
-                # Its header says another size than it has: planned again, by what it has.
-                alone, _ = look.look.draw(np.array([found]), *of_record, alone.out)
-            alone.check_sizes()
-            self._write_alone(alone, pixels)
+        # An image of another size than its header says is planned again, by what it has.
+        of_record = None if [*found] == said else (plan.ids[row : row + 1], plan.seed, plan.epoch)
+        for drawn in plan.looks:
+            drawn.write_alone(row, pixels, of_record, column, self._images.mode)
         return None
 
-    def _write_alone(self, look: DrawnLook, pixels: NDArray[Any]) -> None:
-        """Writes all crops of one decoded image. Raises the error of :meth:`_write_crops`."""
-        for error in self._write_crops(look, {0: pixels}).values():
-            raise error
-
-    def _write_crops(self, look: DrawnLook, decoded: Mapping[int, NDArray[Any]]) -> dict[int, DecodeError]:
-        """Writes all crops of decoded images, by row: by the engine if it knows their mode, else by torch.
-
-        Returns the errors of crops that would need too many pixels, by row."""
-        errors: dict[int, DecodeError] = {}
-        places = look.look.crop_places(np.array([*decoded]))
-        if self._images.column.layout == "CHW":  # only whole arrays come here
-            for place, pixels in zip(places.tolist(), decoded.values(), strict=True):
-                as_numpy(look.out)[place] = pixels
-            return errors
-        count, refused = look.look.count, np.ones(len(places), np.bool_)
-        if self._images.mode in MODES:
-            images = [np.ascontiguousarray(pixels) for pixels in decoded.values()]
-            requests = Requests(images, np.array([pixels.shape[:2] for pixels in images], np.int64)).repeat(count)
-            look.set_outputs(requests, places)
-            refused = get_engine().run(requests, 0, len(places), 0)
-        rows = [*decoded]
-        for number in np.flatnonzero(refused).tolist():
-            row = rows[number // count]
-            try:
-                look.write_without_engine(int(places[number]), decoded[row])
-            except DecodeError as error:
-                errors[row] = error
-        return errors
-
-    def _row_header(self, prepared: PreparedBatch, row: int) -> Header:
+    def _row_header(self, plan: BatchPlan, row: int) -> Header:
         """Returns the header of a row's image file; parses it if that was not done before. None if unreadable."""
-        header = prepared.headers[row]
-        return self._images.read_header(prepared.views[row]) if header is None else header
+        header = plan.headers[row]
+        return self._images.read_header(plan.views[row]) if header is None else header
 
-    def _read_pixels(self, prepared: PreparedBatch, row: int, header: Header) -> NDArray[Any]:
+    def _read_pixels(self, plan: BatchPlan, row: int, header: Header) -> NDArray[Any]:
         """Decodes the whole image of a row, and rotates it by EXIF. Raises the errors of decoding."""
-        pixels = self._images.read_pixels(prepared.numbers[row], prepared.views[row], header)
-        return upright(pixels, prepared.turned.get(row, 1))
+        pixels = self._images.read_pixels(plan.numbers[row], plan.views[row], header)
+        return upright(pixels, plan.turned.get(row, 1))
 
 
-def _box_in_stored_image(prepared: PreparedBatch, row: int, crops: Crops) -> Box:
+def _box_in_stored_image(plan: BatchPlan, row: int, crops: Crops) -> Box:
     """Returns the crop box of a row in its image as stored, before EXIF rotation."""
-    box, orientation = tuple(crops.box[0].tolist()), prepared.turned.get(row, 1)
-    return box if orientation == 1 else map_to_stored_box(box, orientation, *prepared.sizes[row].tolist())
+    box, orientation = tuple(crops.box[0].tolist()), plan.turned.get(row, 1)
+    return box if orientation == 1 else map_to_stored_box(box, orientation, *plan.sizes[row].tolist())
 
 
 def _count_major_faults() -> int:

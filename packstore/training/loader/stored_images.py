@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +19,7 @@ from packstore.images.sniff import HeaderError, sniff
 from packstore.stores import Reader
 from packstore.stores.mapped import read_ahead
 from packstore.stores.parts import as_image_array
-from packstore.training.loader.prepared import Header, PreparedBatch
+from packstore.training.loader.batch_plan import BatchPlan, Header
 from packstore.training.loader.rows import engine_supports, height_width, stored_format
 from packstore.training.pictures import read_seek_indexes, read_stored_bytes, widen_for_torch
 
@@ -39,9 +38,6 @@ class StoredImages(ABC):
         column: The column.
         mode: Mode of the pixels.
         stored: Format of rows that hold pixels as stored, without normalisation or conversion.
-        view: Returns the stored bytes of a record. Checksums of the main images are verified later, by all threads.
-        will_need: Asks the operating system to read all of a main image's stored bytes ahead; does nothing for other
-            columns.
         cold: Number of next batches whose records the operating system is asked to read ahead.
         are_files: They are image files, not arrays.
         is_main: They are the main images.
@@ -56,9 +52,19 @@ class StoredImages(ABC):
         self.stored = stored_format(column, mode)
         self.is_main = column.name == "image"
         self._unchecked = reader.unchecked_reader
-        self.view = self._unchecked.view if self.is_main else partial(read_stored_bytes, reader, column)
-        self.will_need = read_ahead if self.is_main else _do_not_prefetch
         self.cold = COLD_BATCHES
+
+    def view(self, record: int) -> Any:
+        """Returns the stored bytes of a record. Checksums of the main images are verified later, by all threads."""
+        if self.is_main:
+            return self._unchecked.view(record)
+        return read_stored_bytes(self.reader, self.column, record)
+
+    def will_need(self, view: Any) -> None:
+        """Asks the operating system to read all of a main image's stored bytes ahead. Does nothing for other columns,
+        which are read already."""
+        if self.is_main:
+            read_ahead(view)
 
     def view_all(self, records: NDArray[np.int64]) -> Sequence[Any]:
         """Returns the stored bytes of each of ``records``, without copies.
@@ -68,7 +74,7 @@ class StoredImages(ABC):
         return self._unchecked.views(records) if self.is_main else [self.view(record) for record in records.tolist()]
 
     @abstractmethod
-    def make_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
+    def make_requests(self, records: NDArray[np.int64], plan: BatchPlan) -> Requests | None:
         """Builds requests to the engine for a batch's images; None if the engine does not know them.
 
         Reads the sizes of the images into ``prepared``, and the headers of files that the engine refuses. If a header
@@ -110,7 +116,7 @@ class FileImages(StoredImages):
         self._decoder = decoder
         self._exif_transpose = exif_transpose
 
-    def make_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
+    def make_requests(self, records: NDArray[np.int64], plan: BatchPlan) -> Requests | None:
         """Builds the requests, with seek indexes if the store has them; None without the engine. If EXIF rotates a
         file, the engine gets an empty one, which it refuses.
 
@@ -118,18 +124,18 @@ class FileImages(StoredImages):
         without the engine, of all."""
         requests: Requests | None = None
         if self._decoder.has_engine:
-            views: Sequence[Any] = prepared.views
-            if prepared.turned:
-                views = [b"" if row in prepared.turned else view for row, view in enumerate(views)]
+            views: Sequence[Any] = plan.views
+            if plan.turned:
+                views = [b"" if row in plan.turned else view for row, view in enumerate(views)]
             requests = Requests(views, indexes=read_seek_indexes(self._unchecked, self.column, records))
         headers: list[Header] = [None] * len(records)
         sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.read_sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
-            header = headers[row] = self.read_header(prepared.views[row])
+            header = headers[row] = self.read_header(plan.views[row])
             sizes[row] = (0, 0) if header is None else (header.height, header.width)
-        if swapped := [row for row, orientation in prepared.turned.items() if swaps_sides(orientation)]:
+        if swapped := [row for row, orientation in plan.turned.items() if swaps_sides(orientation)]:
             sizes[swapped] = sizes[swapped, ::-1]
-        prepared.sizes, prepared.headers = sizes, headers
+        plan.sizes, plan.headers = sizes, headers
         return requests
 
     def read_header(self, view: Any) -> Header:
@@ -170,22 +176,22 @@ class ArrayImages(StoredImages):
         self._has_shapes = column.kind == "ragged"
         self._for_engine = column.pixels in MODES or (column.layout == "CHW" and engine_supports(column))
 
-    def make_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
+    def make_requests(self, records: NDArray[np.int64], plan: BatchPlan) -> Requests | None:
         """Builds the requests; None for pixels of a mode that the engine does not know.
 
         Reads the shapes of arrays, or repeats their common size. A stored height or width below 1 counts as 1."""
-        prepared.headers = [None] * len(records)
+        plan.headers = [None] * len(records)
         if self._has_shapes:
             # A store may say anything: decoding tells, as with headers.
             shapes = self.reader.values(self.column.shape_name, records)
-            prepared.sizes = np.maximum(shapes[:, :2].astype(np.int64), 1)
+            plan.sizes = np.maximum(shapes[:, :2].astype(np.int64), 1)
         else:
-            prepared.sizes = np.tile(np.array(height_width(self.column), np.int64), (len(records), 1))
-        return self._request_arrays(records, prepared) if self._for_engine else None
+            plan.sizes = np.tile(np.array(height_width(self.column), np.int64), (len(records), 1))
+        return self._request_arrays(records, plan) if self._for_engine else None
 
-    def _request_arrays(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests:
+    def _request_arrays(self, records: NDArray[np.int64], plan: BatchPlan) -> Requests:
         """Builds the requests for a batch whose sizes are known."""
-        return Requests(prepared.views, prepared.sizes, NUMPY_DTYPE[self.column.dtype])
+        return Requests(plan.views, plan.sizes, NUMPY_DTYPE[self.column.dtype])
 
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         """Views the stored bytes as an array of the record's shape; copies 16 bits to int32. Raises
@@ -213,7 +219,7 @@ class MappedImages(ArrayImages):
         """Returns each of ``records`` as an array, a view of :attr:`array`, which is made on access."""
         return _SelectedImages(self.array, records)
 
-    def _request_arrays(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests:
+    def _request_arrays(self, records: NDArray[np.int64], plan: BatchPlan) -> Requests:
         return Requests.of_array(self.array, records)
 
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
@@ -236,7 +242,3 @@ class _SelectedImages(Sequence[Any]):
         if isinstance(number, slice):
             return _SelectedImages(self._images, self._places[number])
         return self._images[self._places[number]]
-
-
-def _do_not_prefetch(view: Any) -> None:
-    """Does nothing, in place of :func:`read_ahead`, for columns beside the main image."""

@@ -10,10 +10,10 @@ from contextlib import closing, nullcontext
 from typing import Any
 
 from packstore.core.parallel import default_workers
+from packstore.training.loader.batch_plan import group_batches
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.job import BatchJob
 from packstore.training.loader.pipeline import LoadedBatch, Pipeline
-from packstore.training.loader.prepared import group_batches
 from packstore.training.loader.shards_ahead import ShardsAhead
 from packstore.training.ring import Ring, Transport, transport_to
 from packstore.training.single_threaded import make_single_threaded

@@ -17,6 +17,7 @@ from packstore.training.augment.base import Step
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.batch_plan import BatchPlan
 from packstore.training.loader.column_rows import Failures, NewBuffer, Padded
 from packstore.training.loader.columns import (
     BatchColumns,
@@ -26,7 +27,6 @@ from packstore.training.loader.columns import (
     refuse_lists,
 )
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.prepared import PreparedBatch
 
 
 class ViewColumnReader:
@@ -69,22 +69,22 @@ class ViewColumnReader:
         self._views = [(view, readers(self.carried, view.operations)) for view in views]
 
     def read_batch(
-        self, prepared: PreparedBatch, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
+        self, plan: BatchPlan, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
     ) -> ViewColumns:
         """Reads the columns of a batch: the moving ones for the crops of each view, others once per record.
 
         Failures and errors are those of :meth:`ColumnReaders.read_batch`."""
-        plain = self._plain.read_batch(prepared, assembler, new_buffer, errors)
+        plain = self._plain.read_batch(plan, assembler, new_buffer, errors)
         place, by_view = len(self._plain), []
         for view, readers in self._views:
-            crops = PreparedBatch(
-                prepared.out,
-                view.all_crop_ids(prepared.ids),
-                view.derive_seed(prepared.seed),
-                prepared.epoch,
-                failed=[*_crop_rows(prepared.failed, view.count)],
+            crops = BatchPlan(
+                plan.out,
+                view.all_crop_ids(plan.ids),
+                view.derive_seed(plan.seed),
+                plan.epoch,
+                failed=[*_crop_rows(plan.failed, view.count)],
             )
-            crops.sizes = np.repeat(prepared.sizes, view.count, 0)
+            crops.sizes = np.repeat(plan.sizes, view.count, 0)
             by_view.append((view, readers.read_batch(crops, assembler, _with_offset(new_buffer, place), errors)))
             place += len(readers)
         return ViewColumns(plain, by_view, self._as_list)

@@ -85,20 +85,19 @@ class ViewSteps:
         for (view, steps), look, section in zip(self._steps, self.looks, sections, strict=True):
             yield ImageSet(steps, look.form.as_images(section), view.all_crop_ids(ids), view.count)
 
-    def build_from_crops(
-        self, crops: Sequence[torch.Tensor], ids: torch.Tensor, epoch: int, host_ids: NDArray[np.int64]
-    ) -> Any:
-        """Builds the batch's dict or list of views from crops on the device: runs the remaining operations, normalises.
+    def build(self, crops: Sequence[torch.Tensor], ids: torch.Tensor, epoch: int, host_ids: NDArray[np.int64]) -> Any:
+        """Builds the batch's dict or list of views on the device: runs the remaining operations, normalises.
 
         Args:
-            crops: Crops of each view: results of user functions, ``(B * count, 3, h, w)``, or its section of a buffer.
+            crops: Crops of each view, ``(B * count, 3, h, w)``; if there are no looks, whole images alone.
             ids: Ids of the records, int64 ``(B,)``, on the same device.
             epoch: Epoch of random operations.
             host_ids: The same ids on the host.
         """
+        if not self.looks:
+            return self.build_from_images(crops[0], ids, epoch, host_ids)
         made = []
-        for (view, steps), look, images in zip(self._steps, self.looks, crops, strict=True):
-            images = images if steps.in_decoding else look.form.as_images(images)
+        for (view, steps), images in zip(self._steps, crops, strict=True):
             with self._stats.measure("augment"):
                 there, here = view.all_crop_ids(ids), view.all_crop_ids(host_ids)
                 made.append(steps.convert_batch(steps.augment_batch(images, there, epoch, here)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +15,9 @@ from numpy.typing import NDArray
 
 from packstore.images.engine import Requests
 from packstore.images.sniff import ImageInfo
-from packstore.training.augment.base import Crops
 from packstore.training.loader.checks import PendingChecksums
-from packstore.training.loader.looks import DrawnLook
+from packstore.training.loader.looks import Drawn, DrawnLook
 from packstore.training.values import as_numpy
-
-if TYPE_CHECKING:
-    from packstore.training.augment.unequal import Cut, DrawnOperations
 
 RECORDS_TOGETHER = 1024
 """Records that are planned at once. Python takes 3.8 µs an image for crops and flips of 256, and 1.5 of 1,024."""
@@ -33,7 +29,7 @@ Header = ImageInfo | None
 
 
 @dataclass(eq=False)
-class PreparedBatch:
+class BatchPlan:
     """Planned batch: which record goes into which row of a buffer, and how.
 
     A whole batch is planned at once, since planning costs hardly more for many images than for one.
@@ -49,18 +45,10 @@ class PreparedBatch:
         pending: Checksums that are still to be verified; None if there is no policy.
         turned: EXIF orientations to apply, by row. The engine refuses these images.
         headers: Headers of image files that the engine refuses; None for other rows.
-        first_crops: Crops after the first operation, if operations run while decoding.
-        looks: The drawn looks of all records; empty if images differ in size while augmented.
+        looks: The drawn looks of all records; empty if whole arrays are copied.
         failed: Rows whose records cannot be read.
-        too_large: Rows of which operations would make too many pixels: the image's height and width, and those of the
-            result.
         requests: The whole batch as requests to the engine, a record's crops of all looks one after another; None if
             the engine cannot process it.
-        operations: With images that differ in size while augmented: all drawn operations; else None.
-        first_cuts: With such images: the crop made while decoding, and the number of operations that it replaces.
-        redrawn: With such images: operations of rows whose images have another size than their headers say.
-        deferred: With such images: rows on which the asking thread runs the operations.
-        images: With such images: the current state of each, ``(1, 3, h, w)``; finally its row if they make no batch.
     """
 
     out: torch.Tensor
@@ -72,29 +60,22 @@ class PreparedBatch:
     views: Any = field(default_factory=list)
     sizes: NDArray[np.int64] = field(init=False)
     headers: Sequence[Header] = ()
-    first_crops: Crops | None = None
-    looks: Sequence[DrawnLook] = ()
+    looks: Sequence[Drawn] = ()
     turned: Mapping[int, int] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
-    too_large: Mapping[int, tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
     requests: Requests | None = None
-    operations: DrawnOperations | None = None
-    first_cuts: Sequence[tuple[Cut, int]] = ()
-    images: list[Any] = field(default_factory=list)
-    redrawn: dict[int, DrawnOperations] = field(default_factory=dict)
-    deferred: set[int] = field(default_factory=set)
 
-    def take_group_rows(self, plan: PreparedBatch, rows: slice) -> None:
+    def take_group_rows(self, group: BatchPlan, rows: slice) -> None:
         """Takes this batch's rows from the plan of a group of batches. Its requests then write to :attr:`out`.
 
         Asserts that the plan has one look, and requests."""
-        (look,) = plan.looks
-        self.views, self.sizes, self.headers = plan.views[rows], plan.sizes[rows], plan.headers[rows]
-        self.turned = {row - rows.start: turn for row, turn in plan.turned.items() if rows.start <= row < rows.stop}
-        self.first_crops = None if plan.first_crops is None else plan.first_crops.select_rows(rows)
+        (look,) = group.looks
+        self.views, self.sizes, self.headers = group.views[rows], group.sizes[rows], group.headers[rows]
+        self.turned = {row - rows.start: turn for row, turn in group.turned.items() if rows.start <= row < rows.stop}
+        assert isinstance(look, DrawnLook)
         self.looks = [look.select_records(rows.start, rows.stop, self.out)]
-        assert plan.requests is not None
-        self.requests = plan.requests.select_rows(rows.start, rows.stop)
+        assert group.requests is not None
+        self.requests = group.requests.select_rows(rows.start, rows.stop)
         self.requests.write_to(as_numpy(self.out))
 
 
@@ -107,11 +88,11 @@ class BatchGroup:
     """
 
     ids: Ids
-    _plan: PreparedBatch | None = None
+    _plan: BatchPlan | None = None
     _planned: bool = False
     _lock: Lock = field(default_factory=Lock)
 
-    def plan_once(self, make: Callable[[Ids], PreparedBatch | None]) -> PreparedBatch | None:
+    def plan_once(self, make: Callable[[Ids], BatchPlan | None]) -> BatchPlan | None:
         """Returns the plan of all batches in the group. Calls ``make`` only the first time, while other threads wait.
 
         None means that each batch must be planned by itself."""
