@@ -6,6 +6,8 @@ Source: Cubuk et al., "AutoAugment: Learning Augmentation Policies from Data" (2
 
 from __future__ import annotations
 
+from packstore.core.registry import import_and_call
+
 Pair = tuple[tuple[str, float, int], tuple[str, float, int]]
 """Two operations: name, probability, magnitude of 10 (0 if it has none)."""
 
@@ -229,3 +231,8 @@ TIMM_POLICIES = {
     "3a": [[("Solarize", 1.0, 5)], [("Desaturate", 1.0, 10)], [("GaussianBlurRand", 1.0, 10)]],
 }
 """Policies of timm, by name."""
+
+TIMM_BEGINNINGS = ("rand", "augmix", *TIMM_POLICIES)
+"""Beginnings of a policy in timm's notation."""
+make_timm_augment = import_and_call("packstore.training.augment.timm_policies:TimmAugment")
+"""Makes the operation of a policy in timm's notation."""

@@ -9,6 +9,7 @@ from typing import Any, Never
 
 from packstore.core.errors import UsageError
 from packstore.training.arguments import unknown_operation_argument
+from packstore.training.augment.auto_augment_tables import make_timm_augment
 from packstore.training.augment.base import Step
 from packstore.training.augment.colour import (
     ColorJitter,
@@ -25,7 +26,6 @@ from packstore.training.augment.logic import Compose, RandomApply, RandomChoice
 from packstore.training.augment.mixing import BatchMixer, CutMix, MixUp
 from packstore.training.augment.policies import RandAugment, ThreeAugment, TrivialAugmentWide
 from packstore.training.augment.sizes import RandomResize, RandomShortestSize
-from packstore.training.augment.timm_policies import TimmAugment
 
 IMAGENET_MEAN = (124, 116, 104)
 """Mean of ImageNet in bytes; it becomes 0 by normalisation."""
@@ -86,7 +86,7 @@ def _format_operations(operations: Any, indent: str) -> str:
 def _define_timm_rsb(size: int, policy: str, mixup: float, smoothing: float) -> _RecipeDefinition:
     """Defines a recipe of "ResNet strikes back". The recipes differ only in these four arguments."""
     return _RecipeDefinition(
-        lambda: [RandomResizedCrop(size, interpolation="random"), RandomHorizontalFlip(), TimmAugment(policy)],
+        lambda: [RandomResizedCrop(size, interpolation="random"), RandomHorizontalFlip(), make_timm_augment(policy)],
         "Wightman, Touvron, Jégou, 'ResNet strikes back' (2021), table 2; timm 1.0, data/transforms_factory.py",
         lambda: BatchMixer([MixUp(mixup), CutMix(1.0)], label_smoothing=smoothing),
     )
@@ -178,7 +178,7 @@ _RECIPES = {
         lambda: [
             RandomResizedCrop(224, interpolation="bicubic"),
             RandomHorizontalFlip(),
-            TimmAugment("rand-m9-mstd0.5-inc1", interpolation="bicubic"),
+            make_timm_augment("rand-m9-mstd0.5-inc1", interpolation="bicubic"),
             RandomErasing(0.25, scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), value="random"),
         ],
         "He et al. (2021), table 9; facebookresearch/mae, main_finetune.py and util/datasets.py",

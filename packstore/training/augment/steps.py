@@ -118,9 +118,9 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
     flat: list[Any] = []
     for operation in augment:
         if isinstance(operation, str):
-            from packstore.training.augment.timm_policies import TimmAugment
+            from packstore.training.augment.auto_augment_tables import make_timm_augment
 
-            flat.append(TimmAugment(operation))
+            flat.append(make_timm_augment(operation))
         elif _is_sequence(operation):
             parts = operation if isinstance(operation, torch.nn.Sequential) else operation.transforms
             flat += as_operations(list(parts), use)
@@ -136,11 +136,11 @@ def _recipe_or_policy(name: str) -> list[Any]:
     """Returns the operations of a recipe, or a list with a policy of timm: a name with a dash after a known beginning.
 
     Raises :class:`UsageError` for any other name."""
+    from packstore.training.augment.auto_augment_tables import TIMM_BEGINNINGS
     from packstore.training.augment.recipes import recipe
-    from packstore.training.augment.timm_policies import POLICY_BEGINNINGS
 
     beginning, dash, _ = name.partition("-")
-    if dash and beginning in POLICY_BEGINNINGS:
+    if dash and beginning in TIMM_BEGINNINGS:
         return [name]
     try:
         return recipe(name)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, pack_warp_flags
-from packstore.training.augment.auto_augment_tables import TIMM_POLICIES
+from packstore.training.augment.auto_augment_tables import TIMM_BEGINNINGS, TIMM_POLICIES
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import box_muller
 from packstore.training.augment.policies import draw_chain_weights, mix_chains
@@ -59,7 +59,6 @@ _WEIGHTED: dict[str, dict[str, float | None]] = {
 }
 """Operations and weights of the sets that ``t`` selects."""
 
-POLICY_BEGINNINGS = ("rand", "augmix", *TIMM_POLICIES)
 _LEVELS = 10.0
 
 
@@ -285,7 +284,7 @@ def _parse_notation(config: str) -> _PolicyPlan:
     elif first == "augmix":
         plan = _PolicyPlan(3, _AUGMIX, magnitude=3, share=1.0, deviation=math.inf, chains=3, random_depth=True)
     elif first != "rand":
-        raise UsageError(f"a policy in timm's notation begins with {', '.join(POLICY_BEGINNINGS)}, got {config!r}")
+        raise UsageError(f"a policy in timm's notation begins with {', '.join(TIMM_BEGINNINGS)}, got {config!r}")
     for part in parts:
         match = re.fullmatch(r"([a-z]+)(.*)", part)
         key, value = match.groups() if match else (part, "")
