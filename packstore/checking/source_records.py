@@ -20,7 +20,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.proof import row_checksum, row_columns
 from packstore.images.encode import EncodedImage, Encoder
-from packstore.images.encode.options import readers_transpose
+from packstore.images.orientation import readers_transpose
 from packstore.packing.batches import Linker
 from packstore.packing.encoding import make_encoder, restore_encode_options, same_encoding_options
 from packstore.packing.frames import restore_aligner

@@ -296,7 +296,7 @@ def format_linked_files(reader: Reader) -> str:
 
 def _describe_orientation(manifest: Manifest) -> str:
     """Returns a phrase on when the EXIF orientation is applied."""
-    from packstore.images.encode.options import readers_transpose
+    from packstore.images.orientation import readers_transpose
 
     if not manifest.options.get("exif_transpose"):
         return "which is not applied"

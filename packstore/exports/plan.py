@@ -26,8 +26,8 @@ from packstore.exports.options import ExportOptions
 from packstore.exports.staging import was_published
 from packstore.images.decoders import get_decoder
 from packstore.images.encode import EncodeOptions, Encoder
-from packstore.images.encode.options import keeps_exif, readers_transpose
 from packstore.images.encode.png import encode_png, fits_png
+from packstore.images.orientation import keeps_exif, readers_transpose
 from packstore.images.reading import Reading
 from packstore.stores import Reader
 from packstore.stores.export_manifest import ExportManifest

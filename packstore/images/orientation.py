@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from packstore.core.manifest import Manifest
+from packstore.core.registry import ENCODINGS
 from packstore.images.kinds import KINDS, find_kind, get_kind
 from packstore.images.kinds.base import UnusualError
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
@@ -173,3 +175,16 @@ def _parse_directory(order: str, entries: bytes) -> tuple[int | None, int]:
                 raise UnusualError
             orientation = at >> 16 if order == ">" else at & 0xFFFF
     return orientation, least
+
+
+def keeps_exif(manifest: Manifest) -> bool:
+    """Tells if a store's image files still contain the EXIF orientation of the source's files.
+
+    False if they were resized, and for an unknown encoding."""
+    resized = any(manifest.options.get(name) is not None for name in ("size", "resize", "max_side"))
+    return manifest.encoding in ENCODINGS and ENCODINGS[manifest.encoding].keeps_exif and not resized
+
+
+def readers_transpose(manifest: Manifest) -> bool:
+    """Tells if readers must apply the EXIF orientation to a store's images."""
+    return bool(manifest.options.get("exif_transpose")) and keeps_exif(manifest)

@@ -22,8 +22,8 @@ from packstore.core.progress import ProgressCallback, no_progress, progress_call
 from packstore.core.registry import import_and_call
 from packstore.core.tally import Tally
 from packstore.core.urls import check_paths, location
-from packstore.images.encode.options import readers_transpose
 from packstore.images.losses import UNIFIED
+from packstore.images.orientation import readers_transpose
 from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.packing.frames import OTHER_SIZE
 from packstore.packing.header_survey import ask_about_lossy_image

@@ -14,8 +14,7 @@ from packstore.core.columns import Buffer
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
 from packstore.core.proof import ROW_CHECKSUM, Proof, row_columns
-from packstore.images.encode.options import keeps_exif
-from packstore.images.orientation import count_oriented
+from packstore.images.orientation import count_oriented, keeps_exif
 from packstore.images.seek_index import index_values, reads_gray
 from packstore.packing.encoding import EXIF_ORIENTED
 from packstore.stores import Reader, StoreBuilder

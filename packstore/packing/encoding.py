@@ -12,7 +12,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, is_reading_option, parse_mode
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.images.encode import EncodedImage, EncodeOptions, Encoder, Encoding, parse_size
-from packstore.images.encode.options import readers_transpose
+from packstore.images.orientation import readers_transpose
 from packstore.images.reading import Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.options import ConvertOptions

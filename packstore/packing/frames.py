@@ -18,8 +18,7 @@ import numpy as np
 from packstore.core.column import FRAMES, STORED, UPRIGHT, is_moved
 from packstore.core.errors import AmbiguousSourceError, Answer, DecodeError, SampleError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
-from packstore.images.encode.options import keeps_exif
-from packstore.images.orientation import read_annotation_orientation, swaps_sides
+from packstore.images.orientation import keeps_exif, read_annotation_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
 from packstore.sources.base import Sample, Source, Survey
 

@@ -13,8 +13,7 @@ from packstore.core.column import FLAGS, INTERNAL
 from packstore.core.columns import Ragged
 from packstore.core.errors import CacheError, PackstoreError, UnreachableError
 from packstore.core.manifest import Column, Manifest
-from packstore.images.encode.options import readers_transpose
-from packstore.images.orientation import read_orientation, swaps_sides
+from packstore.images.orientation import read_orientation, readers_transpose, swaps_sides
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
 from packstore.stores import Reader
 

@@ -42,7 +42,6 @@ from packstore.training.item_options import (
 )
 from packstore.training.items import ItemDataset
 from packstore.training.pictures import check_pil_mode
-from packstore.training.samples import LazyKeys, LazySamples
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -318,6 +317,8 @@ class PackedDataset(ItemDataset):
     @property
     def keys(self) -> Sequence[str]:
         """Keys of all items, read on access. Verifies the column's checksum first, unless ``checksums="never"``."""
+        from packstore.training.samples import LazyKeys
+
         self.reader.verify_column("key")
         return LazyKeys(self.reader, self._start, self._length)
 
@@ -328,6 +329,8 @@ class PackedDataset(ItemDataset):
 
         Raises :class:`UsageError` unless each item has one label.
         """
+        from packstore.training.samples import LazySamples
+
         self._check_labels()
         self.reader.verify_column("key")
         return LazySamples(self.reader, self._start, self._length)

@@ -12,7 +12,7 @@ from packstore.core.column import INTERNAL, find_class_column
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.options import check_bools, show_value
-from packstore.images.encode.options import keeps_exif, readers_transpose
+from packstore.images.orientation import keeps_exif, readers_transpose
 from packstore.images.reading import Reading
 from packstore.training.arguments import check_callables
 from packstore.training.augment.base import Operation

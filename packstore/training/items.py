@@ -19,12 +19,12 @@ from packstore.stores import Checksums, Reader
 from packstore.training.augment.in_place import repr_on_one_line
 from packstore.training.pictures import ImageListReader, ImageReader, widen_for_torch
 from packstore.training.record_notes import note_need_of_pil, note_records
-from packstore.training.tv_tensors import TVTensors
 from packstore.training.values import ValueReader, as_tensor
 from packstore.training.worker_memory import move_rows, send_by_value, share
 
 if TYPE_CHECKING:
     from packstore.training.torchvision_transforms import TransformPlan
+    from packstore.training.tv_tensors import TVTensors
 
 _UNREAD: Any = object()
 """In place of an image that is not read yet."""
@@ -90,7 +90,11 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
             if column.classes is not None and column.kind == "fixed" and not column.shape
         }
         chosen_columns = [self.manifest.column(name) for name in self.columns]
-        self._wrapper = TVTensors(chosen_columns) if self.output == "tv_tensors" else None
+        self._wrapper: TVTensors | None = None
+        if self.output == "tv_tensors":
+            from packstore.training.tv_tensors import TVTensors
+
+            self._wrapper = TVTensors(chosen_columns)
         self._form = "tensor" if self.output in ("dict", "tv_tensors") else self.output
         self.pictures = self._image_reader(self.manifest.image)
         self._fields = {column.name: self._column_reader(column) for column in chosen_columns}

@@ -16,12 +16,13 @@ from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreErro
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import Mode
 from packstore.images.decoders import Decoder
-from packstore.images.display import Window, denormalize, to_display
 from packstore.images.engine import BufferAddresses
 from packstore.stores import Reader
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from packstore.images.display import Window
 
 _UNREADABLE = b"\0"  # in place of a seek index
 _TOGETHER = 16
@@ -167,11 +168,17 @@ class ImageReader:
     def read_stored_pixels(self, reader: Reader, record: int) -> NDArray[Any]:
         """Reads an image as pixels ``(H, W, C)`` of its mode. Undoes normalisation."""
         pixels = self.read_pixels(reader, record)
-        return denormalize(pixels, self.column, self.normalization) if self.floats else pixels
+        if not self.floats:
+            return pixels
+        from packstore.images.display import denormalize
+
+        return denormalize(pixels, self.column, self.normalization)
 
     def read_for_display(self, reader: Reader, record: int, window: Window | None = None) -> Image:
         """Reads an image as RGB for display, see :func:`packstore.images.display.to_display`."""
         from PIL.Image import fromarray
+
+        from packstore.images.display import to_display
 
         return fromarray(to_display(self.read_stored_pixels(reader, record), self.mode, window))
 

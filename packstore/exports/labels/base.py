@@ -27,8 +27,7 @@ from packstore.exports.labels.objects import (
     find_captions_column,
     join_texts,
 )
-from packstore.images.encode.options import readers_transpose
-from packstore.images.orientation import read_orientation, swaps_sides
+from packstore.images.orientation import read_orientation, readers_transpose, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.images.turning import make_turn
 from packstore.stores import Reader

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packstore.core.errors import UsageError
-from packstore.core.manifest import Manifest, Normalization
+from packstore.core.manifest import Normalization
 from packstore.core.registry import ENCODINGS
 from packstore.images.reading import DECODERS, PLAIN, Reading
 from packstore.images.resize import FITS, Size, target_size
@@ -112,19 +112,6 @@ class EncodeOptions:
 
         An encoding that keeps EXIF transposes nothing."""
         return self.resizes or (self.exif_transpose and not ENCODINGS[self.encoding].keeps_exif)
-
-
-def keeps_exif(manifest: Manifest) -> bool:
-    """Tells if a store's image files still contain the EXIF orientation of the source's files.
-
-    False if they were resized, and for an unknown encoding."""
-    resized = any(manifest.options.get(name) is not None for name in ("size", "resize", "max_side"))
-    return manifest.encoding in ENCODINGS and ENCODINGS[manifest.encoding].keeps_exif and not resized
-
-
-def readers_transpose(manifest: Manifest) -> bool:
-    """Tells if readers must apply the EXIF orientation to a store's images."""
-    return bool(manifest.options.get("exif_transpose")) and keeps_exif(manifest)
 
 
 def parse_size(text: str) -> Size:

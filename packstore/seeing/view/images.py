@@ -20,9 +20,8 @@ from packstore.core.modes import parse_mode
 from packstore.core.proof import Proof
 from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.display import Window, denormalize, find_window, to_display
-from packstore.images.encode.options import readers_transpose
 from packstore.images.masks import decode_mask, read_mask_header
-from packstore.images.orientation import read_orientation
+from packstore.images.orientation import read_orientation, readers_transpose
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError
 from packstore.seeing.colors import class_color

@@ -12,9 +12,10 @@ import atexit
 import inspect
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Generator, Iterator
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,6 @@ from packstore.training.augment.steps import as_operations
 from packstore.training.augment.units import Units, with_units
 from packstore.training.loader.column_rows import Padded
 from packstore.training.loader.columns import refuse_missing_values, resident_obstacle
-from packstore.training.loader.epoch_end import announce_epoch
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.options import (
     LoaderArguments,
@@ -45,6 +45,7 @@ from packstore.training.loader.places import augments_one_by_one
 from packstore.training.loader.residence import Residence, choose_residence
 
 if TYPE_CHECKING:
+    from packstore.training.loader.epoch_end import RunningEpoch
     from packstore.training.loader.record_stage import RecordStage
     from packstore.training.loader.resident import Resident
     from packstore.training.loader.streaming import Streaming
@@ -307,8 +308,13 @@ class PackedLoader(LoaderParts):
             return
         process = os.getpid()
         stage = nullcontext() if self._stage is None else self._stage.start_threads()
+        announcing: AbstractContextManager[RunningEpoch | None] = nullcontext()
+        if "accelerate.state" in sys.modules:
+            from packstore.training.loader.epoch_end import announce_epoch
+
+            announcing = announce_epoch()
         batches_of = self._producer.iterate_epoch(epoch, first)
-        with closing(batches_of) as batches, stage as run_stage, announce_epoch() as announced:
+        with closing(batches_of) as batches, stage as run_stage, announcing as announced:
             for batch in batches:  # enumerate would hold the batch
                 first += 1
                 self.pipeline.stats.add_batch(batch.images, batch.skipped)

@@ -7,16 +7,18 @@ from collections import deque
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from packstore.core.parallel import default_workers
 from packstore.training.loader.batch_plan import group_batches
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.job import BatchJob
 from packstore.training.loader.pipeline import LoadedBatch, Pipeline
-from packstore.training.loader.shards_ahead import ShardsAhead
 from packstore.training.ring import Ring, Transport, transport_to
 from packstore.training.single_threaded import make_single_threaded
+
+if TYPE_CHECKING:
+    from packstore.training.loader.shards_ahead import ShardsAhead
 
 
 class Streaming:
@@ -41,8 +43,12 @@ class Streaming:
 
         Afterwards fetches the first shards of the next epoch. Those threads may outlive this generator; threads that
         decode end with it."""
-        reads, following = self._epochs.list_shard_reads(epoch), self._epochs.list_shard_reads(epoch + 1)
-        ahead = ShardsAhead.for_reader(self._pipeline.dataset.reader, reads, first, following)
+        reader, ahead = self._pipeline.dataset.reader, None
+        if reader.table.cache is not None:
+            from packstore.training.loader.shards_ahead import ShardsAhead
+
+            reads, following = self._epochs.list_shard_reads(epoch), self._epochs.list_shard_reads(epoch + 1)
+            ahead = ShardsAhead.for_reader(reader, reads, first, following)
         if ahead is None:
             yield from self._iterate_batches(epoch, first)
             return
