@@ -192,8 +192,7 @@ if TYPE_CHECKING:
     from packstore.images.kinds.tiff_directory import list_tiff_pages
     from packstore.images.kinds.unread import UNREAD_BYTES, UNREAD_SUFFIXES
     from packstore.images.losses import find_losses
-    from packstore.images.mask_files import make_mask_file
-    from packstore.images.masks import decode_mask, read_mask_header
+    from packstore.images.masks import decode_mask, make_mask_file, read_mask_header
     from packstore.images.normalization import parse_normalization
     from packstore.images.orientation import (
         map_to_stored_box,

@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError
 from packstore.core.modes import Mode
-from packstore.images.header import MAX_PIXELS, check_cost, check_size
+from packstore.images.header import MAX_PIXELS, check_size
 from packstore.images.kinds import find_kind, get_kind
 from packstore.images.kinds.base import Frames, ImageDescription, ImageFile
 from packstore.images.pillow import (
     ORIENTATION,
+    OpenImage,
     as_orientation,
-    format_error,
     has_alpha,
-    ignore_size_warnings,
     without_warnings,
 )
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
@@ -81,21 +80,15 @@ def decode_rgb(data: memoryview, max_pixels: int, side: int | None = None) -> ND
         with suppress(HeaderError):
             header = sniff(data)
             check_size(header.width, header.height, max_pixels)
-    try:
-        with open_image(data) as image:
-            width, height = image.size
-            check_cost(data, width, height, max_pixels)
-            if side is not None:
-                image.draft(None, (side, side))
-            with ignore_size_warnings(width * height):
-                image.load()
-            # Irrelevant to RGB, but Pillow would convert it, with a warning.
-            image.info.pop("transparency", None)
-            return np.array(image if image.mode == "RGB" else image.convert("RGB"))
-    except (DecodeError, MemoryError):
-        raise
-    except Exception as error:  # plugins raise almost anything on damaged files: OSError, SyntaxError, struct.error ...
-        raise DecodeError(f"damaged image: {format_error(error)}") from error
+
+    def convert(image: Image.Image) -> NDArray[np.uint8]:
+        """Converts an image to RGB."""
+        # Irrelevant to RGB, but Pillow would convert it, with a warning.
+        image.info.pop("transparency", None)
+        return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+    draft = None if side is None else (None, (side, side))
+    return OpenImage(data, open_image).load_frame(0, max_pixels, convert, draft)
 
 
 def any_frame_has_alpha(data: memoryview) -> bool:

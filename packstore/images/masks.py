@@ -1,4 +1,5 @@
-"""Decodes masks: PNG files of one channel whose values are class or instance numbers, unchanged.
+"""Masks: PNG files of one channel whose values are class or instance numbers. Decodes them unchanged, and makes files
+of them that any viewer shows in colours.
 
 The values of a palette file are its indices. The engine decodes files of 8 or 16 bits a pixel, down to the last row
 that is needed; Pillow decodes what the engine refuses, or reports the flaw.
@@ -8,8 +9,8 @@ from __future__ import annotations
 
 import io
 import struct
-import zlib
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError
 from packstore.images.engine import png_rows
-from packstore.images.sniff import MAX_PIXELS, excess_pixels_message
+from packstore.images.sniff import MAX_PIXELS, HeaderError, excess_pixels_message, sniff
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,6 +28,7 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = struct.Struct(">8xI4sIIBBBBB")
 _GREY, _PALETTE = 0, 3
 _ANIMATION = (b"acTL", b"fcTL", b"fdAT")
+_MOST = (1 << 16) - 1
 _CHANNELS = {2: "RGB", 4: "grey levels with alpha", 6: "RGB with alpha"}
 
 
@@ -62,8 +64,8 @@ def read_mask_header(data: Buffer, max_pixels: int = MAX_PIXELS) -> MaskHeader:
     """
     if len(data) < _HEADER.size or bytes(data[:8]) != _SIGNATURE:
         raise DecodeError("the mask is not a PNG file")
-    _, kind, width, height, bits, colour, _, _, interlace = _HEADER.unpack_from(data)
-    if kind != b"IHDR" or not width or not height:
+    _, name, width, height, bits, colour, _, _, interlace = _HEADER.unpack_from(data)
+    if name != b"IHDR" or not width or not height:
         raise DecodeError("the mask is damaged: its PNG header cannot be read")
     if colour not in (_GREY, _PALETTE):
         raise DecodeError(
@@ -123,33 +125,83 @@ def _read_idat(data: Buffer, header: MaskHeader) -> bytes | None:
     """Returns the content of the IDAT chunks, with verified checksums of all chunks on which pixels depend.
 
     Returns None for any such chunk that Pillow might refuse. Pillow then judges the file."""
-    view, place, kind = memoryview(data), len(_SIGNATURE), b""
+    from packstore.images.kinds.png import is_sound_chunk, list_chunks
+
+    view, before = memoryview(data), b""
     chunks: list[memoryview] = []
-    while kind != b"IEND":
-        end = place + 8 + int.from_bytes(view[place : place + 4], "big")
-        before, kind = kind, bytes(view[place + 4 : place + 8])
-        content = view[place + 8 : end]
-        if end + 4 > len(view):
+    for name, start, end in list_chunks(view):
+        content = view[start + 8 : end - 4]
+        if end > len(view):
             return None
-        if kind[0] & 0x20 and kind not in (b"tRNS", *_ANIMATION):  # metadata
-            kind, place = before, end + 4
+        if name[0] & 0x20 and name not in (b"tRNS", *_ANIMATION):  # metadata
             continue
-        if zlib.crc32(view[place + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
+        if not is_sound_chunk(view, start, end):
             return None
-        if kind == b"IDAT":
-            if chunks and before != kind:
+        if name == b"IDAT":
+            if chunks and before != name:
                 return None
             chunks.append(content)
-        elif kind == b"IHDR":
+        elif name == b"IHDR":
             if before or len(content) != 13 or content[10] or content[11]:
                 return None
-        elif kind == b"PLTE":
+        elif name == b"PLTE":
             if chunks or len(content) % 3 or not 0 < len(content) <= 768:
                 return None
-        elif kind == b"tRNS":
+        elif name == b"tRNS":
             if chunks or not (1 if header.palette else 2) <= len(content) <= 256:
                 return None
-        elif kind != b"IEND" or len(content):
+        elif name != b"IEND" or len(content):
             return None
-        place = end + 4
-    return b"".join(chunks)
+        before = name
+    return b"".join(chunks) if before == b"IEND" else None
+
+
+def make_mask_file(mask: Any) -> bytes | None:
+    """Converts a mask, a PNG file or an array ``(H, W)``, to a PNG file.
+
+    - Gray of 8 bits gets Pascal VOC's palette.
+    - Arrays of other dtypes become gray of 16 bits.
+    - Any other file is returned unchanged.
+
+    Returns None without a mask, for an empty array, and for values that PNG cannot store. Raises :class:`DecodeError`
+    for a damaged file of gray.
+    """
+    from PIL import Image
+
+    if mask is None:
+        return None
+    if isinstance(mask, np.ndarray):
+        if not mask.size or mask.dtype.kind == "f":
+            return None
+        if mask.dtype != np.uint8 and not 0 <= mask.min() <= mask.max() <= _MOST:
+            return None
+        image = Image.fromarray(mask if mask.dtype == np.uint8 else mask.astype(np.uint16))
+    else:
+        try:
+            info = sniff(mask)
+        except HeaderError:
+            return bytes(mask)
+        if (info.kind, info.components, info.precision) != ("png", 1, 8):
+            return bytes(mask)
+        # Decoded before putpalette(): Pillow before 10 decodes into the image that putpalette() changes.
+        image = open_mask(mask, read_mask_header(mask))
+        if image.mode != "L":
+            return bytes(mask)
+    if image.mode == "L":
+        image.putpalette(make_voc_palette())
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+@cache
+def make_voc_palette() -> bytes:
+    """Returns Pascal VOC's palette of 256 colours.
+
+    Bits 3i, 3i+1 and 3i+2 of a class number are bit 7-i of red, green and blue."""
+    colours = np.zeros((256, 3), np.uint8)
+    numbers = np.arange(256)
+    for bit in range(8):
+        for channel in range(3):
+            colours[:, channel] |= ((numbers >> (3 * bit + channel) & 1) << (7 - bit)).astype(np.uint8)
+    return colours.tobytes()

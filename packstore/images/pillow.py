@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _T = TypeVar("_T")
+Draft = tuple[str | None, tuple[int, int] | None]
 _PILLOW = {
     "1": "L", "L": "L", "LA": "LA", "La": "LA", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBX": "RGB", "RGBA": "RGBA",
     "RGBa": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "LAB": "RGB", "HSV": "RGB", "I;16": "I;16", "I;16L": "I;16",
@@ -103,24 +104,26 @@ class OpenImage:
         except Exception:  # plugins raise almost anything; decoding the file reports the fault
             return None
 
-    def load_frame(self, frame: int, max_pixels: int, gray: bool, convert: Callable[[Image.Image], _T]) -> _T:
-        """Loads a frame and returns ``convert(frame)``. With ``gray``, decodes only the luma of a JPEG.
+    def load_frame(
+        self, frame: int, max_pixels: int, convert: Callable[[Image.Image], _T], draft: Draft | None = None
+    ) -> _T:
+        """Loads a frame and returns ``convert(frame)``. ``draft``: mode or size in which a JPEG may be decoded faster.
 
         Raises :class:`DecodeError` as :func:`decode`, and for a frame that does not exist.
         """
         try:
             image = self._seek_frame(frame)
             check_cost(self._data, *image.size, max_pixels)
-            if gray:
-                image.draft("L", None)
-            with ignore_size_warnings(image.size[0] * image.size[1]):
+            if draft is not None:
+                image.draft(*draft)
+            with _ignore_size_warnings(image.size[0] * image.size[1]):
                 image.load()
             return convert(image)
         except (DecodeError, MemoryError):
             raise
         except Exception as error:  # as in decode
             self._image = None  # in an unknown state
-            raise DecodeError(f"damaged image: {format_error(error)}") from error
+            raise DecodeError(f"damaged image: {_format_error(error)}") from error
 
     def read_tags(self, page: int) -> Any:
         """Returns the tags of a TIFF page, numbered as Pillow does. Decodes a page that has alpha or a transparent
@@ -244,7 +247,7 @@ def pillow_conversions(image: Any) -> tuple[str, ...]:
     return tuple(conversions)
 
 
-def ignore_size_warnings(pixels: int) -> AbstractContextManager[None]:
+def _ignore_size_warnings(pixels: int) -> AbstractContextManager[None]:
     """Returns a context in which Pillow does not warn of a large image.
 
     Callers check a limit of their own. For an image that Pillow would not warn of, the context does nothing."""
@@ -254,7 +257,7 @@ def ignore_size_warnings(pixels: int) -> AbstractContextManager[None]:
     return without_warnings(pil.DecompressionBombWarning)
 
 
-def format_error(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     """Returns the text of an error in one line of at most 200 characters. Removes Python's ``b`` before quoted
     bytes."""
     text = str(error) or type(error).__name__

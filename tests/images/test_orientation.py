@@ -237,7 +237,7 @@ UNUSUAL: dict[str, list[Tag]] = {
 
 def decode_with_pillow(data: bytes) -> Any:
     """Pillow's pixels."""
-    return image_files.open_file(memoryview(data), LIMIT).pillow.load_frame(0, LIMIT, False, np.array)
+    return image_files.open_file(memoryview(data), LIMIT).pillow.load_frame(0, LIMIT, np.array)
 
 
 @pytest.mark.filterwarnings("ignore:Metadata Warning")  # Pillow's, of several values

@@ -18,7 +18,7 @@ from packstore.exports.labels.objects import (
     format_number,
     pair_coordinates,
 )
-from packstore.images.mask_files import make_mask_file
+from packstore.images.masks import make_mask_file
 from packstore.sources.yamltext import format_yaml_string
 from packstore.stores.export_manifest import RecordLines
 

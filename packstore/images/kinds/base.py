@@ -209,7 +209,7 @@ class ImageFile:
             mode = self.find_pillow_mode(image.mode, pillow.has_alpha(image))
             return pillow.to_array(image, mode), mode
 
-        return self.pillow.load_frame(frame, self.max_pixels, gray, convert)
+        return self.pillow.load_frame(frame, self.max_pixels, convert, ("L", None) if gray else None)
 
     def find_pillow_mode(self, name: str, has_alpha: bool) -> Mode:
         """Returns the mode for a frame of Pillow's mode ``name``: RGB for modes without an equivalent."""

@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,30 +36,8 @@ _EXIF_ITEM = re.compile(rb"infe[\2\3]\0\0.(?:..|....)\0\0(Exif)", re.DOTALL)
 _MAX_BOXES = 4096
 
 
-class HeifHeader(NamedTuple):
-    """Parsed header of a HEIF or AVIF file.
-
-    Attributes:
-        kind: ``avif`` or ``heif``.
-        width: Coded width of the primary item, in pixels.
-        height: Coded height of the primary item, in pixels.
-        shown: Displayed width and height: cropped by ``clap``, rotated by ``irot``.
-        has_data: The file has a box for the images' data.
-        end: End of the last top-level box, in bytes: a shorter file is truncated.
-        bits: Bits per sample.
-    """
-
-    kind: str
-    width: int
-    height: int
-    shown: tuple[int, int]
-    has_data: bool
-    end: int
-    bits: int = 8
-
-
-def parse_heif_header(data: bytes) -> HeifHeader:
-    """Parses the boxes of a whole file.
+def _parse_header(data: bytes, whole: bool) -> ImageInfo:
+    """Parses the boxes of a whole file. With ``whole``, also checks that they have image data and end in the file.
 
     Raises :class:`HeaderError` for wrong boxes, and if the primary item or its size is missing. Raises
     :class:`IndexError` for a file without metadata, or a box that is truncated within its header."""
@@ -103,10 +81,16 @@ def parse_heif_header(data: bytes) -> HeifHeader:
             bits = max(data[start + 5 : start + 5 + data[start + 4]], default=0)
     if size is None:
         raise HeaderError("is damaged: HEIF whose primary item has no size")
-    shown = crop or size
     # The parts of a grid have the same bits as the image, which need not say them.
     bits = bits or max((_parse_codec_bits(data, name, start) for name, start, _ in kinds), default=0) or 8
-    return HeifHeader(kind, *size, shown if turns % 2 == 0 else shown[::-1], has_data or b"idat" in inside, end, bits)
+    if whole and end > len(data):
+        raise HeaderError(f"is truncated: HEIF boxes end at byte {end}, the file has {len(data)}")
+    if whole and not has_data and b"idat" not in inside:
+        raise HeaderError("is truncated: HEIF without the data of its images")
+    if kind == "heif":  # libheif crops and turns by itself; Pillow's AVIF gives the turn as an orientation
+        width, height = crop or size
+        size = (height, width) if turns % 2 else (width, height)
+    return ImageInfo(kind, *size, 3, bits)
 
 
 def _parse_codec_bits(data: bytes, name: bytes, start: int) -> int:
@@ -170,22 +154,12 @@ class Heif(ImageFile):
 
     plugin: ClassVar[tuple[str, str]] = "pillow_heif.as_plugin", "HeifImageFile"
     decodes_at_opening = True
-
-    @staticmethod
-    def read_header(data: bytes, whole: bool) -> ImageInfo:
-        header = parse_heif_header(data)
-        if whole and header.end > len(data):
-            raise HeaderError(f"is truncated: HEIF boxes end at byte {header.end}, the file has {len(data)}")
-        if whole and not header.has_data:
-            raise HeaderError("is truncated: HEIF without the data of its images")
-        # libheif crops and turns by itself; Pillow's AVIF does neither, and gives the turn as an orientation.
-        width, height = header.shown if header.kind == "heif" else (header.width, header.height)
-        return ImageInfo(header.kind, width, height, 3, header.bits)
+    read_header = staticmethod(_parse_header)
 
     @staticmethod
     def find_exif(data: Data, info: ImageInfo | None) -> tuple[bytes, bytes]:
         try:
-            kind = parse_heif_header(bytes(data)).kind
+            kind = _parse_header(bytes(data), False).kind
         except HeaderError:
             return b"", b""
         if kind == "avif":
@@ -211,7 +185,7 @@ class Heif(ImageFile):
     @classmethod
     def open_plugin(cls, data: memoryview) -> Image.Image:
         try:
-            kind = get_kind(parse_heif_header(bytes(data)).kind)
+            kind = get_kind(_parse_header(bytes(data), False).kind)
         except HeaderError as error:
             raise DecodeError(error.reason.replace("is damaged", "damaged image")) from None
         image: Image.Image = kind.import_library()(io.BytesIO(data))
