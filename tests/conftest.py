@@ -194,7 +194,6 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.setattr("packstore.core.compiled.load_once", lambda: (None, "it is gone; fetch it"))
         monkeypatch.setattr("packstore.core.compiled.load_with_gil", lambda: None)
         monkeypatch.setattr("packstore.images.decoders._loaded", {})
-        monkeypatch.setattr("packstore.images.decoders._reasons", {})
 
     return remove
 

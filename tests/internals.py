@@ -171,9 +171,8 @@ if TYPE_CHECKING:
     from packstore.exports.run import export
     from packstore.exports.staging import ExportStaging, find_owned_files
     from packstore.exports.tfds import TfdsExport
-    from packstore.images import decoders, image_files, masks, orientation, pillow, progressive, turbojpeg_library
+    from packstore.images import decoders, image_files, masks, orientation, pillow, turbojpeg
     from packstore.images.decoders import backends
-    from packstore.images.decoders.region import load_region
     from packstore.images.display import find_window, to_display
     from packstore.images.encode import EncodedImage, EncodeOptions, Encoder, Encoding, parse_size
     from packstore.images.encode.floats import cast_floats, normalization_tables, normalize, to_float32
@@ -249,7 +248,7 @@ if TYPE_CHECKING:
         max_file_bytes,
         sniff,
     )
-    from packstore.images.turbojpeg_library import turbo_version
+    from packstore.images.turbojpeg import load_region, turbo_version
     from packstore.objects import call_interruptibly, connection, direct, iterate_interruptibly
     from packstore.objects.agent import get_agent_if_forked
     from packstore.objects.location import parse_url

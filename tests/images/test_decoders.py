@@ -412,7 +412,6 @@ def test_orientation(decoder: Decoder, orientation: int) -> None:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(decoders, "_loaded", {})
-    monkeypatch.setattr(decoders, "_reasons", {})
     return monkeypatch
 
 

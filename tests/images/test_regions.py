@@ -188,7 +188,6 @@ def test_a_library_that_was_asked_for_and_does_not_do(name: str, monkeypatch: py
     with pytest.raises(backends.UnavailableError):
         backends.load_decoder_library("turbojpeg")
     monkeypatch.setattr(decoders, "_loaded", {})
-    monkeypatch.setattr(decoders, "_reasons", {})
     with pytest.raises(UsageError, match=f"PACKSTORE_TURBOJPEG names .*{shown}"):
         get_decoder()  # and not the next best without a word
     assert get_decoder("pillow").name == "pillow"

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import DecodeError, UsageError, printable
 from packstore.images.decoders import backends
-from packstore.images.decoders.region import load_region
 from packstore.images.engine import get_engine
 from packstore.images.header import check_cost
 from packstore.images.kinds import find_kind
@@ -27,6 +26,7 @@ from packstore.images.kinds.jpeg import is_complete_jpeg
 from packstore.images.orientation import read_orientation, upright
 from packstore.images.reading import DECODERS, PLAIN, Reading, convert_pixels
 from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, sniff
+from packstore.images.turbojpeg import load_region
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,8 +68,7 @@ _WITH_TURBOJPEG = ("engine", "turbojpeg", "simplejpeg")
 """Decoders that use TurboJPEG's library for crops, if it supports them; users choose the others by name."""
 
 _lock = threading.Lock()
-_loaded: dict[str, backends.DecoderLibrary] = {}
-_reasons: dict[str, str] = {}
+_loaded: dict[str, backends.DecoderLibrary | backends.UnavailableError] = {}
 
 
 class Decoder:
@@ -226,7 +225,7 @@ class Decoder:
 
     def decodes_parts(self, info: ImageInfo) -> bool:
         """Tells if libjpeg-turbo 3 may decode a box of a file with this header alone. Does not count our engine."""
-        return self.has_regions and info.kind == "jpeg"
+        return self.has_regions and info.sof > 0
 
     def _decode_region(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
         """Decodes ``box`` of an ordinary JPEG to RGB with a library that decodes regions.
@@ -356,7 +355,7 @@ def available_decoders() -> dict[str, str]:
         try:
             versions[name] = _load_library(name).version
         except UsageError:
-            versions[name] = UNAVAILABLE + _reasons[name]
+            versions[name] = f"{UNAVAILABLE}{_loaded[name]}"
     return versions
 
 
@@ -403,11 +402,12 @@ def _load_library(name: str) -> backends.DecoderLibrary:
     if name not in DECODERS:
         raise UsageError(f"unknown decoder {name!r}; decoders: auto, {', '.join(DECODERS)}")
     with _lock:
-        if name not in _loaded and name not in _reasons:
+        if name not in _loaded:
             try:
                 _loaded[name] = backends.load_decoder_library(name)
             except backends.UnavailableError as error:
-                _reasons[name] = str(error)
-        if name in _loaded:
-            return _loaded[name]
-    raise UsageError(f"the decoder {name!r} is not available: {_reasons[name]}; use --decoder auto, or install it")
+                _loaded[name] = error
+        found = _loaded[name]
+    if isinstance(found, backends.DecoderLibrary):
+        return found
+    raise UsageError(f"the decoder {name!r} is not available: {found}; use --decoder auto, or install it")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from packstore.images.engine import engine_problem
 from packstore.images.kinds.jpeg import is_complete_jpeg
-from packstore.images.turbojpeg_library import library_from_environment
+from packstore.images.turbojpeg import library_from_environment
 
 Decode = Callable[[memoryview], NDArray[np.uint8]]
 """Function that decodes a whole image."""

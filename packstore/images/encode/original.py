@@ -39,7 +39,7 @@ class Original(Encoding):
         :class:`UsageError` if the library is missing."""
         if self.options.progressive is None:
             return super().versions()
-        from packstore.images.progressive import find_baseline_version
+        from packstore.images.turbojpeg import find_baseline_version
 
         return super().versions() | {"TurboJPEG": find_baseline_version()}
 
@@ -53,7 +53,7 @@ class Original(Encoding):
             return kept
         if not self.images.parse_header(image).progressive:
             return kept
-        from packstore.images.progressive import NotBaselineError, make_baseline
+        from packstore.images.turbojpeg import NotBaselineError, make_baseline
 
         decoder, data = self.images.decoder, bytes(image)
         try:
