@@ -436,9 +436,9 @@ def test_dir_lists_public_names_alone() -> None:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("import packstore; packstore.augment", "augment needs torch"),
+        ("import packstore; packstore.augment.RandomCrop", "augment needs torch"),
         ("from packstore import PackedLoader", "PackedLoader needs torch"),
-        ("import packstore.augment", "packstore.augment needs torch"),
+        ("from packstore.augment import RandomCrop", "packstore.augment needs torch"),
         ("from packstore.cli import main; main(['bench', '.'])", "error: this needs torch"),
         ("import packstore; print(packstore.open)", "<function open_store"),
     ],
