@@ -287,7 +287,9 @@ MUTATIONS = [
     Mutation("shape/planes.c", "mirrored ? count - 1 - i : i;", "i;"),
     Mutation("shape/planes.c", "weights[j] /= total;", ";"),
     Mutation("shape/planes.c", "taps->at[i] -= (int32_t)taps->first;", ";"),
-    Mutation("shape/planes.c", "sum_rows_from(to, kind, from, stride, weights, taps, x, count);", ";"),
+    Mutation(
+        "shape/planes.c", "sum_rows_one_by_one(to + x, kind, from + x * size, stride, weights, taps, count - x);", ";"
+    ),
     Mutation(
         "shape/planes.c",
         "case 5: sum_pixels_of(to, pixels, taps, 5, count); break;",

@@ -71,16 +71,11 @@ static enum outcome convert(struct decoder *decoder)
 {
     const struct task *task = &decoder->output.task;
     const struct request *request = task->request;
-    int64_t pixels = request->window.height * request->window.width;
     struct image image = {task->to, request->window.height, request->window.width};
     if (request->steps && run_program(&decoder->worker, &image, request->program, request->steps) != DONE)
         return REFUSED;
-    if (task->to == request->to)
-        return DONE;
-    if (task->kind == UINT8)
-        convert_pixels(decoder->worker.kernels, task, task->to, request->to, pixels);
-    else
-        convert_planes(decoder->worker.kernels, task, task->to, request->to, pixels);
+    if (task->to != request->to)
+        convert_image(decoder->worker.kernels, task, task->to);
     return DONE;
 }
 
@@ -178,10 +173,7 @@ static enum outcome begin_image(struct decoder *decoder, struct team *team)
     bool as_it_is = task->kind == form->to && (task->channels == 1 || form->planes == (task->kind != UINT8));
     if (!is_file(request) && !request->steps && !resized && !request->mirrored && !window->top && !window->left &&
         window->height == request->height && window->width == request->width) {
-        if (task->kind == UINT8)
-            convert_pixels(decoder->worker.kernels, task, request->source, request->to, pixels);
-        else
-            convert_planes(decoder->worker.kernels, task, request->source, request->to, pixels);
+        convert_image(decoder->worker.kernels, task, request->source);
         return DONE;
     }
     if (!as_it_is &&

@@ -17,6 +17,13 @@
 /* Increase this number whenever a structure or function that Python uses changes. */
 #define INTERFACE 20
 
+/* Exports a function whose body is one expression. */
+#define FORWARD(result, name, parameters, expression)                                                                  \
+    EXPORT result packstore_engine_##name parameters                                                                   \
+    {                                                                                                                  \
+        return expression;                                                                                             \
+    }
+
 EXPORT int packstore_engine_interface(void)
 {
     return INTERFACE;
@@ -74,18 +81,15 @@ static int64_t run_requests(struct decoder *decoder, const struct request *reque
 
 /* Answers requests; sets `refused` for each that the caller has to answer otherwise, such as images of more than
  * `max_pixels`. Returns the number of images whose checkpoints belong to another file; these are decoded without. */
-EXPORT int64_t packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count,
-                                    const struct form *form, int64_t max_pixels, uint8_t *refused)
-{
-    return run_requests(decoder, requests, count, form, 3, max_pixels, refused);
-}
-
+FORWARD(int64_t, run,
+        (struct decoder * decoder, const struct request *requests, int64_t count, const struct form *form,
+         int64_t max_pixels, uint8_t *refused),
+        run_requests(decoder, requests, count, form, 3, max_pixels, refused))
 /* Does packstore_engine_run() for one channel: the luma of JPEG files. */
-EXPORT int64_t packstore_engine_run_gray(struct decoder *decoder, const struct request *requests, int64_t count,
-                                         const struct form *form, int64_t max_pixels, uint8_t *refused)
-{
-    return run_requests(decoder, requests, count, form, 1, max_pixels, refused);
-}
+FORWARD(int64_t, run_gray,
+        (struct decoder * decoder, const struct request *requests, int64_t count, const struct form *form,
+         int64_t max_pixels, uint8_t *refused),
+        run_requests(decoder, requests, count, form, 1, max_pixels, refused))
 
 /* Runs a program on each of `count` images, (height, width, 3), in place; see run_program(). Stops at the
  * first image that is refused and returns its number; else returns `count`. */
@@ -99,14 +103,6 @@ EXPORT int64_t packstore_engine_augment(struct decoder *decoder, uint8_t *images
     }
     trim_buffers(&decoder->worker.scratch);
     return count;
-}
-
-/* See make_checkpoints() in skip.c. */
-EXPORT void packstore_engine_checkpoints(struct decoder *decoder, const uint8_t *const *files, const int64_t *nbytes,
-                                         int64_t count, int gray, uint8_t *const *to, const int64_t *capacities,
-                                         int64_t *sizes)
-{
-    make_checkpoints(decoder, files, nbytes, count, gray, to, capacities, sizes);
 }
 
 /* Writes height and width of a JPEG file. REFUSED, and zeros, if it has more than `max_pixels` or is none that this
@@ -138,77 +134,44 @@ EXPORT int packstore_engine_whole(struct decoder *decoder, const uint8_t *file, 
     return refused ? REFUSED : DONE;
 }
 
-/* See png_rows() in png.c. */
-EXPORT int packstore_engine_png(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes,
-                                int64_t step, int is_all)
-{
-    return png_rows(packed, packed_bytes, to, rows, nbytes, step, is_all != 0);
-}
+/* jpeg/ */
+FORWARD(int, is_plain, (const uint8_t *file, int64_t nbytes, int64_t max_pixels),
+        is_plain_jpeg(file, nbytes, max_pixels))
+FORWARD(void, checkpoints,
+        (struct decoder * decoder, const uint8_t *const *files, const int64_t *nbytes, int64_t count, int gray,
+         uint8_t *const *to, const int64_t *capacities, int64_t *sizes),
+        make_checkpoints(decoder, files, nbytes, count, gray, to, capacities, sizes))
 
-/* See headers.c. */
-EXPORT int packstore_engine_is_plain(const uint8_t *file, int64_t nbytes, int64_t max_pixels)
-{
-    return is_plain_jpeg(file, nbytes, max_pixels);
-}
-
+/* io/ */
+FORWARD(int, png,
+        (const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes, int64_t step,
+         int is_all),
+        png_rows(packed, packed_bytes, to, rows, nbytes, step, is_all != 0))
 #if !defined(_WIN32)
-/* See files.c. */
-EXPORT void packstore_engine_read_files(int directory, const char *names, int64_t count, const int64_t *sizes,
-                                        const int64_t *modified, uint8_t *to, uint8_t *refused)
-{
-    read_files(directory, names, count, sizes, modified, to, refused);
-}
-
-/* See files.c. */
-EXPORT int64_t packstore_engine_scan_tar(int file, int64_t at, int64_t end, int64_t most, int64_t (*facts)[3],
-                                         char *names)
-{
-    return scan_tar(file, at, end, most, facts, names);
-}
-
-/* See files.c. */
-EXPORT void packstore_engine_stat_files(int directory, const char *names, int64_t count, int64_t *facts)
-{
-    stat_files(directory, names, count, facts);
-}
-
-EXPORT int packstore_engine_list_names(int directory, int64_t capacity, char *files, char *folders, int64_t *sizes)
-{
-    return list_names(directory, capacity, files, folders, sizes);
-}
+FORWARD(void, read_files,
+        (int directory, const char *names, int64_t count, const int64_t *sizes, const int64_t *modified, uint8_t *to,
+         uint8_t *refused),
+        read_files(directory, names, count, sizes, modified, to, refused))
+FORWARD(int64_t, scan_tar, (int file, int64_t at, int64_t end, int64_t most, int64_t (*facts)[3], char *names),
+        scan_tar(file, at, end, most, facts, names))
+FORWARD(void, stat_files, (int directory, const char *names, int64_t count, int64_t *facts),
+        stat_files(directory, names, count, facts))
+FORWARD(int, list_names, (int directory, int64_t capacity, char *files, char *folders, int64_t *sizes),
+        list_names(directory, capacity, files, folders, sizes))
 #endif
+FORWARD(void, find_lmdb_value,
+        (const struct lmdb_tree *tree, const uint8_t *key, int64_t key_size, struct lmdb_value *value),
+        find_lmdb_value(tree, key, key_size, value))
+FORWARD(int64_t, locate_lmdb_records,
+        (const struct lmdb_lookup *lookup, const int64_t *records, int64_t count, int64_t *starts, int64_t *sizes,
+         struct lmdb_value *value),
+        locate_lmdb_records(lookup, records, count, starts, sizes, value))
+FORWARD(int64_t, locate_lmdb_record, (const struct lmdb_lookup *lookup, int64_t record, struct lmdb_value *value),
+        locate_lmdb_records(lookup, &record, 1, &value->start, &value->size, value))
+FORWARD(int64_t, walk_lmdb, (struct lmdb_walk * walk, struct lmdb_row *rows, int64_t room, int64_t most),
+        walk_lmdb(walk, rows, room, most))
 
 /* Replaces each of `count` values by its place in a permutation of 0 to length - 1. See permute.c. */
-EXPORT void packstore_engine_permute(int64_t *values, int64_t count, uint32_t length, int shift, uint32_t radix,
-                                     const uint32_t *keys)
-{
-    choose_kernels(false)->permute(values, count, length, shift, radix, keys);
-}
-
-/* See lmdb.c. */
-EXPORT void packstore_engine_find_lmdb_value(const struct lmdb_tree *tree, const uint8_t *key, int64_t key_size,
-                                             struct lmdb_value *value)
-{
-    find_lmdb_value(tree, key, key_size, value);
-}
-
-/* See lmdb.c. */
-EXPORT int64_t packstore_engine_locate_lmdb_records(const struct lmdb_lookup *lookup, const int64_t *records,
-                                                    int64_t count, int64_t *starts, int64_t *sizes,
-                                                    struct lmdb_value *value)
-{
-    return locate_lmdb_records(lookup, records, count, starts, sizes, value);
-}
-
-/* Does packstore_engine_locate_lmdb_records() for one record. */
-EXPORT int64_t packstore_engine_locate_lmdb_record(const struct lmdb_lookup *lookup, int64_t record,
-                                                   struct lmdb_value *value)
-{
-    return locate_lmdb_records(lookup, &record, 1, &value->start, &value->size, value);
-}
-
-/* See lmdb.c. */
-EXPORT int64_t packstore_engine_walk_lmdb(struct lmdb_walk *walk, struct lmdb_row *rows, int64_t room, int64_t most)
-{
-    return walk_lmdb(walk, rows, room, most);
-}
+FORWARD(void, permute,
+        (int64_t *values, int64_t count, uint32_t length, int shift, uint32_t radix, const uint32_t *keys),
+        choose_kernels(false)->permute(values, count, length, shift, radix, keys))

@@ -22,8 +22,7 @@ INLINE uint32_t encrypt(uint32_t value, int shift, uint32_t radix, const uint32_
     return high << shift | low;
 }
 
-INLINE void permute_with(int64_t *values, int64_t count, uint32_t length, int shift, uint32_t radix,
-                         const uint32_t *keys)
+INLINE void permute_of(int64_t *values, int64_t count, uint32_t length, int shift, uint32_t radix, const uint32_t *keys)
 {
     for (int64_t i = 0; i < count; i++)
         values[i] = encrypt((uint32_t)values[i], shift, radix, keys);
@@ -31,16 +30,6 @@ INLINE void permute_with(int64_t *values, int64_t count, uint32_t length, int sh
         while (values[i] >= length)
             values[i] = encrypt((uint32_t)values[i], shift, radix, keys);
 }
-
-void permute_plain(int64_t *values, int64_t count, uint32_t length, int shift, uint32_t radix, const uint32_t *keys)
-{
-    permute_with(values, count, length, shift, radix, keys);
-}
-
-#ifdef HAS_VECTORS
-VECTORS void permute_vector(int64_t *values, int64_t count, uint32_t length, int shift, uint32_t radix,
-                            const uint32_t *keys)
-{
-    permute_with(values, count, length, shift, radix, keys);
-}
-#endif
+BOTH_LOOPS(VECTORS, permute,
+           (int64_t *values, int64_t count, uint32_t length, int shift, uint32_t radix, const uint32_t *keys),
+           (values, count, length, shift, radix, keys))

@@ -6,8 +6,8 @@
 #include <string.h>
 
 /* Computes 3 * near + far if `weight` is 3, near alone if it is 1; repeats the outermost values beyond both ends. */
-INLINE void blend(int16_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count,
-                  int weight)
+void blend_plain(int16_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count,
+                 int weight)
 {
     for (int64_t i = 0; i < count; i++)
         to[i] = (int16_t)(weight * near[i] + (weight == 1 ? 0 : far[i]));
@@ -16,7 +16,7 @@ INLINE void blend(int16_t *restrict to, const uint8_t *restrict near, const uint
 }
 
 /* Doubles `count` columns: a new column mixes its own column and the neighbour on its side, 3 to 1. */
-INLINE void widen(uint8_t *restrict to, const int16_t *restrict from, int64_t count, int even, int odd, int shift)
+void widen_plain(uint8_t *restrict to, const int16_t *restrict from, int64_t count, int even, int odd, int shift)
 {
     for (int64_t i = 0; i < count; i++) {
         to[2 * i] = (uint8_t)((3 * from[i] + from[i - 1] + even) >> shift);
@@ -25,27 +25,14 @@ INLINE void widen(uint8_t *restrict to, const int16_t *restrict from, int64_t co
 }
 
 /* Mixes two rows, 3 to 1. */
-INLINE void heighten(uint8_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count,
-                     int bias)
+INLINE void heighten_of(uint8_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count,
+                        int bias)
 {
     for (int64_t i = 0; i < count; i++)
         to[i] = (uint8_t)((3 * near[i] + far[i] + bias) >> 2);
 }
-
-void blend_plain(int16_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int weight)
-{
-    blend(to, near, far, count, weight);
-}
-
-void widen_plain(uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift)
-{
-    widen(to, from, count, even, odd, shift);
-}
-
-void heighten_plain(uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias)
-{
-    heighten(to, near, far, count, bias);
-}
+BOTH_LOOPS(VECTORS, heighten, (uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias),
+           (to, near, far, count, bias))
 
 /* Mirrors a row of pixels. */
 void mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels)
@@ -54,15 +41,10 @@ void mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels)
         memcpy(to + 3 * i, from + 3 * (pixels - 1 - i), 3);
 }
 
-static void gray_mirror_from(uint8_t *to, const uint8_t *from, int64_t first, int64_t pixels)
-{
-    for (int64_t i = first; i < pixels; i++)
-        to[pixels - 1 - i] = from[i];
-}
-
 void gray_mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels)
 {
-    gray_mirror_from(to, from, 0, pixels);
+    for (int64_t i = 0; i < pixels; i++)
+        to[pixels - 1 - i] = from[i];
 }
 
 /* The factors 1.402, 1.772, 0.34414 and 0.71414 have 16 fractional bits. */
@@ -106,12 +88,7 @@ VECTORS void widen_vector(uint8_t *to, const int16_t *from, int64_t count, int e
         __m256i right = _mm256_srl_epi16(_mm256_add_epi16(_mm256_add_epi16(thrice, behind), second), bits);
         _mm256_storeu_si256((__m256i *)(to + 2 * i), _mm256_or_si256(left, _mm256_slli_epi16(right, 8)));
     }
-    widen(to + 2 * i, from + i, count - i, even, odd, shift);
-}
-
-VECTORS void heighten_vector(uint8_t *to, const uint8_t *near, const uint8_t *far, int64_t count, int bias)
-{
-    heighten(to, near, far, count, bias);
+    widen_plain(to + 2 * i, from + i, count - i, even, odd, shift);
 }
 
 #endif
@@ -221,8 +198,7 @@ VECTORS void mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels)
         __m128i five = _mm_loadu_si128((const __m128i *)(from + 3 * i));
         _mm_storeu_si128((__m128i *)(to + 3 * (pixels - 5 - i) - 1), _mm_shuffle_epi8(five, order));
     }
-    for (; i < pixels; i++)
-        memcpy(to + 3 * (pixels - 1 - i), from + 3 * i, 3);
+    mirror_plain(to, from + 3 * i, pixels - i);
 }
 
 VECTORS void gray_mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels)
@@ -233,6 +209,6 @@ VECTORS void gray_mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels
         __m128i sixteen = _mm_loadu_si128((const __m128i *)(from + i));
         _mm_storeu_si128((__m128i *)(to + pixels - 16 - i), _mm_shuffle_epi8(sixteen, order));
     }
-    gray_mirror_from(to, from, i, pixels);
+    gray_mirror_plain(to, from + i, pixels - i);
 }
 #endif

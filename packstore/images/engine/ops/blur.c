@@ -23,15 +23,15 @@ INLINE void sharpen_with(uint8_t *restrict to, const uint8_t *restrict above, co
     }
 }
 
-static void bytes_to_floats_from(float *to, const uint8_t *from, int64_t first, int64_t count)
+void bytes_to_floats_plain(float *to, const uint8_t *from, int64_t count)
 {
-    for (int64_t i = first; i < count; i++)
+    for (int64_t i = 0; i < count; i++)
         to[i] = (float)from[i];
 }
 
-static void round_from(uint8_t *to, const float *from, int64_t first, int64_t count)
+void round_plain(uint8_t *to, const float *from, int64_t count)
 {
-    for (int64_t i = first; i < count; i++)
+    for (int64_t i = 0; i < count; i++)
         to[i] = to_byte(round_even(from[i]));
 }
 
@@ -57,26 +57,13 @@ INLINE void weigh_of(float *to, const float *const *rows, const float *weights, 
             *(eight *)(to + i + 8 * n) = sums[n];
     }
 }
+BOTH_LOOPS(VECTORS_FMA, weigh, (float *to, const float *const *rows, const float *weights, int reach, int64_t count),
+           (to, rows, weights, reach, count))
 
 void sharpen_plain(uint8_t *to, const uint8_t *above, const uint8_t *row, const uint8_t *below, int64_t count,
                    float factor)
 {
     sharpen_with(to, above, row, below, count, factor, false);
-}
-
-void bytes_to_floats_plain(float *to, const uint8_t *from, int64_t count)
-{
-    bytes_to_floats_from(to, from, 0, count);
-}
-
-void round_plain(uint8_t *to, const float *from, int64_t count)
-{
-    round_from(to, from, 0, count);
-}
-
-void weigh_plain(float *to, const float *const *rows, const float *weights, int reach, int64_t count)
-{
-    weigh_of(to, rows, weights, reach, count);
 }
 
 #ifdef HAS_VECTORS
@@ -121,7 +108,7 @@ VECTORS_FMA void bytes_to_floats_vector(float *to, const uint8_t *from, int64_t 
     int64_t i = 0;
     for (; i + 8 <= count; i += 8)
         _mm256_storeu_ps(to + i, load_bytes(from + i));
-    bytes_to_floats_from(to, from, i, count);
+    bytes_to_floats_plain(to + i, from + i, count - i);
 }
 
 VECTORS_FMA void round_vector(uint8_t *to, const float *from, int64_t count)
@@ -133,13 +120,9 @@ VECTORS_FMA void round_vector(uint8_t *to, const float *from, int64_t count)
             numbers[n] = _mm256_cvtps_epi32(_mm256_loadu_ps(from + i + 8 * n));
         store_numbers(to + i, numbers);
     }
-    round_from(to, from, i, count);
+    round_plain(to + i, from + i, count - i);
 }
 
-VECTORS_FMA void weigh_vector(float *to, const float *const *rows, const float *weights, int reach, int64_t count)
-{
-    weigh_of(to, rows, weights, reach, count);
-}
 #endif
 
 /* ---- passes ---- */

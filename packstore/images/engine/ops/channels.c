@@ -8,17 +8,12 @@ void table_plain(uint8_t *at, int64_t count, const uint8_t *table)
         at[i] = table[at[i]];
 }
 
-static void join_from(uint8_t *to, const uint8_t *const planes[3], int64_t first, int64_t pixels)
-{
-    for (int64_t i = first; i < pixels; i++)
-        for (int c = 0; c < 3; c++)
-            to[3 * i + c] = planes[c][i];
-}
-
 /* Interleaves planes to pixels. */
 void join_plain(uint8_t *to, const uint8_t *const planes[3], int64_t pixels)
 {
-    join_from(to, planes, 0, pixels);
+    for (int64_t i = 0; i < pixels; i++)
+        for (int c = 0; c < 3; c++)
+            to[3 * i + c] = planes[c][i];
 }
 
 /* Does _blend(): `factor` of each value plus `rest` of `other`. */
@@ -76,10 +71,10 @@ INLINE float distance(float a, float b)
 
 /* Does adjust_hue_image() without divisions. The position of a hue is counted in multiples of `spread`, not in sixths
  * of the circle. So a channel is the lowest channel plus a part of the spread, as in HSV to RGB. */
-static void turn_hue_from(uint8_t *const planes[3], int64_t first, int64_t count, float shift)
+void turn_hue_plain(uint8_t *const planes[3], int64_t count, float shift)
 {
     const float turn = shift * 6, back = (float)((255 + 1.0 - 1e-3) / 255);
-    for (int64_t i = first; i < count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         float r = (float)planes[0][i], g = (float)planes[1][i], b = (float)planes[2][i];
         float high = r > g ? r : g, low = r < g ? r : g;
         high = high > b ? high : b;
@@ -106,6 +101,8 @@ INLINE void extremes_of(const uint8_t *at, int64_t count, uint8_t *low, uint8_t 
     *low = least;
     *high = most;
 }
+BOTH_LOOPS(VECTORS_FMA, extremes, (const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high),
+           (at, count, low, high))
 
 void blend_bytes_plain(uint8_t *at, int64_t count, float factor, float other, float rest)
 {
@@ -127,17 +124,9 @@ void saturate_plain(uint8_t *const planes[3], int64_t count, float factor)
     saturate_with(planes, count, factor, false);
 }
 
-void turn_hue_plain(uint8_t *const planes[3], int64_t count, float shift)
-{
-    turn_hue_from(planes, 0, count, shift);
-}
-
-void extremes_plain(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high)
-{
-    extremes_of(at, count, low, high);
-}
-
 #ifdef HAS_VECTORS
+#define AFTER(planes, i) {(planes)[0] + (i), (planes)[1] + (i), (planes)[2] + (i)}
+
 /* A shuffle looks up 16 entries, and returns 0 for negative indices. So the lookup of each 16 entries adds, by
  * exclusive or, the difference to the 16 entries before, for all values that are not below these. */
 VECTORS_FMA void table_vector(uint8_t *at, int64_t count, const uint8_t *table)
@@ -193,7 +182,7 @@ VECTORS_FMA void join_vector(uint8_t *to, const uint8_t *const planes[3], int64_
             _mm_storeu_si128((__m128i *)(to + 3 * at + 16 * part), bytes);
         }
     }
-    join_from(to, planes, at, pixels);
+    join_plain(to + 3 * at, (const uint8_t *const[3])AFTER(planes, at), pixels - at);
 }
 
 VECTORS_FMA INLINE __m256 gray_eight(__m256 r, __m256 g, __m256 b)
@@ -230,7 +219,7 @@ VECTORS_FMA void gray_vector(uint8_t *const planes[3], int64_t count)
         for (int c = 0; c < 3; c++)
             store_bytes(planes[c] + i, values);
     }
-    gray_with((uint8_t *const[3]){planes[0] + i, planes[1] + i, planes[2] + i}, count - i, true);
+    gray_with((uint8_t *const[3])AFTER(planes, i), count - i, true);
 }
 
 VECTORS_FMA int64_t sum_gray_vector(uint8_t *const planes[3], int64_t count)
@@ -243,7 +232,7 @@ VECTORS_FMA int64_t sum_gray_vector(uint8_t *const planes[3], int64_t count)
     }
     int32_t parts[8];
     _mm256_storeu_si256((__m256i *)parts, sums);
-    int64_t sum = sum_gray_with((uint8_t *const[3]){planes[0] + i, planes[1] + i, planes[2] + i}, count - i, true);
+    int64_t sum = sum_gray_with((uint8_t *const[3])AFTER(planes, i), count - i, true);
     for (int n = 0; n < 8; n++)
         sum += parts[n];
     return sum;
@@ -267,7 +256,7 @@ VECTORS_FMA void saturate_vector(uint8_t *const planes[3], int64_t count, float 
         for (int c = 0; c < 3; c++)
             store_bytes(planes[c] + i, values[c]);
     }
-    saturate_with((uint8_t *const[3]){planes[0] + i, planes[1] + i, planes[2] + i}, count - i, factor, true);
+    saturate_with((uint8_t *const[3])AFTER(planes, i), count - i, factor, true);
 }
 
 VECTORS_FMA INLINE __m256 between_eight(__m256 values, __m256 most)
@@ -280,7 +269,7 @@ VECTORS_FMA INLINE __m256 distance_of(__m256 a, __m256 b)
     return _mm256_and_ps(_mm256_sub_ps(a, b), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
 }
 
-/* Does turn_hue_from() for eight pixels. */
+/* Does turn_hue_plain() for eight pixels. */
 VECTORS_FMA INLINE void turn_eight(__m256 *red, __m256 *green, __m256 *blue, __m256 turn)
 {
     const __m256 zero = _mm256_setzero_ps(), back = _mm256_set1_ps((float)((255 + 1.0 - 1e-3) / 255));
@@ -315,11 +304,7 @@ VECTORS_FMA void turn_hue_vector(uint8_t *const planes[3], int64_t count, float 
         for (int c = 0; c < 3; c++)
             store_bytes(planes[c] + i, values[c]);
     }
-    turn_hue_from(planes, i, count, shift);
+    turn_hue_plain((uint8_t *const[3])AFTER(planes, i), count - i, shift);
 }
 
-VECTORS_FMA void extremes_vector(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high)
-{
-    extremes_of(at, count, low, high);
-}
 #endif

@@ -27,40 +27,23 @@ INLINE void noise_of(float *restrict to, uint32_t seed, int64_t first, int64_t c
         to[i] = (float)(total - 510) / deviation;
     }
 }
+BOTH_LOOPS(VECTORS_FMA, noise, (float *to, uint32_t seed, int64_t first, int64_t count), (to, seed, first, count))
 
 INLINE void add_share_of(float *restrict to, const uint8_t *restrict from, float share, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
         to[i] += (float)from[i] * share;
 }
-
-void add_share_plain(float *to, const uint8_t *from, float share, int64_t count)
-{
-    add_share_of(to, from, share, count);
-}
-
-static void cut_off_from(uint8_t *to, const float *from, int64_t first, int64_t count)
-{
-    for (int64_t i = first; i < count; i++)
-        to[i] = to_byte(from[i]);
-}
+BOTH_LOOPS(VECTORS_FMA, add_share, (float *to, const uint8_t *from, float share, int64_t count),
+           (to, from, share, count))
 
 void cut_off_plain(uint8_t *to, const float *from, int64_t count)
 {
-    cut_off_from(to, from, 0, count);
-}
-
-void noise_plain(float *to, uint32_t seed, int64_t first, int64_t count)
-{
-    noise_of(to, seed, first, count);
+    for (int64_t i = 0; i < count; i++)
+        to[i] = to_byte(from[i]);
 }
 
 #ifdef HAS_VECTORS
-VECTORS_FMA void add_share_vector(float *to, const uint8_t *from, float share, int64_t count)
-{
-    add_share_of(to, from, share, count);
-}
-
 VECTORS_FMA void cut_off_vector(uint8_t *to, const float *from, int64_t count)
 {
     int64_t i = 0;
@@ -70,13 +53,9 @@ VECTORS_FMA void cut_off_vector(uint8_t *to, const float *from, int64_t count)
             values[n] = _mm256_loadu_ps(from + i + 8 * n);
         store_bytes(to + i, values);
     }
-    cut_off_from(to, from, i, count);
+    cut_off_plain(to + i, from + i, count - i);
 }
 
-VECTORS_FMA void noise_vector(float *to, uint32_t seed, int64_t first, int64_t count)
-{
-    noise_of(to, seed, first, count);
-}
 #endif
 
 /* ---- passes ---- */

@@ -6,19 +6,22 @@
 #include <string.h>
 
 /* Converts RGB to L: ITU-R 601-2, with 16 fractional bits. */
-INLINE void luma_with(uint8_t *restrict to, const uint8_t *const planes[3], int64_t count)
+INLINE void luma_of(uint8_t *restrict to, const uint8_t *const planes[3], int64_t count)
 {
     const uint8_t *r = planes[0], *g = planes[1], *b = planes[2];
     for (int64_t i = 0; i < count; i++)
         to[i] = (uint8_t)((19595 * r[i] + 38470 * g[i] + 7471 * b[i] + 32768) >> 16);
 }
+BOTH_LOOPS(VECTORS, luma, (uint8_t *to, const uint8_t *const planes[3], int64_t count), (to, planes, count))
 
 /* Blends `from` with values, of which `factor` is the share. */
-INLINE void blend_plane_with(uint8_t *restrict at, const uint8_t *restrict from, int64_t count, float factor)
+INLINE void blend_plane_of(uint8_t *restrict at, const uint8_t *restrict from, int64_t count, float factor)
 {
     for (int64_t i = 0; i < count; i++)
         at[i] = pillow_blend(from[i], at[i], factor);
 }
+BOTH_LOOPS(VECTORS, blend_plane, (uint8_t *at, const uint8_t *from, int64_t count, float factor),
+           (at, from, count, factor))
 
 /* Hue of RGB from 0 to 255. A hue is counted from 0 to 1, some steps in single and some in double precision. */
 INLINE int hue_of(int r, int g, int b, int high, int spread)
@@ -44,7 +47,7 @@ INLINE int choose(bool condition, int a, int b)
 }
 
 /* Converts RGB to HSV of bytes, adds `shift` to the hue, which wraps, and converts back. */
-INLINE void turn_byte_hue_with(uint8_t *const planes[3], int64_t count, int shift)
+INLINE void turn_byte_hue_of(uint8_t *const planes[3], int64_t count, int shift)
 {
     uint8_t *restrict red = planes[0], *restrict green = planes[1], *restrict blue = planes[2];
     for (int64_t i = 0; i < count; i++) {
@@ -71,38 +74,7 @@ INLINE void turn_byte_hue_with(uint8_t *const planes[3], int64_t count, int shif
                                   choose(at == 2, rising, choose(at == 5, falling, least)));
     }
 }
-
-void luma_plain(uint8_t *to, const uint8_t *const planes[3], int64_t count)
-{
-    luma_with(to, planes, count);
-}
-
-void blend_plane_plain(uint8_t *at, const uint8_t *from, int64_t count, float factor)
-{
-    blend_plane_with(at, from, count, factor);
-}
-
-void turn_byte_hue_plain(uint8_t *const planes[3], int64_t count, int shift)
-{
-    turn_byte_hue_with(planes, count, shift);
-}
-
-#ifdef HAS_VECTORS
-VECTORS void luma_vector(uint8_t *to, const uint8_t *const planes[3], int64_t count)
-{
-    luma_with(to, planes, count);
-}
-
-VECTORS void blend_plane_vector(uint8_t *at, const uint8_t *from, int64_t count, float factor)
-{
-    blend_plane_with(at, from, count, factor);
-}
-
-VECTORS void turn_byte_hue_vector(uint8_t *const planes[3], int64_t count, int shift)
-{
-    turn_byte_hue_with(planes, count, shift);
-}
-#endif
+BOTH_LOOPS(VECTORS, turn_byte_hue, (uint8_t *const planes[3], int64_t count, int shift), (planes, count, shift))
 
 /* ---- affine maps ---- */
 

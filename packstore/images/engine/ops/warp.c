@@ -40,6 +40,9 @@ INLINE void locate_of(float *restrict x, float *restrict y, uint8_t *restrict ou
         y[i] = (to_y + 1) * half_height - 0.5f;
     }
 }
+BOTH_LOOPS(VECTORS_FMA, locate,
+           (float *x, float *y, uint8_t *outside, const struct map *map, int64_t row, int64_t height, int64_t width),
+           (x, y, outside, map, row, height, width))
 
 INLINE bool is_in(float value, int64_t length)
 {
@@ -65,7 +68,7 @@ static void show_fill(uint8_t *to, const struct taps_of_warp *taps)
 }
 
 /* Interpolates one pixel, whose neighbours may be outside. */
-static void bilinear_pixel(uint8_t *to, const struct taps_of_warp *taps, float x, float y)
+INLINE void bilinear_pixel(uint8_t *to, const struct taps_of_warp *taps, float x, float y)
 {
     if (taps->way == FILL_EDGE) {
         x = at_most(x, taps->width - 1);
@@ -97,12 +100,88 @@ static void bilinear_pixel(uint8_t *to, const struct taps_of_warp *taps, float x
     }
 }
 
-/* Interpolates pixels `first` to `stop - 1` of a row. */
-static void bilinear_from(uint8_t *to, const struct taps_of_warp *taps, int64_t first, int64_t stop)
+/* ---- other interpolations ---- */
+
+/* For nearest: computes the index of each pixel in the source. `fill`: index of the fill's pixel, after the source. */
+INLINE void places_of(uint32_t *restrict places, const struct taps_of_warp *taps, uint32_t fill, int64_t count)
+{
+    const float *restrict x = taps->x, *restrict y = taps->y;
+    const uint8_t *restrict outside = taps->outside;
+    float width = (float)taps->width, height = (float)taps->height;
+    int32_t last_column = (int32_t)taps->width - 1, last_row = (int32_t)taps->height - 1;
+    bool edge = taps->way == FILL_EDGE;
+    for (int64_t i = 0; i < count; i++) {
+        /* Clip first: converting numbers that do not fit is undefined. */
+        float to_x = x[i] > -1 ? x[i] : -1, to_y = y[i] > -1 ? y[i] : -1;
+        to_x = to_x < width ? to_x : width;
+        to_y = to_y < height ? to_y : height;
+        int32_t column = (int32_t)round_even(to_x), row = (int32_t)round_even(to_y);
+        bool inside = (column >= 0) & (row >= 0) & (column <= last_column) & (row <= last_row);
+        int32_t nearest_column = column < 0 ? 0 : column > last_column ? last_column : column;
+        int32_t nearest_row = row < 0 ? 0 : row > last_row ? last_row : row;
+        bool shown = edge ? !outside[i] : inside;
+        uint32_t place = (uint32_t)nearest_row * (uint32_t)taps->width + (uint32_t)nearest_column;
+        places[i] = shown ? place : fill;
+    }
+}
+BOTH_LOOPS(VECTORS_FMA, places, (uint32_t *places, const struct taps_of_warp *taps, uint32_t fill, int64_t count),
+           (places, taps, fill, count))
+
+static void nearest(const struct kernels *kernels, uint8_t *to, const struct taps_of_warp *taps, uint32_t *places,
+                    int64_t count)
+{
+    kernels->places(places, taps, (uint32_t)(taps->height * taps->width), count);
+    for (int64_t i = 0; i < count - 1; i++) /* and a byte that the next pixel overwrites */
+        memcpy(to + 3 * i, taps->at + 3 * (int64_t)places[i], 4);
+    memcpy(to + 3 * (count - 1), taps->at + 3 * (int64_t)places[count - 1], 3);
+}
+
+INLINE void bicubic_pixel(uint8_t *to, const struct taps_of_warp *taps, float x, float y)
+{
+    float sums[4] = {0}, across[4], down[4];
+    bool edge = taps->way == FILL_EDGE;
+    if (!(x > -3 && x < (float)taps->width + 3 && y > -3 && y < (float)taps->height + 3)) {
+        show_fill(to, taps);
+        return;
+    }
+    int64_t left = floor_of(x), top = floor_of(y);
+    cubic_weights(across, x - (float)left);
+    cubic_weights(down, y - (float)top);
+    for (int n = 0; n < 4; n++) {
+        float line[4] = {0};
+        int64_t row = top - 1 + n;
+        if (edge)
+            row = row < 0 ? 0 : row >= taps->height ? taps->height - 1 : row;
+        for (int k = 0; k < 4; k++) {
+            int64_t column = left - 1 + k;
+            if (edge)
+                column = column < 0 ? 0 : column >= taps->width ? taps->width - 1 : column;
+            if (row < 0 || row >= taps->height || column < 0 || column >= taps->width)
+                continue;
+            const uint8_t *from = taps->at + 3 * (row * taps->width + column);
+            for (int c = 0; c < 3; c++)
+                line[c] += (float)from[c] * across[k];
+            line[3] += across[k];
+        }
+        for (int c = 0; c < 4; c++)
+            sums[c] += line[c] * down[n];
+    }
+    for (int c = 0; c < 3; c++) {
+        float sum = taps->way == FILL_BLEND ? (sums[c] - taps->fill[c]) * sums[3] + taps->fill[c] : sums[c];
+        to[c] = to_byte(round_even(sum));
+    }
+}
+
+/* Interpolates pixels `first` to `stop - 1` of a row. Never inlined into vector code, which would then run other
+ * instructions while the upper halves of its registers are in use: three times as slow. */
+NOT_INLINE static void interpolate_from(uint8_t *to, const struct taps_of_warp *taps, bool bicubic, int64_t first,
+                                        int64_t stop)
 {
     for (int64_t i = first; i < stop; i++) {
         if (taps->way == FILL_EDGE && taps->outside[i])
             show_fill(to + 3 * i, taps);
+        else if (bicubic)
+            bicubic_pixel(to + 3 * i, taps, taps->x[i], taps->y[i]);
         else
             bilinear_pixel(to + 3 * i, taps, taps->x[i], taps->y[i]);
     }
@@ -110,22 +189,15 @@ static void bilinear_from(uint8_t *to, const struct taps_of_warp *taps, int64_t 
 
 void bilinear_plain(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
 {
-    bilinear_from(to, taps, 0, count);
+    interpolate_from(to, taps, false, 0, count);
 }
 
-void locate_plain(float *x, float *y, uint8_t *outside, const struct map *map, int64_t row, int64_t height,
-                  int64_t width)
+void bicubic_plain(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
 {
-    locate_of(x, y, outside, map, row, height, width);
+    interpolate_from(to, taps, true, 0, count);
 }
 
 #ifdef HAS_VECTORS
-VECTORS_FMA void locate_vector(float *x, float *y, uint8_t *outside, const struct map *map, int64_t row, int64_t height,
-                               int64_t width)
-{
-    locate_of(x, y, outside, map, row, height, width);
-}
-
 /* Loads the same neighbour of two pixels. */
 VECTORS_FMA INLINE __m256 two_pixels(const uint8_t *a, const uint8_t *b)
 {
@@ -142,7 +214,7 @@ VECTORS_FMA INLINE __m256 two_weights(const float *a, const float *b)
 }
 
 /* Interpolates eight pixels whose neighbours are all inside the source. */
-VECTORS_FMA INLINE void eight_inner(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
+VECTORS_FMA INLINE void eight_bilinear(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
 {
     const __m256i dense =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
@@ -185,127 +257,6 @@ VECTORS_FMA INLINE void eight_inner(uint8_t *to, const struct taps_of_warp *taps
     }
 }
 
-/* True if all eight are at least `low` and less than `high`. */
-VECTORS_FMA INLINE bool are_within(__m256 values, __m256 low, __m256 high)
-{
-    __m256 within = _mm256_and_ps(_mm256_cmp_ps(values, low, _CMP_GE_OQ), _mm256_cmp_ps(values, high, _CMP_LT_OQ));
-    return _mm256_movemask_ps(within) == 255;
-}
-
-VECTORS_FMA void bilinear_vector(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
-{
-    const __m256 zero = _mm256_setzero_ps(), last_column = _mm256_set1_ps((float)(taps->width - 1)),
-                 last_row = _mm256_set1_ps((float)(taps->height - 1));
-    int64_t i = 0;
-    for (; i + 8 <= count; i += 8) {
-        __m256 x = _mm256_loadu_ps(taps->x + i), y = _mm256_loadu_ps(taps->y + i);
-        if (are_within(x, zero, last_column) && are_within(y, zero, last_row))
-            eight_inner(to + 3 * i, taps, x, y);
-        else
-            bilinear_from(to, taps, i, i + 8);
-    }
-    bilinear_from(to, taps, i, count);
-}
-#endif
-
-/* ---- other interpolations ---- */
-
-/* For nearest: computes the index of each pixel in the source. `fill`: index of the fill's pixel, after the source. */
-INLINE void places_of(uint32_t *restrict places, const struct taps_of_warp *taps, uint32_t fill, int64_t count)
-{
-    const float *restrict x = taps->x, *restrict y = taps->y;
-    const uint8_t *restrict outside = taps->outside;
-    float width = (float)taps->width, height = (float)taps->height;
-    int32_t last_column = (int32_t)taps->width - 1, last_row = (int32_t)taps->height - 1;
-    bool edge = taps->way == FILL_EDGE;
-    for (int64_t i = 0; i < count; i++) {
-        /* Clip first: converting numbers that do not fit is undefined. */
-        float to_x = x[i] > -1 ? x[i] : -1, to_y = y[i] > -1 ? y[i] : -1;
-        to_x = to_x < width ? to_x : width;
-        to_y = to_y < height ? to_y : height;
-        int32_t column = (int32_t)round_even(to_x), row = (int32_t)round_even(to_y);
-        bool inside = (column >= 0) & (row >= 0) & (column <= last_column) & (row <= last_row);
-        int32_t nearest_column = column < 0 ? 0 : column > last_column ? last_column : column;
-        int32_t nearest_row = row < 0 ? 0 : row > last_row ? last_row : row;
-        bool shown = edge ? !outside[i] : inside;
-        uint32_t place = (uint32_t)nearest_row * (uint32_t)taps->width + (uint32_t)nearest_column;
-        places[i] = shown ? place : fill;
-    }
-}
-
-void places_plain(uint32_t *places, const struct taps_of_warp *taps, uint32_t fill, int64_t count)
-{
-    places_of(places, taps, fill, count);
-}
-
-#ifdef HAS_VECTORS
-VECTORS_FMA void places_vector(uint32_t *places, const struct taps_of_warp *taps, uint32_t fill, int64_t count)
-{
-    places_of(places, taps, fill, count);
-}
-#endif
-
-static void nearest(const struct kernels *kernels, uint8_t *to, const struct taps_of_warp *taps, uint32_t *places,
-                    int64_t count)
-{
-    kernels->places(places, taps, (uint32_t)(taps->height * taps->width), count);
-    for (int64_t i = 0; i < count - 1; i++) /* and a byte that the next pixel overwrites */
-        memcpy(to + 3 * i, taps->at + 3 * (int64_t)places[i], 4);
-    memcpy(to + 3 * (count - 1), taps->at + 3 * (int64_t)places[count - 1], 3);
-}
-
-static void bicubic_pixel(uint8_t *to, const struct taps_of_warp *taps, float x, float y)
-{
-    float sums[4] = {0}, across[4], down[4];
-    bool edge = taps->way == FILL_EDGE;
-    if (!(x > -3 && x < (float)taps->width + 3 && y > -3 && y < (float)taps->height + 3)) {
-        show_fill(to, taps);
-        return;
-    }
-    int64_t left = floor_of(x), top = floor_of(y);
-    cubic_weights(across, x - (float)left);
-    cubic_weights(down, y - (float)top);
-    for (int n = 0; n < 4; n++) {
-        float line[4] = {0};
-        int64_t row = top - 1 + n;
-        if (edge)
-            row = row < 0 ? 0 : row >= taps->height ? taps->height - 1 : row;
-        for (int k = 0; k < 4; k++) {
-            int64_t column = left - 1 + k;
-            if (edge)
-                column = column < 0 ? 0 : column >= taps->width ? taps->width - 1 : column;
-            if (row < 0 || row >= taps->height || column < 0 || column >= taps->width)
-                continue;
-            const uint8_t *from = taps->at + 3 * (row * taps->width + column);
-            for (int c = 0; c < 3; c++)
-                line[c] += (float)from[c] * across[k];
-            line[3] += across[k];
-        }
-        for (int c = 0; c < 4; c++)
-            sums[c] += line[c] * down[n];
-    }
-    for (int c = 0; c < 3; c++) {
-        float sum = taps->way == FILL_BLEND ? (sums[c] - taps->fill[c]) * sums[3] + taps->fill[c] : sums[c];
-        to[c] = to_byte(round_even(sum));
-    }
-}
-
-static void bicubic_from(uint8_t *to, const struct taps_of_warp *taps, int64_t first, int64_t stop)
-{
-    for (int64_t i = first; i < stop; i++) {
-        if (taps->way == FILL_EDGE && taps->outside[i])
-            show_fill(to + 3 * i, taps);
-        else
-            bicubic_pixel(to + 3 * i, taps, taps->x[i], taps->y[i]);
-    }
-}
-
-void bicubic_plain(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
-{
-    bicubic_from(to, taps, 0, count);
-}
-
-#ifdef HAS_VECTORS
 /* Computes four weights for each of eight pixels. */
 VECTORS_FMA INLINE void eight_cubic_weights(float weights[4][8], __m256 part)
 {
@@ -371,19 +322,39 @@ VECTORS_FMA INLINE void eight_bicubic(uint8_t *to, const struct taps_of_warp *ta
     }
 }
 
-VECTORS_FMA void bicubic_vector(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
+/* True if all eight are at least `low` and less than `high`. */
+VECTORS_FMA INLINE bool are_within(__m256 values, __m256 low, __m256 high)
 {
-    const __m256 one = _mm256_set1_ps(1), last_column = _mm256_set1_ps((float)(taps->width - 2)),
-                 last_row = _mm256_set1_ps((float)(taps->height - 2));
+    __m256 within = _mm256_and_ps(_mm256_cmp_ps(values, low, _CMP_GE_OQ), _mm256_cmp_ps(values, high, _CMP_LT_OQ));
+    return _mm256_movemask_ps(within) == 255;
+}
+
+/* `bicubic` pixels have neighbours one pixel further away. */
+VECTORS_FMA INLINE void interpolate_of(uint8_t *to, const struct taps_of_warp *taps, const bool bicubic, int64_t count)
+{
+    const __m256 least = _mm256_set1_ps(bicubic), last_column = _mm256_set1_ps((float)(taps->width - 1 - bicubic)),
+                 last_row = _mm256_set1_ps((float)(taps->height - 1 - bicubic));
     int64_t i = 0;
     for (; i + 8 <= count; i += 8) {
         __m256 x = _mm256_loadu_ps(taps->x + i), y = _mm256_loadu_ps(taps->y + i);
-        if (are_within(x, one, last_column) && are_within(y, one, last_row))
+        if (!are_within(x, least, last_column) || !are_within(y, least, last_row))
+            interpolate_from(to, taps, bicubic, i, i + 8);
+        else if (bicubic)
             eight_bicubic(to + 3 * i, taps, x, y);
         else
-            bicubic_from(to, taps, i, i + 8);
+            eight_bilinear(to + 3 * i, taps, x, y);
     }
-    bicubic_from(to, taps, i, count);
+    interpolate_from(to, taps, bicubic, i, count);
+}
+
+VECTORS_FMA void bilinear_vector(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
+{
+    interpolate_of(to, taps, false, count);
+}
+
+VECTORS_FMA void bicubic_vector(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
+{
+    interpolate_of(to, taps, true, count);
 }
 #endif
 

@@ -79,46 +79,32 @@ static void from_float(void *to, int kind, int64_t i, float value)
         ((uint16_t *)to)[i] = kind == FLOAT16 ? to_half(value) : to_bfloat(value);
 }
 
-static void to_floats_from(float *to, int kind, const void *from, int64_t first, int64_t count)
-{
-    for (int64_t i = first; i < count; i++)
-        to[i] = to_float(kind, from, i);
-}
-
 void to_floats_plain(float *to, int kind, const void *from, int64_t count)
 {
-    to_floats_from(to, kind, from, 0, count);
-}
-
-static void from_floats_from(void *to, int kind, const float *from, int64_t first, int64_t count)
-{
-    for (int64_t i = first; i < count; i++)
-        from_float(to, kind, i, from[i]);
+    for (int64_t i = 0; i < count; i++)
+        to[i] = to_float(kind, from, i);
 }
 
 void from_floats_plain(void *to, int kind, const float *from, int64_t count)
 {
-    from_floats_from(to, kind, from, 0, count);
+    for (int64_t i = 0; i < count; i++)
+        from_float(to, kind, i, from[i]);
 }
 
-/* Normalises `count` interleaved values from number `first` on. */
-static void normalize_from(void *to, int kind, const uint8_t *from, int64_t first, int64_t count, const float *factors)
+/* Normalises `count` interleaved values. */
+void normalize_plain(void *to, int kind, const uint8_t *from, int64_t count, const float *factors)
 {
-    for (int64_t i = first; i < count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         float scaled = (float)from[i] * factors[i % 3];
         from_float(to, kind, i, scaled + factors[3 + i % 3]);
     }
 }
 
-void normalize_plain(void *to, int kind, const uint8_t *from, int64_t count, const float *factors)
-{
-    normalize_from(to, kind, from, 0, count, factors);
-}
-
-static void split_from(void *to, int kind, const uint8_t *from, int64_t first, int64_t pixels, const float *factors)
+/* Normalises interleaved pixels into planes; copies UINT8 unchanged. */
+void split_plain(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors)
 {
     for (int c = 0; c < 3; c++)
-        for (int64_t i = first; i < pixels; i++) {
+        for (int64_t i = 0; i < pixels; i++) {
             uint8_t value = from[3 * i + c];
             if (kind == UINT8) {
                 ((uint8_t *)to)[c * pixels + i] = value;
@@ -127,12 +113,6 @@ static void split_from(void *to, int kind, const uint8_t *from, int64_t first, i
                 from_float(to, kind, c * pixels + i, scaled + factors[3 + c]);
             }
         }
-}
-
-/* Normalises interleaved pixels into planes; copies UINT8 unchanged. */
-void split_plain(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors)
-{
-    split_from(to, kind, from, 0, pixels, factors);
 }
 
 #ifdef HAS_VECTORS
@@ -153,31 +133,17 @@ VECTORS_F16C INLINE void store_eight(void *to, int64_t i, const int kind, __m256
     }
 }
 
-VECTORS_F16C INLINE __m256 load_eight(const int kind, const void *from, int64_t i)
-{
-    if (kind == FLOAT32)
-        return _mm256_loadu_ps((const float *)from + i);
-    __m128i halves = _mm_loadu_si128((const __m128i *)((const uint16_t *)from + i));
-    return kind == FLOAT16 ? _mm256_cvtph_ps(halves)
-                           : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-
 VECTORS_F16C INLINE void to_floats_of(float *to, const int kind, const void *from, int64_t count)
 {
     int64_t at = 0;
     for (; at + 8 <= count; at += 8)
         _mm256_storeu_ps(to + at, load_eight(kind, from, at));
-    to_floats_from(to, kind, from, at, count);
+    to_floats_plain(to + at, kind, (const uint8_t *)from + at * size_of(kind), count - at);
 }
 
 VECTORS_F16C void to_floats_vector(float *to, int kind, const void *from, int64_t count)
 {
-    if (kind == FLOAT32)
-        memcpy(to, from, (size_t)count * 4);
-    else if (kind == FLOAT16)
-        to_floats_of(to, FLOAT16, from, count);
-    else
-        to_floats_of(to, BFLOAT16, from, count);
+    WITH_FLOATS(kind, to_floats_of(to, KIND, from, count));
 }
 
 VECTORS_F16C INLINE void from_floats_of(void *to, const int kind, const float *from, int64_t count)
@@ -185,17 +151,12 @@ VECTORS_F16C INLINE void from_floats_of(void *to, const int kind, const float *f
     int64_t at = 0;
     for (; at + 8 <= count; at += 8)
         store_eight(to, at, kind, _mm256_loadu_ps(from + at));
-    from_floats_from(to, kind, from, at, count);
+    from_floats_plain((uint8_t *)to + at * size_of(kind), kind, from + at, count - at);
 }
 
 VECTORS_F16C void from_floats_vector(void *to, int kind, const float *from, int64_t count)
 {
-    if (kind == FLOAT32)
-        memcpy(to, from, (size_t)count * 4);
-    else if (kind == FLOAT16)
-        from_floats_of(to, FLOAT16, from, count);
-    else
-        from_floats_of(to, BFLOAT16, from, count);
+    WITH_FLOATS(kind, from_floats_of(to, KIND, from, count));
 }
 
 /* Normalises 24 values at a time: eight pixels, with factors in three registers. */
@@ -216,17 +177,12 @@ VECTORS_F16C INLINE void normalize_of(void *to, const int kind, const uint8_t *f
             store_eight(to, at + part, kind, _mm256_add_ps(scaled, _mm256_loadu_ps(shifts + part)));
         }
     }
-    normalize_from(to, kind, from, at, count, factors);
+    normalize_plain((uint8_t *)to + at * size_of(kind), kind, from + at, count - at, factors);
 }
 
 VECTORS_F16C void normalize_vector(void *to, int kind, const uint8_t *from, int64_t count, const float *factors)
 {
-    if (kind == FLOAT32)
-        normalize_of(to, FLOAT32, from, count, factors);
-    else if (kind == FLOAT16)
-        normalize_of(to, FLOAT16, from, count, factors);
-    else
-        normalize_of(to, BFLOAT16, from, count, factors);
+    WITH_FLOATS(kind, normalize_of(to, KIND, from, count, factors));
 }
 
 /* Splits 32 pixels at a time into planes, sixteen in each half of a register. The last 32 may overlap those before. */
@@ -273,19 +229,15 @@ VECTORS_F16C INLINE void split_of(void *to, const int kind, const uint8_t *from,
         }
     }
     if (pixels < 32)
-        split_from(to, kind, from, 0, pixels, factors);
+        split_plain(to, kind, from, pixels, factors);
 }
 
 VECTORS_F16C void split_vector(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors)
 {
     if (kind == UINT8)
         split_of(to, UINT8, from, pixels, factors);
-    else if (kind == FLOAT32)
-        split_of(to, FLOAT32, from, pixels, factors);
-    else if (kind == FLOAT16)
-        split_of(to, FLOAT16, from, pixels, factors);
     else
-        split_of(to, BFLOAT16, from, pixels, factors);
+        WITH_FLOATS(kind, split_of(to, KIND, from, pixels, factors));
 }
 #endif
 
@@ -312,9 +264,9 @@ static void look_up(void *to, size_t size, const uint8_t *from, int64_t pixels, 
         look_up_of(to, 2, from, pixels, 1, true, table);
 }
 
-/* Converts bytes, of one channel or of three interleaved, to the requested type and layout. */
-void convert_pixels(const struct kernels *kernels, const struct task *task, const uint8_t *from, void *to,
-                    int64_t pixels)
+/* Converts bytes, of one channel or of three interleaved. */
+static void convert_pixels(const struct kernels *kernels, const struct task *task, const void *from, void *to,
+                           int64_t pixels)
 {
     const struct form *form = task->form;
     int64_t channels = task->channels;
@@ -328,8 +280,9 @@ void convert_pixels(const struct kernels *kernels, const struct task *task, cons
         kernels->normalize(to, (int)form->to, from, channels * pixels, form->factors);
 }
 
-/* Converts planes of floating point to the requested type and layout. */
-void convert_planes(const struct kernels *kernels, const struct task *task, const void *from, void *to, int64_t pixels)
+/* Converts planes of floating point. */
+static void convert_planes(const struct kernels *kernels, const struct task *task, const void *from, void *to,
+                           int64_t pixels)
 {
     const struct form *form = task->form;
     const int kind = task->kind;
@@ -356,4 +309,12 @@ void convert_planes(const struct kernels *kernels, const struct task *task, cons
         }
         kernels->from_floats((uint8_t *)to + 3 * at * to_size, (int)form->to, joined, 3 * count);
     }
+}
+
+/* Converts an image of the task's type and layout, and of the window's size, to the requested type and layout. */
+void convert_image(const struct kernels *kernels, const struct task *task, const void *from)
+{
+    const struct request *request = task->request;
+    int64_t pixels = request->window.height * request->window.width;
+    (task->kind == UINT8 ? convert_pixels : convert_planes)(kernels, task, from, request->to, pixels);
 }

@@ -44,10 +44,11 @@ static enum outcome make_float_taps(struct float_taps *taps, struct buffer *buff
     return DONE;
 }
 
-static void sum_rows_from(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
-                          int64_t first, int64_t count)
+/* Computes one row of `count` elements as the weighted sum of rows `stride` bytes apart. */
+INLINE void sum_rows_one_by_one(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights,
+                                int taps, int64_t count)
 {
-    for (int64_t x = first; x < count; x++) {
+    for (int64_t x = 0; x < count; x++) {
         float sum = 0;
         for (int j = 0; j < taps; j++)
             if (weights[j] != 0)
@@ -56,11 +57,10 @@ static void sum_rows_from(float *to, int kind, const uint8_t *from, int64_t stri
     }
 }
 
-/* Computes one row of `count` elements as the weighted sum of rows `stride` bytes apart. */
 void sum_rows_plain(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
                     int64_t count)
 {
-    sum_rows_from(to, kind, from, stride, weights, taps, 0, count);
+    sum_rows_one_by_one(to, kind, from, stride, weights, taps, count);
 }
 
 /* Computes `count` pixels of a row in three planes. */
@@ -89,34 +89,20 @@ VECTORS_F16C INLINE void sum_rows_of(float *to, const int kind, const uint8_t *f
         for (int j = 0; j < taps; j++, at += stride) {
             if (weights[j] == 0)
                 continue;
-            __m256 weight = _mm256_set1_ps(weights[j]), a, b;
-            if (kind == FLOAT32) {
-                a = _mm256_loadu_ps((const float *)at), b = _mm256_loadu_ps((const float *)at + 8);
-            } else {
-                __m128i first = _mm_loadu_si128((const __m128i *)at), second = _mm_loadu_si128((const __m128i *)at + 1);
-                a = kind == FLOAT16 ? _mm256_cvtph_ps(first)
-                                    : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(first), 16));
-                b = kind == FLOAT16 ? _mm256_cvtph_ps(second)
-                                    : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(second), 16));
-            }
-            low = _mm256_add_ps(low, _mm256_mul_ps(weight, a));
-            high = _mm256_add_ps(high, _mm256_mul_ps(weight, b));
+            __m256 weight = _mm256_set1_ps(weights[j]);
+            low = _mm256_add_ps(low, _mm256_mul_ps(weight, load_eight(kind, at, 0)));
+            high = _mm256_add_ps(high, _mm256_mul_ps(weight, load_eight(kind, at, 8)));
         }
         _mm256_storeu_ps(to + x, low);
         _mm256_storeu_ps(to + x + 8, high);
     }
-    sum_rows_from(to, kind, from, stride, weights, taps, x, count);
+    sum_rows_one_by_one(to + x, kind, from + x * size, stride, weights, taps, count - x);
 }
 
 VECTORS_F16C void sum_rows_vector(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights,
                                   int taps, int64_t count)
 {
-    if (kind == FLOAT32)
-        sum_rows_of(to, FLOAT32, from, stride, weights, taps, count);
-    else if (kind == FLOAT16)
-        sum_rows_of(to, FLOAT16, from, stride, weights, taps, count);
-    else
-        sum_rows_of(to, BFLOAT16, from, stride, weights, taps, count);
+    WITH_FLOATS(kind, sum_rows_of(to, KIND, from, stride, weights, taps, count));
 }
 
 VECTORS INLINE __m128 sum_pixel(const float *pixels, const struct float_taps *taps, const int count, int64_t x)

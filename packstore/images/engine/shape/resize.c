@@ -436,21 +436,28 @@ INLINE void gray_rows_of(const struct taps *taps, const int count, const bool wi
 #endif
 
 #ifdef HAS_VECTORS
+/* Runs a statement with the number of taps as TAPS, a constant for the numbers that are frequent. */
+#define WITH_TAPS(taps, statement)                                                                                     \
+    do {                                                                                                               \
+        if ((taps) == 4) {                                                                                             \
+            enum { TAPS = 4 };                                                                                         \
+            statement;                                                                                                 \
+        } else if ((taps) == 8) {                                                                                      \
+            enum { TAPS = 8 };                                                                                         \
+            statement;                                                                                                 \
+        } else {                                                                                                       \
+            const int TAPS = (taps);                                                                                   \
+            statement;                                                                                                 \
+        }                                                                                                              \
+    } while (0)
+
 VECTORS void rows_vector(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
                          int64_t count)
 {
-    if (taps->low_at && taps->taps == 4)
-        rows_of(taps, 4, true, a, b, to_a, to_b, count);
-    else if (taps->low_at && taps->taps == 8)
-        rows_of(taps, 8, true, a, b, to_a, to_b, count);
-    else if (taps->low_at)
-        rows_of(taps, taps->taps, true, a, b, to_a, to_b, count);
-    else if (taps->taps == 4)
-        rows_of(taps, 4, false, a, b, to_a, to_b, count);
-    else if (taps->taps == 8)
-        rows_of(taps, 8, false, a, b, to_a, to_b, count);
+    if (taps->low_at)
+        WITH_TAPS(taps->taps, rows_of(taps, TAPS, true, a, b, to_a, to_b, count));
     else
-        rows_of(taps, taps->taps, false, a, b, to_a, to_b, count);
+        WITH_TAPS(taps->taps, rows_of(taps, TAPS, false, a, b, to_a, to_b, count));
 }
 
 /* Writes up to 15 bytes more. */
@@ -459,12 +466,8 @@ VECTORS void gray_rows_vector(const struct taps *taps, const uint8_t *a, const u
 {
     if (taps->low_at)
         gray_rows_of(taps, taps->taps, true, a, b, to_a, to_b, count);
-    else if (taps->taps == 4)
-        gray_rows_of(taps, 4, false, a, b, to_a, to_b, count);
-    else if (taps->taps == 8)
-        gray_rows_of(taps, 8, false, a, b, to_a, to_b, count);
     else
-        gray_rows_of(taps, taps->taps, false, a, b, to_a, to_b, count);
+        WITH_TAPS(taps->taps, gray_rows_of(taps, TAPS, false, a, b, to_a, to_b, count));
 }
 #endif
 

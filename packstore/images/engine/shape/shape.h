@@ -53,7 +53,6 @@ void place(const struct kernels *, const struct task *);
 
 /* convert.c */
 float to_float(int kind, const void *from, int64_t i);
-void convert_pixels(const struct kernels *, const struct task *, const uint8_t *from, void *to, int64_t pixels);
-void convert_planes(const struct kernels *, const struct task *, const void *from, void *to, int64_t pixels);
+void convert_image(const struct kernels *, const struct task *, const void *from);
 
 #endif

@@ -66,7 +66,32 @@ INLINE int64_t floor_of(float value)
     return whole - ((float)whole > value);
 }
 
+/* Runs a statement with the type of floating point `kind` as the constant KIND. */
+#define WITH_FLOATS(kind, statement)                                                                                   \
+    do {                                                                                                               \
+        if ((kind) == FLOAT32) {                                                                                       \
+            enum { KIND = FLOAT32 };                                                                                   \
+            statement;                                                                                                 \
+        } else if ((kind) == FLOAT16) {                                                                                \
+            enum { KIND = FLOAT16 };                                                                                   \
+            statement;                                                                                                 \
+        } else {                                                                                                       \
+            enum { KIND = BFLOAT16 };                                                                                  \
+            statement;                                                                                                 \
+        }                                                                                                              \
+    } while (0)
+
 #ifdef HAS_VECTORS
+/* Loads eight values of floating point from number `i` on. */
+VECTORS_F16C INLINE __m256 load_eight(const int kind, const void *from, int64_t i)
+{
+    if (kind == FLOAT32)
+        return _mm256_loadu_ps((const float *)from + i);
+    __m128i halves = _mm_loadu_si128((const __m128i *)((const uint16_t *)from + i));
+    return kind == FLOAT16 ? _mm256_cvtph_ps(halves)
+                           : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+
 VECTORS_FMA INLINE __m256 load_bytes(const uint8_t *at)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)));

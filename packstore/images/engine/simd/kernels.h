@@ -27,6 +27,26 @@ extern const uint8_t natural_place[256], paired_place[256];
 #include "kernels.def"
 #endif
 
+/* Defines both implementations of a loop by its body, the inline function NAME_of(): the compiler turns it into vector
+ * instructions by itself. */
+#ifdef HAS_VECTORS
+#define BOTH_LOOPS(target, name, parameters, arguments)                                                                \
+    void name##_plain parameters                                                                                       \
+    {                                                                                                                  \
+        name##_of arguments;                                                                                           \
+    }                                                                                                                  \
+    target void name##_vector parameters                                                                               \
+    {                                                                                                                  \
+        name##_of arguments;                                                                                           \
+    }
+#else
+#define BOTH_LOOPS(target, name, parameters, arguments)                                                                \
+    void name##_plain parameters                                                                                       \
+    {                                                                                                                  \
+        name##_of arguments;                                                                                           \
+    }
+#endif
+
 const struct kernels *choose_kernels(bool plain);
 
 #endif
