@@ -286,6 +286,11 @@ class Manifest:
         text."""
         return any(column.name == "label" and column.holds_class for column in self.columns)
 
+    @property
+    def ranges(self) -> list[tuple[str, int, int]]:
+        """Name, first record and end of each split; all records under the name ``""`` without splits."""
+        return [(split.name, split.start, split.stop) for split in self.splits] or [("", 0, self.records)]
+
     def split(self, name: str) -> Split:
         """Returns the split with this name. Raises :class:`KeyError` for an unknown name; the message lists the
         splits."""

@@ -334,7 +334,12 @@ class Export(ABC):
 
 def name_shard(split: str, number: int, extension: str) -> str:
     """Returns the usual name of a shard: ``train-000000.tar``; ``000000.tar`` in a store without splits."""
-    return f"{shorten_name(safe_name(split))}-{number:06}.{extension}" if split else f"{number:06}.{extension}"
+    return f"{safe_name(split)}-{number:06}.{extension}" if split else f"{number:06}.{extension}"
+
+
+def name_folder(split: str) -> str:
+    """Returns the name of a split's folder; empty for ``""``, a store without splits."""
+    return safe_name(split) if split else ""
 
 
 _LONGEST = 200

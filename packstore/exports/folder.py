@@ -69,7 +69,14 @@ class FilesExport(Export):
     @cached_property
     def record_paths(self) -> RecordPaths:
         """Callable that returns the path of a record's file. Creating it reads all keys and labels."""
-        return RecordPaths(self.manifest, self.reader, self.class_folders, recoded=self.recoded)
+        recoded = self.recoded or not self.manifest.holds_files
+        return RecordPaths(self.manifest, self.reader, self.split_folders, self.class_folders, recoded=recoded)
+
+    @cached_property
+    def split_folders(self) -> dict[str, str]:
+        """Maps each split to the name of its folder."""
+        names = [split.name for split in self.manifest.splits]
+        return dict(zip(names, make_distinct([safe_name(name) for name in names]), strict=True))
 
 
 class FolderExport(FilesExport):
@@ -162,8 +169,10 @@ class ClassFolders:
             reader.fixed_column("label_valid") if manifest.column("label").nullable else np.ones(len(labels), np.bool_)
         )
         self.labels = np.where(valid, labels, -1)
-        ranges = [(split.start, split.stop) for split in manifest.splits] or [(0, len(labels))]
-        self._counts = [np.bincount(labels[a:b][valid[a:b]], minlength=len(self.names)) for a, b in ranges]
+        self._counts = [
+            np.bincount(labels[start:stop][valid[start:stop]], minlength=len(self.names))
+            for _, start, stop in manifest.ranges
+        ]
 
     def losses(self) -> list[str]:
         """Returns a text for each loss with torchvision's ``ImageFolder``, which numbers folders by name. Returns none
@@ -192,13 +201,15 @@ class RecordPaths:
     Unsafe characters are escaped. Long names end with a hash. A repeated path gets ``~`` and the record's number.
     """
 
-    def __init__(self, manifest: Manifest, reader: Reader, classes: ClassFolders, *, recoded: bool) -> None:
-        """``recoded``: files were re-encoded, and suffixes in keys may be wrong. Reads all keys and labels."""
+    def __init__(
+        self, manifest: Manifest, reader: Reader, splits: Mapping[str, str], classes: ClassFolders, *, recoded: bool
+    ) -> None:
+        """``splits``: folders of the splits. ``recoded``: files are re-encoded, and suffixes in keys may be wrong.
+        Reads all keys and labels."""
         self.classes = classes
-        names = [split.name for split in manifest.splits]
-        self._splits = dict(zip(names, make_distinct([safe_name(name) for name in names]), strict=True))
-        self._recoded = recoded or not manifest.holds_files
-        self._ends = [(split.stop, split.name) for split in manifest.splits] or [(manifest.records, "")]
+        self._splits = splits
+        self._recoded = recoded
+        self._ranges = manifest.ranges
         self._repeated = self._unique_suffixes(reader)
 
     def __call__(self, record: Record) -> str:
@@ -265,12 +276,11 @@ class RecordPaths:
 
     def _list_stems(self, reader: Reader) -> Iterator[str]:
         """Yields the paths of all records in order, without image suffixes."""
-        labels, first = self.classes.labels, 0
-        for stop, split in self._ends:
-            for number in range(first, stop):
+        labels = self.classes.labels
+        for split, start, stop in self._ranges:
+            for number in range(start, stop):
                 label = None if labels is None else int(labels[number])
                 yield _split_suffix(self._build_stem(reader.key(number), split, label))[0]
-            first = stop
 
 
 def make_distinct(names: Sequence[str]) -> list[str]:

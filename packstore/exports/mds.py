@@ -23,7 +23,7 @@ from packstore.core.column import Column
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.files import sync_directory
-from packstore.exports.base import Export, Record, safe_name, shorten_name
+from packstore.exports.base import Export, Record, name_folder
 from packstore.stores.export_manifest import ExportManifest
 
 _INDEX = "index.json"
@@ -73,7 +73,7 @@ class MdsExport(Export):
     def write_shard(self, number: int, split: str, records: Iterable[Record]) -> str:
         """Creates the folder of the split and the shard's file in it. Collects the samples in a temporary file, since
         the shard's header needs their number."""
-        folder, encodings = shorten_name(safe_name(split)) if split else "", self._choose_encodings()
+        folder, encodings = name_folder(split), self._choose_encodings()
         (self.path / folder).mkdir(exist_ok=True)
         file, ends = f"{folder}/shard.{number:05}.mds".lstrip("/"), array("Q", [0])
         with self.open_files(file) as (out,), tempfile.TemporaryFile(dir=self.path / folder) as samples:

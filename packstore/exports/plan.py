@@ -72,7 +72,7 @@ class ExportPlan:
 
     Attributes:
         reader: The open store.
-        kind: The class of the export.
+        export: The export, which has written nothing. Its path is set when it is run.
         destination: The new folder or file.
         options: The validated arguments.
         recoding: Plan for writing images, unchanged or re-encoded.
@@ -88,7 +88,7 @@ class ExportPlan:
     """
 
     reader: Reader
-    kind: type[Export]
+    export: Export
     destination: Path
     options: ExportOptions
     recoding: Recoding
@@ -105,12 +105,10 @@ class ExportPlan:
         """Manifest of the written records, whose encoding may differ from the store's."""
         return self.recoding.manifest
 
-    def new_export(self, path: Path) -> Export:
-        """Creates the export object that will write to ``path``. Writes nothing. Raises :class:`UsageError` if the kind
-        cannot hold the store."""
-        made = self.kind(path, self.manifest, self.reader, recoded=self.recoding.recode is not None)
-        made.bare = self.options.bare
-        return made
+    @property
+    def kind(self) -> type[Export]:
+        """The class of the export."""
+        return type(self.export)
 
 
 def _describe_frame(kind: type[Export], recoding: Recoding) -> list[str]:
@@ -154,9 +152,10 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
         raise StoreError(f"{printable(str(path))} holds no records, so there is nothing to export")
     recoding = plan_recoding(kind, manifest, options.encode, options.quality or 90)
     recoding = recoding._replace(manifest=replace(recoding.manifest, shards=None))
-    trial = kind(destination, recoding.manifest, reader, recoded=recoding.recode is not None)
-    held, visible = tuple(trial.exact_columns()), trial.visible_columns()
-    hidden = [trial.describe_hidden(name) for name in list_value_columns(recoding.manifest) if name not in visible]
+    export = kind(destination, recoding.manifest, reader, recoded=recoding.recode is not None)
+    export.bare = options.bare
+    held, visible = tuple(export.exact_columns()), export.visible_columns()
+    hidden = [export.describe_hidden(name) for name in list_value_columns(recoding.manifest) if name not in visible]
     lost = [f"the column{'s' * (len(hidden) > 1)} {', '.join(hidden)}"] if hidden else []
     lost += _describe_frame(kind, recoding) + ([_BARE] if options.bare else [])
     shard_bytes = None if kind.one_file else options.shard_bytes or kind.shard_bytes
@@ -167,16 +166,16 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     has_lines = not kind.keeps_keys or any(name not in held for name in list_value_columns(recoding.manifest))
     return ExportPlan(
         reader=reader,
-        kind=kind,
+        export=export,
         destination=destination,
         options=options,
         recoding=recoding,
         held=held,
         has_lines=has_lines,
-        losses=(*trial.losses(), *lost),
+        losses=(*export.losses(), *lost),
         shard_bytes=shard_bytes,
         request=request,
-        estimate_bytes=_estimate_bytes(trial, held, has_lines, recoding.recode),
+        estimate_bytes=_estimate_bytes(export, held, has_lines, recoding.recode),
         free_bytes=free_bytes(destination) or 0,
     )
 

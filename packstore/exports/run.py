@@ -136,7 +136,8 @@ def run_export(
     staging = ExportStaging(
         plan.destination, plan.kind, plan.request, overwrite=options.overwrite, restart=options.restart
     )
-    output = plan.new_export(staging.path)
+    output = plan.export
+    output.path = staging.path
     try:
         with writing(plan.destination):
             done = staging.find_complete_shards(output)
@@ -215,7 +216,7 @@ class _ShardLoop:
         first = sum(part.records for part in self._parts)
         self._progress(Progress("export", first, manifest.records, 0))
         with contextlib.closing(self._read_records(first)) as records:
-            for split, stop in _list_split_ends(manifest, self._plan.kind.one_file):
+            for split, _, stop in [("", 0, manifest.records)] if self._plan.kind.one_file else manifest.ranges:
                 while first < stop:
                     part = self._write_shard(records, split, stop - first)
                     self._staging.mark_complete(len(self._parts), part)
@@ -280,11 +281,8 @@ class _ShardLoop:
 
     def _read_records(self, first: int) -> Generator[Record]:
         """Yields the records from number ``first`` on, in order."""
-        splits = self._plan.manifest.splits or ()
-        names = (split.name for split in splits for _ in range(len(split)))
-        numbers = range(self._plan.manifest.records)
-        wanted = ((number, next(names, "")) for number in numbers)
-        wanted = (pair for pair in wanted if pair[0] >= first)
+        ranges = self._plan.manifest.ranges
+        wanted = ((number, name) for name, start, stop in ranges for number in range(max(first, start), stop))
         if self._plan.recoding.recode is None:
             yield from (self._read_record(*pair) for pair in wanted)
             return
@@ -301,13 +299,6 @@ class _ShardLoop:
         if recode is not None:
             image = recode(key, image)
         return Record(number, key, split, image, row, self._columns)
-
-
-def _list_split_ends(manifest: Manifest, one_file: bool) -> list[tuple[str, int]]:
-    """Returns each split's name and end, or a single nameless split for an export of one file."""
-    if one_file or not manifest.splits:
-        return [("", manifest.records)]
-    return [(split.name, split.stop) for split in manifest.splits]
 
 
 def _make_report(plan: ExportPlan, written: ExportManifest, started: float, resumed: int) -> ExportReport:

@@ -20,7 +20,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.files import sync_file_system
 from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name, storable_class_names
-from packstore.exports.base import Record, safe_name, shorten_name
+from packstore.exports.base import Record, name_folder
 from packstore.stores.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManifest, ExportShard
 
 _CHUNK_BYTES = 4 << 20
@@ -45,9 +45,9 @@ class ZarrExport(ArraysExport):
     def write_shard(self, number: int, split: str, records: Iterable[Record]) -> None:
         """Writes the next range of rows in the group of the split, images in whole chunks. Keeps values of columns in
         memory until all are written. Ignores ``number``."""
-        total = next((len(s) for s in self.manifest.splits if s.name == split), self.manifest.records)
-        start = next((s.start for s in self.manifest.splits if s.name == split), 0)
-        folder, ragged, stop = self.path / _group_name(split), self.manifest.image.kind == "ragged", 0
+        start, end = next((start, end) for name, start, end in self.manifest.ranges if name == split)
+        total, folder = end - start, self.path / name_folder(split)
+        ragged, stop = self.manifest.image.kind == "ragged", 0
         images: list[Any] = []
         shapes: list[tuple[int, ...]] = []
         values: dict[str, list[NDArray[Any]]] = {column.name: [] for column in self.array_columns}
@@ -100,9 +100,10 @@ class ZarrExport(ArraysExport):
             classes = np.array(names)
             root.create_array(CLASSES, shape=classes.shape, dtype=str, overwrite=True)[:] = classes
         for split in self.manifest.splits:
-            root.require_group(_group_name(split.name))
-        splits = [(s.name, len(s)) for s in self.manifest.splits] or [("", self.manifest.records)]
-        shards = tuple(ExportShard(_group_name(name) or IMAGES, name, count) for name, count in splits)
+            root.require_group(name_folder(split.name))
+        shards = tuple(
+            ExportShard(name_folder(name) or IMAGES, name, stop - start) for name, start, stop in self.manifest.ranges
+        )
         files = {path.relative_to(self.path).as_posix() for path in self.path.rglob("*") if path.is_file()}
         left = {name for name in files if name.endswith(_UNFINISHED)}  # leftovers of a killed run
         for name in left:
@@ -142,11 +143,6 @@ class ZarrExport(ArraysExport):
 def _count_chunk_rows(image: Any) -> int:
     """Returns the number of images like ``image`` in a chunk."""
     return _FILES_A_CHUNK if isinstance(image, bytes) else max(1, _CHUNK_BYTES // max(1, image.nbytes))
-
-
-def _group_name(split: str) -> str:
-    """Returns the name of a split's group, or ``""``, the root group, without splits."""
-    return shorten_name(safe_name(split)) if split else ""
 
 
 def _import_zarr() -> Any:

@@ -133,8 +133,8 @@ def plot_store(reader: Reader, path: Path) -> None:
     if labelled:
         _draw_classes(axes[0], manifest, read_labels(reader, manifest.column("label"), _ignore_progress))
     else:
-        splits = [(split.name, len(split)) for split in manifest.splits] or [("all", len(reader))]
-        draw_bars(axes[0], [name for name, _ in splits], [(None, [count for _, count in splits])])
+        names = [name or "all" for name, _, _ in manifest.ranges]
+        draw_bars(axes[0], names, [(None, [stop - start for _, start, stop in manifest.ranges])])
         set_titles(axes[0], "records of each split", x="records")
     headers = read_headers(reader, _choose_images(len(reader)), _ignore_progress)
     _draw_sizes(axes[1], headers)
@@ -158,16 +158,15 @@ def _ignore_progress(done: int) -> None:
 
 def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> None:
     """Draws the number of records of each class, by split."""
-    splits = [(s.name, s.start, s.stop) for s in manifest.splits] or [("all", 0, len(labels))]
     length = len(manifest.classes) if manifest.classes is not None else int(labels.max(initial=-1)) + 1
     counted = []
-    for name, start, stop in splits:
+    for name, start, stop in manifest.ranges:
         some = labels[start:stop]
         # Leaves out labels that are missing or not among the classes.
         counted.append((name, np.bincount(some[(some >= 0) & (some < length)], minlength=length)))
     if length <= _MOST_CLASSES:
         names = list(manifest.classes) if manifest.classes is not None else [str(n) for n in range(length)]
-        draw_bars(axis, names, [(name if manifest.splits else None, counts.tolist()) for name, counts in counted])
+        draw_bars(axis, names, [(name or None, counts.tolist()) for name, counts in counted])
         set_titles(axis, "records of each class", x="records")
         return
     # Too many classes for bars: draws a curve.

@@ -187,12 +187,11 @@ class StoreSource(Source):
     def _split_ranges(self, split: str | None) -> list[tuple[str, int, int]]:
         """Returns name, first record and end of one split, or of all. Raises :class:`NotInSourceError` for an unknown
         one."""
-        splits = self.manifest.splits
         if split is None:
-            return [(s.name, s.start, s.stop) for s in splits] or [("", 0, self.manifest.records)]
-        chosen = [(s.name, s.start, s.stop) for s in splits if s.name == split]
+            return self.manifest.ranges
+        chosen = [each for each in self.manifest.ranges if each[0] == split != ""]
         if not chosen:
-            raise self.unknown_split_error(split, [s.name for s in splits])
+            raise self.unknown_split_error(split, [s.name for s in self.manifest.splits])
         return chosen
 
 

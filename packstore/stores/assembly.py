@@ -132,10 +132,11 @@ def list_runs(manifest: Manifest) -> list[tuple[SplitRun, ...]]:
     """Lists for each shard of a store its splits in order, each with its number of records; ``""`` without splits. A
     store of one file is one shard."""
     starts = [0, manifest.records] if manifest.shards is None else manifest.shards.starts.tolist()
-    splits = [(split.name, split.start, split.stop) for split in manifest.splits] or [("", 0, manifest.records)]
     return [
         tuple(
-            (name, min(last, stop) - max(first, start)) for name, first, last in splits if first < stop and last > start
+            (name, min(last, stop) - max(first, start))
+            for name, first, last in manifest.ranges
+            if first < stop and last > start
         )
         for start, stop in pairwise(starts)
     ]

@@ -18,8 +18,8 @@ import numpy as np
 from packstore.core.column import UPRIGHT
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Manifest
-from packstore.exports.base import BLOCK_BYTES, Record, safe_name
-from packstore.exports.folder import FolderExport, make_distinct
+from packstore.exports.base import BLOCK_BYTES, Record
+from packstore.exports.folder import FolderExport
 from packstore.exports.labels.objects import (
     LabelledImage,
     LabelledObject,
@@ -336,11 +336,8 @@ class LabelsExport(FolderExport):
     def split_ranges(self) -> list[tuple[str, str, int, int]]:
         """Name, folder, first record and end of each split. Without splits, one range of all records with empty name
         and folder."""
-        if not self.manifest.splits:
-            return [("", "", 0, self.manifest.records)]
-        folders = make_distinct([safe_name(split.name) for split in self.manifest.splits])
-        pairs = zip(self.manifest.splits, folders, strict=True)
-        return [(each.name, folder, each.start, each.stop) for each, folder in pairs]
+        folders = self.split_folders
+        return [(name, folders.get(name, ""), start, stop) for name, start, stop in self.manifest.ranges]
 
     def _read_values(self, name: str) -> Iterator[Any]:
         """Yields the values of a column that are not missing."""

@@ -184,12 +184,10 @@ class YoloExport(LabelsExport):
         A split such as ``validation`` gets the usual name ``val``, unless another split has that name. Without a split
         ``val``, which readers require, the entry ``val`` repeats ``test``, else ``train``, else all images.
         """
-        names = [split.name for split in self.manifest.splits]
-        folders = make_distinct([safe_name(name) for name in names])
         places: dict[str, str] = {}
-        for name, folder in zip(names, folders, strict=True):
+        for name, folder in self.split_folders.items():
             called = _YOLO_SPLITS.get(name.lower(), f"{name}_" if name in _YOLO_OWN else name)
-            places[name if called in places or called in names else called] = f"images/{folder}"
+            places[name if called in places or called in self.split_folders else called] = f"images/{folder}"
         places = places or {"train": "images"}
         places.setdefault("val", places.get("test", places.get("train", "images")))  # readers require val
         text = [f"{format_yaml_string(name)}: {format_yaml_string(place)}" for name, place in places.items()]

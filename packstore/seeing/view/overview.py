@@ -25,6 +25,8 @@ from packstore.seeing.facts import (
 from packstore.seeing.view.query import MEASURES
 from packstore.stores import Reader
 
+_ALL = "all"
+"""Name of all records of a store without splits."""
 _BINS = 24
 _TOGETHER = 20
 """Number of the most frequent classes in the table of joint occurrences."""
@@ -56,8 +58,8 @@ def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[st
         labels = read_labels(reader, column, report, fetch)
         count = len(named) if named is not None else min(_MOST_CLASSES, int(labels.max(initial=-1)) + 1)
         splits = [
-            {"name": name, "counts": counts, "missing": missing, "unreadable": unreadable}
-            for name, start, stop in _split_ranges(manifest)
+            {"name": name or _ALL, "counts": counts, "missing": missing, "unreadable": unreadable}
+            for name, start, stop in manifest.ranges
             for counts, missing, unreadable in [_count_labels(labels[start:stop], count)]
         ]
         seen = int((labels != UNREAD).sum())
@@ -70,12 +72,12 @@ def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[st
     # A class counts once for each record, even if it occurs several times there.
     pairs = np.unique(np.stack([owners[valid], numbers[valid]], 1), axis=0) if valid.any() else np.zeros((0, 2), int)
     splits = []
-    for name, start, stop in _split_ranges(manifest):
+    for name, start, stop in manifest.ranges:
         inside = pairs[(pairs[:, 0] >= start) & (pairs[:, 0] < stop)]
         with_any = len(np.unique(inside[:, 0]))
         looked_at = int(((records >= start) & (records < stop)).sum())
         counts = np.bincount(inside[:, 1], minlength=count).tolist()
-        splits.append({"name": name, "counts": counts, "missing": looked_at - with_any, "unreadable": 0})
+        splits.append({"name": name or _ALL, "counts": counts, "missing": looked_at - with_any, "unreadable": 0})
     together = _count_pairs(pairs, count)
     return {"column": column.name, "classes": count, "splits": splits, "seen": len(records), "together": together}
 
@@ -95,8 +97,8 @@ def summarize_images(headers: ImageHeaders, manifest: Manifest, start: int, stop
     kinds = np.bincount(headers.kind[inside], minlength=len(headers.kinds)).tolist()
     records = headers.records[inside]
     owners = {
-        name: (records >= first) & (records < end)
-        for name, first, end in _split_ranges(manifest)
+        name or _ALL: (records >= first) & (records < end)
+        for name, first, end in manifest.ranges
         if first < stop and end > start
     }
     return {
@@ -105,13 +107,6 @@ def summarize_images(headers: ImageHeaders, manifest: Manifest, start: int, stop
         "kinds": [{"name": name, "count": n} for name, n in zip(headers.kinds, kinds, strict=True) if n],
         "histograms": {name: _compute_histogram(headers.get_measure(name)[inside], owners) for name in MEASURES},
     }
-
-
-def _split_ranges(manifest: Manifest) -> list[tuple[str, int, int]]:
-    """Returns name, start and stop of each split, or one range ``all`` without splits."""
-    if not manifest.splits:
-        return [("all", 0, manifest.records)]
-    return [(split.name, split.start, split.stop) for split in manifest.splits]
 
 
 def _count_labels(labels: NDArray[np.int32], count: int) -> tuple[list[int], int, int]:
