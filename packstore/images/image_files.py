@@ -19,7 +19,7 @@ from packstore.images.pillow import (
     OpenImage,
     as_orientation,
     has_alpha,
-    without_warnings,
+    ignoring_damage,
 )
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
 
@@ -95,18 +95,13 @@ def any_frame_has_alpha(data: memoryview) -> bool:
     """Tells if any frame of a file has alpha in Pillow. Decodes frames until one has.
 
     Returns False for a damaged file: reading its frames reports the damage."""
-    try:
-        with without_warnings(Warning), open_image(strip_metadata(data)) as image:
-            check_size(*image.size, MAX_PIXELS)
-            for number in range(getattr(image, "n_frames", 1)):
-                image.seek(number)
-                image.load()
-                if has_alpha(image):
-                    return True
-    except MemoryError:
-        raise
-    except Exception:  # as in decode
-        return False
+    with ignoring_damage(Warning), open_image(strip_metadata(data)) as image:
+        check_size(*image.size, MAX_PIXELS)
+        for number in range(getattr(image, "n_frames", 1)):
+            image.seek(number)
+            image.load()
+            if has_alpha(image):
+                return True
     return False
 
 
@@ -114,15 +109,11 @@ def read_pillow_orientation(data: memoryview) -> int:
     """Reads the EXIF orientation with Pillow, 1 … 8.
 
     Returns 1 if it is missing or unreadable, and for too many pixels."""
-    try:
-        with without_warnings(UserWarning), open_image(strip_metadata(data, texts=True)) as image:
-            check_size(*image.size, MAX_PIXELS)  # of a PNG, this decodes everything
-            value = image.getexif().get(ORIENTATION, 1)
-    except MemoryError:
-        raise
-    except Exception:  # as in decode; viewers ignore unreadable EXIF, too
-        return 1
-    return as_orientation(value)
+    # Viewers ignore unreadable EXIF, too.
+    with ignoring_damage(UserWarning), open_image(strip_metadata(data, texts=True)) as image:
+        check_size(*image.size, MAX_PIXELS)
+        return as_orientation(image.getexif().get(ORIENTATION, 1))  # of a PNG, this decodes everything
+    return 1
 
 
 def strip_metadata(data: memoryview, *, texts: bool = False) -> memoryview:

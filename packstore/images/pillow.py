@@ -87,22 +87,18 @@ class OpenImage:
 
         Returns None if Pillow cannot open or decode the file, or lacks its plugin, and for too many pixels.
         """
-        try:
-            with without_warnings(Warning), self._open(self._data) as image:
-                check_size(*image.size, MAX_PIXELS)
-                is_tiff = hasattr(image, "tag_v2")
-                frames = 1 if is_tiff else getattr(image, "n_frames", 1)
-                if page or is_tiff:
-                    image.seek(page)
-                tags = getattr(image, "tag_v2", None)
-                mode = image.mode
-                alpha = has_alpha(image) and not mode.startswith("I;16")
-                lowest = image.convert("RGBA").getchannel("A").getextrema()[0] if alpha else 255
-                return PillowDescription(mode, frames, alpha, lowest < 255, tags)  # type: ignore[operator] # of one band
-        except MemoryError:
-            raise
-        except Exception:  # plugins raise almost anything; decoding the file reports the fault
-            return None
+        with ignoring_damage(Warning), self._open(self._data) as image:
+            check_size(*image.size, MAX_PIXELS)
+            is_tiff = hasattr(image, "tag_v2")
+            frames = 1 if is_tiff else getattr(image, "n_frames", 1)
+            if page or is_tiff:
+                image.seek(page)
+            tags = getattr(image, "tag_v2", None)
+            mode = image.mode
+            alpha = has_alpha(image) and not mode.startswith("I;16")
+            lowest = image.convert("RGBA").getchannel("A").getextrema()[0] if alpha else 255
+            return PillowDescription(mode, frames, alpha, lowest < 255, tags)  # type: ignore[operator] # of one band
+        return None
 
     def load_frame(
         self, frame: int, max_pixels: int, convert: Callable[[Image.Image], _T], draft: Draft | None = None
@@ -131,18 +127,14 @@ class OpenImage:
 
         Returns None for files other than TIFF, if Pillow cannot read the page, and for a page with alpha over the limit
         of pixels."""
-        try:
-            with without_warnings(Warning):
-                image = self._seek_frame(page)
-                if has_alpha(image):
-                    check_size(*image.size, MAX_PIXELS)
-                    image.load()
-                return getattr(image, "tag_v2", None)
-        except MemoryError:
-            raise
-        except Exception:  # as in describe
-            self._image = None
-            return None
+        with ignoring_damage(Warning):
+            image = self._seek_frame(page)
+            if has_alpha(image):
+                check_size(*image.size, MAX_PIXELS)
+                image.load()
+            return getattr(image, "tag_v2", None)
+        self._image = None  # in an unknown state
+        return None
 
     def _seek_frame(self, frame: int) -> Image.Image:
         """Opens the file if needed and moves to a frame. Raises :class:`DecodeError` if the frame does not exist, and
@@ -164,23 +156,17 @@ def read_tiff_orientation(data: memoryview, at: int) -> int:
     from PIL.Image import Image
     from PIL.TiffImagePlugin import XMP, ImageFileDirectory_v2
 
-    try:
-        with without_warnings(UserWarning):
-            tags = ImageFileDirectory_v2(bytes(data[: 16 if 43 in data[2:4] else 8]))  # of a BigTIFF, or not
-            file = io.BytesIO(data)
-            file.seek(at)
-            tags.load(file)
-            if ORIENTATION in tags:
-                value = tags[ORIENTATION]
-            else:
-                image, xmp = Image(), tags.get(XMP)
-                image.info["xmp"] = xmp[0] if isinstance(xmp, tuple) else xmp
-                value = image.getexif().get(ORIENTATION, 1)  # versions before 11 ignore XMP, as they do in a TIFF
-    except MemoryError:
-        raise
-    except Exception:  # Pillow raises almost anything on damaged files
-        return 1
-    return as_orientation(value)
+    with ignoring_damage(UserWarning):
+        tags = ImageFileDirectory_v2(bytes(data[: 16 if 43 in data[2:4] else 8]))  # of a BigTIFF, or not
+        file = io.BytesIO(data)
+        file.seek(at)
+        tags.load(file)
+        if ORIENTATION in tags:
+            return as_orientation(tags[ORIENTATION])
+        image, xmp = Image(), tags.get(XMP)
+        image.info["xmp"] = xmp[0] if isinstance(xmp, tuple) else xmp
+        return as_orientation(image.getexif().get(ORIENTATION, 1))  # versions before 11 ignore XMP, as in a TIFF
+    return 1
 
 
 def parse_exif_orientation(exif: bytes) -> int | None:
@@ -189,23 +175,29 @@ def parse_exif_orientation(exif: bytes) -> int | None:
     Returns 1 for an invalid value or damaged data."""
     from PIL.Image import Exif
 
-    try:
-        with without_warnings(UserWarning):
-            tags = Exif()
-            tags.load(exif)
-            if ORIENTATION not in tags:
-                return None
-            value = tags[ORIENTATION]
-    except MemoryError:
-        raise
-    except Exception:
-        return 1
-    return as_orientation(value)
+    with ignoring_damage(UserWarning):
+        tags = Exif()
+        tags.load(exif)
+        return as_orientation(tags[ORIENTATION]) if ORIENTATION in tags else None
+    return 1
 
 
 def as_orientation(value: Any) -> int:
     """Returns a tag's value if it is an orientation, 1 … 8, else 1."""
     return int(value) if value in range(1, 9) else 1
+
+
+@contextmanager
+def ignoring_damage(category: type[Warning]) -> Iterator[None]:
+    """Ignores errors, which Pillow raises of almost any class for damaged files, and warnings as
+    :func:`without_warnings`. Raises :class:`MemoryError`."""
+    with without_warnings(category):
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception:  # decoding the file reports the fault
+            return
 
 
 @contextmanager

@@ -242,13 +242,8 @@ class Decoder:
         if box[2] > _WORTH * header.height and box[3] > _WORTH * header.width:
             return None
         check_cost(data, header.width, header.height, self.max_pixels)
-        try:
-            image = self._region(data, header.height, header.width, box)  # type: ignore[misc]
-        except MemoryError:
-            raise
-        except Exception:  # decoding everything reports the damage
-            return None
-        return image if image.shape == (*box[2:], 3) else None
+        # Decoding everything reports the damage.
+        return _attempt(self._region, (*box[2:], 3), data, header.height, header.width, box)
 
     def _decode_whole(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
         """Decodes a whole file with the engine, or otherwise if the engine refuses the file. Ignores EXIF
@@ -278,15 +273,8 @@ class Decoder:
         if self._fast is None or header is None:
             return self._decode_other(data)
         check_cost(data, header.width, header.height, self.max_pixels)
-        try:
-            image = self._fast(data)
-        except MemoryError:
-            raise
-        except Exception:  # whatever the library dislikes (each has its own exceptions), Pillow decides
-            return _decode_by_pillow(data, self.max_pixels)
-        if image.shape != (header.height, header.width, 3):
-            return _decode_by_pillow(data, self.max_pixels)
-        return image
+        image = _attempt(self._fast, (header.height, header.width, 3), data)
+        return _decode_by_pillow(data, self.max_pixels) if image is None else image
 
     def _decode_other(self, data: memoryview) -> NDArray[Any]:
         """Decodes a file of 8 bits as RGB by Pillow. Decodes a kind that Pillow does not read, or a TIFF that it
@@ -311,8 +299,7 @@ class Decoder:
         if header is None:
             return None
         check_cost(data, header.width, header.height, self.max_pixels)
-        luma = backends.decode_luma(data)
-        return luma if luma is not None and luma.shape == (header.height, header.width, 1) else None
+        return _attempt(backends.decode_luma, (header.height, header.width, 1), data)
 
     def __reduce__(self) -> tuple[type[Decoder], tuple[str, int, Reading]]:
         return Decoder, (self.name, self.max_pixels, self.reading)
@@ -381,6 +368,18 @@ def _parse_ordinary_jpeg(data: memoryview, info: ImageInfo | None) -> ImageInfo 
     if header.progressive and not is_complete_jpeg(data):
         return None  # libjpeg fills in missing scans silently, and each version differently
     return header
+
+
+def _attempt(decode: Any, shape: tuple[int, ...], *arguments: Any) -> NDArray[np.uint8] | None:
+    """Returns ``decode(*arguments)`` if it has a shape; None for a file that its library dislikes, which has exceptions
+    of its own."""
+    try:
+        image: NDArray[np.uint8] = decode(*arguments)
+    except MemoryError:
+        raise
+    except Exception:
+        return None
+    return image if image.shape == shape else None
 
 
 def _decode_by_pillow(data: memoryview, max_pixels: int, side: int | None = None) -> NDArray[np.uint8]:

@@ -101,15 +101,9 @@ def _load_simplejpeg() -> DecoderLibrary:
     return DecoderLibrary(lambda data: module.decode_jpeg(data, "RGB", strict=True), f"simplejpeg {module.__version__}")
 
 
-def decode_luma(data: memoryview) -> NDArray[np.uint8] | None:
-    """Decodes the luma of a JPEG with simplejpeg: uint8 ``(H, W, 1)``. Returns None if that fails or simplejpeg is
-    missing."""
-    try:
-        image: NDArray[np.uint8] = importlib.import_module("simplejpeg").decode_jpeg(data, "GRAY", strict=True)
-    except MemoryError:
-        raise
-    except Exception:  # the caller tries another decoder, which reports the flaw
-        return None
+def decode_luma(data: memoryview) -> NDArray[np.uint8]:
+    """Decodes the luma of a JPEG with simplejpeg: uint8 ``(H, W, 1)``. Raises its errors, and :class:`ImportError`."""
+    image: NDArray[np.uint8] = importlib.import_module("simplejpeg").decode_jpeg(data, "GRAY", strict=True)
     return image
 
 
