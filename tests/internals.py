@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from packstore.cli.messages import MessageHandler
     from packstore.cli.options import Command, OptionsOf
     from packstore.cli.rows import Rows, human_bytes, wrap_row
-    from packstore.cli.show import parse_graphics, terminal_graphics
     from packstore.cli.source_info import format_column, sample_keys, source_rows
+    from packstore.cli.terminal import encode_kitty, encode_sixel, parse_graphics, terminal_graphics
     from packstore.core import compiled, urls
     from packstore.core import files as scratch
     from packstore.core.column import CHECKSUM, ITEM_SIZE, KEY, Column
@@ -286,7 +286,6 @@ if TYPE_CHECKING:
     from packstore.seeing.loaded import LoadRequest, SampleLoader
     from packstore.seeing.sheet import CellMaker, choose_rows, draw_page, write_sheet
     from packstore.seeing.sheet_options import SheetOptions
-    from packstore.seeing.terminal import encode_kitty, encode_sixel
     from packstore.seeing.view import images, site
     from packstore.seeing.view.app import make_app
     from packstore.seeing.view.findings import read_findings

@@ -25,16 +25,9 @@ from packstore.core.column import INTERNAL, Column
 from packstore.core.columns import from_stored
 from packstore.core.files import drop, open_file, sync_tree
 from packstore.core.manifest import Manifest
-from packstore.images.sniff import HeaderError, sniff
+from packstore.images.sniff import image_suffix
 from packstore.stores import Reader
 from packstore.stores.export_manifest import MANIFEST_FILE, ExportManifest
-
-EXTENSIONS = {
-    "jpeg": "jpg", "png": "png", "gif": "gif", "bmp": "bmp", "webp": "webp", "tiff": "tif", "pnm": "ppm",
-    "avif": "avif", "heif": "heic", "jp2": "jp2", "jxl": "jxl", "exr": "exr", "hdr": "hdr", "npy": "npy",
-}  # fmt: skip
-"""The usual file extension of each image kind that :func:`packstore.images.sniff.sniff` names."""
-
 
 BLOCK_BYTES = 4096
 """Size of a block of a file system: a small file takes a whole one."""
@@ -99,21 +92,12 @@ class Record:
     def extension(self) -> str:
         """File extension of the image by its content, such as ``jpg``. It is ``npy`` for an array, and ``bin`` for an
         unknown image."""
-        return "npy" if isinstance(self.image, np.ndarray) else image_extension(self.image)
+        return "npy" if isinstance(self.image, np.ndarray) else image_suffix(self.image)
 
 
 def has_varying_shapes(column: Column) -> bool:
     """Tells if the arrays of a column may differ in shape. The store then keeps a shape with each."""
     return column.kind == "ragged" and column.layout is not None
-
-
-def image_extension(data: bytes) -> str:
-    """Returns the file extension of an image by its content, such as ``jpg``. Returns ``bin`` if the content is
-    unknown."""
-    try:
-        return EXTENSIONS[sniff(data).kind]
-    except HeaderError:
-        return "bin"
 
 
 class Export(ABC):

@@ -13,10 +13,11 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from packstore.core.files import open_file, sync_file_system
 from packstore.core.manifest import Manifest
-from packstore.exports.base import EXTENSIONS, Export, Record, safe_name, shorten_name
+from packstore.exports.base import Export, Record, safe_name, shorten_name
+from packstore.images.kinds import SUFFIXES
 from packstore.stores import Reader
 
-IMAGE_SUFFIXES = frozenset({*EXTENSIONS.values(), "jpeg", "tiff", "pgm", "pbm", "heif", "j2k", "jpx", "jpf"})
+IMAGE_SUFFIXES = frozenset({*SUFFIXES.values(), "jpeg", "tiff", "pgm", "pbm", "heif", "j2k", "jpx", "jpf"})
 _SUFFIXES = IMAGE_SUFFIXES | {"txt", "json", "xml"}
 """Suffixes of images, and of label files that have an image's name (YOLO, LabelMe, Pascal VOC)."""
 _YEAR = re.compile(r"(19|20)\d\d$")

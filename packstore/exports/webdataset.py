@@ -22,11 +22,11 @@ from packstore.exports.base import (
     Export,
     Record,
     can_be_lines,
-    image_extension,
     name_shard,
     safe_name,
     shorten_name,
 )
+from packstore.images.sniff import image_suffix
 from packstore.stores.export_manifest import ExportManifest
 
 CLASSES = "classnames.txt"
@@ -125,11 +125,11 @@ def _encode_value_files(column: Column, record: Record) -> Iterator[tuple[str, b
     value = bytes(record.stored[column.name]) if as_stored else record[column.name]
     if column.form == "files":
         for number, file in enumerate(value):
-            yield f"{column.name}.{number}.{image_extension(file)}", file
+            yield f"{column.name}.{number}.{image_suffix(file)}", file
         if not value and column.nullable:
             record.inexact.add(column.name)  # without a file, the value would be missing
         return
-    extension = image_extension(value) if column.form == "file" else column.traits.extension
+    extension = image_suffix(value) if column.form == "file" else column.traits.extension
     if extension == "cls":
         value = str(value).encode("ascii")
     name = extension if _USUAL.get(column.name) == extension else f"{column.name}.{extension}"

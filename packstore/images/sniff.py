@@ -18,7 +18,7 @@ from packstore.images.header import (
     excess_pixels_message,
     too_many_values,
 )
-from packstore.images.kinds import begins_surely, find_kind, get_kind
+from packstore.images.kinds import SUFFIXES, begins_surely, find_kind, get_kind
 
 __all__ = [
     "IS_LFS_POINTER",
@@ -31,6 +31,7 @@ __all__ = [
     "check_header",
     "check_size",
     "excess_pixels_message",
+    "image_suffix",
     "max_file_bytes",
     "sniff",
     "too_many_values",
@@ -77,6 +78,14 @@ def check_header(data: Data) -> ImageInfo:
     Bytes after the end are allowed, as many files on the web have them.
     """
     return _parse_header(data if type(data) is bytes else bytes(data), True)
+
+
+def image_suffix(data: Data, unknown: str = "bin") -> str:
+    """Returns the usual file suffix of an image by its content, such as ``jpg``; ``unknown`` for no image."""
+    try:
+        return SUFFIXES[sniff(data).kind]
+    except HeaderError:
+        return unknown
 
 
 def begins_like_image(start: bytes) -> bool:

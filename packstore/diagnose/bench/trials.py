@@ -14,7 +14,7 @@ from packstore.core.column import SEEK_INDEX
 from packstore.core.manifest import Manifest
 from packstore.diagnose.bench.advice import Trial
 from packstore.diagnose.bench.measure import Clock, SampledRecords, make_loader, measure_loader
-from packstore.images.sniff import HeaderError, sniff
+from packstore.images.sniff import image_suffix
 from packstore.packing.conversion import convert
 from packstore.training.dataset import PackedDataset
 
@@ -111,7 +111,7 @@ def run_trials(
         folder = Path(scratch) / "images" / "sample"
         folder.mkdir(parents=True)
         for number, data in enumerate(sample.data[:RECORDS]):
-            (folder / f"{number:05}{_choose_suffix(data)}").write_bytes(data)
+            (folder / f"{number:05}.{image_suffix(data, 'jpg')}").write_bytes(data)
         indexed = dataset.manifest.has_column(SEEK_INDEX.name)
         for number, way in enumerate([Candidate("", {"encoding": "original", "index": indexed}), *ways]):
             path = Path(scratch) / str(number)
@@ -129,12 +129,3 @@ def run_trials(
     if dataset.device.type == "cuda":
         torch.cuda.empty_cache()
     return trials
-
-
-def _choose_suffix(data: bytes) -> str:
-    """Returns the file suffix for an image's content; ``.jpg`` for unknown content."""
-    try:
-        kind = sniff(data).kind
-    except HeaderError:
-        kind = "jpeg"
-    return {"jpeg": ".jpg", "pnm": ".ppm", "tiff": ".tif"}.get(kind, f".{kind}")

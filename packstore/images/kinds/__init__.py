@@ -50,6 +50,8 @@ KINDS = {
     "npy": Kind("npy:Npy", (), (b"\x93NUMPY",)),
 }
 """Kinds by :attr:`packstore.images.header.ImageInfo.kind`."""
+SUFFIXES = {**{name: name for name in KINDS}, "jpeg": "jpg", "tiff": "tif", "pnm": "ppm", "heif": "heic"}
+"""The usual suffix of the files of each kind."""
 _STARTS = tuple((name, kind.at, kind.magics + kind.unsure) for name, kind in KINDS.items())
 _SURE = {at: sum((kind.magics for kind in KINDS.values() if kind.at == at), ()) for at in (0, 4)}
 

@@ -23,7 +23,7 @@ from packstore.images.display import Window, denormalize, find_window, to_displa
 from packstore.images.masks import decode_mask, read_mask_header
 from packstore.images.orientation import read_orientation, readers_transpose
 from packstore.images.reading import Reading
-from packstore.images.sniff import HeaderError
+from packstore.images.sniff import HeaderError, image_suffix
 from packstore.seeing.colors import class_color
 from packstore.seeing.facts import parse_header
 from packstore.stores import Reader
@@ -39,7 +39,6 @@ _ENTRY_BYTES = 200
 _QUALITY = 82
 _SMALL = 64
 """Images up to this side are sent as PNG: JPEG would blur them and is no smaller."""
-_SUFFIXES = {"jpeg": "jpg", "tiff": "tif", "heif": "heic"}
 
 
 class WebFile(NamedTuple):
@@ -133,13 +132,7 @@ class BrowserImages:
         """Returns the stored image of a record, and a file suffix without a dot: ``bin`` for pixels and unknown files.
         Raises :class:`StoreError` if it cannot be read."""
         data = bytes(self._reader.read(record))
-        if self._reader.manifest.image.layout is not None:
-            return data, "bin"
-        try:
-            kind = parse_header(memoryview(data)).kind
-        except HeaderError:
-            return data, "bin"
-        return data, _SUFFIXES.get(kind, kind)
+        return data, "bin" if self._reader.manifest.image.layout is not None else image_suffix(data)
 
     def choose_window(self, record: int, column: Column) -> Window | None:
         """Returns the display window of a record's image: the values shown as black and as white. Returns None for 8
