@@ -90,6 +90,7 @@ ONLY_IN = {
 }
 """Libraries that only one folder of a room may import."""
 
+_KINDS_BY_NAME = ("bmp", "exr", "gif", "hdr", "heif", "jp2", "jxl", "pnm", "tiff", "webp")
 LEAVES = {
     "seeing/view/": "cli/show.py testing/",
     "seeing/sheet": "cli/show.py testing/",
@@ -103,7 +104,7 @@ LEAVES = {
     "packing/distribute/": "",
     "sources/geotiff.py": "",
     "training/augment/timm_": "training/augment/__init__.py",
-    **dict.fromkeys((f"images/kinds/{name}.py" for name in ("exr", "hdr", "heif", "jp2", "jxl", "webp")), ""),
+    **dict.fromkeys((f"images/kinds/{name}.py" for name in _KINDS_BY_NAME), ""),
     "exports/labels/": "",
     **dict.fromkeys((f"exports/{name}.py" for name in ("mds", "parquet", "recordio", "tfds", "zarr")), ""),
 }

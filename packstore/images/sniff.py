@@ -104,7 +104,7 @@ def _parse_header(data: bytes, whole: bool) -> ImageInfo:
     """Finds the kind of a file by its first bytes and parses its header. With ``whole``, also checks the end.
 
     Raises :class:`HeaderError`, also for an empty file, an unread kind and a Git LFS pointer."""
-    kind = find_kind(data[:16])
+    kind = find_kind(data)
     if kind is None:
         raise HeaderError(_describe_unknown(data))
     try:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -12,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from packstore import convert
 from packstore.images.engine import is_plain_jpeg
 from tests.conftest import SharedData
 from tests.internals import HeaderError, ImageInfo, check_header, jpeg_headers, sniff, tiff_directory
-from tests.makers.images import HEIGHT, WIDTH, all_images, encode, picture
+from tests.makers.images import HEIGHT, WIDTH, all_images, encode, picture, tiny
 
 NAMES = tuple(all_images())
 EOI = b"\xff\xd9"
@@ -357,3 +361,24 @@ def test_damaged_files(
 def test_any_size(width: int, height: int, kind: str) -> None:
     info = check_header(encode(picture(width=width, height=height), kind))
     assert (info.width, info.height, info.components) == (width, height, 3)
+
+
+@pytest.mark.slow
+def test_a_kind_is_imported_at_its_first_file(tmp_path: Path) -> None:
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    for number in range(4):
+        (tmp_path / "images" / "a" / f"{number}.jpg").write_bytes(tiny(number))
+    convert(tmp_path / "images", tmp_path / "x.lmdb")
+    code = """
+import sys, packstore
+def kinds():
+    return {name.rpartition(".")[2] for name in sys.modules if name.startswith("packstore.images.kinds.")}
+packstore.verify(sys.argv[1])
+assert not kinds(), kinds()
+next(iter(packstore.PackedLoader(packstore.PackedDataset(sys.argv[1]), 4, augment=[packstore.augment.CenterCrop(4)])))
+assert kinds() == {"base", "jpeg"}, kinds()
+from packstore.images.sniff import sniff
+assert sniff(bytes.fromhex(sys.argv[2])).kind == "gif"
+assert kinds() == {"base", "jpeg", "gif"}, kinds()
+"""
+    subprocess.run([sys.executable, "-c", code, tmp_path / "x.lmdb", all_images()["gif"].hex()], check=True)

@@ -65,7 +65,7 @@ def get_kind(name: str) -> type[ImageFile]:
 
 
 def find_kind(start: bytes) -> type[ImageFile] | None:
-    """Returns the class for a file by its first 16 bytes. Returns None for a file of no known kind."""
+    """Returns the class for a file by its first 16 bytes or more. Returns None for a file of no known kind."""
     for name, at, magics in _STARTS:
         if start.startswith(magics, at):
             return get_kind(name)

@@ -200,8 +200,9 @@ class Png(ImageFile):
 
     @staticmethod
     def find_conversion_to_rgb(data: Data, info: ImageInfo) -> tuple[str, ...] | None:
-        head, found, _ = bytes(data).partition(b"IDAT")
-        if not found or info.precision > 8 or info.components in (2, 4) or b"tRNS" in head or b"acTL" in head:
+        pixels = bytes(data).find(b"IDAT")
+        head = bytes(data[: max(0, pixels)])
+        if pixels < 0 or info.precision > 8 or info.components in (2, 4) or b"tRNS" in head or b"acTL" in head:
             return None
         return GRAY_TO_COLOUR if info.components == 1 and data[25] != _PALETTE else ()
 
