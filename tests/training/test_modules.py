@@ -6,16 +6,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+import packstore
+from tests.makers.images import encode, picture
 
 CODE = """
 import json, sys
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-loader = PackedLoader(PackedDataset({path!r}, "train"), 4, augment=[RandomResizedCrop(24), RandomHorizontalFlip()])
+loader = PackedLoader(PackedDataset({path!r}), 4, augment=[RandomResizedCrop(24), RandomHorizontalFlip()])
 next(iter(loader))
 modules = {{name: each.__file__ for name, each in sys.modules.items() if name.split(".")[0] == "packstore"}}
 print(json.dumps(modules))
@@ -29,8 +31,13 @@ BEHIND_OPTIONS = (
 
 
 @pytest.mark.slow
-def test_an_ordinary_batch_loads_what_it_uses(stores: Any) -> None:
-    code = CODE.format(path=str(stores("files.lmdb")))
+def test_an_ordinary_batch_of_jpegs_loads_what_it_uses(tmp_path: Path) -> None:
+    for number in range(8):
+        path = tmp_path / "photos" / f"class {number % 2}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(picture(width=80 + number, height=60), "JPEG"))
+    packstore.convert(tmp_path / "photos", tmp_path / "photos.lmdb")
+    code = CODE.format(path=str(tmp_path / "photos.lmdb"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules: dict[str, str | None] = json.loads(done.stdout)
     assert not {f"packstore.training.{name}" for name in BEHIND_OPTIONS.split()} & modules.keys()
