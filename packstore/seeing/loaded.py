@@ -22,8 +22,8 @@ from packstore.training.augment.detection import BatchBoxes
 from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
+from packstore.training.loader.division import default_collate
 from packstore.training.loader.options import Collate
-from packstore.training.loader.places import default_collate
 from packstore.training.random_draws import Draws
 
 _KEPT = 24
@@ -135,7 +135,7 @@ class SampleLoader:
         image = _join_views(images) if isinstance(images, dict) else images[0]
         loaded = {name: value[0] for name, value in batch.items() if value[0] is not None}
         values = {name: each.numpy() if isinstance(each, torch.Tensor) else each for name, each in loaded.items()}
-        left_out = loader.pipeline.one_by_one or "views" in how
+        left_out = loader.pipeline.division.one_by_one or "views" in how
         python = _python_code(self._reader, split, item, request, form, left_out)
         return LoadedRecord(self._to_pixels(image), not image.is_floating_point(), values, python)
 

@@ -32,12 +32,12 @@ def measure_augmenting(clock: Clock, loader: PackedLoader, sample: SampledRecord
         return _measure_views(clock, loader, sample)
     if not operations:
         return None
-    if loader.pipeline.one_by_one:
+    if loader.pipeline.division.one_by_one:
         return _measure_one_by_one(clock, loader, sample)
-    here, programs = loader.pipeline.operations_at_decoding, loader.pipeline.programs
-    if here or programs:
+    division = loader.pipeline.division
+    if division.crops or division.programs:
         crops = _plan_crops(loader, sample)
-        program = _draw_program(programs, len(loader.pipeline.division.crops), sample, crops)
+        program = _draw_program(division.programs, len(division.crops), sample, crops)
         return clock.measure_rate("augment, 1 thread", _make_engine_work(sample, crops, program)[0])
     batch = torch.from_numpy(np.stack(sample.pixels))
     if loader.dataset.manifest.image.dtype == "bfloat16":
@@ -121,7 +121,7 @@ def measure_operations(clock: Clock, loader: PackedLoader, sample: SampledRecord
 
     A view's rate is in records a second. Returns none without such operations.
     """
-    programs = loader.pipeline.programs
+    programs = loader.pipeline.division.programs
     if loader.pipeline.views is not None:
         return [
             (f"view {name} × {count}", clock.measure_rate(f"view {name}, 1 thread", cut, share=0.5))
@@ -188,5 +188,5 @@ def _plan_crops(loader: PackedLoader, sample: SampledRecords) -> Crops:
     planes = loader.dataset.manifest.image.layout == "CHW"
     sizes = np.array([image.shape[1:] if planes else image.shape[:2] for image in sample.pixels], np.int64)
     return plan_operations(
-        loader.pipeline.operations_at_decoding, sizes, Draws(0, 0, np.array(sample.records[: len(sizes)], np.int64))
+        loader.pipeline.division.crops, sizes, Draws(0, 0, np.array(sample.records[: len(sizes)], np.int64))
     )

@@ -20,8 +20,8 @@ from packstore.core.progress import Progress, ProgressCallback
 from packstore.stores import Reader
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
+from packstore.training.loader.division import default_collate
 from packstore.training.loader.options import Collate
-from packstore.training.loader.places import default_collate
 from packstore.training.single_threaded import make_single_threaded
 
 CHUNK = 16  # records that a thread reads at a time

@@ -140,7 +140,7 @@ def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: Progress
     encoded, payload = manifest.holds_files, manifest.image.nbytes / max(1, manifest.records)
     pipeline = make_loader(dataset, options.batch_size, threads, how).pipeline
     several = () if pipeline.views is None else pipeline.views.looks
-    clock = Clock(options.seconds, 13 + len(pipeline.programs) + len(several), progress)
+    clock = Clock(options.seconds, 13 + len(pipeline.division.programs) + len(several), progress)
 
     read = measure_reading(clock, dataset, threads)
     clock.begin("sample")
@@ -193,9 +193,7 @@ def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: Progress
         augment=words,
         options=options,
         rates=rates,
-        stages=_make_stages(
-            rates, whole, bool(loader.pipeline.operations_at_decoding), single, together, payload, each
-        ),
+        stages=_make_stages(rates, whole, bool(loader.pipeline.division.crops), single, together, payload, each),
         verdict=verdict,
         trials=tuple(trials),
         advice=tuple(advise(rates, verdict, trials, format=manifest.format, payload_bytes=payload, disk_bytes=disk)),

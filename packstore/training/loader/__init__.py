@@ -31,6 +31,7 @@ from packstore.training.augment.steps import as_operations
 from packstore.training.augment.units import Units, with_units
 from packstore.training.loader.column_rows import Padded
 from packstore.training.loader.columns import refuse_missing_values, resident_obstacle
+from packstore.training.loader.division import augments_one_by_one
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.options import (
     LoaderArguments,
@@ -41,7 +42,6 @@ from packstore.training.loader.options import (
 )
 from packstore.training.loader.parts import EpochSubset, LoaderParts
 from packstore.training.loader.pipeline import Pipeline
-from packstore.training.loader.places import augments_one_by_one
 from packstore.training.loader.residence import Residence, choose_residence
 
 if TYPE_CHECKING:

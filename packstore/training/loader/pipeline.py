@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
-from packstore.core.modes import RGB
 from packstore.images.decoders import Decoder
 from packstore.stores.records import FetchCounts
 from packstore.training.augment.base import GeometricOperation, Step
@@ -27,19 +26,18 @@ from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import ChecksumPolicy
 from packstore.training.loader.columns import ColumnReaders
 from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
-from packstore.training.loader.looks import Look, engine_takes
-from packstore.training.loader.normalizer import Normalizer
-from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.places import (
-    augments_one_by_one,
+from packstore.training.loader.division import (
     choose_image_form,
-    divide_work,
+    divide_loader,
     final_image_size,
     operations_at_decoding,
 )
+from packstore.training.loader.looks import Look, engine_takes
+from packstore.training.loader.normalizer import Normalizer
+from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.record_assembler import RecordAssembler
 from packstore.training.loader.residence import SMALL_IMAGE_BYTES
-from packstore.training.loader.rows import RowFormat, engine_supports, final_format, stored_format
+from packstore.training.loader.rows import RowFormat, final_format, stored_format
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import ArrayImages, FileImages, MappedImages, StoredImages
 from packstore.training.values import as_tensor
@@ -76,15 +74,11 @@ class Pipeline:
         dataset: The dataset.
         options: Options of the loader.
         stats: Collects the seconds of each stage.
-        operations_at_decoding: First operations of ``options.augment`` that can run as crops while images are decoded;
-            empty for resident images.
-        programs: Next operations, which the engine runs after the crops.
         division: Where all operations run.
         device_steps: All other steps.
         resident_look: Look by which the engine crops and finishes images that are resident on the CPU; None if torch
             does.
         views: Steps of several views; None without views.
-        one_by_one: Decoding threads augment images one by one, since their sizes differ during augmentation.
         form: ``"list"`` or ``"padded"`` if images differ in size in the end; ``"stacked"`` if functions per image
             have to give them one; None if they make a batch.
         columns: Readers of the other columns.
@@ -98,41 +92,28 @@ class Pipeline:
         self.options = options
         self.stats = Stats(self.fetches)
         self._resident = resident
-        image, on_cpu = dataset.manifest.image, dataset.device.type == "cpu"
-        at_decoding = self._at_decoding(image) if options.pre_transform is None else ()
-        mode, stored = dataset.reading.pixels, stored_format(image, dataset.reading.pixels)
+        image, mode = dataset.manifest.image, dataset.reading.pixels
+        stored = stored_format(image, mode)
         lists = [options.augment] if options.views is None else [view.operations for view in options.views.parts]
         for operations in lists if options.pre_transform is None else ():  # a function that may convert the images
             refuse_unsupported(operations, stored.dtype, stored.channels, mode.name)
         check_colours(options.mix, stored.channels, mode.name)
-        self.one_by_one, self.form = augments_one_by_one(dataset, options), choose_image_form(dataset, options)
-        whole = options.views is not None and (resident or dataset.manifest.holds_floats)
-        kernel = resident and on_cpu and engine_supports(image) and options.pre_transform is None and not whole
-        self.operations_at_decoding = () if resident else at_decoding
-        # Threads work on the images: those that decode, or the engine's on resident images.
-        in_threads = on_cpu and (kernel or not resident)
+        self.form = choose_image_form(dataset, options)
         normalizer = Normalizer.for_loader(options, dataset.manifest, mode)
         final = final_format(dataset.manifest, normalizer, options.channels_last, mode)
-        self.division = divide_work(
-            () if self.one_by_one else options.augment,
-            () if self.one_by_one or (resident and not kernel) else at_decoding,
-            final if in_threads and options.views is None else None,
-            runs_programs=in_threads and mode == RGB and image.layout != "CHW",
-            calls_functions=on_cpu and not resident,
-        )
-        self.programs = self.division.programs
+        self.division = divide_loader(dataset, options, resident, final)
         self.device_steps = DeviceSteps(dataset.manifest, options, self.stats, self.division, normalizer, mode)
-        self.resident_look = self._make_resident_look(image) if kernel else None
+        self.resident_look = self._make_resident_look(image) if self.division.by_engine else None
         self.views: ViewSteps | None = None
         self.columns: ColumnReaders | ViewColumnReader
         of_columns = dataset, options, self._new_further_assembler, self._convert_further_images
         if options.views is None:
-            self.columns = ColumnReaders(*of_columns, one_by_one=self.one_by_one, form=self.form)
+            self.columns = ColumnReaders(*of_columns, one_by_one=self.division.one_by_one, form=self.form)
         else:
             from packstore.training.loader.view_columns import ViewColumnReader
             from packstore.training.loader.view_steps import ViewSteps
 
-            self.views = ViewSteps(dataset, options, self.stats, whole)
+            self.views = ViewSteps(dataset, options, self.stats, self.division.whole_views)
             self.columns = ViewColumnReader(*of_columns)
         self._classified = _columns_to_mix(dataset, options) if options.mix is not None else []
         self._assembler: Assembler | None = None
@@ -145,7 +126,9 @@ class Pipeline:
     def calls_user_code(self) -> bool:
         """True if batches of images go through functions of the user. Leaves out ``target_transform``, and functions
         that decoding threads call."""
-        deferred = self.one_by_one and any(is_per_image(op) and not op.runs_in_threads for op in self.options.augment)
+        deferred = self.division.one_by_one and any(
+            is_per_image(op) and not op.runs_in_threads for op in self.options.augment
+        )
         return deferred or self.device_steps.calls_user_code or (self.views is not None and self.views.calls_user_code)
 
     @property
@@ -168,7 +151,7 @@ class Pipeline:
         if self.views is not None and self.views.looks:
             images = self._stored_images(image, decoder, mapped=True)
             return RecordAssembler(images, self.views.looks, decoder.max_pixels, self.stats, alone, checks)
-        if self.one_by_one:
+        if division.one_by_one:
             from packstore.training.loader.unequal_look import UnequalLook
 
             assert isinstance(self.columns, ColumnReaders)

@@ -21,9 +21,9 @@ from packstore.training.augment.steps import check_targets
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.decoded_columns import pad_to_largest
 from packstore.training.loader.device_steps import DeviceSteps
+from packstore.training.loader.division import WorkDivision, augments_one_by_one, final_image_size
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.places import WorkDivision, augments_one_by_one, final_image_size
 from packstore.training.loader.stats import Stats
 from packstore.training.pictures import describe_key
 from packstore.training.random_draws import MASK, Draws
@@ -71,7 +71,7 @@ class RecordStage:
         self.loading_options = loading
         mode = dataset.reading.pixels
         normalizer = Normalizer.for_loader(options, dataset.manifest, mode)
-        division = WorkDivision((), (), (), (), None)
+        division = WorkDivision()
         self._steps = DeviceSteps(dataset.manifest, options, Stats([]), division, normalizer, mode)
 
     @contextmanager

@@ -17,10 +17,10 @@ from packstore.training.augment.operations import split_operations
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.device_steps import DeviceSteps, ImageSet
+from packstore.training.loader.division import divide_work
 from packstore.training.loader.looks import Look
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.places import divide_work
 from packstore.training.loader.rows import final_format, stored_format
 from packstore.training.loader.stats import Stats
 

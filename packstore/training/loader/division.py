@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
+from packstore.core.modes import RGB
 from packstore.training.augment.base import GeometricOperation, Size, Step
 from packstore.training.augment.geometry import RandomCrop
 from packstore.training.augment.operations import HOW_TO_COLLATE, need_one_by_one, output_size, split_operations
@@ -34,18 +35,48 @@ class WorkDivision:
         per_image: Next operations, which decoding threads call image by image.
         on_batches: The other operations, on batches on the device.
         form: Final format that the threads write; None if batches are converted on the device.
+        one_by_one: Decoding threads augment images one by one, since their sizes differ during augmentation.
+        by_engine: The engine crops and finishes images that are resident on the CPU.
+        whole_views: All operations of views run on batches of whole images.
     """
 
-    crops: tuple[GeometricOperation, ...]
-    programs: tuple[Any, ...]
-    per_image: tuple[PerImage, ...]
-    on_batches: tuple[Step, ...]
-    form: RowFormat | None
+    crops: tuple[GeometricOperation, ...] = ()
+    programs: tuple[Any, ...] = ()
+    per_image: tuple[PerImage, ...] = ()
+    on_batches: tuple[Step, ...] = ()
+    form: RowFormat | None = None
+    one_by_one: bool = False
+    by_engine: bool = False
+    whole_views: bool = False
 
     @property
     def first_on_batches(self) -> int:
         """Index of the first of :attr:`on_batches` in the list."""
         return len(self.crops) + len(self.programs) + len(self.per_image)
+
+
+def divide_loader(
+    dataset: PackedDataset, options: LoaderOptions, resident: bool, final: RowFormat | None
+) -> WorkDivision:
+    """Decides where each operation of a loader's ``augment`` runs.
+
+    ``resident``: the images are in device memory. ``final``: final format of the images, see :func:`final_format`."""
+    image, on_cpu = dataset.manifest.image, dataset.device.type == "cpu"
+    views, plain = options.views is not None, options.pre_transform is None
+    one_by_one = augments_one_by_one(dataset, options)
+    whole_views = views and (resident or dataset.manifest.holds_floats)
+    by_engine = resident and on_cpu and engine_supports(image) and plain and not whole_views
+    # Threads work on the images: those that decode, or the engine's on resident images.
+    in_threads = on_cpu and (by_engine or not resident)
+    crops = plain and not one_by_one and (by_engine or not resident)
+    division = divide_work(
+        () if one_by_one else options.augment,
+        operations_at_decoding(dataset, options.augment, image) if crops else (),
+        final if in_threads and not views else None,
+        runs_programs=in_threads and dataset.reading.pixels == RGB and image.layout != "CHW",
+        calls_functions=on_cpu and not resident,
+    )
+    return replace(division, one_by_one=one_by_one, by_engine=by_engine, whole_views=whole_views)
 
 
 def divide_work(
