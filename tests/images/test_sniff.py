@@ -19,7 +19,7 @@ from packstore import convert
 from packstore.images.engine import is_plain_jpeg
 from tests.conftest import SharedData
 from tests.internals import HeaderError, ImageInfo, check_header, jpeg_headers, sniff, tiff_directory
-from tests.makers.images import HEIGHT, WIDTH, all_images, encode, picture, tiny
+from tests.makers.images import HEIGHT, WIDTH, all_images, encode, picture
 
 NAMES = tuple(all_images())
 EOI = b"\xff\xd9"
@@ -367,7 +367,7 @@ def test_any_size(width: int, height: int, kind: str) -> None:
 def test_a_kind_is_imported_at_its_first_file(tmp_path: Path) -> None:
     (tmp_path / "images" / "a").mkdir(parents=True)
     for number in range(4):
-        (tmp_path / "images" / "a" / f"{number}.jpg").write_bytes(tiny(number))
+        (tmp_path / "images" / "a" / f"{number}.jpg").write_bytes(all_images()["jpeg-420"])
     convert(tmp_path / "images", tmp_path / "x.lmdb")
     code = """
 import sys, packstore
