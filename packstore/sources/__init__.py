@@ -185,15 +185,7 @@ def _open_files(
     progress: ProgressCallback,
     clips: bool,
 ) -> Source:
-    """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags.
-
-    If ``place`` is a file that describes a folder, opens that folder. Copies a source at a URL into the cache if its
-    kind reads only local files.
-
-    ``clips``: folders of images may be clips; see :func:`.recognition.recognise`.
-
-    Raises :class:`UsageError` for an unknown kind, and for options that the named kind, or a bridge, does not use.
-    """
+    """Opens a source like :func:`open_source`, but without the wrappers for frames, clips and GeoTIFF tags."""
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
         unused = ", ".join(named.find_unused(options))
@@ -208,6 +200,7 @@ def _open_files(
         from packstore.sources.bridges import open_bridge
 
         return open_bridge(place, options)
+    # ``place`` may be a file that describes a folder: the folder is opened.
     if options.labels is None and (described := find_described_folder(place, options, named)) is not None:
         place, options = described
     if isinstance(place, UrlPath) and (holds_store(place) if named is None else named.name == "store"):
@@ -215,6 +208,7 @@ def _open_files(
         return store.open(place, options)
     try:
         return _open_recognised(place, named, options, packed_as, clips)
+    # The kind only reads local files.
     except NeedsCopyError:
         from packstore.sources.copied import CopiedSource
         from packstore.sources.remote import RemotePath
@@ -274,15 +268,7 @@ def _describes_folder(file: Path, folder: Path, kind: Kind, options: SourceOptio
 def _open_recognised(
     place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None, clips: bool
 ) -> Source:
-    """Opens a path as the named kind, or as the recognised kind.
-
-    If recognition is ambiguous, takes the kind in ``packed_as``. If recognition fails otherwise, takes this kind only
-    if ``packed_as`` has options for arrays. Options for arrays that are not given are those of ``packed_as``, if that
-    has the same kind.
-
-    Raises :class:`NeedsCopyError` for a URL if the kind reads only local copies. Raises :class:`SourceError` if the
-    path cannot be reached, or is of no known kind.
-    """
+    """Opens a path as the named kind, or else as the kind that recognition finds."""
     try:
         mode = place.stat().st_mode
     except PackstoreError:  # a UsageError is a ValueError, too
@@ -307,10 +293,13 @@ def _open_recognised(
             except SourceError as error:
                 known = packed_as is not None and packed_as.origin.kind in SOURCES
                 answered = known and packed_as is not None and _recorded_array_names(packed_as, options)
+                # The kind in the manifest settles an ambiguity. After other errors it is only trusted if it also
+                # recorded which arrays to use.
                 if packed_as is None or not known or not (isinstance(error, AmbiguousSourceError) or answered):
                     raise
                 named, options = SOURCES[packed_as.origin.kind], replace(options, named=True)
         takes = named.takes_arrays or named.takes_boxes
+        # The manifest fills in options for arrays that the user left out.
         if packed_as is not None and packed_as.origin.kind == named.name and takes:
             options = replace(options, **_recorded_array_names(packed_as, options))
         return named.open(place, options)

@@ -159,16 +159,7 @@ def _drop_repeated(found: Iterable[SuspectedAnnotation]) -> list[SuspectedAnnota
 
 
 def _find_annotation_files(tree: Tree, whole: Contents, left: Contents) -> Iterator[SuspectedAnnotation]:
-    """Yields suspected annotations of the images in ``whole`` among the files in ``left``.
-
-    - Files with the stems of images, if at least three have such stems. In a folder of fewer images, fewer suffice.
-    - Files of a suffix in a folder, if there are as many as images.
-    - JSON and XML files, if several folders of images have them, and at least half of these folders.
-    - Single files, see :func:`_annotation_phrase`. Looks at the first 64 files of a suffix in a folder. Reads texts
-      only if there are no more.
-
-    Of the folders of programs (``logs``), and of models, scripts, archives and films, looks at single files alone.
-    """
+    """Yields the files in ``left`` that may annotate the images in ``whole``."""
     known = whole.hash_image_stems()
     splits = [f.images.stems for f in whole.folders.values() if f.images.count and is_split(f.path)]
     counts: Counter[str] = Counter()  # of images in and below each folder
@@ -176,6 +167,7 @@ def _find_annotation_files(tree: Tree, whole: Contents, left: Contents) -> Itera
         counts.update(dict.fromkeys(("", *path_and_parents(path)), each.images.count))
     large = {n for place, n in counts.items() if _LARGE_PART * n >= counts[""] or is_split(place.rpartition("/")[2])}
     holding = [path for path, each in whole.folders.items() if each.images.count and not is_work_folder(path)]
+    # JSON or XML beside at least half of the folders of images is suspicious, whatever its names.
     for suffix in (".json", ".xml"):
         having = sum(suffix in left.folders[path].others for path in holding if path in left.folders)
         if having > 1 and 2 * having >= len(holding):
@@ -183,16 +175,19 @@ def _find_annotation_files(tree: Tree, whole: Contents, left: Contents) -> Itera
             yield SuspectedAnnotation(phrase, (f"*{suffix}",))
     for folder in left.folders.values() if len(known) else ():
         there = whole.folders[folder.path]
+        # Three files with stems of images suffice, and fewer in a folder of fewer images.
         enough = max(1, min(_MENTIONS, there.images.count or len(known)))
         place = printable(folder.path) or "the folder itself"
         sizes = large | {counts[folder.path]}
         for suffix, names in folder.others.items():
             all_left = suffix not in there.others or there.others[suffix].count == names.count
             patterns = (_folder_pattern(folder.path, suffix),) if all_left else ()
+            # Logs, models, scripts, archives and films often have the names of images by chance.
             alike = suffix not in NO_SIDECARS and not is_work_folder(folder.path)
             as_many = names.count >= _FEWEST_ROWS and names.count in sizes
             if alike and (as_many or names.count_shared(known) >= enough):
                 yield SuspectedAnnotation(f"a {suffix} file for each image in {place}", patterns, folder.path)
+            # ``first`` has at most 64 files of a suffix.
             for path in (posixpath.join(folder.path, name) for name in names.first):
                 why = _annotation_phrase(tree, path, suffix, names.count <= _ALIKE, known, splits, sizes)
                 if why is not None:
@@ -208,17 +203,14 @@ def _annotation_phrase(
     splits: Sequence[NDArray[np.int64]],
     sizes: Set[int],
 ) -> str | None:
-    """Returns the reason why a file may annotate images, such as ``" (it names the images)"``. Messages append the
-    reason to the name of the file.
-
-    A pointer of Git LFS is a reason, too. Returns ``""`` if the name of the file is the reason. Returns None if the
-    file is no annotation. Reads files only if ``few``.
-    """
+    """Returns why a file may annotate images, such as ``" (it names the images)"``; None if it does not."""
     name = path.rpartition("/")[2].lower()
     if NO_ANNOTATION.fullmatch(name):
         return None
+    # An empty phrase means that the name of the file says enough.
     named = "" if _ANNOTATORS.fullmatch(name) or (few and suffix in _OPAQUE) else None
     text = suffix in _TEXT
+    # Files are only read if there are few of them.
     if not few or (suffix in NO_SIDECARS and suffix):
         return named
     start = tree.first_bytes(path, _BYTES)
@@ -259,18 +251,17 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> set[int]:
 
 
 def _mentions_stems(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
-    """Tells if ``text`` has the stems of images of one of ``groups``, which are hashes of stems.
-
-    Three stems suffice, or all of a smaller group. Numbers below 10,000 count as stems only if half
-    of the group is named. Callers pass each split as a group, too, because a table is often of one split alone.
-    """
+    """Tells if ``text`` has the stems of images of one of ``groups``, which are hashes of stems."""
     words = {word.strip() for pattern in (_WORD, _FIELD) for word in pattern.findall(text)}
     words = {word for word in words if not _FRACTION.fullmatch(word)}
+    # Numbers below 10,000 occur in any text.
     counters = {word for word in words if _COUNTER.fullmatch(word)}
     named, counted = (_hash_stems_of(each) for each in (words - counters, counters))
+    # Each split is a group, too: a table is often about one split.
     for group in groups:
         hits = int(np.isin(named, group).sum())
         if len(group) and (
+            # Counters only count as stems if half of the group is named.
             hits >= min(_MENTIONS, len(group)) or 2 * (hits + int(np.isin(counted, group).sum())) >= len(group)
         ):
             return True

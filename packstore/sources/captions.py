@@ -209,13 +209,7 @@ def _find_split_lists(tree: Tree, file: str) -> dict[str, str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder by its first file of captions.
-
-    - ``CERTAIN``: some image that the file names exists.
-    - ``PARTIAL``: it does, and further files annotate the images, except known files of Flickr's data sets.
-    - ``PARTIAL``: the file is malformed.
-    - ``NO``: anything else.
-    """
+    """Recognises a folder by its first file of captions, if an image that the file names exists."""
     tree = open_tree(path)
     files = [] if tree is None else find_caption_files(tree)
     if tree is None or not files:
@@ -225,7 +219,9 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         if _find_images(tree, files[0], images) is None:
             return Certainty.NO
     except SourceError:
+        # It is malformed.
         return Certainty.PARTIAL
+    # Flickr's data sets have known further files.
     further = [each.file or "" for each in find_other_annotations(tree)]
     return Certainty.PARTIAL if any(f not in files and not _KNOWN.fullmatch(f) for f in further) else Certainty.CERTAIN
 

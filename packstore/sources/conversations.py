@@ -51,11 +51,8 @@ class ConversationSource(DocumentSource):
 
 
 def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
-    """Returns the paths of a conversation's images, and a pair: the values of its columns, and its other content.
-
-    Other content is None if there is none, or if it is the path of a single image.
-
-    Raises :class:`ValueError` for an object without turns, and for images that are no paths.
+    """Returns the paths of a conversation's images, and a pair: the values of its columns, and its other content or
+    None.
     """
     name = next((name for name in _TURNS if isinstance(entry, dict) and name in entry), "")
     turns = entry[name] if name else None
@@ -68,6 +65,7 @@ def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
         raise ValueError(f"has the images {json.dumps(given)[:60]}; expected a path or a list of paths")
     identifier = {"id": str(entry["id"])} if isinstance(entry.get("id"), str | int) else {}
     rest: Any = {key: value for key, value in entry.items() if key not in {name, *identifier}}
+    # The path of a single image is no content worth a column.
     rest = rest if rest.keys() - {"image"} or isinstance(given, list) else None
     return [image.removeprefix("file://") for image in images], [{name: turns, **identifier}, rest]
 

@@ -198,9 +198,7 @@ def link_copies(
 
 
 def _fetch_and_link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Cache, held: ExitStack) -> None:
-    """Fetches an object into the cache, and makes a link to the copy at ``place``. An empty object becomes an empty
-    file. ``held`` closes the copy at its end. Raises :class:`SourceError` if the disk refuses a write, and
-    :class:`StoreError` if the object cannot be fetched."""
+    """Fetches an object into the cache, and links to the copy at ``place``; ``held`` closes the copy at its end."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         if not info.nbytes:

@@ -357,22 +357,18 @@ class DatasetSource(SampleSource):
         return entry if has_sample else entry._replace(ref=self._reading[entry.ref])
 
     def _read_probes(self) -> list[Any]:
-        """Reads samples of each split, keeps them as probes, and returns them. Probes are the first 16 samples. In a
-        map-style dataset, 17 more are at equal distances.
-
-        Raises :class:`SampleError` for a bad sample of a map-style dataset, unless the options skip bad samples. Raises
-        :class:`SourceError` for a named split without samples, and for no samples at all. Does not catch the errors of
-        an iterable.
-        """
+        """Reads samples of each split, keeps them as probes, and returns them."""
         for part in self._parts:
             if part.length is None:
                 part.probes = dict(enumerate(islice(part.rest, PROBED)))
             if part.split and not (part.probes if part.length is None else part.length):
                 raise SourceError(f"split {printable(part.split)!r} has no samples: leave it out")
+            # The first samples are often of one class, so some at equal distances are read as well.
             spread = {round(i * (part.length - 1) / PROBED) for i in range(PROBED + 1)} if part.length else set()
             for index in sorted({*range(min(part.length or 0, PROBED)), *spread}):
                 try:
                     part.probes[index] = part.data[index]
+                # Errors of an iterable are not caught: it cannot go on after one.
                 except Exception as error:
                     if not self.options.skip_bad:
                         reason = f"sample {index}: {type(error).__name__}: {error}"
@@ -439,15 +435,15 @@ def _examine_dataset(split: str, data: Any) -> _SplitData:
 
 
 def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Returns the ``classes`` that the datasets have, or None if no dataset has them. A ``Subset`` has those of its
-    dataset. Joins several names of one class by commas, and numbers equal names. Raises :class:`UsageError` if the
-    datasets have different names."""
+    """Returns the ``classes`` that the datasets have in common; None if no dataset has them."""
     found: dict[tuple[str, ...], str] = {}
     for split, data in splits.items():
+        # A ``Subset`` has the classes of its dataset.
         while is_subset(data):
             data = data.dataset
         classes = getattr(data, "classes", None)
         if isinstance(classes, (list, tuple)) and classes:
+            # torchvision's ImageNet has several names for a class.
             names = [", ".join(c) if isinstance(c, (list, tuple)) else str(c) for c in classes]
             found.setdefault(number_equal_names(names), split)
     if len(found) > 1:

@@ -199,16 +199,12 @@ def decode_names(names: list[bytes], stated: Set[bytes], given: str | None, show
 
 
 def _is_utf8(data: bytes, given: str | None) -> bool:
-    """Tells if all bytes are UTF-8.
-
-    Short texts in an encoding of two bytes a letter may be valid UTF-8 by chance: letters of two bytes. If the user
-    has named such an encoding, a text of letters of two bytes alone is no UTF-8, provided that it is valid in
-    ``given``.
-    """
+    """Tells if all bytes are UTF-8, and are not just so by chance in the encoding that the user named."""
     if _find_non_utf8(data) is not None:
         return False
     if given is None or codecs.lookup(given).name not in _OF_PAIRS or data.startswith(codecs.BOM_UTF8):
         return True
+    # A short text with two bytes a letter may be valid in both encodings. Longer UTF-8 sequences settle it.
     return data.isascii() or _LONG.search(data) is not None or not _can_decode(data, given)
 
 

@@ -266,13 +266,11 @@ def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[
 
 
 def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
-    """Converts a value of an export to its stored form. Raises :class:`ValueError` if it does not fit the column.
-
-    :class:`StoredBytes` have that form already. Of an array of the column's dtype, only the shape is checked: stores
-    may hold values that a user cannot add, such as boxes whose left is behind their right.
-    """
+    """Converts a value of an export to its stored form."""
     if isinstance(value, StoredBytes):
         return bytes(value)
+    # Of other arrays only the shape is checked: stores may hold values that a user cannot add, such as boxes whose left
+    # is behind their right.
     if not isinstance(value, np.ndarray) or value.dtype != NUMPY_DTYPE[column.dtype] or column.holds_class:
         return to_stored(column, value)
     if column.kind == "fixed":

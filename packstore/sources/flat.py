@@ -168,13 +168,7 @@ def _open(path: Path, options: SourceOptions) -> Source:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder of images.
-
-    - ``CERTAIN``: there is a labels file.
-    - ``CERTAIN``: images are directly in the folder, or only in a folder of a generic name (``images``).
-    - ``POSSIBLE``: any other folder.
-    - ``NO``: no folder and no archive.
-    """
+    """Recognises a folder of images: certain if images are directly in it, or only in a folder such as ``images``."""
     if options.labels is not None:
         return Certainty.CERTAIN
     tree = open_tree(path)

@@ -98,11 +98,7 @@ def read_geotiff(data: bytes) -> dict[str, Any] | None:
 
 
 def _read_tags(data: bytes) -> dict[int, Any]:
-    """Reads the GeoTIFF tags of the first directory, by number: a text, or a list of numbers.
-
-    Numbers that are not finite become None. Skips tags of other types.
-
-    Raises :class:`IndexError` for a tag over 1 MiB, :class:`struct.error` for truncated data."""
+    """Reads the GeoTIFF tags of the first directory, by number: a text, or a list of numbers."""
     order, big = "<" if data[:2] == b"II" else ">", 43 in data[2:4]
     offset, count_format, entry, inline = ("Q", "Q", 20, 8) if big else ("I", "H", 12, 4)
     (at,) = struct.unpack_from(order + offset, data, 8 if big else 4)
@@ -118,11 +114,13 @@ def _read_tags(data: bytes) -> dict[int, Any]:
         if size > _MOST_BYTES:
             raise IndexError(f"tag {tag} has {size:,} bytes")
         if size > inline:
+            # Raises struct.error if the file is cut off.
             (value,) = struct.unpack_from(order + offset, data, value)
         values = struct.unpack_from(f"{order}{length}{letter}", data, value)
         if letter == "s":
             tags[tag] = values[0].decode("latin-1").rstrip("\0")
         else:
+            # JSON has no NaN or infinity.
             tags[tag] = [each if not isinstance(each, float) or math.isfinite(each) else None for each in values]
     return tags
 
@@ -146,12 +144,7 @@ def _read_keys(tags: Mapping[int, Any]) -> dict[int, Any]:
 
 
 def _compute_affine_transform(tags: Mapping[int, Any], is_point: bool) -> list[float] | None:
-    """Computes the transform from pixel corners to ground coordinates.
-
-    Returns None unless there is a matrix, or a scale and one tie point. Returns None also for values that are not
-    finite.
-
-    ``is_point``: the tags give the middles of pixels, not their corners."""
+    """Computes the transform from pixel corners to ground coordinates; None if the tags do not define one."""
     matrix, scale, tie = tags.get(_TRANSFORMATION, ()), tags.get(_SCALE, ()), tags.get(_TIEPOINT, ())
     if len(matrix) >= 8:
         transform = [matrix[n] for n in (0, 1, 3, 4, 5, 7)]

@@ -185,23 +185,14 @@ class ImageFolderSource(FolderSource):
                     )
 
     def _list_split_folders(self, ignored: Counter[str], split: str | None) -> list[SplitFolder]:
-        """Lists the folders of all splits in packing order; without splits, the root alone. Adds the number of left
-        files and folders to ``ignored``, by reason.
-
-        If there are other folders of images beside the splits, the first of these applies:
-
-        - The user names the kind: all folders are classes, and there are no splits.
-        - ``split`` is given: the other folders are left out.
-        - Otherwise: raises :class:`AmbiguousSourceError`.
-
-        Raises :class:`SourceError` for two folders of one split, and for a cycle of links.
-        """
+        """Lists the folders of all splits in packing order, or the root alone; counts in ``ignored`` what is left."""
         above = self.tree.above
         root = self.tree.list("", ignored)
         loose, above = len(root.images), (*above, root.identity)
         root = replace(root, directories=[name for name in root.directories if name not in self._other_folders])
         split_folders = find_splits(self.tree, root.directories, above, self.options.splits)
         if split_folders is not None and split_folders.others:
+            # A user who names the kind wants all folders as classes.
             if self.options.named and not self.options.splits:
                 split_folders = None
             elif split is None:
@@ -210,6 +201,7 @@ class ImageFolderSource(FolderSource):
                 lines += [Answer(ignore_paths(split_folders.others))]
                 lines += [Answer(("--split", split)) for split in named.values()]
                 known, beside = join_few(sorted(split_folders.splits)), join_few(split_folders.others)
+                # Without ``split``, the other folders would be lost silently.
                 raise ask(self.path, f"holds splits ({known}) and beside them folders with images ({beside})", *lines)
         if split_folders is None:
             ignored += Counter({"images beside the class folders": loose if root.directories else 0})
@@ -260,13 +252,14 @@ class ImageFolderSource(FolderSource):
         return any(names.text for _, names in self.tree.folders(is_passed_over, name))
 
     def _enter_image_folders(self, folders: list[SplitFolder], ignored: Counter[str]) -> list[SplitFolder]:
-        """Replaces ``train`` by ``train/images`` if ``images`` is the only folder in each split, and has a generic
-        name. Replaces ``seg_train`` by ``seg_train/seg_train`` if the only folder in each split repeats its name. Such
-        folders are no classes. Returns all folders unchanged if the user names the kind of source."""
+        """Replaces ``train`` by ``train/images``, and ``seg_train`` by ``seg_train/seg_train``, if all splits have only
+        such folders.
+        """
         used = [folder for folder in folders if folder.classes or folder.images]
         names = {folder.classes for folder in used}
         repeated = all(folder.classes == (folder.directory.rpartition("/")[2],) for folder in used)
         lone = len(names) == 1 and len(used[0].classes) == 1 and _LONE.fullmatch(used[0].classes[0].lower())
+        # A user who names the kind wants these folders as classes.
         if self.options.named or not used or not (lone or repeated):
             return folders
         return [
@@ -370,12 +363,7 @@ def _list_classes(folders: Sequence[SplitFolder]) -> tuple[str, ...]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder of class folders.
-
-    - ``CERTAIN``: a folder within the folder contains an image.
-    - ``POSSIBLE``: folders, but no images. Opening them raises an error that names the empty folders.
-    - ``NO``: anything else. Unless the kind is named, also a single folder of a generic name (``images``).
-    """
+    """Recognises a folder of class folders: certain if a folder in it contains an image."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
@@ -383,9 +371,11 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     root = tree.list("")
     above = (*tree.above, root.identity)
     if any(tree.holds_images(name, above) for name in sorted(root.directories)):
+        # A single folder of a generic name, such as ``images``, is no class.
         if not options.named and find_lone_image_folder(tree) is not None:
             return Certainty.NO
         return Certainty.CERTAIN
+    # Folders without images: opening them raises an error that names them.
     return Certainty.POSSIBLE if root.directories and not root.images else Certainty.NO
 
 

@@ -192,12 +192,7 @@ class LmdbSource(RowSource):
 
 
 def _find_lmdbs(path: Path) -> list[Path]:
-    """Lists the LMDBs at a path: itself, or those in the folder, sorted. An LMDB is a folder, or a file whose name ends
-    in ``.lmdb``, ``.mdb`` or ``_lmdb``.
-
-    Returns ``[]`` if ``path`` is no folder, or has images or other folders in it. Raises :class:`OSError` if it cannot
-    be listed, and :class:`SourceError` for a file that cannot be read.
-    """
+    """Lists the LMDBs at a path: itself, or those in the folder, sorted."""
     if _is_lmdb(path):
         return [path]
     paths = []
@@ -208,6 +203,7 @@ def _find_lmdbs(path: Path) -> list[Path]:
         if (is_folder or name.endswith((".lmdb", ".mdb", "_lmdb"))) and _is_lmdb(each):
             paths.append(each)
         elif is_folder or name.endswith(IMAGE_SUFFIXES):
+            # With images or other folders beside them, the LMDBs are not the dataset.
             return []
     return sorted(paths)
 

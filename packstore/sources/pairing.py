@@ -205,14 +205,13 @@ def _cut(path: str, ends: tuple[int, int]) -> str:
 def _list_folder_pairs(
     tree: Tree, folders: Sequence[FolderContents], ends: tuple[int, int]
 ) -> Iterator[tuple[FolderContents, FolderContents]]:
-    """Yields pairs of folders side by side that may share names, a folder of images first. Of many folders, compares
-    all to the one that shares most names; of more than 32, only if some of these pairs hold. ``ends`` are the lengths
-    of what their paths have in common."""
+    """Yields pairs of folders side by side that may share names, a folder of images first."""
     holding = [each for each in folders if each.images.count]
     if not holding or len(folders) < 2:
         return
     pairs: Iterable[tuple[FolderContents, FolderContents]] = combinations(folders, 2)
     if len(folders) > _MOST_COMPARED:
+        # Comparing all pairs would take too long: all are compared to the one that shares most names.
         some = sample(holding, _MOST_LOOKED_THROUGH)
         shared = [sum(each.images.count_shared(other.images) for other in some) for each in some]
         photos = [each.images.first[0].lower().endswith(_PHOTOS) for each in some]
@@ -220,6 +219,7 @@ def _list_folder_pairs(
         pairs = ((first, each) for each in folders)
         if len(folders) > MOST_SIDE_BY_SIDE:  # most are classes
             pairs = [(first, each) for each in folders if each is not first and _may_share(first, each)]
+            # ``ends`` are the lengths of what the paths have in common.
             if not any(_hold(tree, ends, pair) for pair in sample(pairs, _PROBED)):
                 return
     for one, other in pairs:

@@ -128,9 +128,7 @@ def find_palette(tree: Tree, folders: Sequence[str], masks: Field) -> Palette | 
 
 
 def _read_palettes(tree: Tree, file: str) -> Iterator[Palette]:
-    """Yields the palette of a file. Yields none for another file, one above 1 MiB, pixel values that do not count from
-    0, and colours beyond 255. Raises :class:`SourceError` for two classes of one colour, and for a palette in an
-    unknown encoding."""
+    """Yields the palette of a file, if it is one."""
     if tree.stat(file).size > _MAX_BYTES:
         return
     data, fault = try_utf8(read_whole(tree, file, _MAX_BYTES), tree.encoding, tree.name(file))
@@ -142,6 +140,7 @@ def _read_palettes(tree: Tree, file: str) -> Iterator[Palette]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration, csv.Error):
         return
     colours = [colour for _, colour in rows]
+    # It is another kind of table.
     if not rows or len(rows) > _MOST or any(not 0 <= value <= 255 for colour in colours for value in colour[-3:]):
         return
     if fault is not None:
@@ -150,6 +149,7 @@ def _read_palettes(tree: Tree, file: str) -> Iterator[Palette]:
         raise SourceError(f"{tree.name(file)} has two classes of one colour")
     names = number_repeated_names([name for name, _ in rows], range(len(rows)))
     triples = tuple((colour[0], colour[1], colour[2]) for colour in colours if len(colour) == 3)
+    # Pixel values of a palette count from 0.
     if triples or colours == [(number,) for number in range(len(colours))]:
         yield Palette(names, triples or None, (file,))
 

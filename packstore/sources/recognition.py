@@ -183,16 +183,12 @@ def _recognise_as(kind: Kind, path: Path, options: SourceOptions) -> Certainty:
 
 
 def _find_certain_kind(path: Path) -> Kind | None:
-    """Returns the first built-in kind that is certain of a path; None if no kind is.
-
-    A kind that finds the path ambiguous counts as certain. Raises :class:`SourceError` for damaged files, and
-    :class:`AmbiguousSourceError` for an archive whose names are in an unknown encoding.
-    """
+    """Returns the first built-in kind that is certain of a path; None if no kind is."""
     kind: Kind
     if path.is_file():
         try:
             open_tree(path)
-        except AmbiguousSourceError:  # it says nothing about the kind
+        except AmbiguousSourceError:  # names in an unknown encoding say nothing about the kind
             raise
         except SourceError:
             pass  # reported by the kinds
@@ -274,16 +270,12 @@ def unreachable_message(path: Path, error: OSError | ValueError) -> str:
 
 
 def _find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Finds datasets nested in a folder, with their kinds. ``certain`` returns the kind of a path, or None.
-
-    Finds each path in the folder that has a kind. For any other path, looks three levels deeper for the only folder
-    that has a kind. Tests only the first 16 paths of each suffix. Skips paths for which ``certain`` raises
-    :class:`PackstoreError`.
-    """
+    """Finds datasets nested in a folder, with their kinds; ``certain`` returns the kind of a path, or None."""
     datasets = []
     tried: Counter[str] = Counter()
     for place in _list_visible(path):
         tried[place.suffix] += 1
+        # A folder may have millions of files, so the first few of each suffix are tried.
         if tried[place.suffix] <= _TRIED:
             datasets += _find_only(place, certain, _DEPTH)
     return datasets
@@ -330,33 +322,23 @@ def _find_only_folder(path: Path) -> Path | None:
 
 
 def _find_split_like_folders(path: Path) -> list[str]:
-    """Returns all folders in a folder or archive if their names are like those of splits, or some differ by a split
-    alone: ``train_A``, ``test_B`` and ``fold_1``, or ``a_train_x``, ``a_train_y`` and ``a_valid_x``. Returns an
-    empty list for other names, and if all are splits."""
+    """Returns all folders in a folder or archive if their names resemble splits, such as ``train_A`` or ``fold_1``."""
     tree = open_tree(path)
     folders = [] if tree is None else tree.names("").folders
     names = [name for name in folders if not is_passed_over(name)]
     alike = all(_LIKE_SPLIT.fullmatch(name.lower()) for name in names)
     if not alike and names and all(map(find_split, names)):
+        # Some differ by a split alone: ``a_train_x``, ``a_train_y`` and ``a_valid_x``.
         alike = len({name.lower().replace(find_split(name), "") for name in names}) < len(names)
+    # If all are splits, nothing is unclear.
     if alike and len(find_split_folders(names)) < len(names):
         return names
     return []
 
 
 def _find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], bool] | None:
-    """Returns the reason why folders of images do not seem to be classes. Also returns the folders to use instead, and
-    whether these may be splits. Returns None if they seem to be classes.
-
-    The reasons are:
-
-    - More than a few images are beside them, with other names, and would be left out.
-    - All have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``).
-    - A folder is called ``images``, and there are others.
-    - The images in one folder are called as other folders: an icon of each class.
-    - Some contain images, and some contain only folders of images, or folders called as classes further down.
-    - All contain only folders, with equal names in each (domains, cameras). With ``clips`` this is no reason: the
-      folders inside are clips, and classes may number theirs alike.
+    """Returns why folders do not seem to be classes, which to use instead, and whether those may be splits; None for
+    classes.
     """
     holding = {
         place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)
@@ -379,6 +361,7 @@ def _find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], 
         loose -= top.count_shared(contents.hash_image_stems(each for each in contents.folders.values() if each.path))
     if loose > max(_MOST_LOOSE, (contents.image_count - top.count) // 4):
         return f"holds {loose:,} images beside its folders, which would be left out", classes, False
+    # Names of splits, masks or kinds of images: ``query``, ``image_2``, ``depth``.
     if all(map(_NO_CLASS.fullmatch, names)) and not (splits and len(names) == 1):
         same = set.intersection(*(set(contents.folders[path].folders) for path in classes))
         may_be_splits = all(map(find_split, names)) or (any(map(find_split, names)) and bool(same))
@@ -388,6 +371,7 @@ def _find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], 
     for path in classes:
         images = contents.folders[path].images
         stems = {stem_of(name).lower() for name in images.first} if 1 < images.count <= len(names) else set()
+        # Such a folder has an icon of each class.
         if stems and images.count == len(stems) and stems < names and not any(map(_COUNTED.search, stems)):
             return f"holds a folder with an image of each of the others ({join_few([path])})", [path], False
     below = {path: [n for n in contents.folders[path].folders if f"{path}/{n}" in holding] for path in classes}
@@ -403,8 +387,10 @@ def _find_non_classes(contents: Contents, clips: bool) -> tuple[str, list[str], 
         return path in repeating or not flat or not counted or len(names) > max(_SITTINGS, len(flat))
 
     hollow = [path for path in classes if is_hollow(path)]
+    # Classes do not lie at two depths.
     if 0 < len(hollow) <= len(flat):
         return f"holds folders of images, and folders of such folders ({join_few(hollow)})", hollow, False
+    # The upper folders are domains or cameras. Folders inside that are clips may be numbered alike in each class.
     if len(hollow) > 1 and len(hollow) == len(classes) and not found and not clips:
         shared = set.intersection(*({name.lower() for name in below[path]} for path in hollow))
         if len(shared) > 1 and 2 * len(shared) >= max(len(below[path]) for path in hollow):

@@ -417,9 +417,7 @@ def make_schema(
 
 
 def _name_positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str, ...]:
-    """Returns the field names of the parts of a sample: of a tuple's values, or of an image alone. For a dict, returns
-    the declared names. Raises :class:`UsageError` for a tuple of more than two values whose fields are not
-    declared."""
+    """Returns the field names of the parts of a sample: of a tuple's values, or of an image alone."""
     names = tuple(declared or ())
     if isinstance(raw, Mapping):
         return names
@@ -451,14 +449,7 @@ def _name_second_value(value: Any) -> str:
 
 
 def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] | None) -> dict[str, Field]:
-    """Infers a field for each name in the samples. The field is optional if a sample lacks the value. A text under a
-    name such as ``image`` is a path. ``classes`` are the class names of every label; None for unknown.
-
-    Raises :class:`UsageError`
-
-    - for a name that is no text, or has no value in any sample;
-    - for values that fit no field.
-    """
+    """Infers a field for each name in the samples; ``classes`` are the names of the classes of every label."""
     fields: dict[str, Field] = {}
     for name in dict.fromkeys(name for values in samples for name in values):
         if not isinstance(name, str):
@@ -468,6 +459,7 @@ def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] |
             raise UsageError(
                 f"{printable(name)}: the first {len(samples)} samples have no value; declare it by fields="
             )
+        # Such a text is a path.
         if names_an_image(name) and isinstance(given[0], str):
             field: Field = Image()
         else:
@@ -494,13 +486,7 @@ def _find_main(fields: Mapping[str, Field]) -> str:
 
 
 def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[str, Any]]) -> str | bool:
-    """Finds the field of boxes to which the labels or points in the field ``name`` belong, one to one.
-
-    - Returns the only field of boxes, if every sample has as many values as boxes.
-    - Returns False if there are no or several fields of boxes.
-    - Returns False if all samples with values have another number of boxes.
-    - Raises :class:`UsageError` if the numbers are equal only in some samples with values.
-    """
+    """Returns the only field of boxes if the values of field ``name`` belong to them one to one, else False."""
     boxes = [name for name, field in fields.items() if column_of(name, field).traits.rows_are_objects]
     if len(boxes) != 1:
         return False
@@ -510,6 +496,7 @@ def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequen
         return boxes[0]
     together = next((number for number, (rows, others) in enumerate(pairs) if rows and rows == others), None)
     if together is not None:
+        # Equal numbers in only some samples prove nothing.
         raise UsageError(
             f"{printable(name)}: there is one for each of the {printable(boxes[0])} in sample {together}, but not in "
             f"sample {differing}; declare it with of={boxes[0]!r} if they go together, else with of=False"

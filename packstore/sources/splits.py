@@ -193,14 +193,13 @@ def find_splits(
 
 
 def _find_chosen(tree: Tree, patterns: SplitPatterns, folders: Sequence[str], depth: int = 4) -> dict[str, str]:
-    """Finds the splits among folders by patterns; if none matches, among the folders in them, four levels deep. Folders
-    in others are splits, too, if a pattern begins with the path of these. Returns splits by path, in the order of the
-    patterns."""
+    """Finds the splits among folders by patterns, or else among the folders in them, and returns them by path."""
     found = {path: split for path in folders if (split := patterns.find_split(path, True))}
     texts = [each.partition("=")[2] for each in patterns.given]
     further = [
         path
         for path in folders
+        # A pattern may begin with the path of a folder.
         if not found or (path not in found and any(text.startswith(f"/{escape_pattern(path)}/") for text in texts))
     ]
     if further and depth:

@@ -202,8 +202,7 @@ def _infer_single_mode(value: Any) -> Mode:
 
 
 def _to_channels_last(value: Any) -> NDArray[Any]:
-    """Converts the pixels of an image to an array ``(H, W, C)``. The image is a Pillow image, a tensor ``(C, H, W)`` or
-    an array ``(H, W, C)``. Two axes are ``(H, W)``. Raises :class:`ValueError` for other numbers of axes."""
+    """Converts the pixels of an image, array or tensor to an array ``(H, W, C)``."""
     if is_pil(value):
         from packstore.images.pillow import pixels_of_pillow
 
@@ -347,16 +346,7 @@ def _common_dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
 
 
 def _infer_array_field(name: str, arrays: list[NDArray[Any]], values: Sequence[Any], *, as_lists: bool) -> Field:
-    """Infers the field of numbers by name, shape and dtype.
-
-    - Usual names with fitting values: :class:`Label`, :class:`Boxes`, :class:`Labels`, :class:`Keypoints`,
-      :class:`Mask`, :class:`Image`.
-    - Single numbers, and arrays of one shape: :class:`Array`.
-    - Arrays that differ in length: a ragged :class:`Array`.
-
-    Raises :class:`ValueError` if no field holds all shapes or dtypes.
-
-    ``as_lists``: the values were lists, and equal lengths do not prove a fixed shape."""
+    """Infers the field of numbers by name, shape and dtype; ``as_lists``: the values were lists."""
     first, dtype = arrays[0], _common_dtype(arrays, arrays if as_lists else values)
     whole = all(array.dtype.kind in "iu" or not array.size for array in arrays)
     if first.ndim == 0:
@@ -372,6 +362,7 @@ def _infer_array_field(name: str, arrays: list[NDArray[Any]], values: Sequence[A
         return Mask()
     if names_an_image(name) and not as_lists and first.ndim >= 2:
         return Image()
+    # Equal lengths of lists do not prove a fixed shape.
     if not as_lists and len({array.shape for array in arrays}) == 1:
         return Array(dtype, first.shape)
     rows = {array.shape[1:] for array in arrays if array.size}

@@ -231,10 +231,7 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Column of each extension: ``image`` for ``jpg``, ``left`` for ``left.jpg`` …. If a sample has two files of a
-        column, or the column files of several kinds, the column of each is its whole extension: ``png`` for the masks
-        beside ``jpg``. Raises :class:`AmbiguousSourceError` if the dots of names seem to belong to the keys, and no
-        option says which."""
+        """Column of each extension: ``image`` for ``jpg``, ``left`` for ``left.jpg`` …."""
         if not self._key_end and _may_end_later(self._alike):
             raise self._make_question()
         places = self._find_places()
@@ -242,6 +239,7 @@ class WebDatasetSource(ShardSource):
         kinds: dict[str, set[str]] = {}
         for extension, name in columns.items():
             kinds.setdefault(name, set()).add(content_kind(extension))
+        # Extensions that would share a column keep their own names: ``png`` for the masks beside ``jpg``.
         shared = {name for name, its in kinds.items() if len(its) > 1}
         for extensions in self._alike:
             names = Counter(columns[extension] for extension in {*extensions} if extension in columns)
@@ -267,18 +265,16 @@ class WebDatasetSource(ShardSource):
         )
 
     def _find_places(self) -> dict[str, str]:
-        """Finds numbered images (``0.jpg``, ``view.1.png``) of which samples have different numbers: they are lists.
-        Returns column and number, ``view.1``, of each of their extensions.
-
-        If all images are in lists, the first image of the only list is ``image``. If all images are in several lists,
-        the result is empty."""
+        """Returns column and number, such as ``view.1``, of each extension of images that form a list (``0.jpg`` …)."""
         matches = {each: _PLACE.fullmatch(each) for each in self._extensions if content_kind(each) == "image"}
         split = {each: (match[1] or "", int(match[2])) for each, match in matches.items() if match}
         sizes: dict[str, set[int]] = {}
         for extensions in self._alike:
             for name, size in Counter(split[each][0] for each in extensions if each in split).items():
                 sizes.setdefault(name, set()).add(size)
+        # Samples have different numbers of images of a list.
         listed = {each: its for each, its in split.items() if len(sizes[its[0]]) > 1}
+        # If all images are in one list, its first image is the main one.
         main = len(listed) < len(matches)
         if not main and len({name for name, _ in listed.values()}) > 1:
             return {}
@@ -317,9 +313,7 @@ class WebDatasetSource(ShardSource):
         return "image" if "image" in images else choose_main_image(self.path, images, sorted(self._extensions)[:8])
 
     def _declare_column(self, extension: str, name: str, given: Sequence[Any]) -> Field:
-        """Returns the field of a column, by the kind of its files. For numbers and arrays, ``given`` has some values;
-        without any, the column has bytes. Raises :class:`SourceError` for values that fit no field, and for class names
-        that cannot be read."""
+        """Returns the field of a column by the kind of its files, and of numbers and arrays by the values ``given``."""
         kind = content_kind(extension)
         if kind == "label":
             folder = self.path if self.path.is_dir() else self.path.parent
@@ -367,9 +361,7 @@ def split_key(name: str, last_dot: bool = False) -> tuple[str, str]:
 
 
 def _may_end_later(alike: Mapping[tuple[str, ...], int]) -> bool:
-    """Tells if dots may belong to the names of files, as in ``v1.0.jpg`` and ``v1.0.cls``: a part before the last dot
-    has an image and another value. A word may (``left.jpg``, ``left.json``) beside a file without such a part.
-    Many columns of images may not belong to one sample either."""
+    """Tells if dots may belong to the keys, as in ``v1.0.jpg`` and ``v1.0.cls``."""
     images: set[str] = set()
     for extensions in alike:
         plain = any("." not in each for each in extensions)
@@ -378,10 +370,12 @@ def _may_end_later(alike: Mapping[tuple[str, ...], int]) -> bool:
             if content_kind(extension) != "bytes":
                 parts.setdefault(extension.rpartition(".")[0], set()).add(content_kind(extension) == "image")
         paired = [part for part, found in parts.items() if part and len(found) > 1]
+        # Words beside a file without dots are columns: ``left.jpg`` and ``left.json`` beside ``json``.
         if any(part[0].isdigit() or not plain for part in paired):
             return True
         if not plain:
             images.update(each for each in extensions if content_kind(each) == "image")
+    # So many images are hardly one sample.
     return len(images) > _MANY
 
 
@@ -479,22 +473,14 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises tars by the first 1,000 files of the first tar, or 65,536 without pairs among these. A key is a file's
-    path without its extensions.
-
-    - ``CERTAIN``: at least half of the keys have an image and another known file, or two images. If the files are in
-      several folders, each key must have a label: folders alone may be classes.
-    - ``PARTIAL``: several numbered tars of images alone.
-    - ``POSSIBLE``: a folder of tars of which the first is damaged. Also tars that :func:`find_shards` refuses.
-    - ``NO``: anything else. Also a folder with images beside the tars, a tar of a kind with annotations beside each
-      image (LabelMe), and a tar with YOLO's list of classes.
-    """
+    """Recognises tars by the names in the first tar: keys with an image and another known file, or with two images."""
     try:
         shards = find_shards(path, SUFFIXES)
     except SourceError:
         return Certainty.POSSIBLE
     if not shards or not is_tar(first_bytes(shards[0][1], 512)):
         return Certainty.NO
+    # Images beside the tars are another dataset.
     if path.is_dir() and any(name.lower().endswith(IMAGE_SUFFIXES) for name in os.listdir(path)):
         return Certainty.NO
     try:
@@ -510,6 +496,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.POSSIBLE if path.is_dir() else Certainty.NO  # opening it reports what is wrong
     extensions = frozenset[str]().union(*samples.values())
     if path.is_file():
+        # Kinds with annotations beside each image (LabelMe) have such pairs, too, and so has YOLO.
         kinds = (kind for kind in SOURCES.values(PresentNames(path).may_be) if kind.sidecar_extensions & extensions)
         if samples.keys() & _CLASS_LISTS or any(kind.recognise(path, options) is Certainty.CERTAIN for kind in kinds):
             return Certainty.NO
@@ -518,6 +505,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if numbered and samples and len(folders) == 1 and not pairs:
         images = (any(content_kind(each) == "image" for each in its) for its in samples.values())
         return Certainty.PARTIAL if all(images) else Certainty.NO
+    # Folders alone may be classes.
     sure = len(folders) == 1 or all(each & _LABELS for each in samples.values())
     return Certainty.CERTAIN if sure and 2 * pairs >= len(samples) > 0 else Certainty.NO
 

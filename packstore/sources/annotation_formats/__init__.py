@@ -122,13 +122,7 @@ def _pair_by_stems(
     suffixes: Collection[str],
     is_annotated: Callable[[Tree, str, str], bool],
 ) -> list[tuple[str, str]]:
-    """Pairs folders of images with those of ``places``, without images, whose files have the stems of at least half of
-    the images, or of which half have the stem of an image. Of several, takes the folder whose path has most in common.
-    ``is_annotated`` tells if the files are of the format.
-
-    Leaves out folders whose images are also in others that belong to the same files: of several such folders, those
-    remain that :func:`find_spread` finds.
-    """
+    """Pairs each folder of images with the folder whose annotation files have the same stems."""
     folders = list_contents(tree).folders
     notes = {
         path: np.unique(np.concatenate([each.others[suffix].stems for suffix in suffixes & each.others.keys()]))
@@ -143,13 +137,16 @@ def _pair_by_stems(
         ranks = [
             (count, len(parts & {*place.split("/")}), place)
             for place, count in shared.items()
+            # Half of the images need a file, or half of the files an image.
             if 0 < min(own.count, len(notes[place])) <= 2 * count
         ]
+        # Ties go to the folder whose path has most parts in common with the images'.
         count, _, place = max(ranks, default=(0, 0, ""))
         if count and is_annotated(tree, path, place):
             owners.setdefault(place, []).append(path)
             counts[place] += count
     for place, paths in owners.items():
+        # Several folders have the same stems: some may be copies of others.
         if counts[place] > len(notes[place]):
             stems = [stem_of(name) for name in tree.names(place).ending(*suffixes)]
             kept = find_spread(tree, stems, place, stems=True, within=paths) or paths[:1]
@@ -158,15 +155,14 @@ def _pair_by_stems(
 
 
 def _list_places(path: str, images: str, annotations: str) -> Iterator[str]:
-    """Yields the folders that may have the annotations for the images in the folder ``path``.
-
-    For each folder named ``images`` in the path, from the last on, ``annotations`` replaces this name. If ``images`` is
-    empty, yields only the folder ``annotations`` in ``path``, or ``path`` if ``annotations`` is empty as well.
+    """Yields the folders that may have the annotations for the images in ``path``, such as ``labels/a`` for
+    ``images/a``.
     """
     if not images:
         yield join(path, annotations) if annotations else path
         return
     parts = path.split("/")
+    # The last folder called ``images`` is the likeliest one to replace.
     for n in reversed(range(len(parts))):
         if parts[n].lower() == images.lower():
             yield "/".join((*parts[:n], *([annotations] if annotations else []), *parts[n + 1 :]))

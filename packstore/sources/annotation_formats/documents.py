@@ -101,19 +101,14 @@ class DocumentSource(AnnotatedSource, SpooledSource):
         self.evidence = ", ".join(map(printable, files))
 
     def _read_file(self, file: str) -> Iterator[SpooledEntry]:
-        """Parses a file, and yields its entries. Their values are lists: paths of further images, raw annotation.
-
-        Entries without their images are counted and left out if :attr:`absent_reason` is set.
-
-        Raises :class:`SourceError` for a file that is not in the format, cannot be read, or is larger than 4 GiB.
-        Raises :class:`AmbiguousSourceError` for an unknown encoding.
-        """
+        """Parses a file, and yields its entries with the values ``[paths of further images, raw annotation]``."""
         try:
             document = Document(file, self.format.parse(read_text(self.tree, file, _MAX_BYTES)), self.tree)
             entries = list(self.format.list_images(document))
             names = [clean_image_path(name) for each in entries for name in (each.name, *each.further_images)]
             splits = [find_split_of_file(file) if each.split is None else each.split.lower() for each in entries]
             check_class_names(document.classes.values())
+        # The encoding is unknown, which only the user can settle.
         except AmbiguousSourceError:
             raise
         except MALFORMED as error:
@@ -134,15 +129,10 @@ class DocumentSource(AnnotatedSource, SpooledSource):
             yield SpooledEntry(image, split, file, [further, entry.item])
 
     def _find_images(self, file: str, names: Sequence[str], entries: Sequence[Listed]) -> Sequence[str]:
-        """Returns the path of each image that a file names. Joins names to the usual folder that has most of the
-        images.
-
-        If entries have splits, an image may also be in the folder of its entry's split. Without :attr:`absent_reason`,
-        a missing image is searched in all folders. A name with a folder is searched only if that folder does not exist:
-        if it exists, a file of that name elsewhere would be another image.
-        """
+        """Returns the path of each image that a file names."""
         folders = list_usual_folders(self.tree, file, {find_split_of_file(file)} - {""})
         paths = self._join_to_folder(names, folders)
+        # An image may also be in the folder of its entry's split.
         if any(entry.split for entry in entries):
             deeper = [join(entry.split or "", name) for entry, name in zip(entries, names, strict=True)]
             own = self._join_to_folder(deeper, folders)
@@ -150,6 +140,8 @@ class DocumentSource(AnnotatedSource, SpooledSource):
         absent = [n for n, there in enumerate(find_present(self.tree, paths)) if not there]
         if self.absent_reason or not absent:
             return paths
+        # Other folders are searched for bare names only, and for names in a folder that does not exist. If the folder
+        # exists, a file of that name elsewhere would be another image.
         wanted = {
             n: names[n].rpartition("/")[2]
             for n in absent

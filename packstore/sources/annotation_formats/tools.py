@@ -133,19 +133,16 @@ def datumaro(item: Any, picture: Picture) -> Parts:
 
 
 def _list_fiftyone(file: Document) -> Iterator[Listed]:
-    """Lists the images of ``samples.json`` or ``labels.json``.
-
-    The tags ``train``, ``val``, ``validation`` and ``test`` of samples are splits. Samples without exactly one of them
-    have none. Names in ``labels.json`` get the suffixes of the images in ``data`` or beside the file. Raises
-    :class:`ValueError` if two images differ in their suffixes alone.
-    """
+    """Lists the images of ``samples.json`` or ``labels.json``."""
     file.find(join(file.folder, "metadata.json"))  # describes the fields of samples
     file.classes = dict(enumerate(map(str, file.content.get("classes") or ())))
     samples = file.content.get("samples", ())
+    # FiftyOne keeps splits as tags. A sample with two such tags has no split.
     tags = [[t for t in each.get("tags") or () if t in ("train", "val", "validation", "test")] for each in samples]
     has_splits = any(len(each) == 1 for each in tags)
     for sample, own in zip(samples, tags, strict=True):
         yield Listed(sample["filepath"], sample, own[0] if len(own) == 1 else "" if has_splits else None)
+    # ``labels.json`` names images without their suffixes.
     names = {name for folder in (join(file.folder, "data"), file.folder) for name in file.list_images(folder)}
     by_stem = {name.rpartition(".")[0]: name for name in names}
     if len(by_stem) < len(names) and "labels" in file.content:
@@ -281,9 +278,8 @@ def supervisely(content: Any, _: Picture) -> Parts:
 
 
 def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
-    """Computes the box of a bitmap from the size in its PNG header. ``data`` is the PNG file, compressed by zlib, in
-    base64. Raises :class:`ValueError` if it is no PNG file, or its beginning is damaged. The rest is not
-    decompressed."""
+    """Computes the box of a bitmap, a PNG file compressed by zlib in base64, from the size in the PNG header."""
+    # The header is in the first 33 bytes; the rest stays compressed.
     png = zlib.decompressobj().decompress(base64.b64decode(data, validate=True), 33)
     if len(png) < 24 or not png.startswith(b"\x89PNG\r\n\x1a\n"):
         raise ValueError("a bitmap of its annotation is no PNG file, or is cut off")
@@ -294,9 +290,7 @@ _VIA_CLASS = re.compile(r"\s*(class|label|type|name|category|object)(_?(name|typ
 
 
 def _parse_via(data: bytes) -> Any:
-    """Parses JSON, or else CSV, which gets the structure of a JSON export: each line is a region, or an image without
-    regions, which gets an empty list. Raises :class:`ValueError` for another header, a line of another length, and
-    invalid JSON, also in a field."""
+    """Parses JSON or CSV of VIA; CSV gets the structure of the JSON export."""
     if data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[", b""):
         return parsing.parse_json(data)
     images: dict[str, Any] = {}
@@ -309,6 +303,7 @@ def _parse_via(data: bytes) -> Any:
         name, size = line["filename"], line["file_size"]
         image = {"filename": name, "size": size, "regions": [], "file_attributes": attributes}
         regions = images.setdefault(name, image)["regions"]
+        # An image without regions has a line with an empty shape.
         regions += [{"shape_attributes": shape, "region_attributes": own}] if shape else []
     return images
 
@@ -347,13 +342,10 @@ def via(image: Any, _: Picture) -> Parts:
 
 
 def _find_class(attributes: dict[str, Any]) -> str | None:
-    """Returns the class of a region: an attribute with a name such as ``class``, or else the only attribute. Of several
-    such names, takes the first. Returns None if there is no such attribute.
-
-    An attribute counts if it is a text, or check boxes of which one is checked.
-    """
+    """Returns the class of a region: its attribute called ``class`` or similar, or else its only attribute."""
     texts: dict[str, str] = {}
     for name, value in attributes.items():
+        # A dict is a group of check boxes; it means a class if exactly one is checked.
         chosen = [key for key, on in value.items() if on] if isinstance(value, dict) else [value]
         if len(chosen) == 1 and isinstance(chosen[0], str) and chosen[0].strip():
             texts[name] = chosen[0].strip()

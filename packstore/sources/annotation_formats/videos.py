@@ -71,14 +71,13 @@ def cvat(image: Any, _: Picture) -> Parts:
 
 
 def _read_cvat_shape(kind: str, shape: Any, image: Any) -> Parts:
-    """Reads a shape of ``image``; ``kind`` is the name of its element in the XML. A shape with an area is an object,
-    any other is points. An ellipse has its box; a cuboid is in ``json`` alone. A skeleton is its points, with
-    their own labels."""
+    """Reads a shape of ``image``; ``kind`` is the name of its element in the XML."""
     label, degrees = parsing.nonempty_text(shape.get("@label")), parsing.to_float(shape.get("@rotation", 0))
     more: dict[str, Any] = {"track": int(shape["@track"])} if "@track" in shape else {}
     if kind == "box":
         yield shapes.box(label, parsing.get_floats(shape, "@xtl", "@ytl", "@xbr", "@ybr"), degrees, **more)
     elif kind == "ellipse":
+        # No column holds ellipses, so an ellipse is kept as its box.
         corners = shapes.box_from_radii(*parsing.get_floats(shape, "@cx", "@cy", "@rx", "@ry"))
         yield shapes.box(label, corners, degrees, **more)
     elif kind == "mask":
@@ -87,16 +86,17 @@ def _read_cvat_shape(kind: str, shape: Any, image: Any) -> Parts:
         mask = {"size": size, "counts": _expand_run_lengths(shape["@rle"], place, size)}
         yield shapes.mask(label, mask, shapes.box_from_corner(*place), **more)
     elif kind == "skeleton":
+        # Each point of a skeleton has its own label.
         for point in parsing.as_list(shape.get("points")):
             yield from _read_cvat_shape("points", point, image)
     else:
         flat = parsing.flatten_points(point.split(",") for point in shape["@points"].split(";"))
+        # Only polygons have an area. A cuboid stays in ``json`` alone.
         yield from shapes.outline(label, flat, kind == "polygon", **more)
 
 
 def _expand_run_lengths(text: str, place: Sequence[int], size: Sequence[int]) -> list[int]:
-    """Converts CVAT's run lengths of a box to COCO's of the whole image. CVAT's go row by row, COCO's column by column.
-    Raises :class:`ValueError` for a box outside the image, too many pixels, and runs that do not fill the box."""
+    """Converts CVAT's run lengths of a box, row by row, to COCO's of the whole image, column by column."""
     (left, top, width, height), runs = place, [int(run) for run in text.split(",")]
     inside = left >= 0 and top >= 0 and left + width <= size[1] and top + height <= size[0]
     if not inside or width * height > _MAX_PIXELS or size[0] * size[1] > _MAX_PIXELS or min(runs) < 0:

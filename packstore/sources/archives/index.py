@@ -172,13 +172,13 @@ class IndexBuilder:
             self._files[path] = entry
 
     def _resolve_number(self, name: bytes) -> int:
-        """Follows symbolic links from a name to a member; returns the number of the member. Returns -1 if there is no
-        such member. Also returns -1 if a link is absolute, leads out of the archive, or leads back to itself."""
+        """Follows symbolic links from a name to a member, and returns its number; -1 if there is none."""
         seen = set()
         entry = self._files.get(name)
         while isinstance(entry, str):
             directory = name.rpartition(b"/")[0].decode("utf-8", "surrogateescape")
             to = _normalise_path(posixpath.normpath(posixpath.join(directory, entry)))
+            # The link is absolute, leads out of the archive, or leads back to itself.
             if entry.startswith("/") or to is None or to in seen:
                 return -1
             seen.add(to)

@@ -135,12 +135,7 @@ def _parse_array_name(file: int, info: ArrayInfo) -> _NamedArray:
 
 
 def _assign_part(split: str, arrays: list[_NamedArray], options: SourceOptions, used: set[int]) -> SplitArrays:
-    """Assigns roles to the arrays of one part of a split. Apart from images and labels, each array with a row per image
-    becomes a column. Adds the ``id()`` of each array in the part to ``used``.
-
-    Raises :class:`AmbiguousSourceError` if an option has to decide. Raises :class:`SourceError` if there are no images,
-    the labels are unreadable, or images and labels differ in number.
-    """
+    """Assigns roles to the arrays of one part of a split, and adds their ``id()`` to ``used``."""
     image = _find_images(arrays, options)
     if options.label_key is not None:
         labels = [_find_by_key(arrays, options.label_key, "--label-key")]
@@ -165,6 +160,7 @@ def _assign_part(split: str, arrays: list[_NamedArray], options: SourceOptions, 
     used |= {id(image), *map(id, labels)}
     if labels:
         columns["label"] = ColumnArray(labels[0].file, labels[0].info)
+    # Any other array with a row per image becomes a column.
     for each in arrays:
         if id(each) not in used and each.info.content != "unreadable" and each.info.shape[:1] == (count,):
             role = each.role or each.info.name
@@ -174,15 +170,7 @@ def _assign_part(split: str, arrays: list[_NamedArray], options: SourceOptions, 
 
 
 def _find_images(arrays: Sequence[_NamedArray], options: SourceOptions) -> _NamedArray:
-    """Finds the array of images: the first of these that exists.
-
-    - The array that ``--image-key`` names. Raises if it does not exist.
-    - The only candidate of whole numbers or files, see :func:`_looks_like_images`. Names of masks do not count.
-    - The only candidate.
-    - The only matrix that may be flat images. It must be uint8, or have a name of images.
-
-    Raises :class:`AmbiguousSourceError` for several candidates, and :class:`SourceError` for none.
-    """
+    """Finds the array of images: the one that ``--image-key`` names, or else the only likely one."""
     if options.image_key is not None:
         return _find_by_key(arrays, options.image_key, "--image-key")
     candidates = [each for each in arrays if _looks_like_images(each)]
@@ -190,6 +178,7 @@ def _find_images(arrays: Sequence[_NamedArray], options: SourceOptions) -> _Name
     whole = [each for each in unmasked if each.info.dtype.kind != "f"]
     flat = [each for each in arrays if _may_be_flat_images(each.info)]
     flat = [each for each in flat if each.words & _IMAGES or each.info.dtype == "u1"]
+    # From the safest guess to the weakest: whole numbers or files, no masks, any, and matrices that may be flat images.
     for only in (whole, unmasked, candidates, flat):
         if len(only) == 1:
             return only[0]
@@ -223,18 +212,13 @@ def _find_by_key(arrays: Sequence[_NamedArray], key: str, option: str) -> _Named
 
 
 def _looks_like_images(each: _NamedArray) -> bool:
-    """Tells if an array may be images.
-
-    - Files may be images, if the array has one axis, and its name does not mean masks.
-    - Numbers may be images if they are uint8, or their name means images. They need three axes, or four with 1 or 3
-      channels.
-    - Empty arrays and images of one number are no images.
-    """
+    """Tells if an array may be images, by its type, shape and name."""
     info, shape = each.info, each.info.shape
     if info.content == "files":
         return len(shape) == 1 and not each.words & _MASKS
     if info.content != "numbers" or info.dtype.kind not in "uif" or min(shape, default=0) < 1:
         return False
+    # Arrays that are not uint8 need a name of images. One number per row is no image.
     if (info.dtype != "u1" and not each.words & _IMAGES) or math.prod(shape[1:]) == 1:
         return False
     return len(shape) == 3 or (len(shape) == 4 and not {1, 3}.isdisjoint(shape[1:]))
@@ -248,14 +232,9 @@ def _is_number_per_row(each: _NamedArray, kinds: str = "uib") -> bool:
 
 
 def _choose_axes(image: _NamedArray, lengths: Collection[int], options: SourceOptions) -> ColumnArray:
-    """Chooses the axis of the samples, and the order of the other axes. The option ``layout`` decides, or else the
-    shape and ``lengths``, the numbers of labels. Files have axis 0 and no order. A matrix gets height and width.
-
-    Raises :class:`AmbiguousSourceError` if neither layout nor shape decides, and for MATLAB's reversed axes without a
-    layout. Raises :class:`SourceError` if the array cannot be images or does not fit the layout, and for too many
-    channels.
-    """
+    """Chooses the axis of the samples and the order of the others, by ``layout`` or else by shape and ``lengths``."""
     info, given = image.info, parse_layout(options.layout)
+    # Files have axis 0 and no order.
     if info.content == "files":
         return ColumnArray(image.file, info)
     is_flat = _may_be_flat_images(info)
@@ -263,6 +242,7 @@ def _choose_axes(image: _NamedArray, lengths: Collection[int], options: SourceOp
         raise SourceError(f"{info.shown} cannot be images, which are numbers with three or four axes")
     if given is None or (is_flat and not given[1]):
         propose = _propose_flat_layouts if is_flat else _propose_layouts
+        # ``lengths`` are the possible numbers of labels.
         sure, fitting = propose(image, lengths)
         if not sure or len(fitting) != 1:
             named = "" if options.image_key is None else f" (beside --image-key {printable(options.image_key)})"
@@ -273,6 +253,7 @@ def _choose_axes(image: _NamedArray, lengths: Collection[int], options: SourceOp
             )
         given = fitting[0], ()
     layout, sizes = given
+    # Each row of a matrix is an image; the layout gives its height and width.
     if is_flat:
         first = layout[0] == "N"
         count, pixels = info.shape if first else info.shape[::-1]
@@ -289,15 +270,16 @@ def _choose_axes(image: _NamedArray, lengths: Collection[int], options: SourceOp
 
 
 def _propose_layouts(image: _NamedArray, lengths: Collection[int]) -> tuple[bool, list[str]]:
-    """Proposes layouts that fit an array, with 1 or 3 channels if there are four axes; the samples are last only for
-    one of the ``lengths`` of labels. Also tells if the only one is certain: with labels, four axes or a name of images,
-    unless three axes may be one image or MATLAB wrote them."""
+    """Returns the layouts that fit an array, and whether a single one is certain."""
     info, shape = image.info, image.info.shape
+    # MATLAB writes the axes in reverse.
     if info.reversed:
         return False, ["NCWH" if len(shape) == 4 else "NWH"]
     usual = ["NHW"] if len(shape) == 3 else [name for name in ("NHWC", "NCHW") if shape[name.index("C")] in (1, 3)]
     last = ["HWN"] if len(shape) == 3 else ["HWCN"] if shape[2] in (1, 3) else []
+    # Samples come last only if their number is that of the labels.
     fitting = [name for name in (*usual, *last) if shape[name.index("N")] in lengths]
+    # Three axes may also be one image with channels.
     may_be_one = not lengths and len(shape) == 3 and not {1, 3, 4}.isdisjoint((shape[0], shape[2]))
     sure = (bool(lengths) or len(shape) == 4 or bool(image.words & _IMAGES)) and not may_be_one
     return sure, fitting or usual or ["NHWC", "NCHW"]

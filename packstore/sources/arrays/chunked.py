@@ -139,13 +139,7 @@ class Hdf5Source(ArraySource):
 
 
 def _describe_dataset(name: str, dataset: Any) -> ArrayInfo:
-    """Describes a dataset, as unreadable if it has no shape, no column can hold its values, or they are in other files.
-
-    - Byte arrays of varying length and opaque values are files; strings are texts.
-    - A dataset with MATLAB's attributes has reversed axes.
-
-    Raises :class:`ValueError` if over 256 MiB of its numbers were never written.
-    """
+    """Describes a dataset of HDF5; one that no column can hold is described as unreadable."""
     import h5py
 
     shape, dtype, inner = dataset.shape, dataset.dtype, h5py.check_vlen_dtype(dataset.dtype)
@@ -155,12 +149,14 @@ def _describe_dataset(name: str, dataset: Any) -> ArrayInfo:
         return ArrayInfo.unreadable(name, shape, f"{printable(name)} refers to values elsewhere, {_OUTSIDE}")
     if h5py.check_string_dtype(dtype) is not None:
         return ArrayInfo(name, shape, content="texts")
+    # Byte arrays of varying length and opaque values are files.
     if inner in (np.uint8, np.int8) or (dtype.kind == "V" and dtype.fields is None and dtype.subdtype is None):
         return ArrayInfo(name, shape, content="files")
     chunk = dataset.chunks[0] if dataset.chunks else 1
     info = ArrayInfo.of_numbers(name, shape, dtype, chunk)
     if info.content == "numbers":
         stored, size = dataset.id.get_storage_size(), dtype.itemsize * math.prod(shape)
+        # Over 256 MiB that were never written are an error: the file claims a size it does not have.
         if not may_be_written(size, [stored]):
             raise ValueError(f"{name} should have {size:,} bytes, of which {stored:,} were written")
     return replace(info, reversed="MATLAB_class" in dataset.attrs)

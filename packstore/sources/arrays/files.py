@@ -121,9 +121,7 @@ class _RaggedArray(FileArray):
 
 
 def _parse_array(name: str, nbytes: int, read: ReadRange) -> StoredArray:
-    """Parses the header of an ``.npy`` of ``nbytes`` bytes, and returns its array. Arrays of Python objects, and of
-    dtypes without a type of column, are described as unreadable. Raises :class:`ValueError` if the header is damaged,
-    or the size is not that of its array."""
+    """Parses the header of an ``.npy`` of ``nbytes`` bytes, and returns its array."""
     shape, fortran, dtype, place = parse_npy_header(read(min(_HEADER_BYTES, nbytes), 0))
     size = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or (place + size != nbytes and not dtype.hasobject):

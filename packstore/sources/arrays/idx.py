@@ -132,9 +132,7 @@ def _find_class_names(data_set: str, folder: Path) -> tuple[str, ...] | None:
 
 
 def _open_array(opened: OpenArrays, path: Path) -> StoredArray:
-    """Opens the array of an idx file, plain or gzip, until ``opened`` is closed. Of a gzip file, this only refuses a
-    size that no gzip could hold; the first read of values verifies size and checksum. Raises :class:`ValueError` for a
-    wrong header or size."""
+    """Opens the array of an idx file, plain or gzip, until ``opened`` is closed."""
     reader = opened.enter_context(closing(GzipReader(path))) if first_bytes(path, 2) == _GZIP else None
     read: ReadRange = opened.open_plain(path) if reader is None else reader.read_at
     start = read(4, 0)
@@ -145,6 +143,7 @@ def _open_array(opened: OpenArrays, path: Path) -> StoredArray:
     info = ArrayInfo(path.name, shape, np.dtype(dtype))
     place, file_size = 4 + 4 * axes, path.stat().st_size
     size = place + math.prod(shape) * info.dtype.itemsize
+    # The size of a gzip file is only bounded here; the first read of values verifies it, with the checksum.
     if size != file_size and (reader is None or size > file_size * _MAX_RATIO):
         raise ValueError(f"{path.name} has {file_size:,} bytes; its header says {size:,}")
     if reader is not None:

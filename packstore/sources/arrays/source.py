@@ -238,11 +238,8 @@ class ArraySource(RowSource):
         return [replace(info, file=name or file.name if info.alone else name) for info in infos]
 
     def _find_unwritten(self) -> tuple[list[NDArray[np.bool_]], int]:
-        """Finds samples whose image or label was never written.
-
-        Returns a mask of rows for each of ``parts``, the groups of arrays that belong together. Also returns the number
-        of missing chunks of all columns. Raises :class:`AmbiguousSourceError` if samples are missing, the user has not
-        named the kind, and bad samples are not skipped.
+        """Returns a mask of the samples whose image or label was never written, for each part, and the number of
+        missing chunks.
         """
         masks, chunks = [], 0
         for part in self._roles.parts:
@@ -254,6 +251,7 @@ class ArraySource(RowSource):
                 if missing and name in ("image", "label"):
                     masks[-1] |= rows
         lacking = sum(int(np.count_nonzero(rows)) for rows in masks)
+        # A user who names the kind wants the fill values.
         if lacking and not (self.options.named or self.gaps_are_bad):
             total = sum(part.length for part in self._roles.parts)
             raise AmbiguousSourceError(
@@ -384,13 +382,9 @@ def _is_other_data(path: Path) -> bool:
 
 
 def _pixel_mode(chosen: ColumnArray) -> Mode:
-    """Returns the mode (channels and dtype) in which an array of images is stored.
-
-    - Integers of 32 or 64 bits become int32, and a larger value makes a bad sample.
-    - Floating-point numbers become float32, and a value that float32 does not hold makes a bad sample.
-    - int8 becomes int16, and bool becomes uint8.
-    """
+    """Returns the mode (channels and dtype) in which an array of images is stored."""
     dtype = chosen.info.dtype
+    # A value that int32 or float32 does not hold makes a bad sample.
     wide = "float32" if dtype.kind == "f" else "int32" if dtype.itemsize > 2 else dtype.name
     channels = chosen.info.shape[chosen.order[2]] if len(chosen.order) == 3 else 1
     return mode_of(channels, {"bool": "uint8", "int8": "int16"}.get(wide, wide))

@@ -139,11 +139,7 @@ class BridgeSource(WrappedSource):
 
 
 def _open_torchvision(rest: str, options: SourceOptions, folder: Path) -> Opened:
-    """Opens all splits of a dataset, or the split that the arguments choose.
-
-    Raises :class:`UsageError` for a class that is unknown or not of :data:`_SPLITS`, and for a missing folder. Raises
-    :class:`SourceError` if torchvision cannot read the dataset, or refuses an argument.
-    """
+    """Opens all splits of a torchvision dataset, or the split that the arguments choose."""
     called, root = _split_name_and_path(rest, "torchvision")
     name, *given = called.split(",")
     from torchvision import datasets
@@ -177,11 +173,7 @@ def _parse_argument(text: str) -> tuple[str, Any]:
 
 
 def _open_datasets(rest: str, options: SourceOptions, folder: Path) -> Opened:
-    """Loads the dataset of a folder, or of ``FOLDER:CONFIG``, with all its splits. Reads the Arrow files in place.
-
-    Raises :class:`UsageError` for a missing folder, a version of the library below 4, which runs scripts, and a dataset
-    that is not in files. Raises the errors of the library.
-    """
+    """Loads the dataset of a folder, or of ``FOLDER:CONFIG``, with all its splits."""
     place, _, config = rest.rpartition(":")
     if not place or Path(rest).exists() or not Path(place).is_dir():
         place, config = rest, ""

@@ -93,12 +93,7 @@ class CocoSource(SpooledSource):
         self._points_alone = self._has_shapes and not self._has_boxes and self._point_count > 0
 
     def _read_split(self, split: str, files: Mapping[str, documents.AnnotationFile]) -> Iterator[SpooledEntry]:
-        """Reads the files of a split, given by kind, and yields an entry for each image in the order of ids, as
-        torchvision's ``CocoDetection``. Leaves out files whose images are missing.
-
-        The values have by name what the files have about the image: ``image``, and any of ``annotations``,
-        ``captions`` and ``panoptic``.
-        """
+        """Reads the files of a split, given by kind, and yields an entry for each image."""
         images: dict[Any, dict[str, Any]] = {}
         contents = {kind: documents.read_document(self.tree, file) for kind, file in files.items()}
         for kind, document in contents.items():
@@ -107,12 +102,13 @@ class CocoSource(SpooledSource):
                 if known["file_name"] != image["file_name"]:
                     both = f"{documents.describe_entry(known)} and {documents.describe_entry(image)}"
                     raise SourceError(f"{self.tree.name(files[kind].path)}: two images have one id: {both}")
+        # The order of torchvision's ``CocoDetection``.
         ids = sorted(images, key=lambda each: (isinstance(each, str), each))
         first, paths = next(iter(files.values())), [file.path for file in files.values()]
         places, names = documents.find_image_places(
             self.tree, first, [images[each]["image"]["file_name"] for each in ids]
         )
-        if places is None:
+        if places is None:  # the images of these files are missing
             self._unread |= dict.fromkeys(paths, next(iter(names), "none are named"))
             return
         self._paths[first.path] = paths
@@ -131,16 +127,13 @@ class CocoSource(SpooledSource):
             self._most_tags = max(self._most_tags, len(annotations))
             if number in masks:
                 self._masks[len(self._images)] = masks[number].encode("utf-8", "surrogateescape")
+            # ``entries`` has by kind what the files say about the image: ``image``, ``annotations``, ``captions`` ….
             yield SpooledEntry(join(folder, name.rpartition("/")[2]), splits.get(folder, split), first.path, entries)
 
     def _add_annotations(
         self, file: documents.AnnotationFile, document: Any, images: Mapping[Any, dict[str, Any]]
     ) -> None:
-        """Adds the annotations of a file to their images, without ``image_id``. Keypoints are merged into the object
-        with the same id, or else become an object themselves. Leaves out and counts annotations of unlisted images.
-
-        Raises :class:`SourceError` for an ``image_id`` that is no id, and at the end if most annotations are left out.
-        """
+        """Adds the annotations of a file to the entries of their images."""
         where, name = self.tree.name(file.path), file.kind if file.kind in ("captions", "panoptic") else "annotations"
         if file.kind in ("instances", "keypoints", "panoptic"):
             self._add_categories(file.path, document, "panoptic" if file.kind == "panoptic" else "objects")
@@ -154,11 +147,13 @@ class CocoSource(SpooledSource):
             objects = {number: each for each in earlier if (number := parse_id(each.get("id"))) is not None}
         category_ids: Counter[int | str | None] = Counter()
         listed = ((each.get("id"), each.pop("image_id", None), each) for each in document["annotations"])
+        # Raises at the end if most annotations are of images that are not listed.
         for annotation, entries in match_images(where, listed, images):
             if entries is None:
                 self._ignored["annotations of images that are not listed"] += 1
                 continue
             category_ids[parse_id(annotation.get("category_id"))] += 1
+            # Keypoints belong to the object with their id, or are an object themselves.
             if (known := objects.get(parse_id(annotation.get("id")))) is not None:
                 known.update(annotation)
             else:
@@ -188,10 +183,8 @@ class CocoSource(SpooledSource):
     def _find_panoptic_masks(
         self, file: documents.AnnotationFile, images: Mapping[Any, dict[str, Any]]
     ) -> dict[Any, str]:
-        """Finds the panoptic mask of each image that has one. Counts the masks if all are missing.
-
-        Replaces the lists of panoptic annotations of ``images`` by their only elements. Raises :class:`SourceError` for
-        an image with two, and for a path out of the source.
+        """Returns the path of each panoptic mask by image, and replaces the lists of panoptic annotations by their only
+        elements.
         """
         masks = {}
         for number, entries in images.items():
@@ -204,7 +197,7 @@ class CocoSource(SpooledSource):
             except ValueError as error:
                 raise SourceError(f"{self.tree.name(file.path)}: {error}") from None
         folder = documents.find_mask_folder(self.tree, file, masks.values())
-        if folder is None:
+        if folder is None:  # all masks are missing, for example if only the annotations were downloaded
             self._ignored["panoptic masks that are missing"] += len(masks)
             return {}
         return {number: join(folder, mask) for number, mask in masks.items()}

@@ -126,18 +126,13 @@ def find_mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str]) -> 
 
 
 def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
-    """Yields the files of annotations in a folder: JSON objects with one of COCO's lists.
-
-    - The list has to begin in the first 64 KiB of a file.
-    - Without a kind in its name, a file also needs a value such as ``image_id`` there.
-    - Files of a single image are skipped.
-    - If the folder has more than 16 JSON files, only files with COCO's names count.
-    """
+    """Yields the annotation files in a folder: JSON objects that begin with one of COCO's lists."""
     names = [name for name in tree.names(folder).ending(".json") if name[0] != "." or _has_coco_name(name)]
     if len(names) > _PROBED:  # a file for each image
         names = [name for name in names if _has_coco_name(name)]
     for name in names:
         path = join(folder, name)
+        # Files may be gigabytes, so the first 64 KiB decide.
         start = tree.first_bytes(path, _START)
         if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
             continue
@@ -145,6 +140,7 @@ def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
             continue
         match = _NAME.fullmatch(name.lower().lstrip("."))
         kind, token = (match[1] or "", match[2]) if match else ("", "")
+        # Other JSON has lists called ``images``, too, but no values such as ``image_id``.
         if not kind and not _ENTRIES.search(start):
             continue
         yield AnnotationFile(path, _KINDS.get(kind, kind), _find_split(kind, token, folder), token)
@@ -157,16 +153,10 @@ def _has_coco_name(name: str) -> bool:
 
 
 def _find_split(kind: str, token: str, folder: str) -> str:
-    """Returns the split of a file of annotations. ``token`` is the part of the file's name after the kind. Takes the
-    first of these that exists:
-
-    - the split in ``token``
-    - ``token`` without its year, if the name has a kind, and ``token`` is no word such as ``default``
-    - the split in the folder's name
-    - ``""``
-    """
+    """Returns the split of a file by ``token``, the part of its name after the kind, or else by its folder."""
     known = find_split(token)
     if known or (kind and token not in _NO_SPLIT):
+        # ``val2017`` is ``val``, and an unknown ``token`` is a split of its own.
         return known or re.sub(r"[_-]?(19|20)\d\d$", "", token)
     return find_split(folder.rpartition("/")[2])
 

@@ -311,10 +311,7 @@ def _classify_item(value: Any) -> str:
 
 
 def _collect_member(value: Any, name: str) -> Any:
-    """Returns the values of a member in all objects of a row. The objects are a struct of lists, or a list of structs.
-
-    Returns None for a missing value, and for a struct without the member. A missing object of a list gives None in the
-    result."""
+    """Returns the values of a member in all objects of a row: a list of structs, or a struct of lists."""
     if isinstance(value, list):
         return [None if each is None else each.get(name) for each in value]
     return None if value is None else value.get(name)

@@ -278,12 +278,9 @@ def _choose_main_image(schema: Any, declared: Mapping[str, tuple[Field, CellRead
 
 
 def _declare_column(name: str, type: Any, feature: Any, array: Any, facts: TableFacts) -> tuple[Field, CellReader]:
-    """Chooses the field of a column by its type, its feature and ``array``, its first rows.
-
-    Returns the field, and a function of an array, which returns a function from a row number to a value. Raises
-    :class:`ValueError` for a type that no field holds.
-    """
+    """Returns the field of a column, and a function that reads its cells from an array."""
     types, type = load_pyarrow("pyarrow.types"), hf.value_type(type)
+    # ``array`` has the first rows, which show what the files are.
     if is_file_struct(type) or hf.is_binary(type):
         cells = file_cells if is_file_struct(type) else python_cells
         if hf.feature_type(feature) in hf.OTHER_FILES:

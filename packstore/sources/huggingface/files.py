@@ -154,18 +154,8 @@ class _ParquetFile(OpenTable):
         return groups
 
     def _summarise_chunk(self, facts: TableFacts, group: int, leaf: Any, top: str, chunk: Any) -> None:
-        """Adds a column to the facts if a chunk may have nulls, paths or negative numbers. Decides by
-        statistics.
-
-        Reads a chunk of lists if its statistics do not exclude nulls.
-
-        Args:
-            facts: Facts about the columns; changed.
-            group: Number of the row group.
-            leaf: The chunk's column in Parquet's schema: ``top`` or a part of it.
-            top: Name of the column.
-            chunk: Metadata of the chunk.
-        """
+        """Adds a column to ``facts`` if its chunk in row group ``group`` may have nulls, paths or negative numbers."""
+        # ``leaf`` is the chunk's column in Parquet's schema: the column ``top`` or a part of it.
         statistics = chunk.statistics if chunk.is_stats_set else None
         nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
         if leaf.path == f"{top}.path":
@@ -316,15 +306,7 @@ class ParquetSource(HfTableSource):
 
 
 def _recognise_parquet(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a Parquet file whose schema has a column of images, and for a folder whose first Parquet
-    file is one. Returns ``NO`` for others, and for folders with tars.
-
-    If the file is alone, without images beside it, more is possible:
-
-    - Columns of bytes count as images.
-    - Other and damaged files are ``POSSIBLE``.
-    - Without pyarrow, every file is ``CERTAIN``.
-    """
+    """Recognises a Parquet file with a column of images, and a folder whose first Parquet file is one."""
     if path.is_file():
         if first_bytes(path, 4) != _PARQUET:
             return Certainty.NO
@@ -335,8 +317,10 @@ def _recognise_parquet(path: Path, options: SourceOptions) -> Certainty:
             return Certainty.NO
         names = sorted(hf_splits.list_files(tree, ".parquet", levels=hf_splits.LEVELS))
         names = [name for name in names if (path / name).is_file()]  # pyarrow would wait for a pipe
+        # The images are in the tars.
         if not names or any(hf_splits.list_files(tree, ".tar", ".tar.gz", ".tgz", levels=hf_splits.LEVELS)):
             return Certainty.NO
+        # A file without images beside it may also have them as columns of bytes.
         file, alone = path / names[0], not any(hf_splits.list_files(tree, *IMAGE_SUFFIXES, levels=hf_splits.LEVELS))
     otherwise = Certainty.POSSIBLE if alone else Certainty.NO
     try:

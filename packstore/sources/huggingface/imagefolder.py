@@ -96,18 +96,15 @@ class MetadataSource(TableSource):
                 yield NamedRow(image, number, row.place, cells | {own: paths[n] for n, own in self._naming.items()})
 
     def _assign_splits(self) -> SplitNumbers:
-        """Returns the splits of all images.
-
-        The path of the image decides, by the card or by words such as ``train``. If it has no split, the path of the
-        metadata decides. Words in the names of images count only if each image has one. Raises :class:`SourceError` for
-        an image of two splits.
-        """
+        """Returns the splits of all images, by the card or by words such as ``train`` in their paths."""
         paths = [*map(self.file_of, range(self.listed.image_count))]
         find = self._card.find_splits if self._card.data_files else hf_splits.choose_words(paths)
+        # Words in the names of images only count if each image has one.
         if find is None or (find is hf_splits.find_splits_of_name and not all(map(find, paths))):
             return SplitNumbers(self.tree.name(), ("" for _ in paths))
 
         def find_split(number: int) -> str:
+            # Without a split in its own path, an image has that of its metadata file.
             files = paths[number], self._tables[self.listed.table_of[number]].file
             found = (hf_splits.find_only_split(self.tree, file, find) for file in files)
             return lower_known_split(next(filter(None, found), ""))
@@ -166,15 +163,12 @@ class CardFolderSource(FileRowSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Names of folders as classes, sorted; empty if folders are no classes.
-
-        The ``drop_labels`` of the card decides. If the card lacks this, two conditions decide, as in ``datasets``
-        (``FolderBasedBuilder._split_generators``): all images are on one level, and their folders have several names.
-        """
+        """Names of folders as classes, sorted; empty if folders are no classes."""
         if self._card.drop_labels:
             return ()
         found = {(self._name_folder(file), file.count("/")) for file, _ in self._list_images()}
         classes, depths = ({*each} for each in zip(*found, strict=True)) if found else (set(), set())
+        # As in ``datasets`` (``FolderBasedBuilder._split_generators``).
         kept = self._card.drop_labels is False or (len(classes) > 1 and len(depths) == 1)
         return tuple(sorted(classes)) if kept else ()
 
@@ -186,11 +180,7 @@ def find_metadata(tree: Tree, levels: int | None = None) -> list[str]:
 
 
 def _list_paths(row: TableRow, name: str, folder: str) -> list[str]:
-    """Returns the paths in the tree of all files that a cell names; none for an empty cell.
-
-    Raises :class:`SourceError` for a URL, and for a value that is no path within the source. Cells of a column of lists
-    must hold lists of paths.
-    """
+    """Returns the paths in the tree of all files that a cell names."""
     value = row.cells.get(name)
     if value is None or value == "":
         return []
@@ -211,12 +201,7 @@ def _names_lists(name: str) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises metadata files beside images, or a card whose patterns match images: ``CERTAIN``, else ``NO``.
-
-    Looks into the upper four levels of folders. Returns ``NO`` if some metadata file names no files. Raises
-    :class:`SourceError` for a malformed card. Raises :class:`AmbiguousSourceError` for several configurations without a
-    default.
-    """
+    """Recognises metadata files beside images, or a card whose patterns match images, in the upper four levels."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
@@ -224,6 +209,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if next(images, None) is None:
         return Certainty.NO
     if metadata := find_metadata(tree, hf_splits.LEVELS):
+        # Other programs have files of these names, too.
         named = all(b"file_name" in tree.first_bytes(file, _SEARCHED) for file in metadata)
         return Certainty.CERTAIN if named else Certainty.NO
     card = hf_splits.read_card(tree, path)

@@ -327,12 +327,7 @@ class HfTableSource(ShardSource):
 
     @cached_property
     def _scan_result(self) -> tuple[list[list[RowGroup]], TableFacts]:
-        """All groups by file, and facts, from the overviews of all files. Reads columns of possible classes
-        and boxes.
-
-        Raises :class:`SourceError` for a damaged file. Raises it also for a file with other columns or classes than the
-        first, and for more rows than bytes.
-        """
+        """All groups by file, and facts about the columns of all files."""
         facts = TableFacts()
         groups: list[list[RowGroup]] = []
         for number, (_, path) in enumerate(self.shards):
@@ -342,6 +337,7 @@ class HfTableSource(ShardSource):
                 file_bytes = path.stat().st_size
             if any(not 0 <= rows <= file_bytes for rows, _ in groups[-1]):
                 raise SourceError(f"{printable(str(path))} says that it has more rows than its {file_bytes} bytes")
+        # These two read whole columns: possible classes and boxes.
         facts.classes, facts.objects = self._find_text_classes(), self._find_objects()
         return groups, facts
 
@@ -417,10 +413,8 @@ class HfTableSource(ShardSource):
                 raise ValueError(f"the classes of {printable(name)!r} are not those of {first_name}")
 
     def _read_file(self, column: TableColumn, number: int, value: Any) -> Any:
-        """Returns the bytes of a file in table ``number``. If the table has only its path, returns this path in the
-        table's folder. Returns other values unchanged.
-
-        Raises :class:`ValueError` for too many bytes, and for a path that leads out of the table's folder.
+        """Returns the bytes of a file in table ``number``, or its path if the table has no bytes; other values
+        unchanged.
         """
         if isinstance(value, TableFile):
             if value.data is None and value.path is not None:

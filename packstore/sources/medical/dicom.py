@@ -202,16 +202,13 @@ class DicomSource(HeaderScanSource):
 
     @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds the pixels of all images.
-
-        float32 if some are fractions. int32 if no integer type holds all possible values; reading an image with a
-        larger value then fails. Raises :class:`SourceError` if some images are gray of more than 8 bits, and others
-        have colours.
-        """
+        """Mode that holds the pixels of all images."""
+        # Some values are fractions.
         dtype = "float32"
         if self._value_range is not None:
             low, high = self._value_range
             fitting = (name for name in _DTYPES if np.iinfo(name).min <= low and high <= np.iinfo(name).max)
+            # If no type holds all possible values, reading an image with a larger value fails.
             dtype = next(fitting, "int32")
         examples = {file.header.channels: printable(file.path) for file in self._files if file.header}
         if len(examples) > 1 and dtype != "uint8":

@@ -114,13 +114,13 @@ def _read_number(dataset: Any, frame: int, keyword: str) -> float | None:
 
 
 def _read_position(dataset: Any, frame: int) -> float | None:
-    """Reads the position of a frame along the normal of its plane, in mm. Returns None if the directions of rows and
-    columns are not perpendicular and of length 1, and if the file does not place each of its frames."""
+    """Reads the position of a frame along the normal of its plane, in mm; None if the file does not say it."""
     place = _read_floats(dataset, frame, "ImagePositionPatient")
     axes = _read_floats(dataset, frame, "ImageOrientationPatient")
     if (len(place), len(axes)) != (3, 6):
         return None
     vectors = np.array([axes[:3], axes[3:], np.cross(axes[:3], axes[3:])])
+    # The directions of rows and columns have to be perpendicular and of length 1.
     is_square = bool((np.abs(np.linalg.norm(vectors, axis=1) - 1) < _COSINE_ERROR).all())
     is_placed = count_frames(dataset) == 1 or "PerFrameFunctionalGroupsSequence" in dataset
     return float(vectors[2] @ place) if is_square and is_placed else None

@@ -304,11 +304,7 @@ class NiftiSource(HeaderScanSource):
         return header, values.reshape(header.shape, order="F")
 
     def _read_mask(self, file: FileRef, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Reads the mask of a volume, as uint8 if it is stored as such, else as int32.
-
-        Raises :class:`ValueError` if the mask is damaged, has several times, or has another shape than
-        ``shape``. Raises it also for values that are no whole numbers.
-        """
+        """Reads the mask of a volume, as uint8 if it is stored as such, else as int32."""
         try:
             values = self._read_volume(file)[1]
             if values.shape != (*shape, 1):
@@ -358,11 +354,7 @@ class NiftiSource(HeaderScanSource):
 
 
 def _sibling_folders(path: str, words: Sequence[str]) -> list[str]:
-    """Lists folders that may lie beside the folder of a file: ``labelsTr`` beside ``imagesTr`` for the word ``labels``.
-
-    Returns none if one of ``words`` already names the file's folder. Returns none also if that is no folder of images
-    or labels.
-    """
+    """Lists possible folders beside that of a file: ``labelsTr`` beside ``imagesTr`` for the word ``labels``."""
     above, _, folder = path.rpartition("/")[0].rpartition("/")
     match = _FOLDER.fullmatch(folder)
     if match is None or match[1].lower() in words:

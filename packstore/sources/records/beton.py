@@ -131,14 +131,7 @@ class BetonSource(TypedSource):
         return tables
 
     def _find_value(self, number: int, type: ValueType, value: Any) -> Span:
-        """Returns the place of a value; ``value`` is its content in the row of the sample.
-
-        Raises :class:`ValueError`
-
-        - for a mode or size that images do not have;
-        - if the number of allocated bytes is not that of the value;
-        - for bytes outside the pages of data.
-        """
+        """Returns the place of a value; ``value`` is its content in the row of the sample."""
         layout, size, form = self.typed_shards[number].layout, None, None
         if type.encoding is not None:
             place, size = int(value), math.prod(type.shape) * type.encoding.itemsize

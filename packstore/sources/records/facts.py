@@ -309,11 +309,9 @@ def find_numbering(
 
 
 def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNameFile) -> Numbering:
-    """Numbers classes by the names in a file, in the order of the file's numbers. Names without numbers count from 0.
-    If a name occurs twice, logs a warning, and returns a numbering without names. Raises :class:`SourceError` if the
-    names do not fit ``seen``, the numbers in the data. Raises :class:`AmbiguousSourceError` if names without numbers
-    may count from 1."""
+    """Numbers the classes ``seen`` in the data by a file of names, in the order of the file's numbers."""
     file, count = printable(beside.file), len(beside.names)
+    # Names without numbers count from 0, but these may count from 1.
     if not beside.numbered and seen and seen[0] > 0:
         raise AmbiguousSourceError(
             f"{printable(str(path))}: {printable(label)} is {seen[0]} to {seen[-1]}, and the {count} names in "

@@ -245,9 +245,7 @@ class RecordioSource(WalkedSource):
 
 
 def _read_list(file: Path) -> dict[int, str]:
-    """Reads paths of images by number from a ``.lst`` file; none if there is no such file. A line of InsightFace has no
-    number, and gets the number of the line. Raises :class:`SourceError` for a file that cannot be read or is no list,
-    and for a number that comes twice."""
+    """Reads the paths of images by number from a ``.lst`` file; none if there is no such file."""
     paths: dict[int, str] = {}
     if not file.is_file():
         return paths
@@ -255,6 +253,7 @@ def _read_list(file: Path) -> dict[int, str]:
         for place, text in enumerate(iter(lambda: lines.readline(_MAX_LINE), ""), 1):
             line = text.rstrip("\n")
             faces, plain = _FACES_LINE.fullmatch(line), _LINE.fullmatch(line)
+            # A line of InsightFace has no number, and gets the number of the line.
             number, name = (place, faces[1]) if faces else (int(plain[1]), plain[2]) if plain else (-1, "")
             if not name or number in paths:
                 raise ValueError(f"{line!r:.80} is not a line of a list")

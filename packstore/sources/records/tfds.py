@@ -99,14 +99,10 @@ class TfdsSource(ExampleSource):
 
 
 def _read_columns(features: Mapping[str, Any], folder: Path) -> tuple[dict[str, FeatureColumn], int]:
-    """Converts ``features.json`` to columns by name, ``image`` first. Also counts the features that no column holds.
-    Reads names of classes from files in ``folder``.
-
-    Raises :class:`ValueError` if there are no images, and for more than 1,000 columns. Raises other errors for invalid
-    content.
-    """
+    """Converts ``features.json`` to columns by name, ``image`` first, and counts the features that no column holds."""
     if "featuresDict" not in features:
         raise ValueError("it is of an old version of TensorFlow Datasets: write it again with 4.7 or later")
+    # Names of classes are in files in ``folder``.
     made = [_make_column(folder, each) for each in _walk_features((), features, ())]
     columns = {column.feature: column for column in made if column is not None}
     if len(columns) > _MAX_COLUMNS:

@@ -119,13 +119,8 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _main_feature(self) -> str:
-        """Name of the feature of the main image: the first of these that exists.
-
-        - A feature of image files with a usual name.
-        - A feature with one image file in each record.
-        - The feature of raw pixels.
-
-        Raises :class:`SourceError` if there is none.
+        """Name of the feature of the main image: one with a usual name, else one image file in each record, else raw
+        pixels.
         """
         features = self.all_facts.features
         images = [name for name in _MAIN if name in features and "image" in features[name].looks]

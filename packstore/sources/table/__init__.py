@@ -138,16 +138,11 @@ class TableSource(ListedSource):
         return f"{files} with the columns {', '.join(parts)}"
 
     def _assign_splits(self) -> SplitNumbers:
-        """Returns the splits of all images.
-
-        The column of splits decides. If its cell is blank, the path of the image's table decides. Without either, the
-        images' own paths decide, if all of them name a split; else the names of several tables alike.
-
-        Raises :class:`SourceError` for an image in two splits, and for more than 100 splits.
-        """
+        """Returns the splits of all images, by the column of splits, the tables or their own paths."""
         tables, rows, column = self._tables, self.listed, self._roles.split
         by_path = not column and not any(table.split for table in tables)
         own = [self.file_of(number).rpartition("/")[0] for number in range(rows.image_count)] if by_path else []
+        # Paths of images only count if all of them name a split.
         of_folders, of_tables = find_splits_of_folders(own), name_splits_alike(tables)
 
         def find_split(number: int) -> str:
@@ -157,6 +152,7 @@ class TableSource(ListedSource):
             values = {str(cells.get(column) or "") for cells in rows.cells_of(number)}
             if len(values) > 1:
                 raise SourceError(f"{rows.values_of(number)[-1][0]}: its image is in two splits")
+            # The cell may be blank.
             return lower_known_split(min(values)) or split
 
         return SplitNumbers(self.tree.name(), map(find_split, range(rows.image_count)))
@@ -255,15 +251,7 @@ def _name_object_columns(objects: ObjectColumn, facts: Mapping[str, ColumnFacts]
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder or archive with tables that name its images.
-
-    - ``CERTAIN`` if the user named the kind or the columns, and for Open Images.
-    - ``CERTAIN`` if the only table has a header and names at least half of the images. Images in folders of splits
-      without a table do not count.
-    - ``CERTAIN`` if several tables, or lists without a header, name all images.
-    - ``PARTIAL`` if tables name fewer images.
-    - ``NO`` without a table.
-    """
+    """Recognises a folder or archive with tables that name its images."""
     tree = open_tree(path)
     tables = [] if tree is None else find_tables(tree, parse_columns(options.columns), options.named)
     if tree is None or not tables:
@@ -277,8 +265,10 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     whole = len(tables) > 1 or suffix_of(tables[0].file) in (".txt", ".lst")
     splits = {split for table in tables for split in find_meanings(table.file)}
     folders = list_contents(tree).folders.values()
+    # Images in folders of splits without a table do not count.
     others = sum(folder.images.count for folder in folders if whole or not find_meanings(folder.path) - splits)
     named = sum(len(each.images) for table in tables for each in (table.naming, *table.further.values()))
+    # A single table with a header has to name half of the images.
     return Certainty.CERTAIN if named * (1 if whole else 2) >= others else Certainty.PARTIAL
 
 

@@ -324,15 +324,9 @@ def find_roles(
 
 
 def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str, str]:
-    """Finds the columns of boxes among ``free`` columns. Returns them, their convention if the names imply it, and the
-    column of classes.
-
-    Without a header, goes by the types of all columns: those of RetinaNet, SKU-110K or makesense. Only then is there a
-    column of classes.
-
-    All are empty if there are no boxes, or if several columns have them in their cells.
-    """
+    """Finds the columns of boxes among ``free`` columns, their convention if known, and the column of classes."""
     if not header:
+        # Only the types of all columns can tell: those of RetinaNet, SKU-110K or makesense.
         listed = list(free)
         types = ("n" if one.numeric else "t" if one.class_kinds == {"text"} else "?" for one in free.values())
         form = _BARE_BOXES.get("".join(types))
@@ -343,6 +337,7 @@ def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tu
     plain = {name: letters_and_digits(name) for name, each in free.items() if each.holds("boxes")}
     named = [name for name, text in plain.items() if _BOX_NAMES.fullmatch(text)]
     cells = [name for name in named if plain[name] == "bbox"] or named
+    # Several columns with boxes in their cells are ambiguous.
     return ((cells[0],) if len(cells) == 1 else ()), "", ""
 
 
@@ -371,14 +366,7 @@ def _point_name(column: str) -> str:
 
 
 def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool) -> str:
-    """Finds the column of classes among ``free`` columns; ``""`` if there is none.
-
-    With a header, takes a column whose name is that of labels; texts before numbers. Otherwise takes the only column
-    that is left, in two cases:
-
-    - Texts: they repeat and are no captions by their name, or there are boxes.
-    - Numbers: there is no header, or there are boxes.
-    """
+    """Finds the column of classes among ``free`` columns; ``""`` if there is none."""
     kinds = {
         n: each.class_kinds for n, each in free.items() if each.filled_count and letters_and_digits(n) not in _RUN_NAMES
     }
@@ -395,6 +383,7 @@ def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes
         named.sort(key=lambda name: (name.lower() not in LABEL_COLUMNS, "text" not in kinds[name]))
         if named:
             return named[0]
+    # The name says nothing, so only a column that is left alone can be it.
     if len(free) != 1 or not fitting:
         return ""
     (only,) = fitting
@@ -412,14 +401,11 @@ def _names_labels(name: str) -> bool:
 
 
 def _find_flag_columns(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[str, ...]:
-    """Finds ``free`` columns of 0 and 1 that are a class each; -1 and blank cells may occur.
-
-    Returns none if there are fewer than four, or if no column has a 1. With ``alone``, two are enough if there are no
-    other columns.
-    """
+    """Finds ``free`` columns of 0 and 1 that are a class each; -1 and blank cells may occur."""
     names = [name for name, each in free.items() if each.flags & {0, 1}]
     if not any(1 in free[name].flags for name in names):
         return ()
+    # Two may be chance, unless there are no other columns.
     enough = len(names) >= 2 if alone and len(names) == len(free) else len(names) >= 4
     return tuple(names) if enough else ()
 

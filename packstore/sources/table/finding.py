@@ -289,27 +289,16 @@ def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming], index: Imag
 
 
 def _is_image_column(name: str, way: Naming) -> bool:
-    """Tells if a column names images. Names with suffixes always do.
-
-    Names without suffixes do if the column's name is that of ids of images, such as ``ImageID``, or if they are of at
-    least two images, and one of these holds:
-
-    - The column's name is that of other ids.
-    - All names are of images, and at least two are no numbers.
-    """
+    """Tells if a column names images, by its values and its name."""
     if not way.by_stem or _IMAGE_ID.fullmatch(name) is not None:
         return True
     images = len(way.images)
+    # Numbers may equal names of images by chance, so two words are needed, or a column of ids.
     return images > 1 and ((way.words > 1 and images == way.hits) or _IDS.fullmatch(name) is not None)
 
 
 def _find_main_column(tree: Tree, file: str, likely: Mapping[str, Naming]) -> str:
-    """Finds the column of the main image among the ``likely`` columns, which name images.
-
-    If some of these are not of masks, it is among them. A column with a usual name wins, otherwise the one that names
-    most images. Raises :class:`AmbiguousSourceError` if several columns have names with suffixes, and none has a usual
-    name.
-    """
+    """Finds the column of the main image among the ``likely`` columns, which name images."""
     # A table may have a row for each mask of an image.
     likely = {name: way for name, way in likely.items() if not looks_like_mask(name.lower())} or likely
     with_suffix = [name for name, way in likely.items() if not way.by_stem]
@@ -342,11 +331,7 @@ def join_tables(tables: Sequence[Table]) -> list[Table]:
 
 
 def _can_join(one: Table, other: Table) -> bool:
-    """Tells if table ``other`` may be joined to table ``one``: both name the same images, in one split, and share no
-    column. If ``one`` has several rows per image, ``other`` may name more images.
-
-    Both or neither must be of text, and have names of columns. Only one column of ``other`` may name images.
-    """
+    """Tells if ``other`` only adds columns to ``one``: both name the same images, in one split."""
     alike = one.has_names and other.has_names and one.is_text == other.is_text and one.split == other.split
     if not alike or other.further or not other.own_columns or one.own_columns & other.own_columns:
         return False
@@ -354,6 +339,7 @@ def _can_join(one: Table, other: Table) -> bool:
     if len(others) != other.naming.hits:
         return False
     single = len(images) == one.naming.hits
+    # A table with several rows per image, such as boxes, need not name all images.
     return np.array_equal(images, others) if single else bool(np.isin(images, others).all())
 
 

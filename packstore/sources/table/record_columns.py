@@ -120,11 +120,7 @@ class RecordColumns:
     def _read_boxes(
         self, rows: list[dict[str, Any]], image: bytes
     ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
-        """Reads the boxes of an image, as corners in pixels; or run lengths of masks, with the boxes around them.
-
-        Returns the values, and the rows that have boxes, each with the number of its boxes. Raises :class:`ValueError`
-        for a malformed cell.
-        """
+        """Reads the boxes or masks of an image; also returns its rows with boxes, and the number of boxes of each."""
         roles = self.roles
         if roles.boxes:
             raw = [read_row_boxes(cells, roles.boxes) for cells in rows]
@@ -149,18 +145,12 @@ class RecordColumns:
         return {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
 
     def _read_classes(self, rows: list[dict[str, Any]], boxed: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
-        """Reads the classes of an image. ``boxed``: its rows with boxes, each with the number of boxes.
-
-        - With boxes: ``labels`` has one class for each box; ``tags`` has the classes of rows without a box.
-        - Without boxes: ``label`` or ``labels`` of the image, None if it has no class. A repeated class counts once,
-          unless other columns differ between the rows.
-
-        Raises :class:`ValueError` if boxes and classes differ in number.
-        """
+        """Reads the classes of an image; ``boxed`` has its rows with boxes, each with the number of boxes."""
         label = self.roles.label
         if self.roles.boxes or self.roles.runs:
             labels = [each for cells, count in boxed for each in self._list_box_classes(cells, count)]
             with_box = [cells for cells, _ in boxed]
+            # The image as a whole has the classes of rows without a box.
             tags = [each for cells in rows if cells not in with_box for each in self._list_classes(cells)]
             return {"labels": labels} | ({"tags": tags} if self._has_tags and tags else {})
         classes = [each for cells in rows for each in self._list_classes(cells)]
@@ -293,10 +283,7 @@ class RecordColumns:
 
     @cached_property
     def _flag_fields(self) -> dict[str, Field]:
-        """Fields of the columns that are a class each: ``label`` if each row has exactly one 1, and each image one row.
-        Else ``labels``, with ``uncertain`` and ``unmentioned`` for classes with -1 and with blank cells.
-
-        Raises :class:`SourceError` for other values than 0, 1, -1 and blank."""
+        """Fields of the columns that are a class each: ``label``, or ``labels``, ``uncertain`` and ``unmentioned``."""
         values: set[int | None] = set()
         for name in self.roles.flags:
             each = self.rows.facts[name]
@@ -304,8 +291,10 @@ class RecordColumns:
                 raise SourceError(f"{self.tree.name()}: column {printable(name)} has other values than 0, 1, -1")
             values |= each.flags | ({None} if each.count < len(self.rows) else set())
         single = values <= {0, 1} and not self.rows.images_with_several()
+        # Each row has exactly one 1, and each image one row.
         if single and all(len(self._list_flagged(1, [cells])) == 1 for _, cells in self.rows):
             return {"label": Label(self.roles.flags)}
+        # -1 is uncertain, a blank cell unmentioned.
         columns = ["labels", *([_UNCERTAIN] if -1 in values else []), *([_BLANK] if None in values else [])]
         return {name: Labels(self.roles.flags, of=False) for name in columns}
 

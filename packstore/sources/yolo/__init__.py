@@ -171,11 +171,8 @@ class YoloSource(FileRowSource):
 
 
 def _infer_points(rows: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
-    """Finds the number of keypoints of an object, and of numbers in each, from the words of lines; None without
+    """Returns the number of keypoints of an object, and of numbers in each, from the words of lines; None without
     keypoints.
-
-    All of three or more lines must have as many numbers: a box within the image, and points in the box. Points have a
-    third number if that is 0, 1 or 2 in all lines. Polygons of one length fit this only by chance.
     """
     count = len(rows[0]) - _BOX if rows else 0
     if len(rows) < _LEAST_LINES or count < 2 or any(len(words) != count + _BOX for words in rows):
@@ -185,6 +182,7 @@ def _infer_points(rows: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
     except ValueError:
         return None
     centre, half = values[:, None, :2], values[:, None, 2:4] / 2 + _TOLERANCE
+    # A box within the image and points within the box: polygons of one length fit that only by chance.
     if (np.abs(centre - 0.5) + half > 0.5 + 3 * _TOLERANCE).any():
         return None
     for numbers in (3, 2):
@@ -192,6 +190,7 @@ def _infer_points(rows: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
             continue
         points = values[:, 4:].reshape(len(values), -1, numbers)
         visible: NDArray[np.bool_] = np.all(points[..., 2:], axis=-1, keepdims=True)
+        # A third number is the visibility.
         flagged = np.isin(points[..., 2:], (0, 1, 2)).all()
         if flagged and (~visible | (np.abs(points[..., :2] - centre) <= half)).all():
             return count // numbers, numbers
@@ -199,11 +198,8 @@ def _infer_points(rows: Sequence[Sequence[bytes]]) -> tuple[int, int] | None:
 
 
 def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:
-    """Parses a file of labels to ``boxes``, ``labels``, ``polygons`` and, with ``points``, ``keypoints``.
-
-    Boxes and keypoints are in pixels, polygons stay fractions. An object with a box has None as polygon.
-
-    ``width`` and ``height`` are those of the upright image. Raises :class:`ValueError` with the number of a wrong line.
+    """Parses a file of labels to ``boxes``, ``labels``, ``polygons`` and, with ``points``, ``keypoints``, by the sides
+    of the upright image.
     """
     sides = (width, height)
     values: dict[str, list[Any]] = {"boxes": [], "labels": [], **({"keypoints": []} if points else {}), "polygons": []}
@@ -224,6 +220,7 @@ def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, 
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
         corners = bounding_box(outline) if is_polygon else box_from_centre(*outline)
+        # Boxes and keypoints are in pixels, polygons stay fractions.
         values["boxes"].append([place * side for place, side in zip(corners, sides * 2, strict=True)])
         values["labels"].append(int(label))
         values["polygons"].append(places if is_polygon else None)
@@ -241,14 +238,7 @@ def _check_count(count: int, points: tuple[int, int] | None) -> None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises YOLO in a folder or archive: a file like ``data.yaml``, or labels in or beside a folder of images.
-
-    - ``CERTAIN`` if there are no other annotations.
-    - ``PARTIAL`` if annotations of COCO or Pascal VOC are there too: each may cover only some images.
-    - ``NO`` for other paths.
-
-    Raises :class:`AmbiguousSourceError` if it is unclear which folders hold the images of a folder ``labels``.
-    """
+    """Recognises YOLO in a folder or archive: a file like ``data.yaml``, or labels in or beside a folder of images."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
@@ -257,6 +247,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if not find_descriptions(tree) and not labelled:
         return Certainty.NO
     others = find_annotation_files(tree) or VOC.find(tree)
+    # Annotations of COCO or Pascal VOC and those of YOLO may each cover only some images.
     return Certainty.PARTIAL if others else Certainty.CERTAIN
 
 

@@ -332,17 +332,15 @@ def _read_names(tree: Tree, file: str) -> tuple[str, ...]:
 
 
 def _resolve_place(tree: Tree, path: Any, value: Any) -> str | None:
-    """Finds a folder or list that ``data.yaml`` names, relative to its ``path`` or to the source. Returns None if it is
+    """Finds a folder or list that ``data.yaml`` names, relative to its ``path`` or to the source; None if it is
     missing.
-
-    An absolute path, or one out of the source, may be of another machine. Tries its ends of two names or more, the
-    longest first.
     """
     if not isinstance(value, str):
         return None
     absolute = value.startswith("/") or value[1:2] == ":"
     parts = _split_path(value)
     before = [] if absolute or not isinstance(path, str) else _split_path(path)
+    # An absolute path, or one out of the source, may be of another machine: its ends are tried, the longest first.
     last = len(before) + (max(0, len(parts) - 2) if absolute or value.startswith("..") else 0)
     places = ["/".join([*before, *parts][start:]) for start in range(last + 1)]
     places = [place for place in places if place or not absolute]
